@@ -520,11 +520,20 @@ def test_a_folder_needs_its_base(
 ) -> None:
     folder = write_peft(tmp_path / "folder", peft_names(draw_pairs(base, 4, 9)))
     for words, why in (
-        ([str(folder), "x.gguf"], "--base MODEL says what it is for"),
-        ([str(folder), "x.gguf", "--base", str(base), "--set", "a=b"], "--set is not for adapters"),
-        ([str(folder), "x.gguf", "--base", str(base), "--align", "32"], "--align is not for"),
-        ([str(folder), "x.gguf", "--base", str(base), "--no-resume"], "--resume is not for"),
-        ([str(base), "x.gguf", "--base", str(base)], "is no folder with adapter_config.json"),
+        ([str(folder), "x.gguf"], "name its base model with --base MODEL"),
+        (
+            [str(folder), "x.gguf", "--base", str(base), "--set", "a=b"],
+            "--set cannot be used with adapters",
+        ),
+        (
+            [str(folder), "x.gguf", "--base", str(base), "--align", "32"],
+            "--align cannot be used with adapters",
+        ),
+        (
+            [str(folder), "x.gguf", "--base", str(base), "--no-resume"],
+            "--resume cannot be used with adapters",
+        ),
+        ([str(base), "x.gguf", "--base", str(base)], "is not a folder with adapter_config.json"),
     ):
         assert main(["convert", *words]) == 2
         assert why in " ".join(capsys.readouterr().err.split())

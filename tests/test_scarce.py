@@ -140,14 +140,14 @@ def test_users_are_told(
     progress: Any = SimpleNamespace(close=lambda: None)
     for arch, cost in (
         ("qwen3moe", "experts are read from disk as"),
-        ("llama", "each token reads"),
+        ("llama", "every token reads"),
     ):
         sizes = SIZES if arch == "qwen3moe" else {}
         path = tiny(arch, "Q8_0", **sizes)
         with treadle.load(path) as model:
             text = load.from_disk(model)
             assert (
-                f"{path.name} has 3.0 GiB, and memory 1.0 GiB for it (the limit of a test)" in text
+                f"{path.name} needs 3.0 GiB, but memory has 1.0 GiB (the limit of a test)" in text
             )
             assert cost in text
             monkeypatch.setattr(residence, "read_bytes", lambda: 5 << 20)

@@ -67,11 +67,11 @@ def test_both_forms_are_read() -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        (b"[1]", "expected an object"),
-        (b"{", "no JSON"),
+        (b"[1]", "expected a JSON object"),
+        (b"{", "not valid JSON"),
         (b"\xff", "UTF-8"),
         (b"[" * 100_000, "nested"),
-        ({"text": "a"}, "no request"),
+        ({"text": "a"}, "not a request"),
         ({"custom_id": 3, "prompt": "a"}, "custom_id: expected a string"),
         ({"method": "GET", "url": CHAT, "body": {}}, "method"),
         ({"url": "/v1/files", "body": {}}, "url: '/v1/files'"),

@@ -55,10 +55,13 @@ def test_zeros_of_a_lost_disk_cache_are_cut_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rest", "says"),
     [
-        (record(LINES[3]), "answers another line"),
-        (b"text\n", "answers another line"),
-        (b"[]\n", "answers another line"),
-        (b"".join(map(record, LINES[2:])) + record(LINES[0]), "answers no line of the input"),
+        (record(LINES[3]), "answers a different line"),
+        (b"text\n", "answers a different line"),
+        (b"[]\n", "answers a different line"),
+        (
+            b"".join(map(record, LINES[2:])) + record(LINES[0]),
+            "does not answer any line of the input",
+        ),
     ],
 )
 def test_a_file_of_another_job_is_left_alone(tmp_path: Path, rest: bytes, says: str) -> None:
@@ -77,14 +80,14 @@ def test_a_last_line_without_an_end_is_cut_off_only_where_an_answer_began(
 ) -> None:
     path = begun(tmp_path / "out.jsonl", rest, n)
     before = Path(path).read_bytes()
-    with pytest.raises(FileError, match=f"line {n + 1}: is no answer"):
+    with pytest.raises(FileError, match=f"line {n + 1}: is not an answer"):
         go_on(path, iter(LINES))
     assert Path(path).read_bytes() == before
 
 
 def test_a_changed_request_is_another_one(tmp_path: Path) -> None:
     path = begun(tmp_path / "out.jsonl")
-    with pytest.raises(FileError, match="answers another line"):
+    with pytest.raises(FileError, match="answers a different line"):
         go_on(path, iter([InputLine(1, b"another"), *LINES[1:]]))
 
 
@@ -110,7 +113,7 @@ def test_answers_never_go_into_the_requests(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(path)
     for target in (path, str(link)):
-        with pytest.raises(TreadleError, match="cannot go into"):
+        with pytest.raises(TreadleError, match="must not be the input file"):
             check_apart(path, target)
     check_apart(path, str(tmp_path / "other"))
     check_apart("-", "-")

@@ -76,7 +76,7 @@ def test_one_that_was_cut_short_says_so(bundle: Path, tmp_path: Path) -> None:
         env = environment(PEX_ROOT=str(tmp_path / "pex"))
         done = subprocess.run([cut, "hi"], env=env, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == f"treadle: error: {cut}: cut short (expected {n_bytes} bytes)\n"
+        assert done.stderr == f"treadle: error: {cut}: truncated (expected {n_bytes} bytes)\n"
 
 
 def test_its_second_start_goes_by_the_note_of_the_first(bundle: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_package_that_is_not_whole(tmp_path: Path) -> None:
     (info / "WHEEL").write_text("Wheel-Version: 1.0\nTag: py3-none-any\n")
     record = "half.py,,\nhalf-1.dist-info/WHEEL,,\nhalf-1.dist-info/METADATA,,\n"
     (info / "RECORD").write_text(record)
-    with pytest.raises(TreadleError, match=r"half (is not whole|was not installed)"):
+    with pytest.raises(TreadleError, match=r"half (is incomplete|was not installed)"):
         wheels.installed_wheel(installed.Distribution.at(info), tmp_path)
 
 

@@ -39,7 +39,7 @@ def test_no_command_is_wrong_usage(run: Run) -> None:
     [
         (["rum"], "did you mean 'run'?"),
         (["inspct", "x"], "did you mean 'inspect'?"),
-        (["zzz"], "there are run, chat"),
+        (["zzz"], "commands: run, chat"),
         (["story.gguf", "Once"], "try 'treadle run story.gguf PROMPT'"),
         (["run", "--tmep", "1"], "--temp"),
         (["bench", "--jsn", "m"], "--json"),
@@ -79,7 +79,7 @@ def test_version(run: Run) -> None:
             ImportError("a.so: failed to map segment", path="/b/a.so"),
             1,
             "treadle: error: a.so: failed to map segment "
-            "(too little memory for it, or not whole)\n",
+            "(too little memory, or an incomplete file)\n",
         ),
         (KeyboardInterrupt(), 130, ""),
         (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), 141, ""),

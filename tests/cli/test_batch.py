@@ -122,7 +122,7 @@ def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_pa
     source.write_text(requests(6000))  # it is not done before the signal comes
     code, said = killed_at(5, signal.SIGINT, command(source, target), target)
     assert code == 130, said
-    assert "the same command goes on" in said
+    assert "run the same command again" in said
     assert "Traceback" not in said
     assert target.read_bytes().endswith(b"\n")
     lines = told(target)

@@ -177,7 +177,7 @@ def test_the_table(run: Run, model: FakeModel, gguf: str) -> None:
     assert line.split()[-2:] == ["0%", "int8"]
     assert empty == ""
     assert peaks == (
-        "peaks of this machine meanwhile: "
+        "peaks of this machine, measured meanwhile: "
         "bandwidth 1.0 GB/s, int8 1.0 Gop/s, bf16 1.0 Gop/s, f32 1.0 Gop/s"
     )
 
@@ -272,7 +272,7 @@ def test_a_bandwidth_of_caches_is_called_so(
     measure()
     lines = run("bench", gguf, "-p", "0", "-n", "4", "-r", "3").out.splitlines()
     assert "caches 1.0 GB/s" in lines[-2]
-    assert lines[-1].startswith("caches: no buffer larger than the caches may be had")
+    assert lines[-1].startswith("caches: too little free memory")
 
 
 def test_a_picture(run: Run, model: FakeModel, gguf: str, tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_picture_leaves_other_files_alone(
     target.write_text("notes")
     ran = run("bench", gguf, "-p", "6", "--plot", str(target))
     assert (ran.code, model.calls, target.read_text()) == (1, [], "notes")
-    assert f"{target}: exists already, and is no picture of treadle's" in ran.err
+    assert f"{target}: already exists, and is not a chart by treadle" in ran.err
     target.write_text("")
     for _ in range(2):  # an earlier picture is drawn anew
         assert run("bench", gguf, "-p", "6", "-n", "0", "-r", "1", "--plot", str(target)).code == 0
@@ -338,7 +338,7 @@ def test_a_prompt_longer_than_a_batch(run: Run, model: FakeModel, gguf: str) -> 
 def test_more_sequences_than_a_run_has_outputs(run: Run, model: FakeModel, gguf: str) -> None:
     ran = run("bench", gguf, "-p", "0", "-n", "4", "-s", "1,129")
     assert (ran.code, ran.out) == (2, "")
-    assert "-s 129: at most 128 write together" in ran.err
+    assert "-s 129: at most 128 sequences in one batch" in ran.err
     assert not [call for call in model.calls if call[0] == "run"]
 
 
@@ -473,7 +473,7 @@ def test_what_the_other_program_cannot_cut_it_reads_again(llama: FakeLlama) -> N
     [
         ("bad.gguf", 9, None, "llama.cpp cannot load bad.gguf"),
         ("a.gguf", 10**7, None, "no context of 10000000 tokens"),
-        ("a.gguf", 9, "f8", "no keys and values as f8"),
+        ("a.gguf", 9, "f8", "does not support a KV cache of type f8"),
     ],
 )
 def test_what_the_other_program_cannot_do(

@@ -216,7 +216,9 @@ def test_a_template_that_refuses_does_not_end_the_chat(
 def test_the_packaged_model_is_said_not_to_chat(run: Run, model: FakeModel) -> None:
     ran = run("chat", stdin="hello\n")
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("treadle: error: name a MODEL: the one inside the package completes")
+    assert ran.err.startswith(
+        "treadle: error: name a MODEL: the one that ships with treadle completes"
+    )
     assert "treadle chat hf:" in ran.err
     assert "treadle run " in ran.err
     assert model.calls == []

@@ -237,7 +237,9 @@ def test_a_part_does_not_stay(
 @pytest.mark.parametrize("name", [".", "/", "..", "~nosuchuser/x", "a\0b", "x" * 300])
 def test_names_that_cannot_be(talk: Conversation, command: str, name: str) -> None:
     outcome = talk.enter(f"/{command} {name}")
-    assert outcome.note.startswith(("not saved: ", "cannot ")) or "is no file name" in outcome.note
+    assert (
+        outcome.note.startswith(("not saved: ", "cannot ")) or "is not a file name" in outcome.note
+    )
     assert len(talk.messages) == 2
 
 
@@ -302,7 +304,7 @@ def test_set(talk: Conversation) -> None:
         ("min_p 2", "min_p: min_p = 2.0 is out of range (expected 0 to 1)"),
         ("max_tokens 0", "max_tokens: 0 tokens: expected 1 or more, or -1 for no limit"),
         ("when-full maybe", "when-full: 'maybe' is not one of 'refuse', 'drop'"),
-        ("markdown maybe", "markdown: 'maybe' is neither on nor off"),
+        ("markdown maybe", "markdown: 'maybe' is not on or off"),
         ("stop 'a", "stop: No closing quotation"),
         ("grammar absent.gbnf", "grammar: File 'absent.gbnf' does not exist"),
         ("custom x", "unknown setting 'custom'; /set lists the settings"),

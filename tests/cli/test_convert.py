@@ -116,7 +116,7 @@ def test_what_llama_cpp_reads_otherwise_is_said(run: Run, tmp_path: Path) -> Non
     [
         (("--type", "Q9"), "no weight format 'Q9'"),
         (("--align", "48"), "'48' is neither a power of two nor 'page'"),
-        (("--split-max-size", "2T"), "'2T' is no size, such as 500M or 2G"),
+        (("--split-max-size", "2T"), "'2T' is not a size, such as 500M or 2G"),
     ],
 )
 def test_wrong_usage(
@@ -151,7 +151,7 @@ def test_what_is_no_checkpoint(run: Run, data: Path, tmp_path: Path) -> None:
         assert ran.err.startswith("treadle: error: "), ran.err
         assert what in ran.err
     ran = run("convert", str(data / "models" / "stories260K.gguf"), str(tmp_path / "no" / "x.gguf"))
-    assert "no: there is no such folder" in ran.err
+    assert "no: no such folder" in ran.err
     there = ["empty", "loop.gguf", "notes.txt", "nothing.bin"]
     assert sorted(p.name for p in tmp_path.iterdir()) == there
 
@@ -338,7 +338,7 @@ def test_an_index_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "message"),
     [
-        ("foo", 2, "--set 'foo': not KEY=VALUE"),
+        ("foo", 2, "--set 'foo': expected KEY=VALUE"),
         ("=1", 2, "not KEY=VALUE"),
         ("llama.context_length=-5", 1, "llama.context_length=-5: the key is uint32, from 0 to"),
         ("llama.context_length=abc", 1, "llama.context_length=abc: the key is uint32, from 0 to"),

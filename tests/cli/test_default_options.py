@@ -78,7 +78,7 @@ def test_they_reach_the_model(
     [
         ("--chat-template", "chatm", "did you mean 'chatml'?): expected a file or one of llama3"),
         ("--chat-template", "BROKEN", "line 2: unexpected '}'"),
-        ("--chat-template-kwargs", "[1]", "is JSON, but no object"),
+        ("--chat-template-kwargs", "[1]", "is not a JSON object"),
         ("--chat-template-kwargs", "{", "is not JSON"),
         ("--chat-template-kwargs", '{"messages": []}', "no variable that a caller sets"),
         ("--reasoning", "maybe", "is not one of 'auto', 'on', 'off'"),
@@ -161,7 +161,7 @@ def test_a_variable_that_the_template_does_not_read(
     words = ["batch", str(lines), str(out), "-t", "1", "-c", "64", "--chat-template", template]
     ran = run(*words, "--chat-template-kwargs", '{"mood": "glad", "moood": "sad"}')
     assert ran.code == 0
-    assert "the chat template does not read moood" in ran.err
+    assert "the chat template does not use moood" in ran.err
 
 
 @pytest.mark.parametrize("reasoning", ["on", "off"])

@@ -41,7 +41,10 @@ def test_profile(run: Run, bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_it_has_not(run: Run, bert: str) -> None:
     ran = run("plan", bert, "-p", "16", "-d", "4")
     assert ran.code == 2
-    assert "nothing comes before" in ran.err
+    assert "with no tokens before it" in ran.err
     ran = run("bench", bert)
     assert ran.code == 1
-    assert "it writes no text: `treadle plan MODEL -p 128 --profile` times its steps" in ran.err
+    assert (
+        "the model does not generate text: time its steps with `treadle plan MODEL -p 128 --profile`"
+        in ran.err
+    )

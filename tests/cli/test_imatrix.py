@@ -24,7 +24,7 @@ def test_a_matrix_is_written_and_used(run: Run, data: Path, story: str, tmp_path
     ran = run("imatrix", model, story, "-o", str(path), "-c", "64", "--chunks", "4")
     assert (ran.code, ran.err) == (0, "")
     assert f"{path}: 35 matrices, 4 windows of 64 tokens, " in ran.out
-    assert "nothing for token_embd.weight, output.weight" in ran.out
+    assert "no values for token_embd.weight, output.weight" in ran.out
     first = read(path)
     assert first.datasets == (story,)
 

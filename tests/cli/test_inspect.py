@@ -50,12 +50,12 @@ def test_what_a_token_reads_of_experts(name: str, run: Run, data: Path) -> None:
     }
     line = run("inspect", path).out.splitlines()[2]
     few, every = n_weights(expected), n_weights(n_parameters)
-    assert line.startswith(f"8 experts, 2 used: {few} of {every} parameters a token, ")
+    assert line.startswith(f"8 experts, 2 used: {few} of {every} parameters and ")
 
 
 def test_what_a_token_reads_of_others(run: Run, data: Path) -> None:
     path = str(data / "models" / "stories260K.gguf")
-    assert run("inspect", path).out.splitlines()[2] == "a token reads 1016 KiB"
+    assert run("inspect", path).out.splitlines()[2] == "1016 KiB read per token"
     vocabulary = str(data / "vocab" / "ggml-vocab-gpt-2.gguf")
     assert json.loads(run("inspect", vocabulary, "--json").out)["per_token"] is None
 
@@ -69,7 +69,7 @@ def test_formats_that_treadle_lacks_are_named(
     problems = ran.out.partition("missing or unknown\n")[2].splitlines()
     assert problems == [
         "chat: the file has no chat template",
-        "tensors: treadle has no format Q8_0 yet",
+        "tensors: format Q8_0 is not supported yet",
     ]
 
 

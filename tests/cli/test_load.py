@@ -29,11 +29,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("tinyllama-q8_0.gguf", "did you mean TinyLlama-Q8_0.gguf?"),
         ("gemma-3-1b", "did you mean gemma-3-1b.gguf?"),
-        ("something-else.gguf", "there are TinyLlama-Q8_0.gguf, gemma-3-1b.gguf"),
-        ("zzz.gguf", "no such file; there are"),  # that all end in .gguf makes none of them near
+        ("something-else.gguf", "the folder has TinyLlama-Q8_0.gguf, gemma-3-1b.gguf"),
+        (
+            "zzz.gguf",
+            "no such file; the folder has",
+        ),  # that all end in .gguf makes none of them near
         ("loop.gguf", "cannot be opened: a loop of symbolic links"),
         ("", "'': an empty name"),
-        ("owner/repo", "(nor the folder owner); is it on the hub? Then it is hf:owner/repo"),
+        ("owner/repo", "(nor the folder owner); for a model on the hub, use hf:owner/repo"),
         ("nowhere/x.gguf", "nor the folder nowhere"),
         ("empty/x.gguf", "no such file"),
         (".", "is a folder"),
@@ -53,7 +56,7 @@ def test_a_split_model_by_its_name(folder: Path) -> None:
     for ref in ("big.gguf", "big", folder / "big.gguf"):
         assert load.find_model(str(ref)).name == "big-00001-of-00002.gguf"
     (folder / "big-00001-of-00003.gguf").touch()
-    with pytest.raises(FileError, match="no such file; there are"):
+    with pytest.raises(FileError, match="no such file; the folder has"):
         load.find_model("big.gguf")
 
 
@@ -114,5 +117,5 @@ def test_a_context_beyond_the_trained_one_is_said(
     assert ran.code == 0
     assert ran.err.startswith(
         "treadle: warning: a context of 4097 tokens: story.gguf was trained for 4096; "
-        "text beyond that is unreliable\n"
+        "output beyond that is unreliable\n"
     )

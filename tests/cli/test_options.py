@@ -132,17 +132,17 @@ def test_an_origin_that_no_page_has(run: Run, gguf: str, origin: str) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("run a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
-        ("chat a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
-        ("serve a --cache-mib 5", "--cache-mib: bounds the files of --cache-dir, which is missing"),
-        ("run a --draft b --no-speculate", "--no-speculate and --draft: choose one"),
+        ("run a --cache-mib 5", "--cache-mib needs --cache-dir"),
+        ("chat a --cache-mib 5", "--cache-mib needs --cache-dir"),
+        ("serve a --cache-mib 5", "--cache-mib needs --cache-dir"),
+        ("run a --draft b --no-speculate", "--no-speculate and --draft exclude each other"),
         ("serve a --log-text --no-log", "--log-text and --no-log: choose one"),
         ("serve a -c 5 --n-ctx 6", "-c 5 and --n-ctx 6: they are the same option"),
-        ("batch a b --replicas 2", "--replicas: is for --cluster, which is missing"),
-        ("perplexity a b --force", "--force: is for --save-logits, which is missing"),
-        ("bench a -n 0 -s 1,2", "-s: sequences write together, and -n is 0"),
-        ("tune gemv --reset", "KERNEL is not for --reset, which measures nothing"),
-        ("tune --reset --plot a.svg", "--plot is not for --reset, which measures nothing"),
+        ("batch a b --replicas 2", "--replicas needs --cluster"),
+        ("perplexity a b --force", "--force needs --save-logits"),
+        ("bench a -n 0 -s 1,2", "-s needs generation, but -n is 0"),
+        ("tune gemv --reset", "KERNEL cannot be used with --reset, which measures nothing"),
+        ("tune --reset --plot a.svg", "--plot cannot be used with --reset, which measures nothing"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_wrong_usage(run: Run, args: str, message: str) -> None:

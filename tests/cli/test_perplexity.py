@@ -83,7 +83,7 @@ def test_a_text_from_standard_input(run: Run, data: Path) -> None:
         ([], 2, "FILE"),
         (["STORY", "--stride", "8", "--save-logits", "x"], 2, "excludes --stride"),
         (["STORY", "-c", "4096"], 1, "less than one context of 4096"),
-        (["--kl-from", "none"], 2, "'FILE': none holds no saved predictions"),
+        (["--kl-from", "none"], 2, "'FILE': none has no saved predictions"),
         (["STORY", "-c", "64", "--stride", "64"], 1, "stride of 64"),
         (["absent.txt"], 1, "absent.txt: No such file"),
         (["STORY", "-c", "64", "--save-logits", "STORIES"], 1, "exists already"),

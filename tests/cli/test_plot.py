@@ -180,7 +180,7 @@ def test_speed_by_depth() -> None:
     whiskers = [e for e in panel.iter(f"{SVG}line") if e.attrib["class"] == "whisker s0"]
     top, bottom = float(whiskers[0].attrib["y2"]), float(whiskers[0].attrib["y1"])
     assert top < found[0][1] < bottom  # from the lowest to the highest repetition
-    assert {"0", "4096", "16384", "tokens in the cache before"} <= set(texts(panel))
+    assert {"0", "4096", "16384", "tokens in the context before"} <= set(texts(panel))
 
 
 def test_speed_by_model_file() -> None:
@@ -217,7 +217,7 @@ def test_axes_have_titles_and_units() -> None:
     root = parse(OURS, deep, replace(OURS, model="b"))
     said = {name: texts(panel) for name, panel in panels(root).items()}
     assert {"operations per byte read", "operations a second"} <= set(said["roofline"])
-    assert {"tokens in the cache before", "tokens a second"} <= set(said["depth"])
+    assert {"tokens in the context before", "tokens a second"} <= set(said["depth"])
     assert "tokens a second" in said["models"]
     assert any(re.fullmatch(r"\d+ Gop/s", text) for text in said["roofline"])
 
@@ -226,7 +226,7 @@ def test_the_legend_has_every_program_and_kind() -> None:
     root = parse(OURS, theirs(WRITES, 2))
     assert {"treadle pp512", "llama-cpp-python tg64"} <= set(texts(root))
     assert {"pp512", "tg64"} <= set(texts(parse(OURS, WRITES)))  # one program needs no name
-    assert "full, solid: reads a prompt (pp); hollow, dashed: writes (tg)" in texts(root)
+    assert "full, solid: prompt processing (pp); hollow, dashed: generation (tg)" in texts(root)
     assert not any("writes" in text for text in texts(parse(OURS)))
 
 

@@ -61,14 +61,14 @@ def test_the_json(run: Run, source: str, tmp_path: Path) -> None:
 def test_importances_that_lack_are_noticed(run: Run, tiny: WriteTiny, tmp_path: Path) -> None:
     source = str(tiny("llama", "F32", n_embd=256, n_ff=256))
     ran = run("quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run")
-    assert "become very coarse, and no --imatrix" in ran.err
+    assert "become very coarse without --imatrix" in ran.err
     path = tmp_path / "imatrix.gguf"
     name = "blk.0.attn_q.weight"
     ImportanceMatrix({name: ImatrixEntry(np.ones((1, 256)), np.ones(1))}).write(path)
     ran = run(
         "quantize", source, str(tmp_path / "a.gguf"), "IQ2_XXS", "--dry-run", "--imatrix", str(path)
     )
-    assert "the importance matrix has nothing for blk.0.attn_k.weight" in ran.err
+    assert "the importance matrix has no values for blk.0.attn_k.weight" in ran.err
 
 
 def test_formats_that_take_no_notice_of_importances_are_named(
@@ -84,7 +84,7 @@ def test_formats_that_take_no_notice_of_importances_are_named(
         assert ran.code == 0
         return ran.err
 
-    assert "the importance matrix changes nothing in Q8_0 (2 matrices)" in said("Q8_0")
+    assert "the importance matrix has no effect in Q8_0 (2 matrices)" in said("Q8_0")
     assert "Q8_0 (1 matrix)" in said("Q4_0", "--tensor", "attn_q=Q8_0")
     assert "changes nothing" not in said("Q4_0")
     assert "changes nothing" not in said("F16")
@@ -108,7 +108,7 @@ def test_formats_for_weights_that_were_trained_in_them(
     said = [
         line
         for line in run("quantize", source, "a.gguf", mix, "--dry-run").err.splitlines()
-        if f" in {mix.upper()}, which is for weights that were trained in it" in line
+        if f" in {mix.upper()}, which suits only weights trained in it" in line
     ]
     assert len(said) == 1
     assert told in said[0]

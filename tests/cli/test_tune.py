@@ -158,7 +158,7 @@ def test_one_kernel_of_one_format_leaves_the_rest_of_the_row(run: Run, small: No
     assert set(table.gemm) == {"F16", "F32"}
     assert (table.gemv, table.gemv_tokens) == ({}, {"F32": 2})
     lines = ran.out.splitlines()
-    assert lines[-1] == f"kept in {tuned_row(isa).path}: later runs use it"
+    assert lines[-1] == f"saved in {tuned_row(isa).path}: later runs use it"
     assert lines[3] == "gemm F32, K 64, M 64, 8 tokens"
     assert "2 left out" in ran.out
 
@@ -228,7 +228,7 @@ def test_a_wrong_kernel_is_named_and_left_alone(
     monkeypatch.setattr(trial.KernelTrial, "check", strict)
     ran = run("tune", "gemm", "--format", "F32", *SMALL)
     assert ran.code == 0
-    assert "gemm_F32_f32_k64_mr1_nr4 is left alone: 9 of 9 results are wrong" in ran.err
+    assert "gemm_F32_f32_k64_mr1_nr4 is skipped: 9 of 9 results are wrong" in ran.err
     assert "WRONG" in next(line for line in ran.out.splitlines() if line.startswith("mr 1"))
     assert tuned_row(row_in_use()).table.gemm["F32"]["mr"] == 2
 
@@ -261,7 +261,7 @@ def test_reset(run: Run) -> None:
     path = tuned_rows.save(row_in_use(), TunedTable(gemv_tokens={"F32": 2}))
     assert run("tune", "--reset", "--dry-run").out == f"would remove {path}\n"
     assert path.exists()
-    assert run("tune", "--reset").out == f"removed {path}: later runs use what is shipped\n"
+    assert run("tune", "--reset").out == f"removed {path}: later runs use the shipped tiles\n"
     assert tuned_row(row_in_use()).table == SHIPPED
     path.write_text("{")
     told = json.loads(run("tune", "--reset", "--dry-run", "--json").out)
@@ -323,7 +323,7 @@ def test_the_table(run: Run, measured: list[TuneResult]) -> None:
     assert lines[8].endswith("shipped")
     best, left_out = lines[9].split("; ")
     assert best == f"best: {tiles().best.name}, 10% faster than shipped"
-    assert left_out == "3 left out: too large for the registers, or no whole panels"
+    assert left_out == "3 left out: too large for the registers, or not whole panels"
     assert "gemv Q8_0, K 64, M 64, 1 token" in lines
     assert "best: ahead 0 mr 4, as shipped" in lines
     assert lines[-2].split() == ["Q8_0", "gemv", "1.0", "5.0", "2"]
@@ -367,7 +367,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneR
     measured[0] = replace(measured[0], cpu_share=0.79)
     ran = run("tune")
     assert ran.code == 1
-    assert "treadle: error: Q8_0: not kept: the threads got less than 80% of" in ran.err
+    assert "treadle: error: Q8_0: not saved: the threads got less than 80% of" in ran.err
     assert ran.err.count("the threads got") == 1  # said once
     assert "keep it with --force" in ran.err
     assert "best: " in ran.out  # what was found is shown
@@ -421,7 +421,7 @@ def test_peaks_of_caches_are_called_so(
 def test_if_no_kernel_is_right_the_table_says_so(run: Run, measured: list[TuneResult]) -> None:
     for v in measured[0].sweeps[1].variants:
         v.problem = "wrong"
-    assert "no configuration gives the right results" in run("tune", "--dry-run").out
+    assert "no configuration computes correct results" in run("tune", "--dry-run").out
 
 
 def shares_of(sweep: Sweep) -> list[dict[str, Any]]:

@@ -59,7 +59,7 @@ def test_a_table_for_each_kernel(counted: list[tuple[Any, ...]], run: Run, progr
     assert done.code == 0, done.err
     assert [row[0] for row in counted] == list(tune_study.STUDIED)
     assert counted[0][1:] == (256, sweep.LENGTHS, str(programs / "qemu-riscv64"), None)
-    assert "llvm-mca is absent, so cycles are too" in done.err
+    assert "llvm-mca is not installed, so cycles are missing" in done.err
     assert "isa rv64gcv, vlen 256, emulator qemu" in done.out
     line = next(line for line in done.out.splitlines() if line.startswith("LMUL 4 x 2, barrier"))
     assert " ".join(line.split()) == "LMUL 4 x 2, barrier 128 256 986 1.04 0 333 best"
@@ -109,7 +109,7 @@ def test_a_wrong_kernel_fails(
     monkeypatch.setattr(sweep, "emulate", emulate)
     done = run("tune", "vec_dot_f16", *QEMU, "--plot", str(tmp_path / "out.svg"))
     assert done.code == 1
-    assert "vec_dot_f16 is wrong at VLEN 256: out[3] is 1, not 2" in done.err
+    assert "vec_dot_f16 computes wrong results at VLEN 256: out[3] is 1, not 2" in done.err
     assert "WRONG; right at 128" in done.out
     assert "best" not in done.out
 
@@ -151,13 +151,13 @@ def test_an_absent_emulator_is_told(
 @pytest.mark.parametrize(
     ("args", "why"),
     [
-        ((*QEMU, "--format", "Q8_0"), "--format is not for --isa"),
-        ((*QEMU, "--k", "64"), "--k is not for --isa"),
-        (("--vlen", "256"), "--vlen is for --isa"),
-        (("--emulator", "qemu"), "--emulator is for --isa"),
-        (("--isa", "native", "--vlen", "256"), "--vlen is for --emulator"),
-        (("--isa", "native", "--emulator", "qemu"), "--emulator is for --isa rv64gcv"),
-        (("mad_f16",), "mad_f16 is for --isa"),
+        ((*QEMU, "--format", "Q8_0"), "--format cannot be used with --isa"),
+        ((*QEMU, "--k", "64"), "--k cannot be used with --isa"),
+        (("--vlen", "256"), "--vlen needs --isa"),
+        (("--emulator", "qemu"), "--emulator needs --isa"),
+        (("--isa", "native", "--vlen", "256"), "--vlen needs --emulator"),
+        (("--isa", "native", "--emulator", "qemu"), "--emulator needs --isa rv64gcv"),
+        (("mad_f16",), "mad_f16 needs --isa"),
         (("gemm", *QEMU), "gemm is not studied"),
     ],
 )

@@ -37,7 +37,7 @@ def test_an_answer_comes_in_parts(script: Scripted, visit: Opened) -> None:
     expect(page.locator(".markdown strong")).to_have_text("two")
     expect(page.locator("#send")).to_be_visible()
     expect(page.locator(".stats")).to_have_text(
-        "7 tokens · 31.5 tokens/s · Prompt: 42 tokens, 30 reused from cache · "
+        "7 tokens · 31.5 tokens/s · Prompt tokens: 42 · Reused from cache: 30 · "
         "Prompt speed: 1200 tokens/s"
     )
     expect(page.locator("#used")).to_have_text(f"49 of {N_CTX}")
@@ -237,7 +237,7 @@ def test_where_a_prompt_left_the_cache(script: Scripted, visit: Opened) -> None:
     page = visit(script.url)
     ask(page, "Go")
     expect(page.locator(".stats")).to_contain_text(
-        "30 reused from cache, 8 of them from disk · Prompt speed: 1200 tokens/s · "
+        "Reused from cache: 30 (8 from disk) · Prompt speed: 1200 tokens/s · "
         "Reuse ended at token 30 (“ <b>”): the rest was evicted"
     )
 

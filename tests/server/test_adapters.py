@@ -99,7 +99,7 @@ def test_the_servers_own_scales(caller: TestClient, adapted: treadle.Model) -> N
     [
         ([{"id": 2, "scale": 1.0}], "no adapter 2: loaded are pirate, poet"),
         ([{"scale": 1.0}], "objects with id and scale"),
-        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}], "adapter 0 is there twice"),
+        ([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}], "adapter 0 is listed twice"),
         ([{"id": 0, "scale": "much"}], "a number"),
         ({"id": 0}, "an array"),
     ],

@@ -276,7 +276,7 @@ def test_fields_have_their_own_names(client: TestClient) -> None:
     for own, said in (
         ({"metadata": {"user_id": 5}}, "metadata.user_id: expected"),
         ({"thinking": {"type": "enabled", "budget_tokens": "x"}}, "thinking.budget_tokens: exp"),
-        ({"stop_sequences": ["x"] * 65}, "stop_sequences: 65 texts"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences: 65 strings"),
     ):
         answer = client.post("/v1/messages", json={**body, **own})
         assert answer.status_code == 400

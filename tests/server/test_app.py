@@ -61,15 +61,15 @@ def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
-        (b"", 400, "no JSON"),
-        (b"{", 400, "no JSON"),
-        (b"[]", 400, "expected an object"),
+        (b"", 400, "not valid JSON"),
+        (b"{", 400, "not valid JSON"),
+        (b"[]", 400, "expected a JSON object"),
         (b"\xff", 400, "not UTF-8: byte 0"),
         (b'{"prompt": NaN}', 400, "NaN"),
         (b'{"a":' * 100_000, 400, "deep"),
-        (b'{"n":' + b"9" * 5000 + b"}", 400, "no JSON"),
+        (b'{"n":' + b"9" * 5000 + b"}", 400, "not valid JSON"),
         (b"x" * (http_io.MAX_BODY + 1), 413, "16 MiB"),
-        (b'{"prompt": ' + b" " * http_io.LARGE + b'"x"', 400, "no JSON"),
+        (b'{"prompt": ' + b" " * http_io.LARGE + b'"x"', 400, "not valid JSON"),
     ],
     ids=["empty", "cut", "list", "bytes", "nan", "deep", "digits", "large", "in-a-thread"],
 )

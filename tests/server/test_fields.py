@@ -243,7 +243,9 @@ def test_prompts(model: treadle.Model) -> None:
     assert read_prompt("def f(", model) == ids
     assert read_prompt(ids, model) == ids
     assert read_prompt({"prompt_string": "def f("}, model) == ids
-    with pytest.raises(ApiError, match=r"prompt\.multimodal_data: treadle reads text alone"):
+    with pytest.raises(
+        ApiError, match=r"prompt\.multimodal_data: not supported: treadle accepts text only"
+    ):
         read_prompt({"prompt_string": "x<__media__>", "multimodal_data": ["aGk="]}, model)
     plain = model.tokenize(" x", bos=False)
     assert read_prompt(["def f(", 9, " x"], model) == [*ids, 9, *plain]

@@ -305,7 +305,10 @@ def test_pictures_of_the_user_are_refused(path: str, agent: TestClient) -> None:
     mine = {"role": "user", "content": PARTS[path][1:2]}
     body = talk_of(path, "RESULT")
     body["input" if path == RESPONSES else "messages"].append(mine)
-    assert "treadle reads text alone" in post(agent, path, 400, **body)["error"]["message"]
+    assert (
+        "not supported: treadle accepts text only"
+        in post(agent, path, 400, **body)["error"]["message"]
+    )
 
 
 # -- results without calls ------------------------------------------------------------------------

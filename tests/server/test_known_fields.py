@@ -544,5 +544,5 @@ def test_scores_tell_it_too(folder: Any) -> None:
         told = answer.json()["warnings"]
         assert {said.partition(": ")[0] for said in told} == ignored.RERANK.keys()
         answer = client.post("/v2/rerank", json={**body, "priority": 5})
-        assert answer.json()["meta"]["warnings"] == ["priority: vectors and scores have none"]
+        assert answer.json()["meta"]["warnings"] == ["priority: ignored: not supported here"]
         assert "warnings" not in client.post("/v1/rerank", json=body).json()

@@ -234,7 +234,7 @@ def test_what_asks_for_nothing_changes_nothing(more: dict[str, Any], client: Tes
         ),
         (
             {"messages": [*HI, {"role": "assistant", "function_call": {"name": "f"}}]},
-            "messages[1].function_call: use tool_calls",
+            "messages[1].function_call: not supported: use tool_calls",
         ),
         ({"messages": HI, "tools": [{"type": "function"}]}, "tools"),
         ({"messages": HI, "tool_choice": "required"}, "tool_choice"),
@@ -477,7 +477,7 @@ def test_what_vectors_are(client: TestClient, model: treadle.Model) -> None:
     assert post(client, "/embedding", content="import os", pooling="mean")
     for path, name in (("/v1/embeddings", "input"), ("/embedding", "content")):
         error = post(client, path, 400, **{name: "x"}, pooling="cls")["error"]
-        assert error["message"] == "pooling: cls: the model's own is mean"
+        assert error["message"] == "pooling: cls is not supported: this model uses mean"
         assert error["param"] == "pooling"
 
 

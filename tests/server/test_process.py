@@ -247,7 +247,7 @@ def test_the_folder_of_saved_slots_is_made(
 def test_a_key_of_nothing(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``--api-key "$UNSET"`` must not let everybody in."""
     assert main(["serve", "--port", "0", "--api-key", key]) == 2
-    assert "--api-key: an empty key" in capsys.readouterr().err
+    assert "--api-key: the key is empty" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def test_what_writes_no_text_is_offered_for_no_conversation(folder: Path) -> Non
         for path in ("/v1/chat/completions", "/v1/messages", "/api/chat"):
             answer = client.post(path, json=body)
             assert answer.status_code == 400
-            assert "writes no text" in answer.text
+            assert "does not generate text" in answer.text
 
 
 def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
@@ -85,10 +85,10 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
             for texts, at in (([], "texts: "), (["a", "a " * 200], "texts[1]: ")):
                 answer = client.post("/rerank", json={"query": QUERY, "texts": texts})
                 assert answer.json()["error"]["message"].startswith(at)
-            # An encoder writes no text, says so, and goes on.
+            # An encoder generates no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert said.status_code == 400
-            assert "writes no text" in said.json()["error"]["message"]
+            assert "does not generate text" in said.json()["error"]["message"]
             assert client.post("/v1/rerank", json=body).json()["results"] == best
 
 

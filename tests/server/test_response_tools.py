@@ -127,7 +127,7 @@ def test_the_grammar_of_a_custom_tool(agent: TestClient) -> None:
         assert found["output"][0]["input"] in ("a", "b", "cc")
         assert "warnings" not in found
     told = post(agent, PATH, **body, tools=[{**PATCH, "format": LARK}], max_output_tokens=1)
-    assert told["warnings"] == ["tool 'patch': its grammar is not enforced"]
+    assert told["warnings"] == ["tool 'patch': the grammar is not enforced"]
 
 
 def test_some_of_the_tools_are_allowed(agent: TestClient) -> None:
@@ -163,9 +163,9 @@ def test_what_is_chosen() -> None:
     only = read_response_tools([{"type": "mcp"}])
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}
     assert chat_choice(choice, only) == "auto"
-    with pytest.raises(ApiError, match="no tool of type 'mcp'"):
+    with pytest.raises(ApiError, match="type 'mcp' is not supported"):
         chat_choice("required", only)
-    with pytest.raises(ApiError, match="no tool of type 'mcp'"):
+    with pytest.raises(ApiError, match="type 'mcp' is not supported"):
         chat_choice({"type": "mcp", "server_label": "x"}, offered)
 
 
@@ -203,13 +203,13 @@ def test_a_choice_without_a_name(agent: TestClient, name: Any) -> None:
         {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": name}]},
     ):
         error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]
-        assert error["message"].startswith("tool_choice: there is no tool ")
+        assert error["message"].startswith("tool_choice: unknown tool ")
 
 
 def test_too_many_are_allowed(agent: TestClient) -> None:
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [F] * 513}
     error = post(agent, PATH, 400, input="hi", tools=[F], tool_choice=choice)["error"]
-    assert error["message"] == "tool_choice.tools: 513, at most 512"
+    assert error["message"] == "tool_choice.tools: 513 items, at most 512"
 
 
 def test_the_names_of_a_choice_are_those_of_the_client(agent: TestClient) -> None:

@@ -217,8 +217,8 @@ def test_tools_that_are_no_functions_are_left_out(client: TestClient) -> None:
     found = post(client, PATH, input="hi", tools=tools, **GREEDY)
     assert found["output"]
     assert found["warnings"] == [
-        "tools: treadle has no tool of type 'web_search': it is left out",
-        "tools: treadle has no tool of type 'local_shell': it is left out",
+        "tools: type 'web_search' is not supported: the tool is left out",
+        "tools: type 'local_shell' is not supported: the tool is left out",
     ]
 
 
@@ -230,7 +230,7 @@ def test_the_log_tells_once_of_tools_that_are_left_out(
             post(client, PATH, input="hi", tools=[{"type": "mcp"}], **GREEDY)
     told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["message"] for line in told if "message" in line] == [
-        "tools: treadle has no tool of type 'mcp': it is left out"
+        "tools: type 'mcp' is not supported: the tool is left out"
     ]
 
 
@@ -410,7 +410,7 @@ def test_a_response_by_its_id(client: TestClient) -> None:
         assert gone == {"id": whole["id"], "object": "response", "deleted": True}
         post(client, PATH, 400, input="x", previous_response_id=whole["id"])
         for ask in (people.responses.retrieve, people.responses.delete, people.responses.cancel):
-            with pytest.raises(openai.NotFoundError, match="not kept"):
+            with pytest.raises(openai.NotFoundError, match="no stored response"):
                 ask(whole["id"])
     loose = post(client, PATH, input="hi", store=False, **GREEDY)
     assert client.get(f"{PATH}/{loose['id']}").status_code == 404

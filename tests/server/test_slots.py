@@ -133,7 +133,11 @@ def test_files_that_are_none_of_ours(client: TestClient, folder: Path, tmp_path:
     (folder / "folder").mkdir()
     (folder / "text").write_text("no session")
     write(client, id_slot=0)
-    for name, words in (("link", "no plain file"), ("folder", "no plain file"), ("text", "")):
+    for name, words in (
+        ("link", "not a regular file"),
+        ("folder", "not a regular file"),
+        ("text", ""),
+    ):
         told = act(client, 0, "restore", name)
         assert told.status_code == 400
         assert words in told.json()["error"]["message"]
@@ -170,7 +174,7 @@ def test_a_slot_at_work(service: Service, client: TestClient) -> None:
     service.engine.slots[0].text = at_work
     for action in ("save", "restore", "erase"):
         told = act(client, 0, action, "x")
-        assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is at work")
+        assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is in use")
     service.engine.slots[0].text = None
     assert act(client, 0, "erase").json()["n_erased"] > 0
 

@@ -163,7 +163,9 @@ def test_what_stages_cannot_do_is_refused(tiny: WriteTiny, staged: Staged, tmp_p
     engine, _ = staged(path, 2)
     session = Session(engine)
     session.feed(text(40))
-    with pytest.raises(UnsupportedError, match="pages of a model in stages"):
+    with pytest.raises(
+        UnsupportedError, match="cache files are not supported with pipeline stages"
+    ):
         save_session(tmp_path / "a", engine, session.seq)
     with pytest.raises(UnsupportedError, match="one by one"):
         engine.run_timed([BatchItem(session.seq, [1])])
@@ -225,5 +227,5 @@ def test_a_mask_that_comes_late_holds(tiny: WriteTiny, staged: Staged) -> None:
 
 def test_adapters_are_refused(tiny: WriteTiny, staged: Staged) -> None:
     engine, _ = staged(tiny(), 2)
-    with pytest.raises(UnsupportedError, match="takes no adapters"):
+    with pytest.raises(UnsupportedError, match="adapters are not supported"):
         engine.adapt([])

@@ -37,13 +37,13 @@ if [ -O "$b" ] && [ -O "$b/$n" ] && read -r p < "$b/$n" && [ -x "$p" ]; then
     exec "$p" -I -m treadle.cli.bundled "$@"
 fi
 if { [ "$(wc -c < "$0")" -lt BYTES ]; } 2> /dev/null; then
-    echo "treadle: error: $0: cut short (expected BYTES bytes)" >&2
+    echo "treadle: error: $0: truncated (expected BYTES bytes)" >&2
     exit 1
 fi
 for p in python3 PYTHONS; do
     $p -ISc '' > /dev/null 2>&1 && exec $p "$0" "$@"  # pyenv has names that run nothing
 done
-echo "treadle: error: there is no python3 here, and a bundle needs CPython 3.10 or newer" >&2
+echo "treadle: error: no python3 found: install CPython 3.10 or newer" >&2
 exit 1
 """
 
@@ -78,7 +78,9 @@ def make_bundle(
     network).
     """
     if NAME != "linux":
-        raise UnsupportedError(f"bundles are for Linux yet, and made there: this is {NAME}")
+        raise UnsupportedError(
+            f"bundles can only be made on Linux, and run on Linux: this is {NAME}"
+        )
     missing = [name for name in ("pex", "packaging") if find_spec(name) is None]
     if missing:
         raise TreadleError(f"a bundle needs {' and '.join(missing)}: pip install 'treadle[bundle]'")
@@ -96,7 +98,7 @@ def make_bundle(
             say(f"fetching wheels for {', '.join(map(str, targets))}")
             fetch(own, extras, targets, folder)
         else:
-            say("packing what is installed here")
+            say("packing the installed packages")
             for project, found in wheels.closure(extras).items():
                 if project != "treadle":
                     wheels.installed_wheel(found, folder / "wheels")
@@ -120,16 +122,20 @@ def describe(model: Path, serve: bool, args: Sequence[str]) -> BundleHeader:
     """Return the bundle's header for the model, which is opened and so checked."""
     if model.is_dir() or model.suffix == ".safetensors":
         raise UnsupportedError(
-            f"{model}: a bundle holds one GGUF file: make it with 'treadle convert {model} FILE'"
+            f"{model}: a bundle needs a single GGUF file: make one with 'treadle convert {model} "
+            "FILE'"
         )
     with open_gguf(model) as gguf:
         if len(gguf.paths) > 1:
             raise UnsupportedError(
-                f"{model}: a model in {len(gguf.paths)} files; a bundle holds one: join them with "
+                f"{model}: the model has {len(gguf.paths)} files, and a bundle needs one: join "
+                "them with "
                 f"'treadle convert {model} FILE'"
             )
         if gguf.header_only:
-            raise FileError("ends with its header", path=model, expected="a whole model")
+            raise FileError(
+                "the file ends after the header", path=model, expected="a complete model"
+            )
         talks = "tokenizer.chat_template" in gguf.metadata
     with model.open("rb") as file:
         inside = read_bundled(file, model)  # the model is itself in a bundle
@@ -166,7 +172,8 @@ def _download(wanted: str, targets: Sequence[Target], folder: Path, *more: str) 
         ["pex.cli", "download", wanted, "-d", str(folder / "wheels"), "--no-build", *more],
         [*platforms, "--use-pip-config"],
         folder,
-        "the wheels cannot be had (--offline packs what is installed, for this machine)",
+        "the wheels cannot be downloaded (--offline packs the installed packages, for this "
+        "machine)",
     )
 
 
@@ -257,7 +264,7 @@ def write(file: IO[bytes], model: Path, bundled: BundleHeader, program: Path) ->
         while left:
             piece = source.read(min(left, PIECE))
             if not piece:
-                raise FileError("shrank while it was copied", path=model)
+                raise FileError("the file shrank while it was copied", path=model)
             file.write(piece)
             left -= len(piece)
     file.write(b"\0" * (-file.tell() % START))

@@ -7,7 +7,7 @@ import os
 import sys
 
 if sys.platform == "win32":
-    sys.exit("treadle: error: this is Windows, and the bundle is for Linux")
+    sys.exit("treadle: error: this bundle is for Linux, and this is Windows")
 
 BUNDLE = "id"  # these three are replaced when a bundle is built
 PYTHONS = [(3, 10)]
@@ -80,7 +80,7 @@ def fitting_python():  # type: () -> None
                 os.execv(python, [python] + sys.argv)
     names = ", ".join("%d.%d" % version for version in PYTHONS)
     sys.exit(
-        "treadle: error: this is Python %d.%d, and the bundle is for %s: install one of these"
+        "treadle: error: this is Python %d.%d: the bundle needs Python %s"
         % (sys.version_info[0], sys.version_info[1], names)
     )
 
@@ -88,11 +88,11 @@ def fitting_python():  # type: () -> None
 def start():  # type: () -> None
     """Run the program if it is unpacked; else set the folder for pex to unpack it into."""
     if not sys.platform.startswith("linux"):
-        sys.exit("treadle: error: this is %s, and the bundle is for Linux" % sys.platform)
+        sys.exit("treadle: error: this bundle is for Linux, and this is %s" % sys.platform)
     machine = os.uname()[4]
     if machine not in MACHINES:
         sys.exit(
-            "treadle: error: this machine is %s, and the bundle is for %s"
+            "treadle: error: this machine's CPU is %s, and the bundle is for %s"
             % (machine, ", ".join(MACHINES))
         )
     name = os.environ["TREADLE_BUNDLE"] = BUNDLE + "-" + machine
@@ -114,11 +114,12 @@ def start():  # type: () -> None
         if fits(folder):
             os.environ["PEX_ROOT"] = os.environ["TREADLE_BUNDLES"] = folder
             if not again:
-                sys.stderr.write("treadle: unpacking, once: about 350 MB in %s\n" % folder)
+                sys.stderr.write("treadle: unpacking about 350 MB into %s, once\n" % folder)
             return
     sys.exit(
-        "treadle: error: nowhere to unpack the program: of %s none is yours alone, writable and "
-        "mounted without noexec; PEX_ROOT=FOLDER names another one" % ", ".join(folders)
+        "treadle: error: no folder to unpack the program into: none of %s is owned "
+        "by you alone, writable and mounted without noexec; set PEX_ROOT=FOLDER"
+        % ", ".join(folders)
     )
 
 

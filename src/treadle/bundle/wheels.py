@@ -129,7 +129,7 @@ def installed_wheel(of: installed.Distribution, to: Path) -> Path:
     try:
         write_wheel(path, info, files())
     except FileNotFoundError as error:
-        raise TreadleError(f"{name} is not whole, {error.filename} is missing") from error
+        raise TreadleError(f"{name} is incomplete: {error.filename} is missing") from error
     return path
 
 
@@ -191,7 +191,9 @@ def any_python(path: Path) -> Path:
         info = about.rpartition("/")[0]
         extensions = [name for name in names if re.search(r"\.(cpython-|cp3\d+-|abi3\.)", name)]
         if extensions:
-            raise TreadleError(f"{path.name} is for one Python: {listed(extensions, 1)}")
+            raise TreadleError(
+                f"{path.name} is for one Python version only: {listed(extensions, 1)}"
+            )
         tags = "".join(f"Tag: py3-none-{one}\n" for one in platforms.split("."))
         told = {about: f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\n{tags}".encode()}
         made = path.with_name(f"{project}-{version}-py3-none-{platforms}.whl")

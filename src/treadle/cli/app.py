@@ -22,27 +22,36 @@ from treadle.base.gc_pause import garbage_kept
 from treadle.errors import TreadleError, printable
 
 # Help lines for ``treadle --help`` and shell completion, which import no command.
-COMMANDS = {
-    "run": "Complete a prompt.",
-    "chat": "Talk with a model.",
-    "serve": "Answer over HTTP.",
-    "batch": "Answer a file of requests.",
-    "cluster": "Serve from more than one machine.",
-    "bench": "How fast, and what share of what this machine can.",
-    "inspect": "What a file holds, and what treadle would miss in it.",
-    "plan": "The steps of the forward pass.",
-    "kernels": "The compiled kernels of this machine, and their code.",
-    "doctor": "What this machine can do, and what holds it back.",
-    "tune": "The fastest tiles for this machine, measured and kept.",
-    "embed": "Texts as vectors.",
-    "rerank": "Which documents answer a query best.",
-    "tokenize": "Tokens and ids.",
-    "convert": "Any checkpoint as one file that is mapped.",
-    "quantize": "A model file in smaller formats.",
-    "perplexity": "How well a model predicts a text, or another model.",
-    "bundle": "Program and model in one file.",
-    "imatrix": "What in a model's weights matters for a text.",
+SECTIONS = {
+    "Run": {
+        "run": "Complete a prompt.",
+        "chat": "Chat with a model.",
+        "serve": "Serve a model over HTTP.",
+        "batch": "Answer a file of requests.",
+        "cluster": "Serve a model from several machines.",
+        "embed": "Compute embedding vectors of texts.",
+        "rerank": "Rank documents by how well they answer a query.",
+    },
+    "Models": {
+        "inspect": "Show a model file's contents and unsupported parts.",
+        "plan": "Show the steps of a model's forward pass.",
+        "tokenize": "Show the tokens of a text and their ids.",
+    },
+    "Measure": {
+        "bench": "Benchmark prefill and decode speed against this machine's peaks.",
+        "perplexity": "Measure the perplexity and KL divergence of a model on a text.",
+        "doctor": "Report what this machine can do, and what limits it.",
+        "tune": "Find and save the fastest tile sizes for this machine.",
+        "kernels": "List the compiled kernels, or show the code of one.",
+    },
+    "Convert": {
+        "convert": "Convert any checkpoint to one GGUF file.",
+        "quantize": "Write a model file in smaller formats.",
+        "imatrix": "Compute an importance matrix from a text.",
+        "bundle": "Pack treadle and a model into one executable file.",
+    },
 }
+COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 
 TAB = "\t"
 _ASKED = "treadle.asked"  # key in click's ``meta``: the command's name, the command, its arguments
@@ -57,6 +66,13 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return every command's name, in the order of the help text."""
         return list(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in sections."""
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", text) for name, text in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -128,7 +144,7 @@ def unknown_command(name: str) -> str:
     near = get_close_matches(name, COMMANDS)
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
-    return f"no such command '{name}'; there are {', '.join(COMMANDS)}"
+    return f"no such command '{name}'; commands: {', '.join(COMMANDS)}"
 
 
 def discard_stdout() -> None:
@@ -205,7 +221,7 @@ def invoke(argv: Sequence[str] | None) -> int:
     except ImportError as error:
         if not (error.path or "").endswith((".so", ".pyd")):
             raise
-        return fail(f"{error} (too little memory for it, or not whole)")  # under ulimit -v, say
+        return fail(f"{error} (too little memory, or an incomplete file)")  # under ulimit -v, say
 
 
 def fail(message: str, code: int = FAILED, kind: str = "error") -> int:

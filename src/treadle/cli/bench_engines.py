@@ -100,7 +100,7 @@ class LlamaCpp:
             hint = "pip install 'treadle[bench]'"
             raise TreadleError(f"llama-cpp-python is not installed: {hint}") from error
         if kv is not None and kv not in GGML_KV:
-            raise TreadleError(f"llama.cpp has no keys and values as {kv}")
+            raise TreadleError(f"llama.cpp does not support a KV cache of type {kv}")
         self.api, self.ids, self.held = llama_cpp, ids, [0] * len(ids)
         logging.getLogger(self.name).setLevel(logging.ERROR)  # its load messages are long
         llama_cpp.llama_backend_init()
@@ -118,7 +118,7 @@ class LlamaCpp:
         self.ctx = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.ctx:
             llama_cpp.llama_model_free(self.model)
-            raise TreadleError(f"llama.cpp has no context of {context} tokens for {path}")
+            raise TreadleError(f"llama.cpp cannot make a context of {context} tokens for {path}")
         self.memory = llama_cpp.llama_get_memory(self.ctx)
         self.batch = llama_cpp.llama_batch_init(max(BATCH, len(ids)), 0, 1)
 

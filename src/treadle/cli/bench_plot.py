@@ -98,7 +98,7 @@ def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) 
         x, y = MARGIN + i % per_row * column, top + i // per_row * (LINE_PX + 4)
         canvas.mark(x + 6, y, look)
         canvas.text(x + 18, y + 4, name)
-    kinds = {"pp": "full, solid: reads a prompt (pp)", "tg": "hollow, dashed: writes (tg)"}
+    kinds = {"pp": "full, solid: prompt processing (pp)", "tg": "hollow, dashed: generation (tg)"}
     present = {kind_of(r) for r in results}
     text = "; ".join(text for kind, text in kinds.items() if kind in present)
     below = top + -(-len(names) // per_row) * (LINE_PX + 4)
@@ -209,7 +209,7 @@ def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
     y = log_scale(speeds, top + PLOT_HEIGHT, top)
     panel = Panel(canvas, top, PLOT_HEIGHT, x, y)
     ticks = depth_ticks(depths, x)
-    panel.axes("Speed by depth", "tokens in the cache before", "tokens a second", ticks)
+    panel.axes("Speed by depth", "tokens in the context before", "tokens a second", ticks)
     ends: list[tuple[float, float, str, SeriesStyle]] = []
     for key, members in lines.items():
         members.sort(key=lambda r: r.depth)

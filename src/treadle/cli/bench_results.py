@@ -61,7 +61,7 @@ def print_results(results: Sequence[Result]) -> None:
         print_speeds(of_model)
         print()
     peaks = {name for r in results for name in r.peaks}
-    say(f"peaks of this machine meanwhile: {', '.join(peaks_of(results))}", indent="  ")
+    say(f"peaks of this machine, measured meanwhile: {', '.join(peaks_of(results))}", indent="  ")
     note = explain_caches(peaks)
     if note:
         say(note, indent="  ")

@@ -93,7 +93,7 @@ def main() -> None:
     with own.open("rb") as file:
         bundled = read_bundled(file, own)
     if bundled is None:
-        sys.exit(f"treadle: error: {own} is no bundle")
+        sys.exit(f"treadle: error: {own} is not a bundle")
     sys.argv[1:] = arguments(sys.argv[1:], str(own), bundled, [*COMMANDS], sys.stdin.isatty())
     run_process()
 

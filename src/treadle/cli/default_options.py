@@ -22,10 +22,10 @@ def json_object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise click.BadParameter(f"{text!r:.80} is not JSON: {error}") from None
     except RecursionError:
-        raise click.BadParameter("JSON that is nested too deep") from None
+        raise click.BadParameter("JSON is nested too deeply") from None
     if not isinstance(value, dict):
         raise click.BadParameter(
-            f"{text!r:.80} is JSON, but no object: expected variables by name, such as "
+            f"{text!r:.80} is not a JSON object: expected variables by name, such as "
             '{"enable_thinking": false}'
         )
     return value
@@ -34,7 +34,7 @@ def json_object(text: str) -> dict[str, Any]:
 CHAT_TEMPLATE = click.option(
     "--chat-template",
     metavar="FILE|NAME",
-    help="A file with a chat template (jinja2), or the name of a built-in one, in place of the "
+    help="A file with a chat template (jinja2), or the name of a built-in one, to replace the "
     "model's own.",
 )
 _TEMPLATE = (

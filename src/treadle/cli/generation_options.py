@@ -108,15 +108,17 @@ OF_ANSWERS = (
     AnswerOption(
         "max_tokens",
         "-n --max-tokens",
-        "Most tokens of an answer; -1, the default, for no limit.",
+        "Token limit of the answer; -1, the default, for no limit.",
         token_limit,
         metavar="N",
     ),
     AnswerOption(
         "stop", "--stop", "End before TEXT; may be repeated.", str, multiple=True, otherwise=()
     ),
-    AnswerOption("grammar", "--grammar", "Write only what this grammar allows.", EXISTING),
-    AnswerOption("json_schema", "--json-schema", "Write JSON of this schema.", EXISTING),
+    AnswerOption("grammar", "--grammar", "Generate only what this grammar allows.", EXISTING),
+    AnswerOption(
+        "json_schema", "--json-schema", "Generate JSON that matches this schema.", EXISTING
+    ),
 )
 _OPTIONS = (*OF_ANSWERS, *OF_SAMPLING)
 # A decorator that adds the options and passes them as ``options``.

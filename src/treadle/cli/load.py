@@ -114,7 +114,7 @@ def near_names(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         if HUB_NAME.fullmatch(str(path)) and not os.path.lexists(folder):
-            return f" (nor the folder {folder}); is it on the hub? Then it is hf:{path}"
+            return f" (nor the folder {folder}); for a model on the hub, use hf:{path}"
         return f" (nor the folder {folder})"
     # Wrong case is the most common error in a file name, so case is ignored; so is the suffix,
     # which all have.
@@ -132,7 +132,7 @@ def near_names(path: Path) -> str:
 def listing(folder: Path) -> str:
     """Return a few of the models in ``folder``, or ""."""
     models = sorted(folder.glob("*.gguf"))
-    return "; there are " + listed([*map(str, models)], 5) if models else ""
+    return "; the folder has " + listed([*map(str, models)], 5) if models else ""
 
 
 def load_model(
@@ -169,8 +169,8 @@ def load_model(
     if context is not None and context > trained:
         progress.close()
         remark(
-            f"warning: a context of {context} tokens: {model.path.name} was trained for {trained}; "
-            "text beyond that is unreliable"
+            f"warning: a context of {context} tokens: {model.path.name} was trained for "
+            f"{trained}; output beyond that is unreliable"
         )
     if model.gguf.n_bytes >= WORTH_ASKING and (text := from_disk(model)):
         progress.close()
@@ -200,7 +200,7 @@ def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBa
     if names:
         progress.close()
         some = listed(names, 5)
-        remark(f"warning: --chat-template-kwargs: the chat template does not read {some}")
+        remark(f"warning: --chat-template-kwargs: the chat template does not use {some}")
 
 
 def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> None:
@@ -239,8 +239,8 @@ def from_disk(model: Model) -> str:
     short = shortage(model.gguf.paths)
     if short is None:
         return ""
-    has, room = n_bytes(short.n_bytes), f"{n_bytes(short.for_it)} for it ({short.bound.what})"
-    text = f"warning: {model.path.name} has {has}, and memory {room}: "
+    has, room = n_bytes(short.n_bytes), f"{n_bytes(short.for_it)} ({short.bound.what})"
+    text = f"warning: {model.path.name} needs {has}, but memory has {room}: "
     chosen = 0.0  # bytes of a token's experts
     for i, layer in enumerate(model.config.layers):
         if layer.experts:
@@ -249,6 +249,6 @@ def from_disk(model: Model) -> str:
             tensors = model.gguf.tensors.items()
             chosen += share * sum(at.n_bytes for name, at in tensors if name.startswith(stems))
     if chosen:
-        cost = f"at most {n_bytes(chosen)} a token"
-        return f"{text}experts are read from disk as tokens choose them, {cost}"
-    return f"{text}each token reads from disk; {short.bound.cure}, or take a smaller format"
+        cost = f"at most {n_bytes(chosen)} per token"
+        return f"{text}experts are read from disk when tokens use them, {cost}"
+    return f"{text}every token reads from disk; {short.bound.cure}, or use a smaller format"

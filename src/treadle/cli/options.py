@@ -111,7 +111,7 @@ class AnswerOption:
             return self.default
         if self.kind is bool:
             if text.lower() not in SWITCH:
-                raise ValueError(f"'{text}' is neither on nor off")
+                raise ValueError(f"'{text}' is not on or off")
             return SWITCH[text.lower()]
         kind = click.types.convert_type(self.kind)
         if self.multiple:
@@ -223,7 +223,7 @@ OF_SAMPLING = (
         "ignore_eos", "--ignore-eos", "Ignore end-of-text tokens; generate up to the limit."
     ),
     AnswerOption(
-        "samplers", "--samplers", f"The stages in order, of {', '.join(NAMES[:-1])}.", str
+        "samplers", "--samplers", f"The sampling stages in order, of {', '.join(NAMES[:-1])}.", str
     ),
 )
 
@@ -396,9 +396,9 @@ OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
 def _writing(values: dict[str, Any]) -> dict[str, Any]:
     """Return ``values``. Raises click.UsageError for options that contradict or need each other."""
     if values["cache_bytes"] is not None and values["cache_dir"] is None:
-        raise click.UsageError("--cache-mib: bounds the files of --cache-dir, which is missing")
+        raise click.UsageError("--cache-mib needs --cache-dir")
     if values["draft"] is not None and values["speculate"] is False:
-        raise click.UsageError("--no-speculate and --draft: choose one")
+        raise click.UsageError("--no-speculate and --draft exclude each other")
     return values
 
 

@@ -54,7 +54,7 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
     wholes: list[float] = []
     try:
         if depth:
-            progress("reading what comes before", 0, 0)
+            progress("processing the context", 0, 0)
             session.feed(ids[:depth])
         for i in range(RUNS + 1):
             progress("timing the steps", i, RUNS + 1)

@@ -73,8 +73,8 @@ def explain_caches(peaks: Iterable[str]) -> str | None:
     usable = usable_memory()
     why = f": {usable.what}; {usable.cure}" if usable else ""
     return (
-        "caches: no buffer larger than the caches may be had to measure memory with, so shares "
-        f"of memory's bandwidth are in truth higher{why}"
+        "caches: too little free memory to measure memory bandwidth, so the true shares of "
+        f"bandwidth are higher{why}"
     )
 
 

@@ -19,11 +19,11 @@ MAX_BYTES = 64 << 20
 def path_of(name: str) -> Path:
     """Return the path of a typed name. Raises FileError for an impossible one."""
     if "\0" in name:
-        raise FileError("is no file name", path=name.replace("\0", "\\0"))
+        raise FileError("is not a file name", path=name.replace("\0", "\\0"))
     try:
         return Path(name).expanduser()
     except RuntimeError as error:  # an unknown user, as in ~nobody
-        raise FileError(f"is no file name: {error}", path=name) from error
+        raise FileError(f"is not a file name: {error}", path=name) from error
 
 
 def write_record(path: Path, system: str, messages: list[Message]) -> None:

@@ -80,7 +80,7 @@ def meaning(field: str, kernel: str) -> str:
     """Return a field's name with its meaning."""
     rows = "rows" if kernel == "gemv" else "vectors of rows"
     counted = {"mr": rows, "nr": "tokens of a tile", "kc": "weights of a row at once"}
-    counted["ahead"] = "bytes that runs of rows are asked for ahead; 0: rows in order"
+    counted["ahead"] = "prefetch distance in bytes; 0: rows in order"
     return f"{field}, {counted[field]}" if field in counted else field
 
 

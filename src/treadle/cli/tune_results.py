@@ -46,13 +46,13 @@ class TuneResult:
         """The reason why the result should not be saved, or None."""
         if self.cpu_share < KEPT:
             return (
-                f"the threads got less than {KEPT:.0%} of the processor time they asked for, so "
-                "the best may be so by chance; stop other programs"
+                f"the threads got less than {KEPT:.0%} of their processor time, so the best may "
+                "be chance; stop other programs"
             )
         if not self.from_memory:
             return (
-                "the memory that may be had is no larger than the caches, so the cold times are "
-                "of caches too; raise the limit (treadle doctor names it)"
+                "the memory limit is no larger than the caches, so the cold times are cache "
+                "times too; raise the limit (treadle doctor names it)"
             )
         return None
 
@@ -143,7 +143,7 @@ def print_results(
     crossed = [result.crossover for result in results if result.crossover]
     if crossed:
         print()
-        heading(f"gemv against gemm, cold, K {shape.k}, M {shape.m}: us for so many tokens")
+        heading(f"gemv against gemm, cold, K {shape.k}, M {shape.m}: us by number of tokens")
         print_crossovers(crossed)
 
 
@@ -186,7 +186,7 @@ def summary(sweep: Sweep) -> str:
     """Return the result of a sweep in a line."""
     parts = []
     if not sweep.sound:
-        parts.append("no configuration gives the right results")
+        parts.append("no configuration computes correct results")
     elif sweep.best.shipped:
         parts.append(f"best: {sweep.best.name}, as shipped")
     else:
@@ -194,5 +194,5 @@ def summary(sweep: Sweep) -> str:
         than = "" if gain is None else f", {gain - 1:.0%} faster than shipped"
         parts.append(f"best: {sweep.best.name}{than}")
     if sweep.left_out:
-        parts.append(f"{sweep.left_out} left out: too large for the registers, or no whole panels")
+        parts.append(f"{sweep.left_out} left out: too large for the registers, or not whole panels")
     return "; ".join(parts)

@@ -60,7 +60,7 @@ def study(kernel: str | None, asked: StudyOptions) -> None:
     from treadle.study import sweep
 
     if kernel not in (None, *STUDIED):
-        raise click.UsageError(f"{kernel} is not studied; there are {', '.join(STUDIED)}")
+        raise click.UsageError(f"{kernel} is not studied: expected {', '.join(STUDIED)}")
     if asked.plot is not None:
         check_place(asked.plot)
     wanted = [k for k in sweep.KERNELS if kernel in (None, k.name)]
@@ -76,7 +76,7 @@ def study(kernel: str | None, asked: StudyOptions) -> None:
     for one in found:
         for vlen, why in one.wrong.items():
             if why is not None:
-                remark(f"{one.spec.name} is wrong at VLEN {vlen}: {why}")
+                remark(f"{one.spec.name} computes wrong results at VLEN {vlen}: {why}")
     if asked.plot is not None:
         from treadle.cli.tune_study_plot import draw
 
@@ -94,12 +94,15 @@ def emulated(
     from treadle.study.emulator import find
 
     if asked.isa != RISCV:
-        raise click.UsageError(f"--emulator is for --isa {RISCV}")
+        raise click.UsageError(f"--emulator needs --isa {RISCV}")
     places = folders()
     qemu, vlen = find("qemu-riscv64", places), asked.vlen or 256
     mca = next((path for name in MCA if (path := available(name, places))), None)
     if mca is None:
-        remark("llvm-mca is absent, so cycles are too (tools/fetch_emulators.py --mca fetches it)")
+        remark(
+            "llvm-mca is not installed, so cycles are missing (tools/fetch_emulators.py --mca "
+            "fetches it)"
+        )
     found: list[SweepResult] = []
     total = sum(len(kernel.specs) for kernel in wanted)
     with ProgressBar() as progress:
@@ -119,7 +122,7 @@ def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], l
 
     row = row_in_use()
     if asked.vlen is not None:
-        raise click.UsageError("--vlen is for --emulator: hardware has the registers it has")
+        raise click.UsageError("--vlen needs --emulator: the vector length of hardware is fixed")
     if asked.isa == RISCV and not row.triple.startswith("riscv64"):
         raise click.UsageError(
             f"this machine runs {row.name}: --emulator qemu counts {RISCV}'s instructions, "

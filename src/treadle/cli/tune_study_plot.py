@@ -36,7 +36,7 @@ SERIES: list[tuple[str, Value]] = [
 def draw(found: Sequence[SweepResult], subtitle: str, origin: str) -> str:
     """Return all kernels, one below another, as an SVG document."""
     canvas = Canvas()
-    top = canvas.head("treadle tune: the RISC-V work's kernels", subtitle, origin)
+    top = canvas.head("treadle tune: the RISC-V study's kernels", subtitle, origin)
     known = [(name, value) for name, value in SERIES if any(value(f) is not None for f in found)]
     top = legend(canvas, [name for name, _ in known], top + 26)
     for kernel, group in groupby(found, key=lambda f: f.kernel):

@@ -168,7 +168,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _refuse_http(request: Request, error: Exception) -> Response:
     """Answer a path that does not exist (404), or not with this method (405)."""
     assert isinstance(error, HTTPException)
-    what = {404: "there is no such path", 405: "this path has another method"}
+    what = {404: "unknown path", 405: "method not allowed for this path"}
     message = what.get(error.status_code, str(error.detail))
     problem = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {message}")
     problem.headers |= dict(error.headers or {})
@@ -245,7 +245,8 @@ class RequestGuard:
             if which_key(headers, keys) is None:
                 return ApiError(
                     401,
-                    "a wrong API key, or none: send Authorization: Bearer KEY, or x-api-key",
+                    "missing or wrong API key: send 'Authorization: Bearer KEY' or "
+                    "'x-api-key: KEY'",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
@@ -254,15 +255,15 @@ class RequestGuard:
         if not is_known(host, self._hosts):
             return ApiError(
                 403,
-                f"Host {host[:80]!r} is not this server's; start it with --allow-host NAME, "
-                "or with an API key",
+                f"unknown Host {host[:80]!r}: start the server with --allow-host NAME, or with "
+                "an API key",
                 code="unknown_host",
             )
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
             return ApiError(
                 403,
-                f"a page of {origin[:80]!r} may not call this server: start it with "
+                f"pages from {origin[:80]!r} may not call this server: start it with "
                 "--allow-origin, or with an API key",
                 code="unknown_origin",
             )

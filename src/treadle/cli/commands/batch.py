@@ -60,7 +60,10 @@ class JobProgress:
 @click.argument("source", metavar="IN", type=click.Path(allow_dash=True))
 @click.argument("target", metavar="OUT", type=click.Path(allow_dash=True))
 @click.option(
-    "-m", "--model", metavar="MODEL", help="The model; by default the small one inside the package."
+    "-m",
+    "--model",
+    metavar="MODEL",
+    help="The model; by default the small one that ships with treadle.",
 )
 @click.option("--alias", metavar="NAME", help="The model's name in answers; by default the file's.")
 @click.option(
@@ -81,7 +84,7 @@ class JobProgress:
 @click.option(
     "--deterministic",
     is_flag=True,
-    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+    help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
 @click.option(
     "--cluster",
@@ -114,18 +117,18 @@ def command(
 ) -> None:
     """Answer the requests in IN, a JSON object on each line, and write the answers to OUT.
 
-    A line is one of OpenAI's batch files (custom_id, method, url, body), or simply an object with
-    "prompt" or "messages". The n-th line of OUT answers the n-th line of IN; a line that cannot be
-    answered says why. After Ctrl-C, or any other end, the same command goes on where OUT ends.
-    "-" is standard input or output. The chat template, reasoning, sampling and seed are for lines
-    that do not say.
+    A line is in OpenAI's batch format (custom_id, method, url, body), or simply an object with
+    "prompt" or "messages". Line n of OUT answers line n of IN; if that is not possible, it has an
+    error. After Ctrl-C or a crash, run the same command again: it continues where OUT ends. "-" is
+    standard input or output. The options for chat template, reasoning, sampling and seed apply to
+    lines that do not set them.
     """
     from treadle.server.batch_file.lines import read_lines
     from treadle.server.batch_file.output import Output, check_apart, open_input
     from treadle.server.requests.service import ServerSettings
 
     if replicas != 1 and cluster is None:
-        raise click.UsageError("--replicas: is for --cluster, which is missing")
+        raise click.UsageError("--replicas needs --cluster")
     fields = {} if max_tokens is None else {"max_tokens": max_tokens}
     load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
     settings = ServerSettings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
@@ -142,7 +145,7 @@ def command(
             remark(f"{target} has all {total} lines already")
             return
         if output.n_earlier:
-            remark(f"{target} has {output.n_earlier} lines already: going on behind them")
+            remark(f"{target} has {output.n_earlier} lines already: continuing after them")
         with ProgressBar(metered="lines", unit="lines") as progress:
             told = JobProgress(total, output.n_earlier, progress)
 
@@ -157,7 +160,7 @@ def command(
                     answer_there(lines, write, model, fields, settings, cluster, replicas, load)
             except KeyboardInterrupt:
                 progress.close()
-                remark(f"{told.summary()}; the same command goes on")
+                remark(f"{told.summary()}; run the same command again to continue")
                 raise
             progress.close()
             remark(told.summary())

@@ -34,10 +34,10 @@ def least(n: int) -> Callable[[str], tuple[int, ...]]:
         try:
             found = tuple(dict.fromkeys(map(int, text.split(","))))  # without duplicates
         except ValueError:
-            what = f"'{text}' is not a list of whole numbers, as in 1,2"
+            what = f"'{text}' is not a list of whole numbers, such as 1,2"
             raise click.BadParameter(what) from None
         if min(found) < n:
-            raise click.BadParameter(f"{min(found)} is less than {n}")
+            raise click.BadParameter(f"{min(found)} is below the minimum, {n}")
         return found
 
     return numbers
@@ -119,13 +119,15 @@ class Schedule:
 @KV
 @DEVICE
 @click.option(
-    "--against", type=click.Choice([LlamaCpp.name]), help="Benchmark another engine too, in turns."
+    "--against",
+    type=click.Choice([LlamaCpp.name]),
+    help="Also benchmark another engine, in alternating runs.",
 )
 @click.option(
     "--plot",
     type=Picture(),
     metavar="FILE.svg",
-    help="Draw a picture: roofline, speed by depth, speed by model file.",
+    help="Draw a chart: roofline, speed by depth, speed by model file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def command(
@@ -142,10 +144,11 @@ def command(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Time each MODEL: tokens per second, median and spread, and the share of this machine's peaks.
+    """Benchmark each MODEL: tokens per second, median and spread, and the share of this machine's
+    peaks.
 
-    -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 leaves out the test. ppN reads N
-    tokens at once, tgN writes N, one by one; sampling is no part of it.
+    -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 skips the test. ppN processes N
+    prompt tokens at once, tgN generates N tokens one by one, without sampling.
     """
     tests = [
         *(Test("pp", n, d) for d in depth for n in n_prompt if n),
@@ -154,7 +157,7 @@ def command(
     if not tests:
         raise click.UsageError("nothing to time: -p and -n are both 0")
     if sequences != (1,) and not any(n_gen):
-        raise click.UsageError("-s: sequences write together, and -n is 0")
+        raise click.UsageError("-s needs generation, but -n is 0")
     tests.sort(key=lambda test: test.depth)  # each depth continues from the previous one's tokens
     schedule = Schedule(tests, repeat, kv, against is not None, device)
     if plot:
@@ -201,11 +204,13 @@ def time_model(
     engines: list[Contender] = []
     try:
         if main_output(model.config) != "logits":
-            how = "`treadle plan MODEL -p 128 --profile` times its steps"
-            raise TreadleError(f"{path}: it writes no text: {how}")
+            how = "time its steps with `treadle plan MODEL -p 128 --profile`"
+            raise TreadleError(f"{path}: the model does not generate text: {how}")
         most = min(model.engine.max_tokens, OUTPUTS)
         if schedule.n_sequences > most:
-            raise click.UsageError(f"-s {schedule.n_sequences}: at most {most} write together")
+            raise click.UsageError(
+                f"-s {schedule.n_sequences}: at most {most} sequences in one batch"
+            )
         ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
         engines.append(Treadle(model, ids))
         if schedule.against:

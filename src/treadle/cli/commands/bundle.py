@@ -54,16 +54,19 @@ def command(
 ) -> None:
     """Write MODEL and treadle as one executable file, OUT, that needs only Python.
 
-    OUT takes the arguments of a command (OUT run, OUT bench), whose MODEL is its own; alone it
-    chats, and a prompt is completed. ARGS are what it does when nothing else is typed.
+    OUT takes the arguments of a command (OUT run, OUT bench) and uses its own MODEL. Without
+    arguments it starts a chat; with a prompt alone, it completes that. ARGS are its default
+    arguments.
     """
     from treadle.bundle.build import make_bundle
     from treadle.bundle.wheels import Target
 
     if not out:
-        raise click.UsageError("OUT is an empty name")
+        raise click.UsageError("OUT is empty")
     if offline and (machines or pythons):
-        raise click.UsageError("--offline: for this machine alone, without --machine and --python")
+        raise click.UsageError(
+            "--offline excludes --machine and --python: OUT then runs on this kind of machine only"
+        )
     versions = [tuple(map(int, version.split("."))) for version in pythons or MINORS]
     targets = [Target(machine, (v[0], v[1])) for machine in machines or MACHINES for v in versions]
     with ProgressBar() as progress:

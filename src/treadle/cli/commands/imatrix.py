@@ -31,7 +31,7 @@ STAGE = "imatrix"
     metavar="OUT",
     type=click.Path(readable=False),
     show_default=True,
-    help="The file to write.",
+    help="Output file.",
 )
 @click.option(
     "-c",
@@ -40,7 +40,7 @@ STAGE = "imatrix"
     default=DEFAULT_CONTEXT,
     metavar="N",
     show_default=True,
-    help="Tokens of a window.",
+    help="Tokens per window.",
 )
 @click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
@@ -49,9 +49,9 @@ STAGE = "imatrix"
     multiple=True,
     metavar="FILE",
     type=click.Path(readable=False),
-    help="Add the results of an earlier run; may be repeated.",
+    help="Add the results of an earlier run, in FILE; may be repeated.",
 )
-@click.option("--process-output", is_flag=True, help="The output matrix too (more slowly).")
+@click.option("--process-output", is_flag=True, help="Also process the output matrix (slower).")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @THREADS
 @DEVICE
@@ -69,10 +69,12 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Let MODEL read the text FILE, and write how much passes into each column of its weights.
+    """Run MODEL on the text FILE, and write the importance of each weight column (mean squared
+    activations).
 
-    `treadle quantize --imatrix OUT` then spends its precision there. The text should be like what
-    the model is to be used for, some hundred thousand tokens of it; MODEL best the unquantized one.
+    `treadle quantize --imatrix OUT` then quantizes important columns more precisely. Use a text
+    similar to what the model will process, of some hundred thousand tokens, and preferably the
+    unquantized MODEL.
     """
     from treadle.quantize.imatrix.matrix import missing, read
     from treadle.quantize.plan import is_matrix
@@ -135,4 +137,4 @@ def print_report(report: dict[str, Any]) -> None:
         f"{report['tok_s']:.0f} tokens/s"
     )
     if report["without"]:
-        print(f"nothing for {', '.join(map(printable, report['without']))}")
+        print(f"no values for {', '.join(map(printable, report['without']))}")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 @click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
-    """Print MODEL's metadata, tensors, formats and sizes, and what is missing or unknown.
+    """Print MODEL's metadata, tensors, formats and sizes, and its unsupported parts.
 
-    `inspect --diff A B` prints what differs between two files, and by how much their weights.
+    `inspect --diff A B` compares two files, and prints how much their weights differ.
     """
     if diff != (other is not None):
         raise click.UsageError("--diff needs two files" if diff else "two files need --diff")
@@ -152,7 +152,7 @@ def find_problems(gguf: GGUF) -> list[str]:
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
-    problems += [f"tensors: treadle has no format {name} yet" for name in unknown]
+    problems += [f"tensors: format {name} is not supported yet" for name in unknown]
     return problems
 
 
@@ -176,10 +176,10 @@ def token_line(report: Mapping[str, Any]) -> str:
         return ""
     size = n_bytes(each["n_bytes"])
     if not each["n_experts"]:
-        return f"a token reads {size}"
+        return f"{size} read per token"
     few, every = n_weights(each["n_parameters"]), n_weights(report["n_parameters"])
     experts = f"{each['n_experts']} experts, {each['n_experts_used']} used"
-    return f"{experts}: {few} of {every} parameters a token, {size}"
+    return f"{experts}: {few} of {every} parameters and {size} read per token"
 
 
 def print_report(report: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ def print_report(report: Mapping[str, Any]) -> None:
     print(
         f"{kind}, {n_bytes(report['n_bytes'])}, "
         f"{n_weights(report['n_parameters'])} parameters in {len(report['tensors'])} tensors, "
-        f"{report['bits_per_weight']:.2f} bits a weight"
+        f"{report['bits_per_weight']:.2f} bits per weight"
     )
     line = token_line(report)
     print(f"{line}\n" if line else "")
@@ -209,7 +209,7 @@ def print_report(report: Mapping[str, Any]) -> None:
         )
         print()
         print_table(
-            ["format", "tensors ", "parameters ", "size ", "share ", "bits a weight ", "of F16 "],
+            ["format", "tensors ", "parameters ", "size ", "share ", "bits per weight ", "of F16 "],
             [
                 (
                     f["format"],

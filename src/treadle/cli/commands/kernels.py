@@ -18,11 +18,11 @@ from treadle.errors import TreadleError
     "--json", "as_json", is_flag=True, help="Print a list of objects: name, n_bytes, isa."
 )
 def command(name: str | None, ir: bool, asm: bool, as_json: bool) -> None:
-    """List the compiled kernels in this machine's cache; of the kernel NAME, show its code."""
+    """List the compiled kernels in this machine's cache, or show the code of the kernel NAME."""
     if name is None and (ir or asm):
         raise click.UsageError("--ir and --asm need the NAME of a kernel")
     if as_json and (ir or asm):
-        raise click.UsageError("--json lists kernels; --ir and --asm print code, which is no JSON")
+        raise click.UsageError("--json excludes --ir and --asm")
 
     from treadle.jit import cache
     from treadle.profiling import kernel_inspect

@@ -39,7 +39,7 @@ STAGE = "perplexity"
     "--context",
     type=click.IntRange(4),
     metavar="N",
-    help=f"Tokens of a window.  [default: {DEFAULT_CONTEXT}]",
+    help=f"Tokens per window.  [default: {DEFAULT_CONTEXT}]",
 )
 @click.option("--chunks", type=click.IntRange(1), metavar="N", help="Stop after N windows.")
 @click.option(
@@ -59,7 +59,7 @@ STAGE = "perplexity"
 @click.option(
     "--as-written",
     is_flag=True,
-    help="Run the scored tokens one by one, as a text is written: slower, other kernels.",
+    help="Run the scored tokens one by one, as in generation: slower, and with other kernels.",
 )
 @THREADS
 @KV
@@ -84,17 +84,17 @@ def command(
 ) -> None:
     """Print the perplexity of MODEL on the text FILE ("-": standard input).
 
-    The text is cut into windows; the second half of each is scored. With --kl-from, also how far
-    the predictions are from the reference's. Saved predictions hold their text: then without FILE.
-    Adapters (--lora), the type of keys and values (--kv), the device and --as-written are MODEL's
-    alone.
+    The text is cut into windows; the second half of each is scored. With --kl-from, also print the
+    KL divergence from the reference's predictions. Saved predictions contain their text: leave out
+    FILE. Adapters (--lora), the KV cache type (--kv), the device and --as-written apply to MODEL
+    only.
     """
     from treadle.evaluate import SavedLogits, is_saved
 
     saved = SavedLogits(reference) if reference and is_saved(reference) else None
     check_usage(file, reference, saved is not None, stride, save, context)
     if force and save is None:
-        raise click.UsageError("--force: is for --save-logits, which is missing")
+        raise click.UsageError("--force needs --save-logits")
     if save is not None:
         read = files_of(model, reference, file, *(path for path, _ in lora))
         check_target(file_name(save), read, force=force)
@@ -125,7 +125,7 @@ def check_usage(
 ) -> None:
     """Raise click.UsageError for options that exclude each other."""
     if file is None and not saved:
-        why = f": {reference} holds no saved predictions, nor so a text" if reference else ""
+        why = f": {reference} has no saved predictions, so FILE is required" if reference else ""
         raise click.UsageError(f"Missing argument 'FILE'{why}")
     if saved and (stride or context or file):
         raise click.UsageError(
@@ -168,8 +168,8 @@ def windows_of(
     ids = model.tokenize(text, special=False)
     if other is not None and other.tokenize(text, special=False) != ids:
         raise TreadleError(
-            f"{other.path} reads the text as other tokens than {model.path}: "
-            "their predictions cannot be compared"
+            f"{other.path} and {model.path} tokenize the text differently: their predictions "
+            "cannot be compared"
         )
     return cut(ids, n_ctx, bos=bos_of(tokenizer), stride=stride, n_windows=chunks)
 

@@ -39,10 +39,12 @@ SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Tokens in the cache before, whose keys and values attention reads.",
+    help="Tokens already in the KV cache, which attention reads.",
 )
-@click.option("--profile", is_flag=True, help="Run it, and show what each step took.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON: a list, of a profile an object.")
+@click.option("--profile", is_flag=True, help="Run it, and show the time of each step.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON: a list; with --profile, an object."
+)
 @load_options
 def command(
     model: str,
@@ -60,9 +62,11 @@ def command(
     with ProgressBar() as progress:
         loaded = load_model(model, progress, room=room, **load)
         if tokens > (most := loaded.engine.max_tokens):
-            raise click.UsageError(f"-p {tokens}: one run of this model takes at most {most}")
+            raise click.UsageError(f"-p {tokens}: at most {most} tokens fit one run of this model")
         if depth and main_output(loaded.config) != "logits":
-            raise click.UsageError("-d: it reads a text at once, nothing comes before")
+            raise click.UsageError(
+                "-d: this model processes a text in one run, with no tokens before it"
+            )
         steps = list(loaded.plan(tokens))
         shown = [step for step in steps if fnmatchcase(step.label, match)]
         if not shown:
@@ -149,8 +153,9 @@ def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
     outside_s = profile.whole_s - profile.sum_s
     if outside_s > AGREES * profile.whole_s:
         say(
-            f"the other {1e6 * outside_s:.1f} µs are Python's, around the steps: laying out the "
+            f"the other {1e6 * outside_s:.1f} µs are spent in Python, around the steps: laying "
+            "out the "
             "batch, waking the threads, copying the logits"
         )
     elif outside_s < -AGREES * profile.whole_s:
-        say("the steps took longer while they were timed: other programs disturbed it; run again")
+        say("the steps took longer when timed one by one: other programs interfered; run again")

@@ -36,8 +36,8 @@ SHOWN = 6  # most tensor names in a remark
     "rules",
     multiple=True,
     metavar="PATTERN=TYPE",
-    help="Another type for the matrices that a regular expression is found in, such as "
-    "ffn_down=Q6_K; may be repeated, the last one counts.",
+    help="Type for tensors whose name matches a regular expression, such as ffn_down=Q6_K; may "
+    "be repeated, the last match wins.",
 )
 @click.option("--output-type", metavar="TYPE", help="Type of output.weight.")
 @click.option("--embd-type", metavar="TYPE", help="Type of token_embd.weight.")
@@ -54,9 +54,11 @@ SHOWN = 6  # most tensor names in a remark
     multiple=True,
     help="Add an adapter (LoRA) to the weights; may be repeated.",
 )
-@click.option("--pure", is_flag=True, help="TYPE's own format for every matrix, no mix.")
-@click.option("--allow-requantize", is_flag=True, help="Take weights that were quantized before.")
-@click.option("--dry-run", is_flag=True, help="Print what would become of every tensor, no more.")
+@click.option("--pure", is_flag=True, help="Use TYPE's own format for every matrix, not a mix.")
+@click.option("--allow-requantize", is_flag=True, help="Accept weights that are already quantized.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the format of every tensor, and write nothing."
+)
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @THREADS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -76,9 +78,10 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write the model SRC as DST, its matrices in TYPE: a format, or a mix such as Q4_K_M.
+    """Quantize the model SRC to DST, with matrices in TYPE: a format, or a mix such as Q4_K_M.
 
-    Where TYPE's blocks do not fit a matrix's rows, another format stands in, and is named.
+    If the rows of a matrix are not a multiple of TYPE's blocks, another format is used and
+    reported.
     """
     from treadle.files.gguf import open_gguf
     from treadle.machine.topology import usable_threads
@@ -91,7 +94,7 @@ def command(
         for name in filter(None, (output_type, embd_type)):
             format_by_name(name)
     if not dst:
-        raise click.UsageError("DST is an empty name")
+        raise click.UsageError("DST is empty")
     with ProgressBar(STAGE, "B") as meter:
         gguf = open_gguf(gguf_of(src, meter))
         try:
@@ -151,7 +154,7 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
             adapter = open_adapter(file, gguf, config)
             writes = "logits" in GRAPHS[config.arch.graph].outputs
             if EMBEDDINGS in adapter.ranks and config.tied and writes:
-                what = "the output matrix is the embeddings' here, and an adapter adds to one"
+                what = "the output matrix shares these weights, and the adapter changes only one"
                 raise UnsupportedError(f"{adapter.path}: {EMBEDDINGS}: {what}")
             ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
             made.append((replace(adapter, ranks=ranks), scale))
@@ -163,7 +166,7 @@ def gguf_of(src: str, meter: ProgressBar) -> Path:
     path = find_model(src, meter)
     if path.is_dir() or path.suffix == ".safetensors":
         raise UnsupportedError(
-            f"{path} is no GGUF file: make it one with 'treadle convert {path} FILE.gguf', and "
+            f"{path} is not a GGUF file: convert it with 'treadle convert {path} FILE.gguf', and "
             "quantize that"
         )
     return path
@@ -211,18 +214,18 @@ def remarks(recipe: Recipe, matrix: Any) -> list[str]:
         if target.note and target.instead_of is None:
             groups.setdefault((target.type.name, target.note), []).append(target.tensor.name)
     for (fmt, note), names in groups.items():
-        out.append(f"{fmt} instead, for {note}: {printable(listed(names, SHOWN))}")
+        out.append(f"{fmt} instead ({note}): {printable(listed(names, SHOWN))}")
     if matrix is not None and (unheeded := recipe.unheeded(matrix)):
         each = ", ".join(f"{fmt} ({matrices(len(names))})" for fmt, names in unheeded.items())
-        out.append(f"the importance matrix changes nothing in {each}")
+        out.append(f"the importance matrix has no effect in {each}")
     coarse = recipe.wants_imatrix
     if coarse and matrix is None:
         out.append(
-            f"{len(coarse)} tensors become very coarse, and no --imatrix says what matters in "
-            f"them: expect little of the model; {printable(listed(coarse, SHOWN))}"
+            f"{len(coarse)} tensors become very coarse without --imatrix: expect a poor model; "
+            f"{printable(listed(coarse, SHOWN))}"
         )
     elif matrix is not None and (without := missing(matrix, coarse)):
-        out.append(f"the importance matrix has nothing for {printable(listed(without, SHOWN))}")
+        out.append(f"the importance matrix has no values for {printable(listed(without, SHOWN))}")
     return out
 
 
@@ -253,8 +256,8 @@ def trained(recipe: Recipe) -> list[str]:
         narrow = (f"{name} where that does not fit" for name in sorted(fits - {better}))
         advice = ", or ".join([better, *narrow])
         out.append(
-            f"{matrices(len(targets))} in {fmt}, which is for weights that were trained in it: "
-            f"others lose {cost}; take {advice}"
+            f"{matrices(len(targets))} in {fmt}, which suits only weights trained in it: others "
+            f"lose {cost}; use {advice} instead"
         )
     return out
 
@@ -289,7 +292,7 @@ def print_report(report: dict[str, Any]) -> None:
     print(f"{report['mix']}: {counts}")
     print(
         f"{n_bytes(report['n_bytes_before'])} -> {n_bytes(report['n_bytes'])}, "
-        f"{report['bits_per_weight_before']:.2f} -> {report['bits_per_weight']:.2f} bits a weight"
+        f"{report['bits_per_weight_before']:.2f} -> {report['bits_per_weight']:.2f} bits per weight"
         + (" (not written)" if dry_run else "")
     )
     if not dry_run:

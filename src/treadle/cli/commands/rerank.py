@@ -14,14 +14,14 @@ from treadle.cli.ui.table import print_json, print_table
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("query")
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
-@click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="The N best alone.")
-@click.option("--truncate", is_flag=True, help="Read the beginning of a document that is too long.")
+@click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="Print only the N best.")
+@click.option("--truncate", is_flag=True, help="Truncate documents that are too long.")
 @click.option(
     "-c",
     "--context",
     type=click.IntRange(1),
     metavar="N",
-    help="Tokens that the query and a document may have together.",
+    help="Most tokens of the query and a document together.",
 )
 @THREADS
 @DEVICE
@@ -37,15 +37,17 @@ def command(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Score each DOCUMENT, or line of standard input, by how well it answers QUERY; best first.
+    """Score how well each DOCUMENT, or line of standard input, answers QUERY; best first.
 
-    MODEL is a reranker: a cross-encoder's folder of safetensors, or a GGUF that has its whole head.
+    MODEL is a reranker: a safetensors folder of a cross-encoder, or a GGUF file with its full head.
     """
     from treadle.api.rerank import Reranker
 
     texts = list(documents) or read_lines()
     if not texts:
-        raise click.UsageError("no documents: name some, or write one a line on standard input")
+        raise click.UsageError(
+            "no documents: pass some as arguments, or one per line on standard input"
+        )
     with (
         ProgressBar() as progress,
         load_model(model, progress, context=context, threads=threads, device=device) as loaded,

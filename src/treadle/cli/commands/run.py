@@ -45,11 +45,11 @@ def command(
     stats: bool | None,
     load: dict[str, Any],
 ) -> None:
-    """Complete PROMPT, or standard input, and stream the completion alone.
+    """Complete PROMPT, or standard input, and stream only the completion.
 
     A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
-    hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships inside the
-    package completes Python code.
+    hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships with treadle
+    completes Python code.
     """
     model_ref, prompt = split_words(words)
     if prompt is None:
@@ -106,7 +106,7 @@ def split_words(words: tuple[str, ...]) -> tuple[str | None, str | None]:
 def read_prompt(*, raw: bool) -> str:
     """Read the prompt from standard input; one newline at its end, the shell's, is removed."""
     if sys.stdin.isatty():
-        remark("type the prompt; Ctrl-D ends it")
+        remark("type the prompt; end it with Ctrl-D")
     try:
         prompt = read_bytes("-").decode("utf-8")
     except UnicodeDecodeError as error:

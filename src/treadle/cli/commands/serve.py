@@ -56,7 +56,7 @@ def origin(text: str) -> str:
     "out of the list of processes.",
 )
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
-@click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="The same as -c.")
+@click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="Same as -c.")
 @click.option(
     "--sequences",
     type=click.IntRange(1, 4096),
@@ -120,7 +120,7 @@ def origin(text: str) -> str:
 @click.option(
     "--deterministic",
     is_flag=True,
-    help="Answers are the same to the bit, whatever else is in the batch or the cache; slower.",
+    help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
 @MAX_TOKENS
 @default_options
@@ -141,10 +141,10 @@ def command(
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
-    The address is printed on standard output, alone on its line, as soon as the first call can be
-    answered. In a browser it is a page to talk with the model. Without MODEL, the small model that
-    ships inside the package is served. Chat template, reasoning, sampling and seed are defaults: a
-    call's own fields win.
+    The address is printed on standard output, alone on its line, when the server is ready. In a
+    browser it shows a chat page. Without MODEL, the small model that ships with treadle is served.
+    The options for chat template, reasoning, sampling and seed are defaults: a request's own fields
+    override them.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
@@ -152,9 +152,9 @@ def command(
             f"the server needs {' and '.join(missing)}: pip install 'treadle[serve]'"
         )
     if not host:
-        raise click.UsageError("--host: an address, such as 127.0.0.1")
+        raise click.UsageError("--host: expected an address, such as 127.0.0.1")
     if not all(key.strip() for key in settings["api_keys"]):
-        raise click.UsageError("--api-key: an empty key")
+        raise click.UsageError("--api-key: the key is empty")
     if n_ctx is not None and load["context"] not in (None, n_ctx):
         raise click.UsageError(
             f"-c {load['context']} and --n-ctx {n_ctx}: they are the same option"
@@ -179,8 +179,8 @@ def command(
         pages = n_bytes(loaded.engine.cache.n_bytes)
         remark(
             f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
-            f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens a text, "
-            f"{pages} for keys and values"
+            f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens per request, "
+            f"{pages} of KV cache"
         )
         click.echo(url)
 
@@ -196,7 +196,7 @@ def make_folder(path: Path | None) -> None:
             path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = error.strerror or error
-        raise click.ClickException(f"--slot-save-path: {path} cannot be made: {why}") from error
+        raise click.ClickException(f"--slot-save-path: cannot create {path}: {why}") from error
 
 
 def shared_room() -> dict[str, int]:

@@ -16,13 +16,13 @@ from treadle.cli.ui.table import print_json, print_table
 @click.command()
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("text", required=False)
-@click.option("--ids", "only_ids", is_flag=True, help="Print the ids alone, on one line.")
+@click.option("--ids", "only_ids", is_flag=True, help="Print only the ids, on one line.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects: id, piece, bytes.")
-@click.option("--raw", is_flag=True, help="Take the text byte for byte: no BOS, no control tokens.")
+@click.option("--raw", is_flag=True, help="Use the text byte for byte: no BOS, no control tokens.")
 def command(model: str, text: str | None, only_ids: bool, as_json: bool, raw: bool) -> None:
     """Print the tokens of TEXT, or of standard input, and their ids.
 
-    Only the vocabulary is read, so a file without weights will do.
+    Only the vocabulary is read, so a file without weights is enough.
     """
     if only_ids and as_json:
         raise click.UsageError("--ids and --json exclude each other")

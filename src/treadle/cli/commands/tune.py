@@ -47,34 +47,41 @@ class FormatName(click.Choice[str]):
     "formats",
     multiple=True,
     type=FormatName([fmt.name for fmt in TUNABLE], case_sensitive=False),
-    help="Weight format, or MLX4_G64 and its kin; may be repeated. By default all but those.",
+    help="Weight format; may be repeated. By default all except MLX's, such as MLX4_G64.",
 )
-@click.option("--k", type=click.IntRange(1), default=2048, help="Weights in a row.")
+@click.option("--k", type=click.IntRange(1), default=2048, help="Weights per row.")
 @click.option("--m", type=click.IntRange(1), default=2048, help="Rows of weights.")
 @click.option("--n", type=click.IntRange(1), default=512, help="Tokens of a prompt, for gemm.")
-@click.option("-t", "--threads", type=click.IntRange(1, 1024), help="By default as `doctor` says.")
+@click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="Number of threads; `treadle doctor` shows the default.",
+)
 @click.option(
     "-r",
     "--repeat",
     type=click.IntRange(1),
     default=12,
     metavar="N",
-    help="Runs of each configuration, hot and cold alike; the least time counts.",
+    help="Runs of each configuration, hot and cold; the shortest time counts.",
 )
-@click.option("--plot", type=Picture(), help="Draw it: an SVG.")
+@click.option("--plot", type=Picture(), help="Draw a chart (SVG).")
 @click.option("--dry-run", is_flag=True, help="Do not write a file.")
-@click.option("--force", is_flag=True, help="Keep what a busy machine measured, too.")
-@click.option("--reset", is_flag=True, help="Forget what was measured here; measure nothing.")
+@click.option("--force", is_flag=True, help="Save results even if the machine was busy.")
+@click.option("--reset", is_flag=True, help="Remove this machine's saved results; measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option(
     "--isa",
     "study_isa",
     type=click.Choice([RISCV, NATIVE]),
-    help="Study small kernels instead, of RISC-V's vectors or this machine's; keeps nothing.",
+    help="Study small kernels instead, for RISC-V's vectors or this machine's; saves nothing.",
 )
 @click.option("--vlen", type=click.Choice(["128", "256", "512", "1024"]), help="With --emulator.")
 @click.option(
-    "--emulator", type=click.Choice(["qemu"]), help="Count instructions there; time nothing."
+    "--emulator",
+    type=click.Choice(["qemu"]),
+    help="Count instructions in the emulator; time nothing.",
 )
 @click.pass_context
 def command(
@@ -95,33 +102,34 @@ def command(
     vlen: str | None,
     emulator: str | None,
 ) -> None:
-    """Measure the fastest shape of KERNEL, or of all, and keep it for every later run.
+    """Find the fastest tile sizes of KERNEL, or of all kernels, and save them for later runs.
 
     Each configuration's results are checked, then timed with caches hot (the same weights again)
-    and cold (the next of many copies); the quickest cold one wins. KERNEL matrix is gemm on matrix
-    registers, where there are any; crossover compares gemv with gemm at a few tokens.
+    and cold (the next of many copies); the fastest cold one wins. KERNEL matrix is gemm on matrix
+    registers, if the CPU has any; crossover compares gemv with gemm for a few tokens.
 
-    What threads measured that got less than 80 % of their processor time is not kept: exit code 1.
+    Results are not saved, and the exit code is 1, if the threads got less than 80 % of their
+    processor time.
 
-    With --isa, KERNEL is one of the RISC-V work's (docs/riscv.md): vec_dot_f16, mad_f16, ...
+    With --isa, KERNEL is one of the RISC-V study (docs/riscv.md): vec_dot_f16, mad_f16, ...
     """
     if study_isa is not None:
-        refuse_options(ctx, ONLY_TUNE, "is not for --isa")
+        refuse_options(ctx, ONLY_TUNE, "cannot be used with --isa")
         asked = StudyOptions(
             study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json
         )
         study(kernel, asked)
         return
-    refuse_options(ctx, ("vlen", "emulator"), "is for --isa")
+    refuse_options(ctx, ("vlen", "emulator"), "needs --isa")
     if kernel not in (None, *KERNELS):
-        raise click.UsageError(f"{kernel} is for --isa")
+        raise click.UsageError(f"{kernel} needs --isa")
     from treadle.devices.cpu import tuned_rows
     from treadle.machine.topology import cpu_name, usable_threads
     from treadle.profiling.report import row_in_use
 
     isa = row_in_use()
     if reset:
-        refuse_options(ctx, MEASURING, "is not for --reset, which measures nothing")
+        refuse_options(ctx, MEASURING, "cannot be used with --reset, which measures nothing")
         path = tuned_rows.tuned_row(isa).path
         say_reset(None if dry_run else tuned_rows.reset(isa), path, as_json)
         return
@@ -149,7 +157,7 @@ def command(
     else:
         print_results(results, shape, about, peaks)
         if saved is not None:
-            say(f"kept in {saved}: later runs use it")
+            say(f"saved in {saved}: later runs use it")
     if plot is not None:  # after the results: a full disk loses only the chart
         from treadle.cli.tune_plot import draw
         from treadle.cli.ui.svg import origin, save
@@ -180,8 +188,8 @@ def refuse(doubtful: Sequence[TuneResult]) -> None:
         by_reason.setdefault(str(result.doubt), []).append(result.format)
     for reason, formats in by_reason.items():
         remark(
-            f"error: {', '.join(formats)}: not kept: {reason} and measure again, or keep it with "
-            "--force"
+            f"error: {', '.join(formats)}: not saved: {reason} and measure again, or save it "
+            "with --force"
         )
     raise click.exceptions.Exit(1)
 
@@ -242,12 +250,12 @@ def warn(results: Sequence[TuneResult], refused: Sequence[TuneResult]) -> None:
     ``refused`` results are reported separately.
     """
     share = min((result.cpu_share for result in results if result not in refused), default=1.0)
-    if warning := busy([share], ", so the best may be so by chance; stop them and measure again"):
+    if warning := busy([share], ", so the best may be chance; stop them and measure again"):
         remark(warning)
     for sweep in (s for result in results for s in result.sweeps):
         for variant in sweep.variants:
             if variant.problem is not None:
-                remark(f"{variant.spec.name} is left alone: {variant.problem}")
+                remark(f"{variant.spec.name} is skipped: {variant.problem}")
 
 
 def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
@@ -256,6 +264,6 @@ def say_reset(removed: Path | None, path: str, as_json: bool) -> None:
     if as_json:
         print_json({"removed": removed and str(removed), "would_remove": path if there else None})
     elif removed is not None:
-        print(f"removed {removed}: later runs use what is shipped")
+        print(f"removed {removed}: later runs use the shipped tiles")
     else:
         print(f"would remove {path}" if there else "nothing was tuned here: nothing to remove")

@@ -360,8 +360,8 @@ def check_place(path: Path, sources: Iterable[Path] = ()) -> None:
     with path.open("rb") as file:
         head = file.read(len(HEAD))
     if head and head != HEAD:
-        what = "exists already, and is no picture of treadle's"
-        raise FileError(what, path=path, expected="another name for the picture")
+        what = "already exists, and is not a chart by treadle"
+        raise FileError(what, path=path, expected="another file name")
 
 
 def save(path: Path, picture: str) -> None:

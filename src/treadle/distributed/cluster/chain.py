@@ -80,8 +80,8 @@ class RayChain:
                 self._where[i] = ray.get(actor.where.remote(), timeout=START_S)
             except GetTimeoutError:
                 raise TreadleError(
-                    f"{self._name(i)}: no machine has {self._settings['n_threads']} processors "
-                    f"free for it after {START_S:g} s"
+                    f"{self._name(i)}: no machine had {self._settings['n_threads']} free "
+                    f"processors within {START_S:g} s"
                 ) from None
             except RayError as error:
                 self._raise(error)

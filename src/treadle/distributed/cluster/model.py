@@ -26,13 +26,13 @@ class StagedModel(Model):
         plain = {**(load.__kwdefaults__ or {}), "threads": 1}
         self._n_stages, self._settings = stages, {**plain, **settings}
         if self._settings.get("cache_dir") is not None:
-            raise UnsupportedError("cache_dir: pages of a model in stages are not written to files")
+            raise UnsupportedError("cache_dir: not supported with pipeline stages")
         super().__init__(path, **self._settings)
 
     def device_type(self, name: str, isa: str | None, n_threads: int, progress: object) -> Pipeline:
         """Return the device of its engine."""
         if name != "cpu":
-            raise UnsupportedError(f"device={name!r}: stages of a model run on processors")
+            raise UnsupportedError(f"device={name!r}: pipeline stages run on CPUs only")
         row = choose(host_features(), isa)
         own = {name: self._settings[name] for name in OF_ENGINES}
         own |= {"isa": row.name, "n_threads": n_threads, "n_ctx": self.n_ctx}

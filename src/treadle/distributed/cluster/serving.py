@@ -109,7 +109,7 @@ class FrontServer:
         try:
             head = await messages.__anext__()
         except RayError:
-            error = ApiError(500, "the model's process ended with this call in hand; ask again")
+            error = ApiError(500, "the replica's process ended during this request; retry")
             return JSONResponse(error.as_dict(), error.status)
         answer = StreamingResponse(_parts(messages), head["status"])
         answer.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]

@@ -68,7 +68,7 @@ class FrontEngine(Engine):
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
         """Raise UnsupportedError: stages have no adapters."""
-        raise UnsupportedError("a model whose layers are split among processes takes no adapters")
+        raise UnsupportedError("adapters are not supported with pipeline stages")
 
     def _run(
         self,

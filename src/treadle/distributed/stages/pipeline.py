@@ -61,12 +61,12 @@ class StageMemory:
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         """See ``plan.DeviceMemory``."""
         if self.arena is None:
-            raise UnsupportedError("pages of a model in stages are not read or written by files")
+            raise UnsupportedError("cache files are not supported with pipeline stages")
         return self.arena.read(at, n_bytes)
 
     def write(self, at: int, data: np.ndarray) -> None:
         """See ``plan.DeviceMemory``."""
-        raise UnsupportedError("pages of a model in stages are not read or written by files")
+        raise UnsupportedError("cache files are not supported with pipeline stages")
 
 
 class StageOutputs:
@@ -88,7 +88,7 @@ class StageOutputs:
                 if name not in self._given:
                     self._given[name] = self._chain.read(name)
                 return self._given[name][at - start : at - start + n_bytes]
-        raise AssertionError(f"byte {at} of an arena is no output's")
+        raise AssertionError(f"byte {at} of the arena belongs to no output")
 
 
 class StagePlan(NamedTuple):
@@ -172,7 +172,9 @@ class Pipeline:
     ) -> bool:
         """Run the plan; a run cannot be interrupted, so signals wait for its end."""
         if steps is not None or times is not None:
-            raise UnsupportedError("steps of a model in stages are not run or timed one by one")
+            raise UnsupportedError(
+                "running or timing single steps is not supported with pipeline stages"
+            )
         plan, output, _, inputs = ready
         assert inputs.bytes is not None
         copies, self._copies = tuple(self._copies), []

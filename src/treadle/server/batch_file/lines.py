@@ -86,13 +86,17 @@ def read_job(line: InputLine) -> LineJob:
     elif "messages" in given or "prompt" in given:
         url, body, simple = CHAT if "messages" in given else COMPLETIONS, given, True
         if body.get("n") not in (None, 1):
-            raise ApiError(400, "n: a simple line has one answer; use OpenAI's form", param="n")
+            raise ApiError(
+                400, "n: a simple line has one answer: use OpenAI's batch format", param="n"
+            )
         if url == COMPLETIONS and not isinstance(body["prompt"], str):
-            raise wrong("prompt", body["prompt"], "a string; OpenAI's form has others")
+            raise wrong(
+                "prompt", body["prompt"], "a string (OpenAI's batch format supports others)"
+            )
     else:
-        raise ApiError(400, "neither url and body, nor prompt or messages: no request")
+        raise ApiError(400, "not a request: expected url and body, prompt, or messages")
     if body.get("stream"):
-        raise ApiError(400, "stream: an answer is one line", param="stream")
+        raise ApiError(400, "stream: not supported in batch files", param="stream")
     return LineJob(url, body, custom_id, simple)
 
 

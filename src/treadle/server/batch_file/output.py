@@ -38,7 +38,7 @@ class Output:
     def _lock(self) -> None:
         with contextlib.suppress(OSError):  # a pipe, or a file system without locks
             if not SYSTEM.lock(self._fd):
-                raise TreadleError(f"{self.path}: another treadle batch is writing it")
+                raise TreadleError(f"{self.path}: another treadle batch is writing to it")
 
     def skip(self, lines: Iterator[InputLine]) -> None:
         """Skip the ``lines`` that are already answered. Raises FileError if the file holds answers
@@ -64,9 +64,13 @@ class Output:
             found = json.loads(raw)
         name = found.get("id") if isinstance(found, dict) else None
         if line is None or name != line.id:
-            what = "answers no line of the input" if line is None else "answers another line"
+            what = (
+                "does not answer any line of the input"
+                if line is None
+                else "answers a different line"
+            )
             raise FileError(
-                f"{what}: it is not this job's file",
+                f"{what}: the file belongs to another job",
                 path=self.path,
                 where=f"line {self.n_earlier}",
                 expected=f"the answer to line {line.number}" if line else "no more lines",
@@ -79,8 +83,10 @@ class Output:
         begun = raw.rstrip(b"\0")[: len(HEAD)]
         if not HEAD.startswith(begun):
             where = f"line {self.n_earlier + 1}"
-            what = "is no answer: it is not this job's file"
-            raise FileError(what, path=self.path, where=where, expected="answers, or no such file")
+            what = "is not an answer: the file belongs to another job"
+            raise FileError(
+                what, path=self.path, where=where, expected="answers of this job, or a new file"
+            )
 
     def append(self, data: bytes) -> None:
         """Write a line. Raises OSError with the file's name; a part of the line may have been
@@ -120,4 +126,4 @@ def open_input(path: str) -> BinaryIO:
 def check_apart(source: str, target: str) -> None:
     """Raise TreadleError if the output is the same file as the input."""
     if "-" not in (source, target) and os.path.exists(target) and os.path.samefile(source, target):
-        raise TreadleError(f"{target}: the answers cannot go into the file of the requests")
+        raise TreadleError(f"{target}: the output must not be the input file")

@@ -136,11 +136,11 @@ def problem_of(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoRoomError):
-        return busy("no pages of keys and values are left for this text now")
+        return busy("the KV cache has no free pages for this request now: retry later")
     if isinstance(error, ContextFullError):
         return ApiError(400, str(error), type="exceed_context_size_error")
     if isinstance(error, FileError | CompileError | CacheError | DeviceError | NotFiniteError):
         return ApiError(500, without_folders(str(error), getattr(error, "path", "")))
     if isinstance(error, TreadleError):
         return ApiError(400, str(error), param=error.setting)
-    return ApiError(500, f"an internal error: {type(error).__name__}")
+    return ApiError(500, f"internal error: {type(error).__name__}")

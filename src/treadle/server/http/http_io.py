@@ -175,7 +175,9 @@ async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
     most = MAX_BODY
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":
-        raise ApiError(415, f"a body with content-encoding {packed[:40]!r}: send it as it is")
+        raise ApiError(
+            415, f"content-encoding {packed[:40]!r} is not supported: send the body uncompressed"
+        )
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > most:
         raise _too_large()
@@ -186,7 +188,9 @@ async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
             patience = min(BODY_S, end - loop.time())
             message = await asyncio.wait_for(request.receive(), patience)
         except asyncio.TimeoutError:
-            raise ApiError(408, f"the body is not whole after {len(out)} bytes") from None
+            raise ApiError(
+                408, f"the body was incomplete after {len(out)} bytes: timed out"
+            ) from None
         if message["type"] == "http.disconnect":
             raise GoneError
         out += message.get("body", b"")
@@ -222,7 +226,7 @@ def parse(raw: bytes) -> dict[str, Any]:
 
 def _object(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise ApiError(400, f"the body is {type(found).__name__}: expected an object")
+        raise ApiError(400, f"the body is {type(found).__name__}: expected a JSON object")
     return found
 
 
@@ -236,13 +240,13 @@ def parse_any(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from None
     except RecursionError:
-        raise ApiError(400, "the body is nested too deep") from None
+        raise ApiError(400, "the body is nested too deeply") from None
     except ValueError as error:  # JSONDecodeError, and numbers of 5000 digits
-        raise ApiError(400, f"the body is no JSON: {str(error)[:200]}") from None
+        raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}") from None
 
 
 def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 # -- client disconnects ---------------------------------------------------------------------------
@@ -299,7 +303,7 @@ def seconds_of(request: Request) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < 1e6:
-        raise ApiError(400, "X-Request-Timeout: expected a number of seconds above 0")
+        raise ApiError(400, "X-Request-Timeout: expected a positive number of seconds")
     return seconds
 
 

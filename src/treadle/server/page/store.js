@@ -12,7 +12,7 @@ const done = (request) =>
   new Promise((resolve, reject) => {
     const { transaction } = request;
     transaction.oncomplete = () => resolve(request.result);
-    transaction.onabort = () => reject(transaction.error ?? new Error("it was given up"));
+    transaction.onabort = () => reject(transaction.error ?? new Error("aborted"));
   });
 
 function open() {
@@ -116,7 +116,7 @@ export function imported(text) {
   try {
     value = JSON.parse(text);
   } catch {
-    throw new Error("not a file of conversations: it is no JSON");
+    throw new Error("not a conversations file: not valid JSON");
   }
   return Array.isArray(value?.conversations) ? value.conversations : [value];
 }

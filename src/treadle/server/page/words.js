@@ -21,8 +21,8 @@ export function figures({ timings: t }) {
   const parts = [`${t.predicted_n} tokens`];
   if (t.predicted_per_second) parts.push(`${t.predicted_per_second.toFixed(1)} tokens/s`);
   const n_prompt = t.cache_n + t.prompt_n;
-  const files = t.cache?.files ? `, ${t.cache.files} of them from disk` : "";
-  if (n_prompt) parts.push(`Prompt: ${n_prompt} tokens, ${t.cache_n} reused from cache${files}`);
+  const files = t.cache?.files ? ` (${t.cache.files} from disk)` : "";
+  if (n_prompt) parts.push(`Prompt tokens: ${n_prompt}`, `Reused from cache: ${t.cache_n}${files}`);
   if (t.prompt_per_second) parts.push(`Prompt speed: ${t.prompt_per_second.toFixed(0)} tokens/s`);
   const left = leaving(t.cache ?? {});
   return [...parts, ...(left ? [left] : [])].join(" · ");

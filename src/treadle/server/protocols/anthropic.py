@@ -60,7 +60,7 @@ def _thread(name: str, value: Any) -> Any:
     """Refuse server-side conversations: Anthropic's SDKs request one, and then send only new
     messages. With this error code they send the whole conversation.
     """
-    why = "treadle keeps no conversation: send all of its messages, without this field"
+    why = "conversations are not stored: send all messages, without this field"
     code = "thread_unsupported_request"
     raise ApiError(400, f"{name}: {why}", param=name, details={"error_code": code})
 
@@ -76,8 +76,8 @@ FIELDS: Table = {
     "thinking": mapping,
     "output_config": object_of({"effort": text, "format": _format}),
     "output_format": _format,  # older name of output_config.format
-    "mcp_servers": refused("treadle calls no servers", []),
-    "compaction": refused("treadle summarizes no conversation"),
+    "mcp_servers": refused("not supported: treadle does not call MCP servers", []),
+    "compaction": refused("not supported: treadle does not summarize conversations"),
 }
 NAMES = {
     "stop": "stop_sequences",
@@ -163,8 +163,8 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
     own = mapping(name, tool)
     kind = own.get("type") or "custom"
     if kind != "custom":
-        why = "treadle has no tools of its own, only those with a schema can be called"
-        raise ApiError(400, f"{name}: a tool of type {kind!r:.40}: {why}", param="tools")
+        why = "treadle has no built-in tools, only tools with an input_schema"
+        raise ApiError(400, f"{name}: type {kind!r:.40} is not supported: {why}", param="tools")
     function = {key: own[key] for key in ("name", "description", "strict") if key in own}
     return {
         "type": "function",
@@ -253,7 +253,9 @@ def _read(name: str, block: Any) -> str:
         said = (own.get("title"), own.get("context"), text(f"{where}.{source['type']}", told))
         return "\n".join(text(name, each) for each in said if each)
     raise ApiError(
-        400, f"{name}: a block of type {kind!r:.40}: treadle reads text alone", param=name
+        400,
+        f"{name}: content type {kind!r:.40} is not supported: treadle accepts text only",
+        param=name,
     )
 
 

@@ -66,11 +66,13 @@ FIELDS: Table = {
     "use_activation": flag,
     "embd_normalize": whole(NOTHING),
     "encoding_format": one_of("float", "base64"),
-    "embed_dtype": refused("vectors are float32", "float32"),
-    "endianness": refused("base64 has the lowest byte first", "native", "little"),
-    "add_special_tokens": refused("a text is read as the model wants it: send ids", True),
-    "messages": refused("send texts as input"),
-    "late_chunking": refused("each text is read by itself", False),
+    "embed_dtype": refused("not supported: vectors are float32", "float32"),
+    "endianness": refused("not supported: base64 is little-endian", "native", "little"),
+    "add_special_tokens": refused(
+        "special tokens are added as the model requires: send token ids for other input", True
+    ),
+    "messages": refused("not supported: send texts as input"),
+    "late_chunking": refused("not supported: each text is embedded separately", False),
 }
 NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
 
@@ -91,7 +93,7 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
     if given.get("pooling") == "none":
         raise ApiError(
             400,
-            "pooling: none gives a vector for each token, which /embedding has",
+            "pooling: none returns a vector for each token: use /embedding",
             param="pooling",
         )
     by = given.get("embd_normalize", EUCLIDEAN)
@@ -150,7 +152,7 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
     if asked is None:
         return room(model) if given.get("truncate") else None
     if asked == 0:
-        raise wrong("truncate_prompt_tokens", 0, "a whole number above 0, or -1")
+        raise wrong("truncate_prompt_tokens", 0, "a positive whole number, or -1")
     return room(model) if asked == -1 else min(asked, room(model))
 
 
@@ -160,7 +162,9 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
     free = pooling == "none" or (own, pooling) == ("none", "mean")
     if pooling is not None and not free and POOLINGS[pooling] != own:
         name = next(name for name, ours in POOLINGS.items() if ours == own)
-        raise ApiError(400, f"pooling: {pooling}: the model's own is {name}", param="pooling")
+        raise ApiError(
+            400, f"pooling: {pooling} is not supported: this model uses {name}", param="pooling"
+        )
     lora = lora_scales(given.get("lora"), model.engine)
     try:
         return Embedder(
@@ -220,7 +224,7 @@ def _read(
     made = []
     for i, item in enumerate(items):
         if not isinstance(item, str) and not is_ids(item):
-            raise wrong(name, item, "texts, or lists of token ids")
+            raise wrong(name, item, "strings, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):
             made.append(check_length(_ids(item, model, embedder, most), model))
     return made

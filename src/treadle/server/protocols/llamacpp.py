@@ -61,7 +61,7 @@ def _names(name: str, value: Any) -> list[str]:
     """Read a bounded list of names; each event of a stream looks them all up."""
     found = texts(name, value)
     if len(found) > MOST_NAMES:
-        raise ApiError(400, f"{name}: {len(found)}, at most {MOST_NAMES}", param=name)
+        raise ApiError(400, f"{name}: {len(found)} names, at most {MOST_NAMES}", param=name)
     return found
 
 
@@ -188,7 +188,7 @@ async def tokenize(request: Request) -> Response:
     bos = None if given.get("add_special", False) else False
     parts = content if isinstance(content, list) else [text("content", content)]
     if not all(type(part) in (int, str) for part in parts):
-        raise wrong("content", content, "a string, or texts and token ids")
+        raise wrong("content", content, "a string, or a list of strings and token ids")
 
     def ids_of(part: str | int, bos: bool | None) -> list[int]:
         if isinstance(part, int):

@@ -67,7 +67,7 @@ class _Families:
         tally = self._service.tally
         ended = CounterMetricFamily(
             "vllm:request_success",
-            "Texts that have ended, or were given up",
+            "Finished and aborted requests",
             labels=["model_name", "finished_reason"],
         )
         for reason, n in (*tally.ended.items(), ("abort", tally.n_cancelled)):
@@ -77,19 +77,27 @@ class _Families:
             key = f"{prefix}:spec_decode_num_accepted_tokens_per_pos"
             labels, known = _labels(key, name)
             by_place = CounterMetricFamily(
-                key, "Drafts that were right up to a place", labels=[*labels, "position"]
+                key, "Accepted draft tokens by position", labels=[*labels, "position"]
             )
             for at, n in enumerate(list(tally.accepted_at)):
                 by_place.add_metric([*known, str(at)], n)
             yield by_place
         for key, text, found in (
-            ("time_to_first_token_seconds", "From a call to its first token", tally.first),
-            ("inter_token_latency_seconds", "Between two tokens of a text", tally.between),
-            ("e2e_request_latency_seconds", "From a call to a text's end", tally.whole),
-            ("request_queue_time_seconds", "From a call to its first step", tally.waited),
-            ("request_prefill_time_seconds", "From the first step to a token", tally.reading),
-            ("request_decode_time_seconds", "From the first token to the last", tally.writing),
-            ("iteration_tokens_total", "Tokens of a step", tally.step_tokens),
+            ("time_to_first_token_seconds", "Time to first token", tally.first),
+            ("inter_token_latency_seconds", "Time between two tokens of an output", tally.between),
+            (
+                "e2e_request_latency_seconds",
+                "Time from arrival to the end of the output",
+                tally.whole,
+            ),
+            ("request_queue_time_seconds", "Time in the queue", tally.waited),
+            (
+                "request_prefill_time_seconds",
+                "Time from the first step to the first token",
+                tally.reading,
+            ),
+            ("request_decode_time_seconds", "Time from the first token to the last", tally.writing),
+            ("iteration_tokens_total", "Tokens per engine step", tally.step_tokens),
         ):
             labels, known = _labels(f"vllm:{key}", name)
             made_of = HistogramMetricFamily(f"vllm:{key}", text, labels=labels)
@@ -111,9 +119,9 @@ def counters(service: Service) -> Values:
     read = t.n_prompt - t.n_cached + t.n_embedded
     preempted = service.engine.scheduler.admission.n_preempted
     drafts = {
-        "num_drafts": ("Drafts that were checked", t.n_drafts),
-        "num_draft_tokens": ("Tokens that were drafted", t.n_drafted),
-        "num_accepted_tokens": ("Tokens of drafts that were right", t.n_accepted),
+        "num_drafts": ("Verified drafts", t.n_drafts),
+        "num_draft_tokens": ("Draft tokens", t.n_drafted),
+        "num_accepted_tokens": ("Accepted draft tokens", t.n_accepted),
     }
     return {
         **{
@@ -121,21 +129,30 @@ def counters(service: Service) -> Values:
             for prefix in ("llamacpp", "vllm")
             for name, row in drafts.items()
         },
-        "llamacpp:prompt_tokens": ("Tokens that were read: of prompts, and embedded ones", read),
-        "llamacpp:prompt_tokens_cached": ("Tokens of prompts found in the cache", t.n_cached),
-        "llamacpp:prompt_seconds": ("Seconds of reading", t.prefill_s + t.embed_s),
-        "llamacpp:tokens_predicted": ("Tokens that were written", t.n_written),
-        "llamacpp:tokens_predicted_seconds": ("Seconds of writing", t.decode_s),
-        "llamacpp:n_decode": ("Steps of the engine", t.n_steps),
-        "vllm:prompt_tokens": ("Tokens of prompts, and embedded ones", t.n_prompt + t.n_embedded),
-        "vllm:generation_tokens": ("Tokens that were written", t.n_written),
-        "vllm:prefix_cache_queries": ("Tokens looked for in the cache", t.n_prompt),
-        "vllm:prefix_cache_hits": ("Tokens found in the cache", t.n_cached),
-        "vllm:num_preemptions": ("Texts that gave their pages to others", preempted),
-        "treadle:prompt_tokens_from_files": ("Of them, found in page files", t.n_from_files),
-        "treadle:cancelled": ("Texts that were given up", t.n_cancelled),
-        "treadle:embedded_tokens": ("Tokens read for embeddings", t.n_embedded),
-        "treadle:step_seconds": ("Seconds of steps", t.step_s),
+        "llamacpp:prompt_tokens": ("Processed prompt and embedding tokens", read),
+        "llamacpp:prompt_tokens_cached": ("Prompt tokens reused from the cache", t.n_cached),
+        "llamacpp:prompt_seconds": (
+            "Seconds of prompt and embedding processing",
+            t.prefill_s + t.embed_s,
+        ),
+        "llamacpp:tokens_predicted": ("Generated tokens", t.n_written),
+        "llamacpp:tokens_predicted_seconds": ("Seconds of generation", t.decode_s),
+        "llamacpp:n_decode": ("Engine steps", t.n_steps),
+        "vllm:prompt_tokens": (
+            "Prompt and embedding tokens, cached ones included",
+            t.n_prompt + t.n_embedded,
+        ),
+        "vllm:generation_tokens": ("Generated tokens", t.n_written),
+        "vllm:prefix_cache_queries": ("Prompt tokens looked up in the cache", t.n_prompt),
+        "vllm:prefix_cache_hits": ("Prompt tokens found in the cache", t.n_cached),
+        "vllm:num_preemptions": ("Preempted requests", preempted),
+        "treadle:prompt_tokens_from_files": (
+            "Prompt tokens reused from cache files",
+            t.n_from_files,
+        ),
+        "treadle:cancelled": ("Aborted requests", t.n_cancelled),
+        "treadle:embedded_tokens": ("Embedding tokens", t.n_embedded),
+        "treadle:step_seconds": ("Seconds of engine steps", t.step_s),
     }
 
 
@@ -146,23 +163,32 @@ def gauges(service: Service) -> Values:
     read, read_s = t.n_prompt - t.n_cached + t.n_embedded, t.prefill_s + t.embed_s
     pools = service.model.engine.cache.pools
     return {
-        "llamacpp:requests_processing": ("Texts being written", running),
-        "llamacpp:requests_deferred": ("Texts that wait", len(texts) - running),
-        "llamacpp:prompt_tokens_seconds": ("Tokens read a second", _rate(read, read_s)),
-        "llamacpp:n_tokens_max": ("Tokens of the longest prompt and its text", t.n_most),
-        "process_start_time_seconds": ("When the server was started, Unix time", service.created),
+        "llamacpp:requests_processing": ("Running requests", running),
+        "llamacpp:requests_deferred": ("Waiting requests", len(texts) - running),
+        "llamacpp:prompt_tokens_seconds": (
+            "Processed prompt and embedding tokens per second",
+            _rate(read, read_s),
+        ),
+        "llamacpp:n_tokens_max": ("Most tokens of a prompt and its output", t.n_most),
+        "process_start_time_seconds": ("Start of the server, in Unix time", service.created),
         "llamacpp:predicted_tokens_seconds": (
-            "Tokens written a second",
+            "Generated tokens per second",
             _rate(t.n_written, t.decode_s),
         ),
-        "llamacpp:n_busy_slots_per_decode": ("Texts that a step fed", _rate(t.n_fed, t.n_steps)),
-        "vllm:num_requests_running": ("Texts being written", running),
-        "vllm:num_requests_waiting": ("Texts that wait", len(texts) - running),
+        "llamacpp:n_busy_slots_per_decode": (
+            "Mean requests per engine step",
+            _rate(t.n_fed, t.n_steps),
+        ),
+        "vllm:num_requests_running": ("Running requests", running),
+        "vllm:num_requests_waiting": ("Waiting requests", len(texts) - running),
         "vllm:kv_cache_usage_perc": (
-            "Pages of keys and values that texts hold, 1 for all",
+            "Share of KV cache pages in use, 0 to 1",
             max(1 - pool.room / pool.n_pages for pool in pools),
         ),
-        "treadle:queued_seconds": ("Seconds of prompts to be read", service.engine.queued_s()),
+        "treadle:queued_seconds": (
+            "Seconds of queued prompt processing",
+            service.engine.queued_s(),
+        ),
     }
 
 

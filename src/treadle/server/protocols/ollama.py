@@ -65,11 +65,11 @@ FIELDS: Table = {
     "system": text,
     "messages": array,
     "tools": array,
-    "images": refused("treadle reads text alone", []),
+    "images": refused("not supported: treadle accepts text only", []),
     "suffix": text,
-    "template": refused("the model's own template is used", ""),
-    "context": refused("the cache finds beginnings by itself", []),
-    "_debug_render_only": refused("/apply-template shows prompts", False),
+    "template": refused("not supported: the model's own template is used", ""),
+    "context": refused("not supported: prefixes are reused automatically", []),
+    "_debug_render_only": refused("not supported: use /apply-template", False),
 }
 
 
@@ -123,7 +123,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
     if not pictures:
         return made
     if made.get("role") != "tool":
-        raise ApiError(400, f"{name}.images: treadle reads text alone")
+        raise ApiError(400, f"{name}.images: not supported: treadle accepts text only")
     said = made.get("content")
     parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
     parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]

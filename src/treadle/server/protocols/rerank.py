@@ -109,7 +109,7 @@ def _documents(value: Any, name: str) -> list[str]:
     texts = [item.get("text") if isinstance(item, dict) else item for item in value]
     found = [item for item in texts if isinstance(item, str)]
     if len(found) < len(texts):
-        raise wrong(name, value, "texts, or objects with a text")
+        raise wrong(name, value, "strings, or objects with a text field")
     return found
 
 

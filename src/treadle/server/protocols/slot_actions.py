@@ -94,7 +94,7 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
     if folder is None:
         raise ApiError(
             501,
-            "/slots/{id}: this server saves no slots: start it with --slot-save-path DIR",
+            "/slots/{id}: saving slots is off: start the server with --slot-save-path DIR",
             code="not_implemented",
         )
     name: str = read_fields(body, FILE).get("filename", "")
@@ -107,7 +107,7 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
         )
     path = folder / name
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise ApiError(400, "filename: is no plain file", param="filename")
+        raise ApiError(400, "filename: not a regular file", param="filename")
     return path
 
 
@@ -116,7 +116,7 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
 
 def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     if slot.text is not None:
-        raise busy(f"slot {slot.id} is at work")
+        raise busy(f"slot {slot.id} is in use")
     return act(model, slot, path)
 
 

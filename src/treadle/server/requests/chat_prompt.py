@@ -65,7 +65,7 @@ FIELDS: Table = {
 }
 
 
-MESSAGE: Table = {"function_call": refused("use tool_calls")}
+MESSAGE: Table = {"function_call": refused("not supported: use tool_calls")}
 
 
 def read_conversation(body: Mapping[str, Any], service: Service, asked: GenerationRequest) -> None:
@@ -75,7 +75,7 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
         raise ApiError(
             400,
-            "tool_choice: with a grammar of its own, no call can be forced",
+            "tool_choice: a tool call cannot be forced together with grammar or regex",
             param="tool_choice",
         )
     told: list[str] = []
@@ -132,7 +132,7 @@ def conversation_text(
     if continued and given.get("add_generation_prompt") and "continue_final_message" in given:
         raise ApiError(
             400,
-            "add_generation_prompt and continue_final_message: choose one",
+            "add_generation_prompt and continue_final_message exclude each other",
             param="continue_final_message",
         )
     last = _last_reasoning(said, service) if continued == REASONING else None
@@ -161,11 +161,11 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
     last = messages[-1] if messages else {}
     found = last.get("reasoning_content") and not last.get("content")
     if not (found and goes_on(messages)) or service.manner.thought is None:
-        why = "" if found else ": the last message is not reasoning of the assistant's alone"
-        why = why or ": the model's template has no reasoning"
+        why = "" if found else ": the last message is not an assistant message with reasoning only"
+        why = why or ": the model's chat template has no reasoning"
         raise ApiError(
             400,
-            f"continue_final_message: no reasoning to go on with{why}",
+            f"continue_final_message: no reasoning to continue{why}",
             param="continue_final_message",
         )
     return last
@@ -227,7 +227,8 @@ def content_text(name: str, content: Any) -> str:
         if key is None:
             raise ApiError(
                 400,
-                f"{name}[{i}]: a part of type {kind!r:.40}: treadle reads text alone",
+                f"{name}[{i}]: content type {kind!r:.40} is not supported: treadle accepts text "
+                "only",
                 param=name,
                 code="unsupported_content",
             )

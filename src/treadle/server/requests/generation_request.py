@@ -80,7 +80,7 @@ SAMPLERS: Table = {
     "adaptive_decay": _NUMBER,
     "ignore_eos": flag,
 }
-"""Fields of ``Sampling`` by llama.cpp's names, which are its own."""
+"""Fields of ``Sampling``, which have llama.cpp's names."""
 
 SYNONYMS = {
     "typ_p": "typical_p",
@@ -99,7 +99,7 @@ SYNONYMS = {
 GUIDED = ("guided_json", "guided_regex")  # vLLM's names of constraints
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
-_PROMPT: Table = {"multimodal_data": refused("treadle reads text alone", [])}
+_PROMPT: Table = {"multimodal_data": refused("not supported: treadle accepts text only", [])}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
@@ -110,22 +110,22 @@ def adapters(name: str, value: Any) -> dict[int, float]:
         if "id" not in given:
             raise wrong(name, entry, "objects with id and scale")
         if given["id"] in made:
-            raise ApiError(400, f"{name}: adapter {given['id']} is there twice", param=name)
+            raise ApiError(400, f"{name}: adapter {given['id']} is listed twice", param=name)
         made[given["id"]] = given.get("scale", 0.0)
     return made
 
 
 ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
-"""What ``response_format`` says by json_object, where it has no schema."""
+"""A ``response_format`` of type json_object without a schema."""
 
-_OTHER_ENGINES = "treadle has response_format, json_schema, regex and grammar"
+_OTHER_ENGINES = "not supported: use response_format, json_schema, regex or grammar"
 
 
 def _choices(name: str, value: Any) -> str:
     """Return a regular expression that matches the given strings."""
     found = texts(name, value)
     if not found:
-        raise wrong(name, value, "a text at least")
+        raise wrong(name, value, "at least one string")
     return "|".join(re.sub(r"([\\.+*?()|\[\]{}^$#&\-~])", r"\\\1", each) for each in found)
 
 
@@ -160,16 +160,18 @@ COMMON: Table = {
     "guided_grammar": refused(_OTHER_ENGINES),
     "structured_outputs": object_of(STRUCTURED),
     "include_stop_str_in_output": flag,
-    "use_beam_search": refused("texts are sampled", False),
-    "logits_processors": refused("samplers are fields of a call", []),
-    "cache_salt": refused("all callers share the cache of beginnings"),
+    "use_beam_search": refused("beam search is not supported", False),
+    "logits_processors": refused("not supported: set the samplers with fields of the request", []),
+    "cache_salt": refused("not supported: all requests share the prefix cache"),
     "sse_ping_interval": number(-1, 1e6),
-    "grammar_lazy": refused("a grammar holds from the first token on", False),
+    "grammar_lazy": refused("not supported: a grammar applies from the first token", False),
     "lora": adapters,
-    "post_sampling_probs": refused("log-probabilities are the model's own", False),
+    "post_sampling_probs": refused(
+        "not supported: log-probabilities are those before sampling", False
+    ),
     "t_max_predict_ms": whole(-1),
     "n_indent": whole(0),
-    "image_data": refused("treadle reads text alone", []),
+    "image_data": refused("not supported: treadle accepts text only", []),
 }
 
 
@@ -334,7 +336,7 @@ def _ping_s(asked: float | None) -> float | None:
 
 def _stop(stop: list[str]) -> list[str]:
     if len(stop) > MAX_STOP:
-        raise ApiError(400, f"stop: {len(stop)} texts, at most {MAX_STOP}", param="stop")
+        raise ApiError(400, f"stop: {len(stop)} strings, at most {MAX_STOP}", param="stop")
     return [word for word in stop if word]
 
 
@@ -355,7 +357,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     made: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise wrong("logit_bias", pair, "pairs of a token and a number")
+            raise wrong("logit_bias", pair, "pairs of a token and a bias")
         token, amount = pair[0], pair[1]
         if amount is False:
             amount = -math.inf
@@ -401,7 +403,7 @@ def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions
 
 def two_forms(one: str, other: str) -> ApiError:
     """Return the error for two fields that both constrain the answer."""
-    why = "each says what the answer must be: send one of them"
+    why = "each constrains the answer: send only one of them"
     return ApiError(400, f"{one} and {other}: {why}", param=one)
 
 
@@ -418,7 +420,8 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
         return {kind: text(f"{where}.{kind}", form.get(kind))}
     raise ApiError(
         400,
-        f"{where}.type: {kind!r:.40} is none of text, json_object, json_schema, grammar, regex",
+        f"{where}.type: expected text, json_object, json_schema, grammar or regex, "
+        f"found {kind!r:.40}",
         param=where,
     )
 

@@ -32,7 +32,7 @@ ACCEPTED = frozenset(
         "prompt_cache_retention",
     }
 )
-"""Fields that need no warning: what they ask for is so."""
+"""Fields that need no warning: the server already does what they request."""
 ACCEPTED_OF_VECTORS = ACCEPTED | {
     "user",
     "cache_salt",
@@ -62,40 +62,48 @@ def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> lis
     """
     told, options = ignored_fields(body, table), body.get("options")
     if body.get("keep_alive") in OLLAMA_UNLOAD:
-        told.append("keep_alive: the model stays loaded")
+        told.append("keep_alive: ignored: the model stays loaded")
     if not isinstance(options, dict):
         return told
     told += ignored_fields(options, OLLAMA_OPTIONS, "options.")
     asked = options.get("num_ctx")
     if isinstance(asked, int | float) and asked > n_ctx:
-        told.append(f"options.num_ctx: the context has {n_ctx} tokens: start the server with -c")
+        told.append(
+            f"options.num_ctx: ignored: the context has {n_ctx} tokens: start the server with a "
+            "larger -c"
+        )
     return told
 
 
-_NO_SHIFT = "nothing is discarded from a full context: the text ends there"
-_PARSER = "the chat template decides it"
-_TEXT_ALONE = "treadle reads text alone"
-_NOT_RETURNED = "it is not returned"
-_START = "it is set when the server is started"
-_NOT_KEPT = "nothing is kept"
-_LOCAL = "the server is on its own"
+_NO_SHIFT = "context shifting is not supported: generation stops when the context is full"
+_PARSER = "ignored: the chat template determines it"
+_TEXT_ALONE = "ignored: treadle accepts text only"
+_NOT_RETURNED = "ignored: treadle does not return it"
+_START = "ignored: it can only be set when the server starts"
+_NOT_KEPT = "ignored: nothing is stored"
+_LOCAL = "ignored: the server does not exchange KV caches with others"
+_ONLY_ONE = "ignored: treadle has only one"
 
 LLAMA_CPP: Fields = {
     "n_keep": IgnoredField(_NO_SHIFT, (0, -1)),
     "n_discard": IgnoredField(_NO_SHIFT, (0,)),
-    "n_cache_reuse": IgnoredField("the cache finds beginnings of prompts, and no parts", (0,)),
-    "t_max_prompt_ms": IgnoredField("timeout bounds a call", (-1, 0)),
-    "backend_sampling": IgnoredField("samplers run on the CPU", (False,)),
+    "n_cache_reuse": IgnoredField("the cache reuses prefixes only", (0,)),
+    "t_max_prompt_ms": IgnoredField("ignored: use timeout", (-1, 0)),
+    "backend_sampling": IgnoredField("ignored: samplers run on the CPU", (False,)),
     "chat_format": IgnoredField(_PARSER),
     "chat_parser": IgnoredField(_PARSER),
     "generation_prompt": IgnoredField(_PARSER),
     "parse_tool_calls": IgnoredField(_PARSER, (True,)),
     "preserved_tokens": IgnoredField(_PARSER, ([],)),
-    "grammar_triggers": IgnoredField("a grammar holds from the first token on", ([],)),
+    "grammar_triggers": IgnoredField("ignored: a grammar applies from the first token", ([],)),
     "grammar_type": IgnoredField(_PARSER),
     "message_delimiters": IgnoredField(_PARSER, ([],)),
-    "reasoning_control": IgnoredField("there is no /v1/chat/completions/control", (False,)),
-    "reasoning_budget_message": IgnoredField("reasoning ends with its mark alone", ("",)),
+    "reasoning_control": IgnoredField(
+        "ignored: there is no /v1/chat/completions/control", (False,)
+    ),
+    "reasoning_budget_message": IgnoredField(
+        "ignored: no message is inserted when reasoning ends", ("",)
+    ),
     "reasoning_budget_start_tag": IgnoredField(_PARSER, ("",)),
     "reasoning_budget_end_tag": IgnoredField(_PARSER, ("",)),
     "reasoning_budget_end_tags": IgnoredField(_PARSER, ([],)),
@@ -115,112 +123,120 @@ LLAMA_CPP: Fields = {
 """llama.cpp's ``server-schema.cpp``."""
 
 VLLM: Fields = {
-    "length_penalty": IgnoredField("there is no beam search", (1, 1.0)),
-    "skip_special_tokens": IgnoredField("control tokens have no text", (True,)),
-    "spaces_between_special_tokens": IgnoredField("control tokens have no text", (True,)),
-    "truncate_prompt_tokens": IgnoredField("a prompt is never cut: one that is too long is a 400"),
-    "truncation_side": IgnoredField("a prompt is never cut"),
-    "prompt_logprobs": IgnoredField("/v1/completions has them, with echo and logprobs"),
-    "logprob_token_ids": IgnoredField("top_logprobs are the likeliest tokens"),
-    "watermarking": IgnoredField("there is none", (False,)),
-    "guided_decoding_backend": IgnoredField("there is one"),
-    "guided_whitespace_pattern": IgnoredField("JSON has the white space that the model likes"),
+    "length_penalty": IgnoredField("ignored: beam search is not supported", (1, 1.0)),
+    "skip_special_tokens": IgnoredField("ignored: control tokens have no text", (True,)),
+    "spaces_between_special_tokens": IgnoredField("ignored: control tokens have no text", (True,)),
+    "truncate_prompt_tokens": IgnoredField(
+        "ignored: prompts are never truncated; one that is too long is an error (400)"
+    ),
+    "truncation_side": IgnoredField("ignored: prompts are never truncated"),
+    "prompt_logprobs": IgnoredField("ignored: use /v1/completions with echo and logprobs"),
+    "logprob_token_ids": IgnoredField("ignored: top_logprobs returns the most likely tokens"),
+    "watermarking": IgnoredField("ignored: not supported", (False,)),
+    "guided_decoding_backend": IgnoredField(_ONLY_ONE),
+    "guided_whitespace_pattern": IgnoredField("ignored: the model chooses the whitespace in JSON"),
     "media_io_kwargs": IgnoredField(_TEXT_ALONE),
     "mm_processor_kwargs": IgnoredField(_TEXT_ALONE),
-    "request_id": IgnoredField("the header X-Request-Id names a call"),
-    "session_id": IgnoredField("the cache finds the beginnings of all prompts"),
-    "return_tokens_as_token_ids": IgnoredField("entries of logprobs have an id", (False,)),
-    "return_token_ids": IgnoredField("/completion has return_tokens", (False,)),
+    "request_id": IgnoredField("ignored: use the header X-Request-Id"),
+    "session_id": IgnoredField("ignored: all requests share the prefix cache"),
+    "return_tokens_as_token_ids": IgnoredField("ignored: entries of logprobs have an id", (False,)),
+    "return_token_ids": IgnoredField("ignored: use return_tokens of /completion", (False,)),
     "return_token_offsets": IgnoredField(_NOT_RETURNED, (False,)),
-    "return_prompt_text": IgnoredField("/apply-template returns it", (False,)),
+    "return_prompt_text": IgnoredField("ignored: use /apply-template", (False,)),
     "return_mm_kwargs": IgnoredField(_NOT_RETURNED, (True, False)),
     "routed_experts_prompt_start": IgnoredField(_NOT_RETURNED, (0,)),
     "kv_transfer_params": IgnoredField(_LOCAL),
     "ec_transfer_params": IgnoredField(_LOCAL),
-    "vllm_xargs": IgnoredField("there are no extensions", ({},)),
-    "repetition_detection": IgnoredField(
-        "dry_multiplier and repeat_penalty hold against repetition"
-    ),
-    "stream_interval": IgnoredField("pieces are sent as they come", (1,)),
+    "vllm_xargs": IgnoredField("ignored: treadle has no extensions", ({},)),
+    "repetition_detection": IgnoredField("ignored: use dry_multiplier and repeat_penalty"),
+    "stream_interval": IgnoredField("ignored: every token is sent at once", (1,)),
 }
-"""Of vLLM's extra parameters."""
+"""vLLM's extra parameters."""
 
 SHARED: Fields = LLAMA_CPP | VLLM
-_TIER = IgnoredField("there is one", ("auto", "default", "standard_only"))
+_TIER = IgnoredField(_ONLY_ONE, ("auto", "default", "standard_only"))
 STREAMED: Fields = {
-    "include_obfuscation": IgnoredField("events are not padded", (False,)),
-    "continuous_usage_stats": IgnoredField("the last chunk has the usage", (False,)),
+    "include_obfuscation": IgnoredField("ignored: events are not padded", (False,)),
+    "continuous_usage_stats": IgnoredField("ignored: usage is in the last chunk", (False,)),
 }
-"""Of ``stream_options``."""
+"""Fields of ``stream_options``."""
 
 NATIVE: Fields = SHARED | {
-    "stream_options": IgnoredField("the last event has tokens_evaluated and tokens_predicted"),
-    "verbose": IgnoredField("an answer has all its fields", (True, False)),
+    "stream_options": IgnoredField(
+        "ignored: the last event has tokens_evaluated and tokens_predicted"
+    ),
+    "verbose": IgnoredField("ignored: answers always have all fields", (True, False)),
 }
 """``/completion`` and ``/infill``."""
 
 OPENAI: Fields = SHARED | {
-    "response_fields": IgnoredField("only /completion has it", ([],)),
-    "return_tokens": IgnoredField("only /completion has it", (False,)),
+    "response_fields": IgnoredField("ignored: only /completion supports it", ([],)),
+    "return_tokens": IgnoredField("ignored: only /completion supports it", (False,)),
     "metadata": IgnoredField(_NOT_KEPT, ({},)),
     "store": IgnoredField(_NOT_KEPT, (False,)),
     "service_tier": _TIER,
 }
 COMPLETIONS: Fields = OPENAI
 CHAT: Fields = OPENAI | {
-    "add_special_tokens": IgnoredField("the chat template has them", (False,)),
-    "echo": IgnoredField("an answer has its own text alone", (False,)),
-    "moderation": IgnoredField("there is none"),
-    "prediction": IgnoredField("drafts come of the text itself (--speculate)"),
-    "verbosity": IgnoredField("the model is not told", ("medium",)),
+    "add_special_tokens": IgnoredField("ignored: the chat template adds them", (False,)),
+    "echo": IgnoredField("ignored: the answer does not include the prompt", (False,)),
+    "moderation": IgnoredField("ignored: not supported"),
+    "prediction": IgnoredField("ignored: drafts come from prompt lookup (--speculate)"),
+    "verbosity": IgnoredField("ignored: the model does not see it", ("medium",)),
 }
 RESPONSES: Fields = {
     **{name: row for name, row in OPENAI.items() if name not in ("metadata", "store")},
-    "access_programs": IgnoredField("there are none", ([],)),
-    "background_options": IgnoredField("a response is written while its client waits"),
-    "context_management": IgnoredField("nothing is ever cut from a conversation", ([],)),
+    "access_programs": IgnoredField("ignored: not supported", ([],)),
+    "background_options": IgnoredField("ignored: background responses are not supported"),
+    "context_management": IgnoredField("ignored: conversations are never truncated", ([],)),
     "image": IgnoredField(_TEXT_ALONE),
-    "max_tool_calls": IgnoredField("the server calls no tools"),
-    "moderation": IgnoredField("there is none"),
-    "timings_per_token": IgnoredField("a response has its usage at its end", (False,)),
+    "max_tool_calls": IgnoredField("ignored: the server does not call tools"),
+    "moderation": IgnoredField("ignored: not supported"),
+    "timings_per_token": IgnoredField("ignored: usage is at the end of the response", (False,)),
 }
 RESPONSES_TEXT: Fields = {"verbosity": CHAT["verbosity"]}
 RESPONSES_REASONING: Fields = {
-    "context": IgnoredField("the reasoning that is sent back is read", ("auto", "all_turns")),
-    "mode": IgnoredField("there is one", ("standard",)),
+    "context": IgnoredField(
+        "ignored: all reasoning that is sent back is used", ("auto", "all_turns")
+    ),
+    "mode": IgnoredField(_ONLY_ONE, ("standard",)),
 }
 INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 ANTHROPIC: Fields = SHARED | {
-    "billing_policy": IgnoredField("nothing is billed"),
-    "container": IgnoredField("the server runs no code"),
-    "context_management": IgnoredField("nothing is ever cut from a conversation"),
+    "billing_policy": IgnoredField("ignored: treadle has no billing"),
+    "container": IgnoredField("ignored: the server does not run code"),
+    "context_management": IgnoredField("ignored: conversations are never truncated"),
     "diagnostics": IgnoredField(_NOT_RETURNED),
-    "fallback_credit_token": IgnoredField("there is one model"),
-    "fallbacks": IgnoredField("there is one model", ([],)),
-    "inference_geo": IgnoredField("the model runs on this server"),
+    "fallback_credit_token": IgnoredField("ignored: there is only one model"),
+    "fallbacks": IgnoredField("ignored: there is only one model", ([],)),
+    "inference_geo": IgnoredField("ignored: the model runs on this server"),
     "service_tier": _TIER,
-    "speed": IgnoredField("there is one", ("standard",)),
-    "user_profile_id": IgnoredField("metadata.user_id says whose turn a prompt takes"),
-    "workspace_id": IgnoredField("there are none"),
+    "speed": IgnoredField(_ONLY_ONE, ("standard",)),
+    "user_profile_id": IgnoredField("ignored: use metadata.user_id"),
+    "workspace_id": IgnoredField("ignored: not supported"),
 }
 ANTHROPIC_THINKING: Fields = {
-    "display": IgnoredField("reasoning is sent as it is", ("summarized",))
+    "display": IgnoredField("ignored: reasoning is always sent in full", ("summarized",))
 }
 
 OLLAMA: Fields = {
-    "truncate": IgnoredField("a prompt is never cut: one that is too long is a 400", (False,)),
+    "truncate": IgnoredField(
+        "ignored: prompts are never truncated; one that is too long is an error (400)", (False,)
+    ),
     "shift": IgnoredField(_NO_SHIFT, (False,)),
-    "width": IgnoredField("treadle writes text alone", (0,)),
-    "height": IgnoredField("treadle writes text alone", (0,)),
-    "steps": IgnoredField("treadle writes text alone", (0,)),
+    "width": IgnoredField("ignored: treadle generates text only", (0,)),
+    "height": IgnoredField("ignored: treadle generates text only", (0,)),
+    "steps": IgnoredField("ignored: treadle generates text only", (0,)),
 }
 """``/api/chat`` and ``/api/generate``."""
 OLLAMA_UNLOAD = (0, "0", "0s", "0m")  # of ``keep_alive``; for other times the model stays
 OLLAMA_OPTIONS: Fields = {
     "num_keep": IgnoredField(_NO_SHIFT, (0, -1)),
-    "penalize_newline": IgnoredField("a line break is a token as others", (True,)),
-    "tfs_z": IgnoredField("the sampler is not there", (1, 1.0, 0)),
+    "penalize_newline": IgnoredField(
+        "ignored: line breaks are penalized like other tokens", (True,)
+    ),
+    "tfs_z": IgnoredField("ignored: this sampler is not supported", (1, 1.0, 0)),
     "num_batch": IgnoredField(_START),
     "num_gpu": IgnoredField(_START),
     "main_gpu": IgnoredField(_START, (0,)),
@@ -236,19 +252,19 @@ OLLAMA_OPTIONS: Fields = {
 }
 
 _VECTORS: Fields = {
-    "priority": IgnoredField("vectors and scores have none", (0,)),
+    "priority": IgnoredField("ignored: not supported here", (0,)),
     "request_id": VLLM["request_id"],
-    "padding": IgnoredField("texts are not padded", ("do_not_pad",)),
+    "padding": IgnoredField("ignored: inputs are not padded", ("do_not_pad",)),
     "mm_processor_kwargs": IgnoredField(_TEXT_ALONE),
-    "task": IgnoredField("put a prompt before the texts"),
+    "task": IgnoredField("ignored: put the prompt before each text"),
 }
 EMBEDDINGS: Fields = _VECTORS | {
-    "input_type": IgnoredField("put a prompt before the texts"),
-    "prompt_name": IgnoredField("put a prompt before the texts"),
+    "input_type": IgnoredField("ignored: put the prompt before each text"),
+    "prompt_name": IgnoredField("ignored: put the prompt before each text"),
 }
 RERANK: Fields = _VECTORS | {
-    "use_activation": IgnoredField("scores are the model's own numbers", (False,)),
-    "raw_scores": IgnoredField("scores are the model's own numbers", (True,)),
-    "max_chunks_per_doc": IgnoredField("a document is one text", (1,)),
-    "rank_fields": IgnoredField("of a document its text is read", (["text"],)),
+    "use_activation": IgnoredField("ignored: scores are the model's raw output", (False,)),
+    "raw_scores": IgnoredField("ignored: scores are the model's raw output", (True,)),
+    "max_chunks_per_doc": IgnoredField("ignored: a document is not split into chunks", (1,)),
+    "rank_fields": IgnoredField("ignored: only the text field is used", (["text"],)),
 }

@@ -108,7 +108,10 @@ class Service:
         if self.engine.state != "ok":
             raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
         if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
-            raise busy(f"{self.settings.max_requests} texts are in hand, which is the most")
+            raise busy(
+                f"the server already has {self.settings.max_requests} requests, its limit "
+                "(--max-requests)"
+            )
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
         """Return ``work(*args)``, computed in the pool, off the event loop."""
@@ -186,7 +189,9 @@ class Service:
         """
 
         if not self.writes:  # refused before a stream begins
-            raise ApiError(400, f"{self.name} writes no text: it makes vectors or scores of texts")
+            raise ApiError(
+                400, f"{self.name} does not generate text: it is an embedding or reranking model"
+            )
 
         def prepared() -> tuple[GenerationRequest, Any]:
             told: dict[str, None] = {}
@@ -197,7 +202,10 @@ class Service:
                 asked.planned = replace(asked.planned, warnings=given)
             if len(asked.prompts) * asked.n > self.settings.max_requests:
                 raise ApiError(
-                    400, f"more than {self.settings.max_requests} texts in one call", param="n"
+                    400,
+                    f"n: more than {self.settings.max_requests} outputs in one request "
+                    "(--max-requests)",
+                    param="n",
                 )
             return asked, asked.requests(self.model)
 
@@ -231,10 +239,16 @@ class Service:
         """Raise ApiError if ``n`` more outputs are too many."""
         self.check_ready()
         if len(self.engine.texts) + n > self.settings.max_requests:
-            raise busy(f"{n} texts more than the {self.settings.max_requests} that may be in hand")
+            raise busy(
+                f"{n} more requests would exceed the limit of {self.settings.max_requests} "
+                "(--max-requests)"
+            )
         queued_s, most_s = self.engine.queued_s(), self.settings.max_queue_s
         if queued_s > most_s:
-            raise busy(f"{queued_s:.0f} s of prompts are to be read before", queued_s - most_s)
+            raise busy(
+                f"{queued_s:.0f} s of prompt processing are queued, more than --max-queue allows",
+                queued_s - most_s,
+            )
 
     def stop_calls(self) -> None:
         """Abort the unfinished calls: the server is stopping."""

@@ -92,7 +92,7 @@ def read_rules(body: Any, model: Model) -> TokenRules:
         if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
             raise wrong(name, ids, f"token ids from 0 to {n_vocab - 1}")
     if given.get("allowed_token_ids") == []:
-        raise wrong("allowed_token_ids", [], "a token id at least")
+        raise wrong("allowed_token_ids", [], "at least one token id")
     allowed = given.get("allowed_token_ids")
     stop = frozenset(given.get("stop_token_ids", []))
     if not given.keys() - {"stop_token_ids"}:

@@ -48,12 +48,12 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
     tools = given.get("tools", [])
     if not tools:
         if choice not in ("auto", "none"):
-            raise ApiError(400, "tool_choice: there are no tools", param="tool_choice")
+            raise ApiError(400, "tool_choice: the request has no tools", param="tool_choice")
         return RequestTools()
     functions = tuple(_function(f"tools[{i}]", t) for i, t in enumerate(few("tools", tools)))
     names = [tool["function"]["name"] for tool in functions]
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ApiError(400, f"tools: two are called {twice[0]!r}", param="tools")
+        raise ApiError(400, f"tools: two have the name {twice[0]!r}", param="tools")
     if choice == "none":
         return RequestTools()
     parallel = given.get("parallel_tool_calls", True)
@@ -67,13 +67,13 @@ def few(name: str, value: Any) -> list[Any]:
     """Read an array of at most ``MAX_TOOLS`` items."""
     found = array(name, value)
     if len(found) > MAX_TOOLS:
-        raise ApiError(400, f"{name}: {len(found)}, at most {MAX_TOOLS}", param=name)
+        raise ApiError(400, f"{name}: {len(found)} items, at most {MAX_TOOLS}", param=name)
     return found
 
 
 def _function(name: str, tool: Any) -> dict[str, Any]:
     if mapping(name, tool).get("type") != "function":
-        raise ApiError(400, f"{name}.type: only functions can be called", param="tools")
+        raise ApiError(400, f"{name}.type: expected function", param="tools")
     function = mapping(f"{name}.function", tool.get("function"))
     text(f"{name}.function.name", function.get("name"))
     if function.get("parameters") is not None:
@@ -109,7 +109,7 @@ def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
     name = mapping("tool_choice", choice.get("function", choice)).get("name")
     if isinstance(name, str) and name in names:
         return name
-    raise ApiError(400, f"tool_choice: there is no tool {name!r:.80}", param="tool_choice")
+    raise ApiError(400, f"tool_choice: unknown tool {name!r:.80}", param="tool_choice")
 
 
 def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:

@@ -58,13 +58,13 @@ FIELDS: Table = {
     "n_cmpl": whole(1, MAX_N),
     "include_reasoning": flag,
     "reasoning_format": one_of("auto", "deepseek", "deepseek-legacy", "none"),
-    "chat_template": refused("the model's own template is used", ""),
-    "functions": refused("use tools", []),
-    "function_call": refused("use tool_choice", "none", "auto"),
-    "modalities": refused("treadle writes text alone", ["text"]),
-    "audio": refused("treadle writes text alone"),
-    "web_search_options": refused("there is no search"),
-    "suffix": refused("a conversation has no suffix", ""),
+    "chat_template": refused("not supported: the model's own template is used", ""),
+    "functions": refused("not supported: use tools", []),
+    "function_call": refused("not supported: use tool_choice", "none", "auto"),
+    "modalities": refused("not supported: treadle generates text only", ["text"]),
+    "audio": refused("not supported: treadle generates text only"),
+    "web_search_options": refused("not supported: treadle has no web search"),
+    "suffix": refused("not supported in chats", ""),
     "messages": array,
 }
 
@@ -80,12 +80,14 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     asked.ignored = ignored_fields(body, CHAT)
     asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
     if body.get("documents") and "documents" not in model.template.source:
-        asked.ignored.append("documents: the chat template does not read them")
+        asked.ignored.append("documents: ignored: the chat template does not use them")
     if given.get("reasoning_format") == "none":  # all output is content, marks included
         speech = replace(asked.planned.speech, thought=None, opened=False)
         asked.planned = replace(asked.planned, speech=speech)
     elif given.get("reasoning_format") == "deepseek-legacy":
-        asked.ignored.append("reasoning_format: deepseek-legacy: the content has no reasoning")
+        asked.ignored.append(
+            "reasoning_format: deepseek-legacy is ignored: the content has no reasoning"
+        )
     options = given.get("stream_options", {})
     asked.progress = asked.stream and given.get("return_progress", False)
     asked.more = {

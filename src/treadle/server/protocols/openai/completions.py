@@ -63,8 +63,10 @@ FIELDS: Table = {
     "verbose": flag,
     "n_probs": whole(0, MAX_TOP),
     "n_cmpl": whole(1, MAX_N),
-    "add_special_tokens": refused("a text begins as the model wants it: send ids", True),
-    "prompt_embeds": refused("send texts or ids"),
+    "add_special_tokens": refused(
+        "special tokens are added as the model requires: send token ids for other input", True
+    ),
+    "prompt_embeds": refused("not supported: send strings or token ids"),
     "suffix": text,
 }
 
@@ -75,7 +77,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.prompts = read_prompts(body, model)
     if given.get("best_of", asked.n) != asked.n:
-        raise ApiError(400, "best_of: only the same as n", param="best_of")
+        raise ApiError(400, "best_of: expected the same value as n", param="best_of")
     echo = given.get("echo", False)
     n_top = given.get("logprobs", given.get("n_probs") or None)
     if n_top is not None:
@@ -83,7 +85,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
         if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
             raise ApiError(
                 400,
-                f"logprobs: with echo more than {MOST_ECHOED} for the prompts: ask for fewer",
+                f"logprobs: with echo, the prompts have more than {MOST_ECHOED}: request fewer",
                 param="logprobs",
             )
     asked.progress = asked.stream and given.get("return_progress", False)

@@ -79,7 +79,9 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             content_text(f"{where}.output", in_words(result)["content"])
             made.append(result)
         elif kind not in SKIPPED:
-            raise ApiError(400, f"{where}: an item of type {kind!r:.40}", param="input")
+            raise ApiError(
+                400, f"{where}: items of type {kind!r:.40} are not supported", param="input"
+            )
     return made
 
 
@@ -102,7 +104,8 @@ def gone(where: str, name: str, code: str) -> ApiError:
     """Return the error for an id in ``where`` that is not stored."""
     return ApiError(
         400,
-        f"{where}: {name[:80]!r} is not kept here (any more): send the whole conversation",
+        f"{where}: no stored item or response {name[:80]!r} (it may have expired): send the "
+        "whole conversation",
         param=where,
         code=code,
     )

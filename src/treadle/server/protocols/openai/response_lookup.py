@@ -28,7 +28,7 @@ PAGE: Table = {"order": one_of("asc", "desc"), "limit": _limit, "after": text}
 async def show(request: Request) -> Response:
     """``GET /v1/responses/ID``."""
     if request.query_params.get("stream", "false") != "false":
-        raise ApiError(400, "stream: a response is streamed once, when it is made", param="stream")
+        raise ApiError(400, "stream: a stored response cannot be streamed again", param="stream")
     return Json(_kept(request).whole)
 
 
@@ -41,7 +41,7 @@ async def input_items(request: Request) -> Response:
         items = items[::-1]
     names, after = [item["id"] for item in items], given.get("after")
     if after is not None and after not in names:
-        raise ApiError(400, f"after: there is no item {after[:80]!r}", param="after")
+        raise ApiError(400, f"after: no item {after[:80]!r}", param="after")
     begin = len(names) - names[::-1].index(after) if after is not None else 0
     page = [listed(item) for item in items[begin : begin + given.get("limit", 20)]]
     return Json(
@@ -66,7 +66,7 @@ async def delete(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """``POST /v1/responses/ID/cancel``: refused, because no response runs in the background."""
     _kept(request)
-    raise ApiError(400, "only a response in the background could be cancelled: there are none")
+    raise ApiError(400, "only background responses can be cancelled, and treadle has none")
 
 
 def _kept(request: Request) -> StoredResponse:
@@ -81,4 +81,4 @@ def _unknown(name: str) -> ApiError:
     """Return the 404 error: only the latest responses are stored, in memory, unless ``store`` is
     false.
     """
-    return ApiError(404, f"a response {name[:80]!r} is not kept here (any more)")
+    return ApiError(404, f"no stored response {name[:80]!r} (it may have expired)")

@@ -46,7 +46,7 @@ class OfferedTools:
             raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
         if kind == "namespace":
             if namespace is not None:
-                raise ApiError(400, "tools: a namespace within a namespace", param="tools")
+                raise ApiError(400, "tools: namespaces cannot be nested", param="tools")
             within = text("tools.name", tool.get("name"))
             for inner in array("tools.tools", tool.get("tools") or []):
                 self.add(inner, within)
@@ -76,7 +76,7 @@ class OfferedTools:
             if syntax == "regex":
                 schema["pattern"] = f"^(?:{rule})$"
             else:
-                self.unenforced.append(f"tool {tool['name']!r:.80}: its grammar is not enforced")
+                self.unenforced.append(f"tool {tool['name']!r:.80}: the grammar is not enforced")
         parameters = {"type": "object", "properties": {"input": schema}, "required": ["input"]}
         return {**tool, "parameters": {**parameters, "additionalProperties": False}}
 
@@ -138,13 +138,13 @@ def flat_name(namespace: Any, name: Any) -> Any:
 
 def unserved(kind: str) -> str:
     """Return the warning about a tool that is left out."""
-    return f"tools: treadle has no tool of type {kind!r:.40}: it is left out"
+    return f"tools: type {kind!r:.40} is not supported: the tool is left out"
 
 
 def _unserved_choice(kind: Any) -> ApiError:
     return ApiError(
         400,
-        f"tool_choice: treadle has no tool of type {kind!r:.40}, only functions can be called",
+        f"tool_choice: type {kind!r:.40} is not supported: only functions can be called",
         param="tool_choice",
     )
 

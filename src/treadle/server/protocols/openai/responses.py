@@ -75,10 +75,10 @@ FIELDS: Table = {
     "top_logprobs": whole(0, MAX_TOP),
     "include": array,
     "return_progress": flag,
-    "truncation": refused("nothing is ever cut", "disabled", "auto"),
-    "background": refused("a response is written while its client waits", False),
-    "conversation": refused("send the conversation's items"),
-    "prompt": refused("there are no stored prompts"),
+    "truncation": refused("not supported: conversations are never truncated", "disabled", "auto"),
+    "background": refused("not supported: responses do not run in the background", False),
+    "conversation": refused("not supported: send the conversation's items as input"),
+    "prompt": refused("not supported: prompts are not stored"),
 }
 
 
@@ -142,7 +142,7 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     told += ignored_fields(given.get("text", {}), ignored.RESPONSES_TEXT, "text.")
     told += ignored_fields(given.get("reasoning", {}), ignored.RESPONSES_REASONING, "reasoning.")
     others = [each for each in given.get("include", []) if each not in ignored.INCLUDED]
-    return told + [f"include: {each!r:.80} is not there" for each in others]
+    return told + [f"include: {each!r:.80} is not supported" for each in others]
 
 
 def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None:
