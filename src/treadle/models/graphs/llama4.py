@@ -30,7 +30,9 @@ def has_norms(n_expert: int) -> bool:
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """As a decoder's, and what differs from layer to layer."""
     if not keys.integer(WINDOW, lo=0):
-        keys.refuse(WINDOW, "is 0, of a Llama 4 without chunks (MobileLLM), which treadle lacks")
+        keys.refuse(
+            WINDOW, "is 0: a Llama 4 without chunked attention (MobileLLM) is not supported"
+        )
     config = reading.read(keys, arch)
     ropes, tempered = config.ropes[:1], None
     if len(config.ropes) > 1:
@@ -57,7 +59,9 @@ def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
     """One that weighs nothing: the largest score chooses it, and has weighed what it reads."""
     if experts.n_used != 1:
         key = "expert_used_count"
-        keys.refuse(key, f"{experts.n_used}: treadle has one expert a token in this architecture")
+        keys.refuse(
+            key, f"{experts.n_used}: treadle supports one expert per token in this architecture"
+        )
     return replace(experts, gating="softmax", norm=True, scale=1.0)
 
 
