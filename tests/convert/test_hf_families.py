@@ -273,7 +273,7 @@ def test_layers_without_a_rope(given: dict[str, Any], error: type[Exception], sa
 
 def test_a_window_that_says_what_turns() -> None:
     kinds = {"layer_types": ["full_attention"] * 4}
-    with pytest.raises(UnsupportedError, match="sliding_window: is null, where only layers with"):
+    with pytest.raises(UnsupportedError, match="sliding_window: is null, but only layers with"):
         read("cohere2", **kinds, sliding_window=None)
     made = read("cohere2", **kinds)
     assert made["cohere2.attention.sliding_window"] == 4096

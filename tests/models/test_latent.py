@@ -191,7 +191,7 @@ def test_heads_that_end_within_a_tile(key: str, data: Path) -> None:
             changes |= {"attention.value_length": 24, "attention.key_length": 40}
         changes = {f"{ARCH}.{name}": size for name, size in changes.items()}
         gguf.metadata = {**gguf.metadata, **changes}
-        says = rf"glm4moelite\.gguf: {ARCH}\.{key}: 24: treadle has multiples of 16"
+        says = rf"glm4moelite\.gguf: {ARCH}\.{key}: 24: expected a multiple of 16"
         with pytest.raises(UnsupportedError, match=says):
             load_config(gguf)
 

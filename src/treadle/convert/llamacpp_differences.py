@@ -50,7 +50,7 @@ FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
     "phimoe": "its norms are RMS norms, and expert weights sum to 1 (no SparseMixer)",
-    "grovemoe": "small experts read the other experts' output, and another expert's score weights them",
+    "grovemoe": "small experts read the other experts' output, weighted by another's score",
 }
 # Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.
 OWN = frozenset(
@@ -124,8 +124,8 @@ def _window(file: OutputMetadata) -> str:
         return ""
     n_layer = sum(bool(flag) for flag in flags)
     return (
-        f"it has no sliding window in {name}; in the file {n_layer} of {len(flags)} layers have one "
-        f"of {window} tokens, so longer prompts differ"
+        f"it has no sliding window in {name}; in the file {n_layer} of {len(flags)} layers have "
+        f"one of {window} tokens, so longer prompts differ"
     )
 
 

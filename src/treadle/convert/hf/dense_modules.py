@@ -34,7 +34,7 @@ def read_dense(
             raise UnsupportedError(f"{path}: {what}")
         activation = str(said.get("activation_function", _TANH))
         if not activation.endswith(".Identity"):
-            what = f"activation_function {activation:.60}: treadle supports only Identity after pooling"
+            what = f"activation_function {activation:.60}: only Identity is supported after pooling"
             raise UnsupportedError(f"{path}: {what}")
         found = open_safetensors(path)
         weights.join(found)

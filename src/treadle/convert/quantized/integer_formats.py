@@ -98,7 +98,7 @@ def read_rows(
     fits = [n for n in a_word if -(-k // n) == n_words or not k]
     if tensor.dtype != INT32 or len(fits) != 1:
         told = " or ".join(str(n) for n in sorted(set(said))) or "no"
-        what = f"shape {list(tensor.shape)} in {tensor.dtype}, for rows of {k} {told}-bit weights"
+        what = f"shape {list(tensor.shape)} in {tensor.dtype}, {k} weights per row of {told} bits"
         raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
     n_bits, k = WORD // fits[0], k or n_words * fits[0]
     grid = m, _scales_a_row(scale, m)
