@@ -93,7 +93,7 @@ def test_layers_that_the_file_names_have_windows(arch: str) -> None:
 def test_the_scale_of_gemma(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "query_pre_attn_scalar": 144})
     assert note == (
-        "it takes the attention's scale from the model's size, not from the file's 0.08333 "
+        "it derives the attention scale from the model's size; the file says 0.08333 "
         "(query_pre_attn_scalar 144)"
     )
 

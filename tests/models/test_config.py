@@ -415,7 +415,7 @@ def test_layers_are_left_out_only_where_they_predict_further_tokens() -> None:
     """One too many in the key would make a model without its last layer, which writes nonsense."""
     gguf = fake("qwen3moe", nextn_predict_layers=2)
     gguf.tensors["blk.6.nextn.enorm.weight"] = tensor("blk.6.nextn.enorm.weight", (64,))
-    says = r"qwen3moe\.nextn_predict_layers: counts layer 5 as an MTP layer, but it has no nextn tensors"
+    says = r"qwen3moe\.nextn_predict_layers: counts layer 5 as an MTP layer, but it has no nextn"
     with pytest.raises(FileError, match=says):
         load_config(gguf)
     for name in [name for name in gguf.tensors if name.startswith("blk.5.")]:
@@ -507,7 +507,7 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
 @pytest.mark.parametrize(
     ("gguf", "message"),
     [
-        (fake("plamo"), r"'plamo': not supported: its model is a program"),  # no slip
+        (fake("plamo"), r"'plamo': not supported: its model is custom code"),  # no slip
         (fake("Gemma-3"), r"treadle supports .*, t5encoder; did you mean gemma3\?$"),
         (fake("lama"), r"treadle supports .*, t5encoder; did you mean llama\?$"),
         (fake("qwne3"), r"treadle supports .*, t5encoder; did you mean qwen3\?$"),
