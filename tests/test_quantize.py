@@ -398,7 +398,7 @@ def test_targets_that_may_not_be(tmp_path: Path) -> None:
 
 def test_weights_that_were_quantized_before(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source.gguf", np.ones((2, 32)), fmt="Q8_0")
-    with pytest.raises(UnsupportedError, match=f"{WEIGHTS} is Q8_0, quantized already"):
+    with pytest.raises(UnsupportedError, match=f"{WEIGHTS} is Q8_0, already quantized"):
         convert(source, tmp_path / "made.gguf", "Q4_0")
     with convert(source, tmp_path / "made.gguf", "Q4_0", allow_requantize=True) as made:
         assert made.tensors[WEIGHTS].type_name == "Q4_0"

@@ -143,7 +143,7 @@ def test_what_is_no_checkpoint(run: Run, data: Path, tmp_path: Path) -> None:
         (tmp_path / "gone", "gone: no such file"),
         (loop, "loop.gguf: "),
         (tmp_path / "empty", "empty: is a folder that contains no model"),
-        (data / "quant" / "tiny-rwkv-5v1-730K-FP16.bin", "GGMF version 101 is no llama"),
+        (data / "quant" / "tiny-rwkv-5v1-730K-FP16.bin", "GGMF version 101 is not a llama file"),
         (data / "malformed" / "seed1_DATA_NOT_ENOUGH_DATA__reject.gguf", "cut short"),
     ):
         ran = run("convert", str(source), out)
@@ -220,7 +220,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert ended.returncode == 0, errors
     assert f"error: {disk}/b.gguf: the disk is full; partial output kept" in errors
     assert ".b.gguf.part\n.b.gguf.part.journal\n" in ended.stdout.decode()
-    assert "treadle: continues: " in errors
+    assert "treadle: resuming: " in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -241,7 +241,7 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
     assert not target.exists()
     ended = start(source, target)
     assert ended.returncode == 0
-    assert ended.stderr == b"treadle: continues: 5 of 12 tensors are there already\n"
+    assert ended.stderr == b"treadle: resuming: 5 of 12 tensors are already written\n"
     assert target.read_bytes() == source.read_bytes()
 
 
@@ -252,7 +252,7 @@ def test_weights_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
     writer.write()
     ran = run("convert", str(source), str(out))
     assert ran.code == 1
-    assert f"{source}: blk.7.ffn_up.weight: holds a weight that is no finite number" in ran.err
+    assert f"{source}: blk.7.ffn_up.weight: holds a weight that is not finite" in ran.err
     assert not out.exists()
     assert run("convert", str(source), str(out), "--allow-nonfinite").code == 0
     assert out.read_bytes() == source.read_bytes()

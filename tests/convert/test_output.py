@@ -621,7 +621,7 @@ def test_shards_are_continued_too(data: Path, tmp_path: Path) -> None:
     assert all(p.name.startswith(".") for p in tmp_path.iterdir())
     said: list[str] = []
     written = run(source, tmp_path / "s.gguf", said.append, split_max=300_000)
-    assert said[0].startswith("continues: ")
+    assert said[0].startswith("resuming: ")
     run(written[0], tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
 

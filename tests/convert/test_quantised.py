@@ -444,7 +444,7 @@ def test_every_float_of_eight_bits(dtype: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "stem", "said"),
     [
-        ("fp8-blocks", "weight", r"holds a weight that is no finite number, in row \d+, column 2"),
+        ("fp8-blocks", "weight", r"holds a weight that is not finite, in row \d+, column 2"),
         ("ct-nvfp4", "weight_scale", "has a non-finite scale in row 5"),
     ],
 )

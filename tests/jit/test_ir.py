@@ -89,7 +89,7 @@ def test_a_name_is_taken_once() -> None:
         lambda: module.function("f", ir.VOID, []),
         lambda: module.data("f", "i64", "internal global", 8, "0"),
     ):
-        with pytest.raises(ValueError, match="f is there already"):
+        with pytest.raises(ValueError, match="the module already defines f"):
             again()
 
 

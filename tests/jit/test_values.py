@@ -92,7 +92,7 @@ def test_mixed_types_raise_everywhere_else(k: Builder) -> None:
 
 def test_operations_that_a_type_lacks(k: Builder) -> None:
     x, n = k.zero(f32), k.zero(i32)
-    with pytest.raises(TypeError, match=r"/ is not for integers \(i32\): use //"):
+    with pytest.raises(TypeError, match=r"/ is not defined for integers \(i32\); use //"):
         n / 2
     for op in (
         operator.floordiv,

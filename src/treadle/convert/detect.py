@@ -62,7 +62,7 @@ def find_kind(path: Path) -> CheckpointKind:
         raise FileError("is a folder that contains no model", path=path, expected=names)
     if what := what_is(head):
         raise FileError(f"not a checkpoint: {what}", path=path)
-    found = f"starts with {head[:8]!r}: truncated, or not a checkpoint" if head else "an empty file"
+    found = f"starts with {head[:8]!r}: cut short, or not a checkpoint" if head else "an empty file"
     raise FileError(found, path=path, expected=names)
 
 
