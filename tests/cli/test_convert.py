@@ -97,7 +97,7 @@ def test_what_was_assumed_is_said(run: Run, data: Path, tmp_path: Path) -> None:
     (source,) = (data / "legacy").glob("*.ggml.bin")
     ran = run("convert", str(source), str(tmp_path / "v.gguf"))
     assert ran.code == 0
-    assert ran.err.startswith("treadle: GGJT files name neither the norms' epsilon")
+    assert ran.err.startswith("treadle: GGJT files store neither the norm epsilon")
 
 
 def test_what_llama_cpp_reads_otherwise_is_said(run: Run, tmp_path: Path) -> None:

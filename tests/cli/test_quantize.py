@@ -135,7 +135,11 @@ def test_a_dry_run_refuses_importances_of_another_model(
         (["Q8_0", "--tensor", "(=Q8_0"], 2, "not a regular expression"),
         (["Q8_0", "--output-type", "Q9"], 2, "unknown weight format 'Q9'"),
         (["Q8_0", "--tensor", "ffn_dwn=Q4_0"], 1, "no matrix name matches"),
-        (["Q4_K", "--pure"], 1, "Q4_K cannot hold rows of 128 weights"),
+        (
+            ["Q4_K", "--pure"],
+            1,
+            "Q4_K needs rows that are multiples of 256; these have 128 weights",
+        ),
         (["Q8_0", "--imatrix", "absent.gguf"], 1, "absent.gguf: cannot be opened"),
     ],
 )

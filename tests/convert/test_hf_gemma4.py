@@ -108,7 +108,7 @@ def both(folder: Path) -> tuple[Any, set[str]]:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"use_bidirectional_attention": "all"}, "gemma4 is a decoder"),
+        ({"use_bidirectional_attention": "all"}, "treadle supports gemma4 only as a decoder"),
         ({"layer_types": ["sliding_attention"] * 30}, "layer_types: the last layer has a window"),
         (
             {"per_layer_config": {"5": {"head_dim": 64}, "11": {}}},

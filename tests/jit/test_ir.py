@@ -96,5 +96,5 @@ def test_a_name_is_taken_once() -> None:
 def test_a_block_ends_once() -> None:
     b = writer(ir.Module())
     b.end("ret void")
-    with pytest.raises(ValueError, match="entry0 ends twice"):
+    with pytest.raises(ValueError, match="block entry0 already ends with"):
         b.end("ret void")
