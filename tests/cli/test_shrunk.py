@@ -114,7 +114,7 @@ def test_quantize_keeps_what_is_done_when_it_is_stopped(
 ) -> None:
     what = f"os.kill(os.getpid(), {int(number)})"
     ran = ended(folder, COMMANDS[2][0], STRIP, what)
-    kept = r"treadle: partial output kept: run the same command to resume\n"
+    kept = "treadle: partial output kept: run the same command to resume\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", kept)
     assert not (folder / "new.gguf").exists()
     again = subprocess.run([*TREADLE, *COMMANDS[2][0]], cwd=folder, capture_output=True, text=True)
