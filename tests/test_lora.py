@@ -301,7 +301,7 @@ def test_scales_that_make_no_sense(model: Model, lora: Any, why: str) -> None:
     [
         ([("{one}", 1e7)], "the scale 10000000.0: expected a number from"),
         ({"{one}": "much"}, "the scale 'much'"),
-        ([5], "lora: 5: expected a path or a (path, scale) pair"),
+        ([5], r"lora: 5: expected a path or a \(path, scale\) pair"),
         ([("{one}", 1.0, 2.0)], r"expected a path or a \(path, scale\) pair"),
         (5, "lora: expected a list"),
     ],

@@ -148,13 +148,13 @@ def test_a_folder_that_can_be_read_and_not_written_to(
     assert len(compiled) == 3
     assert len(caplog.records) == 1
     assert "Read-only file system" in caplog.text
-    assert cache.state().problem == f"{folder}: cannot be written to"
+    assert cache.state().problem == f"kernel cache {folder} is not writable"
 
 
 def test_something_else_in_the_files_place(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.path_of(SPEC.name, KEY).mkdir()
     assert kernel.object_code(SPEC, ISA)
-    assert "cannot be written to" in caplog.text
+    assert "cannot write to the kernel cache" in caplog.text
     assert [path.name[0] for path in folder.iterdir()] != ["."]
 
 
