@@ -259,5 +259,5 @@ def test_a_bound_of_time_steps_from_below(key: str) -> None:
     plain = read("nemotron_h", layers_block_type=_DENSE)
     for value in (0.001, 0.0, None):
         assert read("nemotron_h", layers_block_type=_DENSE, **{key: value}) == plain
-    with pytest.raises(UnsupportedError, match=f"{key}: is 0.7: bounds on time steps"):
+    with pytest.raises(UnsupportedError, match=f"{key}: is 0.7: a lower bound on time steps"):
         read("nemotron_h", layers_block_type=_DENSE, **{key: 0.7})

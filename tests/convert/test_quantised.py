@@ -505,7 +505,7 @@ def test_mxfp4s_scale_of_no_number() -> None:
     pairs, scales = np.zeros((2, 16), np.uint8), np.full((2, 1), 127, np.uint8)
     assert make(pairs, scales).size == 2 * 17
     scales[1] = 255
-    with pytest.raises(FileError, match="not finite, in row 1"):
+    with pytest.raises(FileError, match="non-finite scale in row 1"):
         make(pairs, scales)
 
 

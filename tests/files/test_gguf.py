@@ -221,7 +221,7 @@ DATA = bytes(32)
         (gb.gguf([gb.kv(b"a", gb.U32, bytes(4))] * 2), FileError, "appears twice"),
         (gb.gguf()[:-8], FileError, "metadata count: cut short"),
         (gb.gguf([gb.kv(b"a", gb.U32, b"")]), FileError, "a: cut short"),
-        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "9, and 1 "),
+        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "9, but 1 "),
         (
             gb.gguf([gb.kv(b"a", gb.ARRAY, struct.pack("<IQ", 10, 1 << 61) + bytes(16))]),
             FileError,
