@@ -269,7 +269,7 @@ def test_a_killed_run_is_continued(tmp_path: Path, kind: str, share: float) -> N
     assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     only(tmp_path, "a.gguf", "whole.gguf", "b.gguf")
     assert len(read) == 12 - n_done  # what was complete is not read again
-    assert said == ([f"continues: {n_done} of 12 tensors are already written"] if n_done else [])
+    assert said == ([f"resuming: {n_done} of 12 tensors are already written"] if n_done else [])
 
 
 def spied(tensor: SourceTensor, read: list[str]) -> SourceTensor:
