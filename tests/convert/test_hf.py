@@ -813,7 +813,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
     "surplus": (
         lambda a: a.update({"model.extra.weight": a[UP]}),
         "model.extra.weight",
-        "no tensor",
+        "not a tensor",
     ),
     "near miss": (
         lambda a: a.update({UP.replace("up_proj", "up_prj"): a.pop(UP)}),

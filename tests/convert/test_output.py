@@ -316,7 +316,7 @@ def test_a_part_of_another_job_is_discarded(tmp_path: Path, change: str) -> None
     said: list[str] = []
     run(source, target, said.append, **how)
     assert said == (
-        ["an unfinished .part file of a different conversion"]
+        ["discarded an unfinished .part file of a different conversion"]
         if change in ("source", "type", "part")
         else []
     )
