@@ -130,8 +130,8 @@ def test_a_tensor_of_treadles_own() -> None:
 @pytest.mark.parametrize(
     ("arch", "norm", "said"),
     [
-        ("qwen3moe", False, "in qwen3moe it normalises expert weights to sum to 1, whatever"),
-        ("olmoe", True, "in olmoe it does not normalise expert weights, whatever"),
+        ("qwen3moe", False, "in qwen3moe it normalises expert weights to sum to 1 and ignores"),
+        ("olmoe", True, "in olmoe it does not normalise expert weights and ignores"),
         ("qwen3moe", True, ""),
         ("qwen2moe", False, ""),
         ("glm4moe", False, ""),  # it asks the file

@@ -192,7 +192,11 @@ def changed(case: str, folder: Path, **keys: Any) -> Path:
         ("cohere2moe", {"shared_expert_combination_strategy": "sum"}, "strategy: is 'sum'"),
         ("cohere2moe", {"prefix_dense_sliding_window_pattern": 2}, "pattern: is 2"),
         ("cohere2moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn: 'tanh'"),
-        ("mellum", {"mlp_layer_types": ["dense"] + ["sparse"] * 3}, "mlp_layer_types: dense layers are not supported"),
+        (
+            "mellum",
+            {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+            "mlp_layer_types: dense layers are not supported",
+        ),
         ("hy_v3", {"mlp_layer_types": ["sparse", "dense"] * 2}, "mlp_layer_types: .* first"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "softcapping: is 5.0"),
     ],
