@@ -320,8 +320,8 @@ def test_files_that_end_early(tmp_path: Path) -> None:
         (struct.pack("<2i", 1, -4), "length of a name is -4"),
         (struct.pack("<2i", 1, 2) + b"\xff\xfe", "UTF-8"),
         (struct.pack("<i", 0), "no entries"),
-        (binary()[:-4] + struct.pack("<f", np.nan), "no sum of squares"),
-        (binary()[:-4] + struct.pack("<f", -1.0), "no sum of squares"),
+        (binary()[:-4] + struct.pack("<f", np.nan), "cannot be a sum of squares"),
+        (binary()[:-4] + struct.pack("<f", -1.0), "cannot be a sum of squares"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, content: bytes, message: str) -> None:
@@ -339,7 +339,11 @@ def test_files_that_are_none(tmp_path: Path, content: bytes, message: str) -> No
         ({"a.in_sum2": [[1.0, 2.0]], "a.counts": [[3.0]]}, "model", "of type 'model'"),
         ({"a.in_sum2": [[1.0, 2.0]]}, "imatrix", "a.counts: is missing"),
         ({"a.in_sum2": [[1.0, 2.0]], "a.counts": [[3.0], [4.0]]}, "imatrix", "2 counts"),
-        ({"a.in_sum2": [[1.0, np.inf]], "a.counts": [[3.0]]}, "imatrix", "no sum of squares"),
+        (
+            {"a.in_sum2": [[1.0, np.inf]], "a.counts": [[3.0]]},
+            "imatrix",
+            "cannot be a sum of squares",
+        ),
         ({"a.weight": [[1.0]]}, "imatrix", "holds no importances"),
     ],
 )

@@ -561,9 +561,9 @@ def test_few_bytes_are_for_all_sequences() -> None:
 
 
 def test_formats_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="no KV format 'q3'"):
+    with pytest.raises(UnsupportedError, match="unknown KV format 'q3'"):
         KVCache(SEEN, CPU, N_CTX, "q3")
-    with pytest.raises(UnsupportedError, match="heads of a multiple of 32"):
+    with pytest.raises(UnsupportedError, match="head dims that are a multiple of 32"):
         KVCache([PoolSpec("kv", (0,), 1, 16, 16, 0)], CPU, N_CTX, "q8_0")
 
 

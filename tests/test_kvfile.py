@@ -363,8 +363,8 @@ def test_saving_replaces_whole_files_or_none(
         assert model.load_session(path).n_past == 40
         for wrong, message in (
             (tmp_path, "is a folder"),
-            (tmp_path / "none" / "x", "no such folder"),
-            (model.path, "is the file to be read"),
+            (tmp_path / "none" / "x", "its folder does not exist"),
+            (model.path, "is also the input"),
         ):
             with pytest.raises(FileError, match=message):
                 session.save(wrong)

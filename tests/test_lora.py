@@ -301,8 +301,8 @@ def test_scales_that_make_no_sense(model: Model, lora: Any, why: str) -> None:
     [
         ([("{one}", 1e7)], "the scale 10000000.0: expected a number from"),
         ({"{one}": "much"}, "the scale 'much'"),
-        ([5], "lora: 5: expected a path, or a path and a scale"),
-        ([("{one}", 1.0, 2.0)], "expected a path, or a path and a scale"),
+        ([5], r"lora: 5: expected a path or a \(path, scale\) pair"),
+        ([("{one}", 1.0, 2.0)], r"expected a path or a \(path, scale\) pair"),
         (5, "lora: expected a list"),
     ],
     ids=str,
@@ -322,7 +322,10 @@ def test_adapters_that_make_no_sense(
 
 
 def test_an_adapter_is_no_model(files: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedError, match=r"an adapter \(LoRA\), no model: .* --lora"):
+    with pytest.raises(
+        UnsupportedError,
+        match=r"a LoRA adapter, not a model: load its model and pass this file with --lora",
+    ):
         treadle.load(files["one"])
 
 
@@ -375,16 +378,16 @@ def test_peft_folders(base: Path, tmp_path: Path) -> None:
     ("config", "why"),
     [
         ({"use_dora": True}, "use_dora: DoRA"),
-        ({"modules_to_save": ["lm_head"]}, "modules saved whole"),
+        ({"modules_to_save": ["lm_head"]}, "fully trained modules"),
         ({"bias": "all"}, "trained biases"),
-        ({"peft_type": "IA3"}, "treadle adds LORA alone"),
+        ({"peft_type": "IA3"}, "treadle supports only LORA"),
         ({"lora_alpha": "much"}, "lora_alpha"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights pissa_niter_16"),
         ({"init_lora_weights": "OLoRA"}, "init_lora_weights OLoRA"),
         ({"init_lora_weights": "loftq"}, "init_lora_weights loftq"),
         ({"use_bdlora": {"nblocks": 2}}, "use_bdlora: BD-LoRA"),
-        ({"init_lora_weights": "olora"}, "taken off the model's weights"),
-        ({"init_lora_weights": "corda"}, "taken off the model's weights"),
+        ({"init_lora_weights": "olora"}, "subtracts it from the model's weights"),
+        ({"init_lora_weights": "corda"}, "subtracts it from the model's weights"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
@@ -399,10 +402,10 @@ def test_peft_configurations_that_are_refused(
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "a module that no matrix"),
+        ("model.layers.0.mlp.experts.3.gate_proj.lora_A", "a module without a matrix"),
         ("model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
         ("lm_head.lora_A", "the output matrix"),
-        ("model.layers.0.mixer.in_proj.lora_A", "a module that no matrix"),
+        ("model.layers.0.mixer.in_proj.lora_A", "a module without a matrix"),
     ],
     ids=lambda value: value.rpartition(".")[2],
 )
@@ -421,7 +424,7 @@ def test_an_adapter_of_a_deeper_model(base: Path, tmp_path: Path) -> None:
         f"{deeper}A.weight": np.zeros((4, 64), np.float32),
         f"{deeper}B.weight": np.zeros((128, 4), np.float32),
     }
-    with pytest.raises(FileError, match=r"blk.7.attn_q.weight: is no tensor of the model"):
+    with pytest.raises(FileError, match=r"blk.7.attn_q.weight: is not a tensor of the model"):
         treadle.load(base, lora=[write_peft(tmp_path / "deeper", tensors)])
 
 
@@ -433,7 +436,7 @@ def test_an_adapter_of_a_deeper_model(base: Path, tmp_path: Path) -> None:
     [
         ({"general.type": "model"}, "general.type"),
         ({"adapter.type": "control"}, "adapter.type"),
-        ({"arch": "qwen2"}, "an adapter of a llama model"),
+        ({"arch": "qwen2"}, "an adapter for a llama model"),
         ({"adapter.alora.invocation_tokens": [1]}, "activated LoRA"),
     ],
     ids=lambda value: value if isinstance(value, str) else next(iter(value)),
@@ -455,7 +458,7 @@ def pair(m: int, k: int, rank: int = 4) -> tuple[np.ndarray, np.ndarray]:
     [
         ("blk.0.attn_q.weight", pair(128, 63), r"\[rank, 64\]"),
         ("blk.0.attn_q.weight", (pair(128, 64)[0], pair(128, 64, 5)[1]), r"\[128, rank\]"),
-        ("blk.7.attn_q.weight", pair(128, 64), "no tensor of the model"),
+        ("blk.7.attn_q.weight", pair(128, 64), "not a tensor of the model"),
         ("token_embd.weight", pair(512, 64), "one rank for 320 rows of 64 values"),
         ("output.weight", pair(512, 64), "the output matrix"),
         ("blk.0.attn_norm.weight", pair(1, 64), "a vector"),

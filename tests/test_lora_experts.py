@@ -266,7 +266,7 @@ def test_what_an_expert_gives_is_scaled(
     model = tiny("gemma4", "F32", **SIZES, n_layer=1, others=others)
     file = write_gguf(tmp_path / "lora.gguf", draw(model, ("ffn_down_exps",)), arch="gemma4")
     assert quantize(model, tmp_path / "made.gguf", file) == 1
-    assert "what blk.0.ffn_down_exps.weight gives is multiplied by it" in capsys.readouterr().err
+    assert "it scales the output of blk.0.ffn_down_exps.weight" in capsys.readouterr().err
 
 
 def test_matrices_by_head_are_no_experts(
@@ -275,4 +275,4 @@ def test_matrices_by_head_are_no_experts(
     model = data / "arch" / "deepseek3.gguf"
     file = write_gguf(tmp_path / "lora.gguf", draw(model, ("attn_v_b",)), arch="deepseek2")
     assert quantize(model, tmp_path / "made.gguf", file) == 1
-    assert "blk.0.attn_v_b.weight: an adapter of matrices by head" in capsys.readouterr().err
+    assert "blk.0.attn_v_b.weight: an adapter of per-head matrices" in capsys.readouterr().err

@@ -202,13 +202,16 @@ def test_a_pure_format_is_everywhere(llama: Described) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rules": [TypeRule("ffn_dwn", "Q8_0")]}, "no matrix's name fits 'ffn_dwn=Q8_0'"),
+        ({"rules": [TypeRule("ffn_dwn", "Q8_0")]}, "no matrix name matches 'ffn_dwn=Q8_0'"),
         (
             {"rules": [TypeRule("ffn_down", "Q6_K")]},
-            "ffn_down.weight: Q6_K cannot .* 264 .* F16 can",
+            "ffn_down.weight: Q6_K needs .* 256; these have 264 .* F16",
         ),
-        ({"pure": True}, "Q8_0 cannot hold rows of 264 weights, .* blocks of 32 .* F16 can"),
-        ({"embd_type": "Q9_9"}, "no weight format 'Q9_9'"),
+        (
+            {"pure": True},
+            "Q8_0 needs rows that are multiples of 32; these have 264 weights; use F16",
+        ),
+        ({"embd_type": "Q9_9"}, "unknown weight format 'Q9_9'"),
     ],
 )
 def test_what_was_asked_for_must_fit(settings: dict[str, Any], message: str) -> None:
@@ -219,7 +222,10 @@ def test_what_was_asked_for_must_fit(settings: dict[str, Any], message: str) -> 
 def test_what_stands_in_is_said() -> None:
     recipe = make_recipe(described(MODELS["rows32"]), MIXES["Q4_K_M"])
     notes = {t.tensor.name: (t.type.name, t.note) for t in recipe.targets}
-    assert notes["blk.0.attn_q.weight"] == ("Q5_0", "rows of 288 do not fill Q4_K's 256")
+    assert notes["blk.0.attn_q.weight"] == (
+        "Q5_0",
+        "rows of 288 weights are not a multiple of Q4_K's block of 256",
+    )
 
 
 @pytest.mark.parametrize("text", ["ffn_down", "=Q8_0", "ffn_down=", "(=Q8_0", "a=Q9_9"])
@@ -355,8 +361,8 @@ def test_importances_meet_their_columns_and_experts(
     [
         (np.nan, "Q8_0", "rows 4 to 5: holds a weight that is not a finite number"),
         (-np.inf, "Q4_0", "rows 4 to 5: holds a weight that is not a finite number"),
-        (7e4, "F16", "rows 4 to 5: holds 70000, which is too large for F16"),
-        (3e7, "Q8_0", "rows 4 to 5: holds 3e.07, which is too large for Q8_0"),
+        (7e4, "F16", "rows 4 to 5: holds 70000, too large for F16"),
+        (3e7, "Q8_0", "rows 4 to 5: holds 3e.07, too large for Q8_0"),
     ],
 )
 def test_weights_that_cannot_be(
@@ -378,13 +384,13 @@ def test_targets_that_may_not_be(tmp_path: Path) -> None:
     (tmp_path / "link.gguf").symlink_to(tmp_path / "source.gguf")
     for name, message in (
         ("there.gguf", "exists already"),
-        ("link.gguf", "is the file to be read"),
-        ("no/made.gguf", "no such folder"),
+        ("link.gguf", "is also the input"),
+        ("no/made.gguf", "its folder does not exist"),
         (".", "folder"),
     ):
         with pytest.raises(FileError, match=message):
             convert(source, tmp_path / name, "Q8_0")
-    with pytest.raises(FileError, match="is the file to be read"):
+    with pytest.raises(FileError, match="is also the input"):
         convert(source, tmp_path / "source.gguf", "Q8_0", overwrite=True)
     assert there.read_bytes() == b"mine"
     convert(source, there, "Q8_0", overwrite=True).close()
@@ -393,7 +399,7 @@ def test_targets_that_may_not_be(tmp_path: Path) -> None:
 
 def test_weights_that_were_quantized_before(tmp_path: Path) -> None:
     source = write_source(tmp_path / "source.gguf", np.ones((2, 32)), fmt="Q8_0")
-    with pytest.raises(UnsupportedError, match=f"{WEIGHTS} is Q8_0, quantized already"):
+    with pytest.raises(UnsupportedError, match=f"{WEIGHTS} is Q8_0, already quantized"):
         convert(source, tmp_path / "made.gguf", "Q4_0")
     with convert(source, tmp_path / "made.gguf", "Q4_0", allow_requantize=True) as made:
         assert made.tensors[WEIGHTS].type_name == "Q4_0"
@@ -422,10 +428,10 @@ def test_what_was_stopped_is_continued(tmp_path: Path) -> None:
     rng = np.random.default_rng(6)
     source = write_source(tmp_path / SOURCE, rng.standard_normal((64, 32)))
     said = stopped(source, tmp_path / TARGET, "Q8_0", 128 + 1)
-    assert said == ["what is done is kept: the same command continues"]
+    assert said == ["partial output kept: run the same command to resume"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(HALF)
     convert(source, tmp_path / TARGET, "Q8_0", say=said.append).close()
-    assert said[1:] == ["continues: 1 of 2 tensors are there already"]
+    assert said[1:] == ["resuming: 1 of 2 tensors are already written"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [TARGET, SOURCE]
     convert(source, tmp_path / "whole.gguf", "Q8_0").close()
     assert (tmp_path / TARGET).read_bytes() == (tmp_path / "whole.gguf").read_bytes()
@@ -447,7 +453,7 @@ def test_another_job_does_not_continue_it(
     said: list[str] = []
     mix, of = ("F16", 2.0) if change == "mix" else ("toy", 3.0)
     with convert(source, tmp_path / TARGET, mix, imatrix=matrix(of), say=said.append) as made:
-        assert said == ["an unfinished part of another conversion was discarded"]
+        assert said == ["discarded an unfinished .part file of a different conversion"]
         wanted = 1.0 if change == "mix" else 3.0
         assert np.all(made.tensors[WEIGHTS].dequantize() == wanted)
 
@@ -457,7 +463,7 @@ def test_a_full_disk_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Monk
     source = write_source(tmp_path / SOURCE, np.ones((64, 32)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", failing(os.pwrite, errno.ENOSPC))
-        with pytest.raises(FileError, match=r"made\.gguf: the disk is full; what is done is kept"):
+        with pytest.raises(FileError, match=r"made\.gguf: the disk is full; partial output kept"):
             convert(source, tmp_path / TARGET, "Q8_0")
     convert(source, tmp_path / TARGET, "Q8_0").close()
     assert sorted(path.name for path in tmp_path.iterdir()) == [TARGET, SOURCE]

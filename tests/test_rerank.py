@@ -159,7 +159,7 @@ def test_a_decoder_that_scores(tmp_path: Path) -> None:
         found = loaded.rerank(QUERY, DOCUMENTS)
         scale = max(1.0, np.abs(expected).max())
         assert np.abs(found - expected).max() / scale <= 2 * rounding(loaded.config)
-        with pytest.raises(UnsupportedError, match="head scores texts"):
+        with pytest.raises(UnsupportedError, match="head is a scoring head"):
             loaded.logits([1, 2, 3])
         # What a text spells is text.
         start = loaded.tokenizer.token_id("<|im_start|>")

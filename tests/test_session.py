@@ -476,7 +476,7 @@ def test_formats_of_keys_and_values(kv: str, unit: float, arch: str, tiny: Write
 
 
 def test_a_format_that_the_heads_do_not_fit_is_refused(tiny: WriteTiny) -> None:
-    for kv, message in (("q8_0", "multiple of 32"), ("q4_7", "no KV format 'q4_7'")):
+    for kv, message in (("q8_0", "multiple of 32"), ("q4_7", "unknown KV format 'q4_7'")):
         with pytest.raises(UnsupportedError, match=message):
             treadle.load(tiny("llama", head_dim=16), kv=kv)
 

@@ -54,7 +54,7 @@ def test_an_out_that_exists(run: Run, model: Path, tmp_path: Path) -> None:
     assert (made.code, made.err.count("\n")) == (1, 1)
     assert "exists already (expected --force to replace it)" in made.err
     assert out.read_bytes() == b"mine"
-    assert "the file to be read" in run("bundle", str(model), str(model), "--force").err
+    assert "also the input" in run("bundle", str(model), str(model), "--force").err
 
 
 def test_no_pex(run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_a_full_disk(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=5))
     made = run("bundle", str(model), str(tmp_path / "out"), "--offline")
     assert made.code == 1
-    assert "no room on the disk" in made.err
+    assert "not enough disk space" in made.err
     assert [*tmp_path.iterdir()] == []
 
 

@@ -293,7 +293,7 @@ def test_a_picture_leaves_other_files_alone(
     assert (ran.code, target.exists()) == (1, False)
     ran = run("bench", gguf, "-p", "6", "--plot", gguf)
     assert (ran.code, model.calls, Path(gguf).read_bytes()) == (1, [], b"GGUF")
-    assert f"{gguf}: is the file to be read" in ran.err
+    assert f"{gguf}: is also the input" in ran.err
     target.write_text("notes")
     ran = run("bench", gguf, "-p", "6", "--plot", str(target))
     assert (ran.code, model.calls, target.read_text()) == (1, [], "notes")

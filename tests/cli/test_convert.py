@@ -65,7 +65,7 @@ def test_json(run: Run, data: Path, tmp_path: Path) -> None:
     )
     assert ran.code == 0, ran.err
     said = json.loads(ran.out)
-    assert said["kind"] == "a llama2.c checkpoint of the first version"
+    assert said["kind"] == "a version 0 llama2.c checkpoint"
     files = [Path(file["path"]) for file in said["files"]]
     assert [p.name for p in files] == [f"b-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
     assert [p.stat().st_size for p in files] == [file["n_bytes"] for file in said["files"]]
@@ -97,7 +97,7 @@ def test_what_was_assumed_is_said(run: Run, data: Path, tmp_path: Path) -> None:
     (source,) = (data / "legacy").glob("*.ggml.bin")
     ran = run("convert", str(source), str(tmp_path / "v.gguf"))
     assert ran.code == 0
-    assert ran.err.startswith("treadle: GGJT files name neither the norms' epsilon")
+    assert ran.err.startswith("treadle: GGJT files store neither the norm epsilon")
 
 
 def test_what_llama_cpp_reads_otherwise_is_said(run: Run, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_what_llama_cpp_reads_otherwise_is_said(run: Run, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        (("--type", "Q9"), "no weight format 'Q9'"),
+        (("--type", "Q9"), "unknown weight format 'Q9'"),
         (("--align", "48"), "'48' is neither a power of two nor 'page'"),
         (("--split-max-size", "2T"), "'2T' is not a size, such as 500M or 2G"),
     ],
@@ -142,8 +142,8 @@ def test_what_is_no_checkpoint(run: Run, data: Path, tmp_path: Path) -> None:
         (nothing, "nothing.bin: an empty file"),
         (tmp_path / "gone", "gone: no such file"),
         (loop, "loop.gguf: "),
-        (tmp_path / "empty", "empty: is a folder without a model"),
-        (data / "quant" / "tiny-rwkv-5v1-730K-FP16.bin", "GGMF version 101 is no llama"),
+        (tmp_path / "empty", "empty: is a folder that contains no model"),
+        (data / "quant" / "tiny-rwkv-5v1-730K-FP16.bin", "GGMF version 101 is not a llama file"),
         (data / "malformed" / "seed1_DATA_NOT_ENOUGH_DATA__reject.gguf", "cut short"),
     ):
         ran = run("convert", str(source), out)
@@ -178,7 +178,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
 
     ended = start(source, target, "--force", preexec_fn=limit)
     assert ended.returncode == 1
-    assert f"error: {target}: a file may not be that large here" in ended.stderr.decode()
+    assert f"error: {target}: the file would exceed the maximum file size" in ended.stderr.decode()
     assert target.read_bytes() == b"mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.gguf", "b.gguf"]
 
@@ -218,9 +218,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     )
     errors = ended.stderr.decode()
     assert ended.returncode == 0, errors
-    assert f"error: {disk}/b.gguf: the disk is full; what is done is kept" in errors
+    assert f"error: {disk}/b.gguf: the disk is full; partial output kept" in errors
     assert ".b.gguf.part\n.b.gguf.part.journal\n" in ended.stdout.decode()
-    assert "treadle: continues: " in errors
+    assert "treadle: resuming: " in errors
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
     assert not target.exists()
     ended = start(source, target)
     assert ended.returncode == 0
-    assert ended.stderr == b"treadle: continues: 5 of 12 tensors are there already\n"
+    assert ended.stderr == b"treadle: resuming: 5 of 12 tensors are already written\n"
     assert target.read_bytes() == source.read_bytes()
 
 
@@ -253,7 +253,7 @@ def test_weights_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
     writer.write()
     ran = run("convert", str(source), str(out))
     assert ran.code == 1
-    assert f"{source}: blk.7.ffn_up.weight: holds a weight that is no finite number" in ran.err
+    assert f"{source}: blk.7.ffn_up.weight: holds a weight that is not finite" in ran.err
     assert not out.exists()
     assert run("convert", str(source), str(out), "--allow-nonfinite").code == 0
     assert out.read_bytes() == source.read_bytes()
@@ -331,7 +331,7 @@ def test_an_index_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
     index.write_text(json.dumps(said))
     ran = run("convert", str(folder), str(tmp_path / "x.gguf"))
     assert ran.code == 1
-    assert f"{index}: {name}: is said to be in '../model.safetensors'" in ran.err
+    assert f"{index}: {name}: is listed in '../model.safetensors'" in ran.err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
 
 
@@ -340,12 +340,12 @@ def test_an_index_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
     [
         ("foo", 2, "--set 'foo': expected KEY=VALUE"),
         ("=1", 2, "not KEY=VALUE"),
-        ("llama.context_length=-5", 1, "llama.context_length=-5: the key is uint32, from 0 to"),
-        ("llama.context_length=abc", 1, "llama.context_length=abc: the key is uint32, from 0 to"),
-        ("llama.context_length=true", 1, "the key is uint32"),
-        ("llama.attention.layer_norm_rms_epsilon=x", 1, "epsilon=x: the key is a number"),
-        ("llama.attention.layer_norm_rms_epsilon=1e300", 1, "the key is a number"),
-        ("tokenizer.ggml.tokens=7", 1, "the key is an array"),
+        ("llama.context_length=-5", 1, "llama.context_length=-5: expected uint32, from 0 to"),
+        ("llama.context_length=abc", 1, "llama.context_length=abc: expected uint32, from 0 to"),
+        ("llama.context_length=true", 1, "expected uint32"),
+        ("llama.attention.layer_norm_rms_epsilon=x", 1, "epsilon=x: expected a number"),
+        ("llama.attention.layer_norm_rms_epsilon=1e300", 1, "expected a number"),
+        ("tokenizer.ggml.tokens=7", 1, "expected a key that is not an array"),
     ],
 )
 def test_settings_keep_the_type_of_their_key(

@@ -96,8 +96,8 @@ def test_formats_that_take_no_notice_of_importances_are_named(
         ("MXFP4", False, "2.4 times the squared error of IQ4_XS; take IQ4_XS, or IQ4_NL where"),
         ("MXFP4", True, "2.4 times the squared error of IQ4_XS; take IQ4_XS"),
         ("nvfp4", False, "1.7 times the squared error of IQ4_NL; take IQ4_NL"),
-        ("TQ2_0", True, "almost all they know; take IQ2_XXS"),
-        ("Q1_0", True, "almost all they know; take IQ1_S"),
+        ("TQ2_0", True, "almost all of the model's quality; take IQ2_XXS"),
+        ("Q1_0", True, "almost all of the model's quality; take IQ1_S"),
     ],
 )
 def test_formats_for_weights_that_were_trained_in_them(
@@ -133,9 +133,13 @@ def test_a_dry_run_refuses_importances_of_another_model(
         (["Q4_KM"], 2, "did you mean Q4_K_M"),
         (["Q8_0", "--tensor", "ffn_down"], 2, "'ffn_down' is not PATTERN=FORMAT"),
         (["Q8_0", "--tensor", "(=Q8_0"], 2, "not a regular expression"),
-        (["Q8_0", "--output-type", "Q9"], 2, "no weight format 'Q9'"),
-        (["Q8_0", "--tensor", "ffn_dwn=Q4_0"], 1, "no matrix's name fits"),
-        (["Q4_K", "--pure"], 1, "Q4_K cannot hold rows of 128 weights"),
+        (["Q8_0", "--output-type", "Q9"], 2, "unknown weight format 'Q9'"),
+        (["Q8_0", "--tensor", "ffn_dwn=Q4_0"], 1, "no matrix name matches"),
+        (
+            ["Q4_K", "--pure"],
+            1,
+            "Q4_K needs rows that are multiples of 256; these have 128 weights",
+        ),
         (["Q8_0", "--imatrix", "absent.gguf"], 1, "absent.gguf: cannot be opened"),
     ],
 )
@@ -157,7 +161,7 @@ def test_a_file_that_is_there_stays(run: Run, source: str, tmp_path: Path) -> No
     assert run("quantize", source, str(target), "Q8_0", "--force").code == 0
     ran = run("quantize", str(target), str(tmp_path / "again.gguf"), "Q4_0")
     assert ran.code == 1
-    assert "quantized already" in ran.err
+    assert "already quantized" in ran.err
     ran = run("quantize", str(target), str(tmp_path / "again.gguf"), "Q4_0", "--allow-requantize")
     assert ran.code == 0
 

@@ -77,8 +77,8 @@ def test_errors_within_a_chat(
     lines = ["hi", f"/save {tmp_path}/absent/talk", "/load absent", "/stats"]
     assert run("chat", gguf, stdin="\n".join(lines)).err.splitlines() == [
         f"treadle: error: roles {SAFE}",
-        f"treadle: error: not saved: {tmp_path}/absent/talk: cannot be written: there is no such "
-        "folder",
+        f"treadle: error: not saved: {tmp_path}/absent/talk: cannot be written: its folder does "
+        "not exist",
         "treadle: error: cannot read absent: No such file or directory",
         "no answer yet",
     ]

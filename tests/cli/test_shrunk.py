@@ -91,7 +91,7 @@ def test_a_source_that_was_written_to(folder: Path, words: list[str], where: str
     """What was read of it may be of two files."""
     ran = ended(folder, words, where, TOUCH)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert ran.stderr.startswith("treadle: error: model.gguf: was written to while it was in use")
+    assert ran.stderr.startswith("treadle: error: model.gguf: was modified while it was in use")
     assert ran.stderr.count("\n") == 1
     assert [path.name for path in folder.iterdir()] == ["model.gguf"]
 
@@ -117,7 +117,7 @@ def test_quantize_keeps_what_is_done_when_it_is_stopped(
 ) -> None:
     what = f"os.kill(os.getpid(), {int(number)})"
     ran = ended(folder, COMMANDS[2][0], STRIP, what)
-    kept = "treadle: what is done is kept: the same command continues\n"
+    kept = "treadle: partial output kept: run the same command to resume\n"
     assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", kept)
     assert not (folder / "new.gguf").exists()
     again = subprocess.run([*TREADLE, *COMMANDS[2][0]], cwd=folder, capture_output=True, text=True)

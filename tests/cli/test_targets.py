@@ -65,7 +65,7 @@ def test_what_is_read_is_not_replaced(
     before = path.read_bytes()
     ran = run(*with_out(command, files, path))
     assert (ran.code, ran.out) == (1, "")
-    assert f"{path}: is the file to be read" in ran.err
+    assert f"{path}: is also the input" in ran.err
     assert (path.read_bytes(), path.is_symlink()) == (before, out.endswith("LINK"))
 
 
@@ -78,7 +78,7 @@ def test_a_shard_that_is_read_is_not_replaced(run: Run, files: dict[str, Path]) 
         words = with_out(command, files | {"MODEL": shards[0]}, shards[1])
         before = shards[1].read_bytes()
         ran = run(*words)
-        assert (ran.code, "is the file to be read" in ran.err) == (1, True), words
+        assert (ran.code, "is also the input" in ran.err) == (1, True), words
         assert shards[1].read_bytes() == before
 
 
@@ -90,7 +90,7 @@ def test_an_adapter_that_is_read_is_not_replaced(
     write_gguf(path, draw_pairs(files["MODEL"], 2, 1))
     before = path.read_bytes()
     ran = run(*with_out([*command, "--lora", f"{path}=0.5"], files, path))
-    assert (ran.code, "is the file to be read" in ran.err) == (1, True)
+    assert (ran.code, "is also the input" in ran.err) == (1, True)
     assert path.read_bytes() == before
 
 
@@ -107,5 +107,5 @@ def test_a_folder_that_is_not_there_is_told_before_the_work(
 ) -> None:
     ran = run(*with_out(command, files, files["TEXT"].with_name("nodir") / "x"))
     assert (ran.code, ran.out) == (1, "")
-    assert "nodir/x: cannot be written: there is no such folder" in ran.err
+    assert "nodir/x: cannot be written: its folder does not exist" in ran.err
     assert model.calls == []  # not even loaded

@@ -63,8 +63,8 @@ def test_nothing_of_gemma_and_of_yarn_as_usual(tmp_path: Path) -> None:
 
 def test_the_window_of_mistral(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Mistral", "llama", head_dim=32, sliding_window=16)
-    assert note.startswith("it has no sliding window in llama; here ")
-    assert note.endswith("layers see 16 tokens, so longer texts differ")
+    assert note.startswith("it has no sliding window in llama; in the file ")
+    assert note.endswith("layers have one of 16 tokens, so longer prompts differ")
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
@@ -93,21 +93,21 @@ def test_layers_that_the_file_names_have_windows(arch: str) -> None:
 def test_the_scale_of_gemma(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "query_pre_attn_scalar": 144})
     assert note == (
-        "it takes the attention's scale from the model's size, not from the file's 0.08333 "
+        "it derives the attention scale from the model's size; the file says 0.08333 "
         "(query_pre_attn_scalar 144)"
     )
 
 
 def test_the_softcap_of_attention(tmp_path: Path) -> None:
     (note,) = said_of(tmp_path, "Gemma3", "gemma3", **{**_GEMMA, "attn_logit_softcapping": 4.0})
-    assert note == "it caps no attention scores in gemma3; here at 4"
+    assert note == "it has no attention softcap in gemma3; the file says 4"
 
 
 def test_the_betas_of_yarn(tmp_path: Path) -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "beta_fast": 16.0}
     rope |= {"original_max_position_embeddings": 32, "attention_factor": 1.5}
     (note,) = said_of(tmp_path, "Qwen3", "qwen3", head_dim=32, rope_parameters=rope)
-    assert note == "it takes YaRN's betas as 32 and 1 unless it is told --yarn-beta-fast 16"
+    assert note == "it uses YaRN betas 32 and 1; run it with --yarn-beta-fast 16"
 
 
 def test_biases(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_tensor_of_treadles_own() -> None:
 @pytest.mark.parametrize(
     ("arch", "norm", "said"),
     [
-        ("qwen3moe", False, "in qwen3moe it makes weights of experts add up to 1, whatever"),
-        ("olmoe", True, "in olmoe it takes weights of experts as they are, whatever"),
+        ("qwen3moe", False, "in qwen3moe it normalises expert weights to sum to 1 and ignores"),
+        ("olmoe", True, "in olmoe it does not normalise expert weights and ignores"),
         ("qwen3moe", True, ""),
         ("qwen2moe", False, ""),
         ("glm4moe", False, ""),  # it asks the file

@@ -602,7 +602,7 @@ def test_keys_that_transformers_obeys_or_ignores() -> None:
     mistral = {"model_type": "mistral", **_SIZES}
     assert keys_of({**mistral, "layer_types": sliding}) == keys_of(mistral)
     listed = {**mistral, "layer_types": ["full_attention", *sliding[1:]]}
-    with pytest.raises(UnsupportedError, match="layer_types: transformers reads none"):
+    with pytest.raises(UnsupportedError, match="layer_types: transformers ignores it"):
         keys_of(listed)
     none = {"sliding_window": None}
     assert keys_of({**listed, **none}) == keys_of({**mistral, **none})
@@ -707,7 +707,9 @@ def test_keys_of_other_families() -> None:
 def test_families_that_turn_whole_heads(name: str) -> None:
     said = {"model_type": name, **_SIZES}
     assert keys_of({**said, "partial_rotary_factor": 1.0}) == keys_of(said)
-    with pytest.raises(UnsupportedError, match="partial_rotary_factor: treadle turns whole heads"):
+    with pytest.raises(
+        UnsupportedError, match="partial_rotary_factor: partial RoPE is not supported"
+    ):
         keys_of({**said, "partial_rotary_factor": 0.5})
 
 
@@ -811,7 +813,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
     "surplus": (
         lambda a: a.update({"model.extra.weight": a[UP]}),
         "model.extra.weight",
-        "no tensor",
+        "not a tensor",
     ),
     "near miss": (
         lambda a: a.update({UP.replace("up_proj", "up_prj"): a.pop(UP)}),
@@ -837,7 +839,7 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Any]], Any], str, str]] = {
     "twice": (
         lambda a: a.update({UP.removeprefix("model."): a[UP]}),
         "",
-        "is a second blk.1.ffn_up.weight",
+        "maps to blk.1.ffn_up.weight",
     ),
     "integers": (lambda a: a.update({UP: a[UP].astype(np.int8)}), UP, "weights in I8"),
 }

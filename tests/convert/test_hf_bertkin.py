@@ -135,7 +135,7 @@ def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
     whole = convert(tmp_path / "hf", tmp_path / "whole.gguf")
     with open_gguf(whole) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
-        assert "scores are of a head with tanh there, and of relu here" in note
+        assert "its scoring head uses tanh; the file says relu" in note
     found: dict[str | None, Any] = {}
     for said in (None, "relu", "tanh", "gelu_erf", "swish"):
         changes: dict[str, Any] = {HEAD_ACTIVATION: said}
@@ -144,7 +144,7 @@ def test_what_is_between_the_matrices_of_a_head(tmp_path: Path) -> None:
         path = rewritten(whole, tmp_path / f"{said}.gguf", **changes)
         with treadle.load(path, threads=1) as model:
             if said == "swish":
-                with pytest.raises(UnsupportedError, match="treadle has tanh, relu, gelu_erf"):
+                with pytest.raises(UnsupportedError, match="treadle supports tanh, relu, gelu_erf"):
                     model.rerank(QUERY, DOCUMENTS)
             else:
                 found[said] = model.rerank(QUERY, DOCUMENTS)
@@ -182,7 +182,7 @@ def test_tensors_by_their_own_names(tmp_path: Path) -> None:
 def test_narrower_embeddings_are_refused(tmp_path: Path) -> None:
     """ELECTRA small: a matrix makes states of them."""
     save(Case("Electra", "bert", {**_ELECTRA, "embedding_size": 32}, "Model"), tmp_path)
-    with pytest.raises(UnsupportedError, match="embedding_size: is 32, and hidden_size 64"):
+    with pytest.raises(UnsupportedError, match="embedding_size: is 32 and hidden_size is 64"):
         open_hf(tmp_path)
 
 
@@ -279,10 +279,10 @@ def test_jina_as_it_was_published(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         lora_adaptations=["retrieval.query", "classification"],
     )
     source = open_hf_source(folder)
-    assert sum("left out: vectors are those of no task" in note for note in source.notes) == 1
+    assert sum("left out: embeddings are for no task" in note for note in source.notes) == 1
     source.close()
     open_hf(folder).close()
-    assert "one for each task, are left out" in caplog.text
+    assert "one per task, are left out" in caplog.text
     made = convert(folder, tmp_path / "made.gguf")
     with open_gguf(made) as file:
         assert file.metadata["general.architecture"] == "jina-bert-v3"
@@ -397,7 +397,7 @@ def test_gte_as_it_was_published(tmp_path: Path) -> None:
             assert worst(loaded.states(ids), expected) <= rounding(loaded.config)
     with open_gguf(made) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
-        assert "it refuses gte, of which it has none" in note
+        assert "llama.cpp has no architecture gte" in note
 
 
 def test_gte_that_is_refused(tmp_path: Path) -> None:
@@ -416,5 +416,5 @@ def test_gte_that_is_refused(tmp_path: Path) -> None:
         path.write_text(before)
     llama = {"model_type": "llama", "rope_scaling": NTK, "hidden_size": 64}
     llama |= {"num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    with pytest.raises(UnsupportedError, match="'ntk': treadle has it in GTE"):
+    with pytest.raises(UnsupportedError, match="'ntk': treadle supports it only in GTE"):
         read_config(llama, Path("config.json"))

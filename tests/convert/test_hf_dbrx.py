@@ -92,7 +92,7 @@ def test_what_is_clipped_and_normed_counts(tmp_path: Path) -> None:
     with open_gguf(made) as file:
         assert file.metadata["dbrx.attention.clamp_kqv"] == 0.0  # llama.cpp wants the key
         (note,) = read_otherwise(file.metadata, file.tensors)
-    assert "in dbrx it makes weights of experts add up to 1, whatever" in note
+    assert "in dbrx it normalises expert weights to sum to 1 and ignores" in note
 
 
 def one_by_one(folder: Path) -> dict[str, np.ndarray]:

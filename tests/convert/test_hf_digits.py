@@ -54,5 +54,5 @@ def test_merges_that_do_are_refused(data: Path, tmp_path: Path) -> None:
     theirs = byte_level_tokenizer(data, "gpt-2", tmp_path, whole=True)
     theirs.pre_tokenizer = shipped()
     save(theirs, tmp_path / "hf")
-    with pytest.raises(UnsupportedError, match="treadle has no name"):
+    with pytest.raises(UnsupportedError, match="no GGUF pre-tokenizer"):
         read(tmp_path / "hf", theirs.get_vocab_size())

@@ -123,7 +123,7 @@ def test_weights_that_add_up_to_1(tmp_path: Path) -> None:
     source = open_hf_source(tmp_path)
     (note,) = read_otherwise(source.metadata, source.tensors)
     source.close()
-    assert "takes weights of experts as they are" in note
+    assert "does not normalise expert weights" in note
 
 
 @pytest.mark.parametrize(("key", "value"), [("moe_layer_freq", 2), ("scoring_func", "sigmoid")])

@@ -78,7 +78,7 @@ def test_layers_behind_the_last(tmp_path: Path) -> None:
     with treadle.load(tmp_path, threads=1) as model:
         assert np.array_equal(model.logits(ids), alone)
     source = open_hf_source(tmp_path)
-    assert any("predict further tokens are left out" in note for note in source.notes)
+    assert any("MTP layers are left out" in note for note in source.notes)
     source.close()
 
 

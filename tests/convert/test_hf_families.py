@@ -255,7 +255,7 @@ def test_windows_where_no_layers_are_listed(case: Case, tmp_path: Path) -> None:
     ("given", "error", "said"),
     [
         ({"no_rope_layers": [1, 0, 1, 0]}, UnsupportedError, r"no_rope_layers: is \[1, 0, 1, 0\]"),
-        ({"no_rope_layers": [1, 1, 1, 1]}, UnsupportedError, "every 4th layer without a rope"),
+        ({"no_rope_layers": [1, 1, 1, 1]}, UnsupportedError, "every 4th layer without RoPE"),
         ({"no_rope_layer_interval": 2}, UnsupportedError, "no_rope_layer_interval: is 2"),
         ({"no_rope_layers": [1, 1, 1]}, FileError, "no_rope_layers: is .* 4 flags"),
         ({"no_rope_layers": [1, 1, 1, [0]]}, FileError, "no_rope_layers: is .* 4 flags"),
@@ -273,7 +273,7 @@ def test_layers_without_a_rope(given: dict[str, Any], error: type[Exception], sa
 
 def test_a_window_that_says_what_turns() -> None:
     kinds = {"layer_types": ["full_attention"] * 4}
-    with pytest.raises(UnsupportedError, match="sliding_window: is null, where only layers with"):
+    with pytest.raises(UnsupportedError, match="sliding_window: is null, but only layers with"):
         read("cohere2", **kinds, sliding_window=None)
     made = read("cohere2", **kinds)
     assert made["cohere2.attention.sliding_window"] == 4096

@@ -222,7 +222,7 @@ def test_as_it_is_published(step: Saved, tmp_path: Path) -> None:
     same = [{k: v for k, v in s.metadata.items() if k not in names} for s in (ours, theirs)]
     assert same[0] == same[1]
     assert ours.tensors.keys() == theirs.tensors.keys()
-    assert any("predict further tokens" in note for note in theirs.notes)
+    assert any("MTP layer" in note for note in theirs.notes)
     ours.close()
     theirs.close()
 
@@ -232,8 +232,8 @@ def test_as_it_is_published(step: Saved, tmp_path: Path) -> None:
     [
         ({"norm_expert_weight": False}, "norm_expert_weight: is False"),
         ({"moe_router_activation": "softmax"}, "moe_router_activation: is 'softmax'"),
-        ({"moe_layers_enum": "1,3"}, "mlp_layer_types: treadle has dense layers first"),
-        ({"partial_rotary_factors": [0.25, 1, 1, 0.25]}, "is 0.25, and 1 of layers with a window"),
+        ({"moe_layers_enum": "1,3"}, "mlp_layer_types: treadle supports only dense layers first"),
+        ({"partial_rotary_factors": [0.25, 1, 1, 0.25]}, "is 0.25, and 1 in window layers"),
         ({"attention_other_setting": {"num_attention_groups": 4}}, "num_attention_groups: is 4"),
     ],
 )

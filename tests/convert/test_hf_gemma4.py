@@ -108,13 +108,16 @@ def both(folder: Path) -> tuple[Any, set[str]]:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"use_bidirectional_attention": "all"}, "gemma4 is a decoder"),
-        ({"layer_types": ["sliding_attention"] * 30}, "layer_types: the last has a window"),
+        ({"use_bidirectional_attention": "all"}, "treadle supports gemma4 only as a decoder"),
+        ({"layer_types": ["sliding_attention"] * 30}, "layer_types: the last layer has a window"),
         (
             {"per_layer_config": {"5": {"head_dim": 64}, "11": {}}},
-            "per_layer_config: treadle has two",
+            "per_layer_config: treadle supports at most two",
         ),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "has proportional"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "supports only rope_type proportional",
+        ),
         ({"attention_bias": True}, "attention_bias: is True"),
     ],
 )

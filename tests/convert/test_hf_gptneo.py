@@ -74,7 +74,7 @@ def test_the_reference(made: Any) -> None:
         assert np.abs(forward(gguf, load_config(gguf), ids) - expected).max() < 1e-5
         assert gguf.metadata["gptneo.attention.scale"] == 1.0
         notes = read_otherwise(gguf.metadata, gguf.tensors)
-        assert any("it refuses gptneo, of which it has none" in note for note in notes)
+        assert any("llama.cpp has no architecture gptneo" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_the_reference(made: Any) -> None:
     [
         ([[["global", "local"], 1]], "global or local for each of 3 layers"),
         ([[["global", "far", "local"], 1]], "global or local for each of 3 layers"),
-        ([["global", 3]], "lists of words"),
-        ([[["global"], 10**9]], "lists of words"),
+        ([["global", 3]], "pairs of a list of words"),
+        ([[["global"], 10**9]], "pairs of a list of words"),
     ],
 )
 def test_kinds_of_layers(types: Any, why: str, made: Any, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_small_experts_count(tmp_path: Path) -> None:
 def test_what_llama_cpp_computes_otherwise(tmp_path: Path) -> None:
     with open_gguf(convert(save(tmp_path / "hf"), tmp_path / "made.gguf")) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
-    assert "in grovemoe small experts read what the others give" in note
+    assert "in grovemoe small experts read the other experts' output" in note
 
 
 @pytest.mark.parametrize("keys", [{"norm_topk_prob": False}, {"mlp_only_layers": [1]}])

@@ -208,8 +208,13 @@ def test_texts_longer_than_those_of_training() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "kind", "said"),
     [
-        ("position_embedding_type", "left out", UnsupportedError, "'learned': treadle has alibi"),
-        ("mup_scale_qk_dot_by_d", "left out", UnsupportedError, "by the size of a head"),
+        (
+            "position_embedding_type",
+            "left out",
+            UnsupportedError,
+            "'learned': treadle supports only alibi",
+        ),
+        ("mup_scale_qk_dot_by_d", "left out", UnsupportedError, "divided by the head size"),
         ("activation_function", "gelu_new", UnsupportedError, "activation_function: 'gelu_new'"),
         ("scale_attn_by_inverse_layer_idx", True, UnsupportedError, "inverse_layer_idx: is True"),
         ("mup_embeddings_scale", 0, FileError, "mup_embeddings_scale: is 0"),

@@ -119,12 +119,15 @@ def test_without_a_temperature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"use_qk_norm": False}, "use_qk_norm: treadle has norms with 6 experts"),
+        ({"use_qk_norm": False}, "use_qk_norm: must be true with 6 experts"),
         ({"moe_layers": [1, 3]}, r"moe_layers: is \[1, 3\]"),
         ({"no_rope_layers": [1, 1, 1, 1, 0]}, "no_rope_layers: is .*every 4th layer"),
-        ({"layer_types": ["full_attention"] * 5}, "layer_types: is .*chunks where there"),
+        (
+            {"layer_types": ["full_attention"] * 5},
+            "layer_types: is .*chunks only in layers with RoPE",
+        ),
         ({"attention_chunk_size": None}, "attention_chunk_size: is null"),
-        ({"num_experts_per_tok": 2}, "expert_used_count: 2: treadle has one expert"),
+        ({"num_experts_per_tok": 2}, "expert_used_count: 2: treadle supports one expert"),
     ],
 )
 def test_what_is_refused(change: dict[str, Any], why: str, folder: Path, tmp_path: Path) -> None:

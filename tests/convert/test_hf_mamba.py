@@ -213,7 +213,7 @@ def test_bounds_of_time_steps(kind: str, limit: object) -> None:
         "nemotron_h": {"layers_block_type": _DENSE},
     }.get(kind, {})
     if limit == 0.5:
-        with pytest.raises(UnsupportedError, match=r"time_step_limit: is .*bounds no time steps"):
+        with pytest.raises(UnsupportedError, match=r"time_step_limit: is .*bounds on time steps"):
             read(kind, **given, time_step_limit=[0.0, limit])
     else:
         assert read(kind, **given, time_step_limit=[0.0, limit])["ssm.inner_size"] > 0
@@ -237,8 +237,12 @@ def test_bounds_of_time_steps(kind: str, limit: object) -> None:
         ("falcon_h1", {"mamba_proj_bias": True}, "mamba_proj_bias"),
         ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers: .*a list of 2"),
         ("falcon_h1", {"ssm_multipliers": [1.0, 1.0, "x", 1.0, 1.0]}, "ssm_multipliers: is 'x'"),
-        ("nemotron_h", {"layers_block_type": ["mlp", "moe"] * 2}, "has mlp and moe"),
-        ("nemotron_h", {"layers_block_type": ["mlp", "conv"] * 2}, "treadle has linear_attention"),
+        ("nemotron_h", {"layers_block_type": ["mlp", "moe"] * 2}, "has both mlp and moe"),
+        (
+            "nemotron_h",
+            {"layers_block_type": ["mlp", "conv"] * 2},
+            "treadle supports linear_attention",
+        ),
         ("nemotron_h", {"layers_block_type": _DENSE[:3]}, "num_hidden_layers: is 4"),
         ("nemotron_h", {}, "hybrid_override_pattern: is missing"),
     ],
@@ -255,5 +259,5 @@ def test_a_bound_of_time_steps_from_below(key: str) -> None:
     plain = read("nemotron_h", layers_block_type=_DENSE)
     for value in (0.001, 0.0, None):
         assert read("nemotron_h", layers_block_type=_DENSE, **{key: value}) == plain
-    with pytest.raises(UnsupportedError, match=f"{key}: is 0.7: treadle bounds no time steps"):
+    with pytest.raises(UnsupportedError, match=f"{key}: is 0.7: a lower bound on time steps"):
         read("nemotron_h", layers_block_type=_DENSE, **{key: 0.7})

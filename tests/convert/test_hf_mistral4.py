@@ -166,7 +166,7 @@ def test_floats_of_eight_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"n_group": 2, "topk_group": 1}, "n_group: treadle has one group"),
+        ({"n_group": 2, "topk_group": 1}, "n_group: treadle supports only one group"),
         ({"rope_interleave": False}, "rope_interleave: is False"),
         ({"rope_parameters": {**_ROPE, "mscale": 0.5}}, "mscale: is 0.5"),
     ],

@@ -118,7 +118,7 @@ def test_what_llama_cpp_computes_otherwise(tmp_path: Path) -> None:
     made = convert(changed(tmp_path / "hf"), tmp_path / "made.gguf")
     with open_gguf(made) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
-        assert "in phimoe its norms are without the mean" in note
+        assert "in phimoe its norms are RMS norms" in note
         bare = [name for name in file.tensors if not name.endswith("output.bias")]
         note, _ = read_otherwise(file.metadata, bare)
     assert note.endswith("it refuses phimoe without attn_output.bias, output.bias")

@@ -47,7 +47,7 @@ def test_in_every_way(tmp_path: Path) -> None:
     check_truth(made, compute_logits(model, ids_of()))
     with treadle.load(made, threads=1) as loaded:
         (note,) = read_otherwise(loaded.gguf.metadata, loaded.gguf.tensors)
-        assert "it refuses nanochat, of which it has none" in note
+        assert "llama.cpp has no architecture nanochat" in note
         assert not any("norm" in name for name in loaded.gguf.tensors)
 
 
@@ -115,14 +115,16 @@ def test_what_files_leave_unsaid(tmp_path: Path) -> None:
 def test_later_versions_are_refused(tmp_path: Path) -> None:
     name = "blk.0.nanochat_resid_lambdas.weight"
     write_model(tmp_path / "x.gguf", "nanochat", others={name: (4,)})
-    with pytest.raises(UnsupportedError, match=f"{name}: is of a later NanoChat"):
+    with pytest.raises(UnsupportedError, match=f"{name}: belongs to a later NanoChat"):
         treadle.load(tmp_path / "x.gguf")
     saved(CASE, tmp_path / "hf")
     from safetensors.numpy import load_file, save_file
 
     path = tmp_path / "hf" / "model.safetensors"
     save_file({**load_file(path), "model.resid_lambdas": np.ones(3, np.float32)}, path)
-    with pytest.raises(FileError, match=r"model\.resid_lambdas: is no tensor of a nanochat model"):
+    with pytest.raises(
+        FileError, match=r"model\.resid_lambdas: is not a tensor of a nanochat model"
+    ):
         open_hf(tmp_path / "hf")
 
 

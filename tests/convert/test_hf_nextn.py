@@ -202,8 +202,8 @@ def _second(tensors: Tensors, config: dict[str, Any]) -> None:
 LEFT_OUT = [
     ("glm4moe", _lose, "nextn.hnorm.weight: the tensor is missing"),
     ("glm4moe", _shape, "nextn.eh_proj.weight: shape"),
-    ("glm4moe", _add, f"model.layers.{N_LAYER}.fnorm.weight: is no tensor of a layer that"),
-    ("qwen35", _second, "mtp.layers.1.input_layernorm.weight: treadle has one layer"),
+    ("glm4moe", _add, f"model.layers.{N_LAYER}.fnorm.weight: is not a tensor of an MTP layer"),
+    ("qwen35", _second, "mtp.layers.1.input_layernorm.weight: treadle supports one layer"),
 ]
 
 
@@ -214,7 +214,7 @@ def test_a_layer_that_is_not_whole(name: str, change: Any, why: str, tmp_path: P
     save(test_hf_mixtures.own(CASES[name]), folder)
     add_layer(folder, name)
     rewrite(folder, change)
-    said = f"layers that predict further tokens are left out: .*{why}"
+    said = f"MTP layers are left out: .*{why}"
     with pytest.warns(UserWarning, match=said):
         open_hf(folder).close()
     source = open_hf_source(folder)
@@ -242,7 +242,9 @@ def test_an_architecture_without(case: Case, names: list[str], tmp_path: Path) -
     rewrite(folder, lambda tensors, config: tensors.update({n: drawn("norm") for n in names}))
     open_hf(folder).close()
     source = open_hf_source(folder)
-    assert [note for note in source.notes if f"treadle has none in {case.arch}" in note]
+    assert [
+        note for note in source.notes if f"treadle does not support them in {case.arch}" in note
+    ]
     source.close()
 
 

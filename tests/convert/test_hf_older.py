@@ -317,9 +317,13 @@ def test_blocks_that_treadle_has_not(
         (
             "attention.head_count",
             [4, 0, 0, 0, 4, 4, 4],
-            r"blk\.2\.attn_norm\.weight: nothing reads",
+            r"blk\.2\.attn_norm\.weight: is unused",
         ),
-        ("feed_forward_length", [512, 256, 0, 0, 256, 0, 0], r"blk\.2\.ffn_norm\.weight: nothing"),
+        (
+            "feed_forward_length",
+            [512, 256, 0, 0, 256, 0, 0],
+            r"blk\.2\.ffn_norm\.weight: is unused",
+        ),
     ],
 )
 def test_keys_and_tensors_that_disagree(

@@ -62,7 +62,7 @@ def test_in_every_way(tmp_path: Path) -> None:
     with open_gguf(made) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
         config = load_config(file)
-    assert "it refuses olmo_hybrid, of which it has none" in note
+    assert "llama.cpp has no architecture olmo_hybrid" in note
     states = [layer.state for layer in config.layers]
     assert {(state.norm_eps, state.beta_most) for state in states if state} == {(1e-5, 2.0)}
     assert [layer.mixer for layer in config.layers] == ["delta_signed"] * 3 + ["attention_behind"]

@@ -428,7 +428,9 @@ def test_an_adapter_for_neighbours_of_a_file_of_halves(tmp_path: Path) -> None:
     arch = ARCHS["glm4"]
     assert _of_peft(peft, cast(Any, SimpleNamespace(arch=arch)), pairs=True).ranks == {}
     config = cast(Any, SimpleNamespace(arch=replace(arch, rope="neox")))
-    with pytest.raises(UnsupportedError, match=r"a file of M-RoPE: apply it to the Hugging Face"):
+    with pytest.raises(
+        UnsupportedError, match=r"an M-RoPE GGUF file: apply it to the Hugging Face"
+    ):
         _of_peft(peft, config, pairs=True)
 
 
@@ -472,7 +474,7 @@ def test_pictures_are_said_to_be_left_out(
         assert f"pictures: {TEXT_ALONE}" in find_problems(file)
     source = open_hf_source(folder)
     source.close()
-    assert any("the parts for pictures or sound (" in note for note in source.notes)
+    assert any("the image and audio parts (" in note for note in source.notes)
 
 
 # -- chat templates ----------------------------------------------------------------------------

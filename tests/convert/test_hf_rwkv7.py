@@ -232,7 +232,7 @@ def test_the_list_of_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ("1 'a' 1\n3 'b' 1\n", r"line 2: is \"3 'b' 1\" \(expected 2, a text"),
+        ("1 'a' 1\n3 'b' 1\n", r"line 2: is \"3 'b' 1\" \(expected 2, a Python string"),
         ("1 'a' 2\n", "line 1: is"),
         ("1 a 1\n", "line 1: is"),
         ("1 5 1\n", "line 1: is"),

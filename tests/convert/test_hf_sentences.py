@@ -146,7 +146,7 @@ def test_prompts_that_are_refused(folder: Path) -> None:
         put(folder, config, said)
         assert PROMPT not in read_sentences(folder)
     put(folder, config, {"prompts": {"query": ASK}, "default_prompt_name": "other"})
-    with pytest.raises(FileError, match=r"'other'.*a name of prompts: query"):
+    with pytest.raises(FileError, match=r"'other'.*one of prompts: query"):
         open_hf(folder)
     put(folder, config, {"prompts": {"query": ASK}, "default_prompt_name": "query"})
     put(folder, "1_Pooling/config.json", {"pooling_mode": "mean", "include_prompt": False})

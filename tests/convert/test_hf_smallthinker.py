@@ -108,7 +108,7 @@ def test_the_window_of_llama_cpp(tmp_path: Path) -> None:
     made = convert(save(tmp_path / "hf"), tmp_path / "made.gguf")
     with open_gguf(made) as file:
         (note,) = read_otherwise(file.metadata, file.tensors)
-        assert note.endswith("in smallthinker the window is 4096 tokens there, and not 16")
+        assert note.endswith("in smallthinker its window is 4096 tokens; the file says 16")
         key = "smallthinker.expert_count"
         file.metadata = {name: it for name, it in file.metadata.items() if name != key}
         with pytest.raises(FileError, match=r"smallthinker\.expert_count: the key is missing"):
@@ -118,7 +118,11 @@ def test_the_window_of_llama_cpp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "kind", "why"),
     [
-        ({"rope_layout": [1] * 5}, UnsupportedError, "rope_layout: treadle turns layers with"),
+        (
+            {"rope_layout": [1] * 5},
+            UnsupportedError,
+            "rope_layout: treadle supports RoPE only in layers with",
+        ),
         ({"sliding_window_layout": [1] * 5}, UnsupportedError, "sliding_window_layout: treadle"),
         ({"rope_layout": [2] * 5}, FileError, r"rope_layout: is \[2, 2"),
         ({"norm_topk_prob": False}, UnsupportedError, "norm_topk_prob: is False"),

@@ -188,11 +188,15 @@ def changed(case: str, folder: Path, **keys: Any) -> Path:
     ("case", "keys", "why"),
     [
         ("granite-swa", {"layer_rope_theta": [0, 1e4, 5e5, 0]}, "layer_rope_theta: has 2 bases"),
-        ("granite-swa", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: transformers does not"),
+        ("granite-swa", {"no_rope_layers": [1, 1, 0, 1]}, "no_rope_layers: transformers ignores"),
         ("cohere2moe", {"shared_expert_combination_strategy": "sum"}, "strategy: is 'sum'"),
         ("cohere2moe", {"prefix_dense_sliding_window_pattern": 2}, "pattern: is 2"),
         ("cohere2moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn: 'tanh'"),
-        ("mellum", {"mlp_layer_types": ["dense"] + ["sparse"] * 3}, "mlp_layer_types: .* all"),
+        (
+            "mellum",
+            {"mlp_layer_types": ["dense"] + ["sparse"] * 3},
+            "mlp_layer_types: dense layers are not supported",
+        ),
         ("hy_v3", {"mlp_layer_types": ["sparse", "dense"] * 2}, "mlp_layer_types: .* first"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "softcapping: is 5.0"),
     ],
@@ -219,5 +223,5 @@ def test_the_one_base_of_mellum(tmp_path: Path) -> None:
     save(own(CASES["mellum"]), tmp_path)
     source = open_hf_source(tmp_path)
     (note,) = read_otherwise(source.metadata, source.tensors)
-    assert note.endswith("in mellum it turns layers with a window by 500000, and not by 10000")
+    assert note.endswith("llama.cpp uses RoPE base 500000 in window layers; the file says 10000")
     source.close()

@@ -203,8 +203,8 @@ def test_damaged_lists_of_ranks(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
     lines = [base64.b64encode(bytes([b])).decode() + f" {b}" for b in range(256)]
     for bad, match in (
-        (lines[:255], "a byte is not"),
-        ([*lines, lines[3].split()[0] + " 256"], "there twice"),
+        (lines[:255], "a byte has no token"),
+        ([*lines, lines[3].split()[0] + " 256"], "appears twice"),
         ([*lines[:7], "!!!! 7"], "line 8"),
         ([*lines[:7], "AAEC 8"], "line 8: is b'AAEC 8'"),
     ):
@@ -292,5 +292,5 @@ def test_kinds_by_content(stories: GGUF, data: Path, tmp_path: Path) -> None:
     (folder / "params.json").unlink()
     with pytest.raises(FileError, match=r"params\.json"):
         open_source(folder)
-    with pytest.raises(FileError, match="is a folder without a model"):
+    with pytest.raises(FileError, match="is a folder that contains no model"):
         find_kind(tmp_path)

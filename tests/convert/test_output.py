@@ -111,12 +111,11 @@ def test_alignment(tmp_path: Path, alignment: int) -> None:
 def test_rows_that_blocks_do_not_divide(tmp_path: Path) -> None:
     source = write_model(tmp_path / "a.gguf", n=2, shape=(4, 40))
     with pytest.raises(
-        UnsupportedError, match=r"blk\.0\.w\.weight: Q8_0 cannot hold rows of 40"
+        UnsupportedError,
+        match=r"blk\.0\.w\.weight: Q8_0 needs rows that are multiples of 32; these have 40",
     ) as e:
         run(source, tmp_path / "b.gguf", type=by_name("Q8_0"))
-    assert "blocks of 32 do not divide; the nearest format that fits every matrix is F16" in str(
-        e.value
-    )
+    assert "use F16, which fits every matrix" in str(e.value)
     only(tmp_path, "a.gguf")
 
 
@@ -157,7 +156,7 @@ def test_an_existing_target_needs_force(tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
     with pytest.raises(FileError, match="is a folder"):
         run(source, tmp_path, force=True)
-    with pytest.raises(FileError, match=r"a\.gguf: is the file to be read"):
+    with pytest.raises(FileError, match=r"a\.gguf: is also the input"):
         run(source, source, force=True, alignment=4096)
     assert open_gguf(source).alignment == 32
 
@@ -271,7 +270,7 @@ def test_a_killed_run_is_continued(tmp_path: Path, kind: str, share: float) -> N
     assert target.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     only(tmp_path, "a.gguf", "whole.gguf", "b.gguf")
     assert len(read) == 12 - n_done  # what was complete is not read again
-    assert said == ([f"continues: {n_done} of 12 tensors are there already"] if n_done else [])
+    assert said == ([f"resuming: {n_done} of 12 tensors are already written"] if n_done else [])
 
 
 def spied(tensor: SourceTensor, read: list[str]) -> SourceTensor:
@@ -319,7 +318,7 @@ def test_a_part_of_another_job_is_discarded(tmp_path: Path, change: str) -> None
     said: list[str] = []
     run(source, target, said.append, **how)
     assert said == (
-        ["an unfinished part of another conversion was discarded"]
+        ["discarded an unfinished .part file of a different conversion"]
         if change in ("source", "type", "part")
         else []
     )
@@ -333,7 +332,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     interrupted(source, target, KeyboardInterrupt())
     said: list[str] = []
     run(source, target, said.append)
-    assert said == ["continues: 6 of 12 tensors are there already"]
+    assert said == ["resuming: 6 of 12 tensors are already written"]
     assert target.read_bytes() == source.read_bytes()
 
 
@@ -362,7 +361,7 @@ def test_a_full_disk(
             FileError, match=r"b\.gguf: (the disk is full|the quota|cannot be)"
         ) as e:
             run(source, target, **how)
-    assert "the same command continues" in str(e.value)
+    assert "run the same command to resume" in str(e.value)
     assert target.read_bytes() == b"mine"
     run(source, target, **how)
     run(source, tmp_path / "c.gguf", **how)
@@ -390,7 +389,7 @@ def test_a_disk_that_will_not_do_is_told_at_once(
     about = os.statvfs(tmp_path)
     small = os.statvfs_result([*about[:3], 1, 1, *about[5:]])
     monkeypatch.setattr(os, "statvfs", lambda path: small)
-    with pytest.raises(FileError, match=r"b\.gguf: no room on the disk: \d+ KiB needed, "):
+    with pytest.raises(FileError, match=r"b\.gguf: not enough disk space: \d+ KiB needed, "):
         run(source, tmp_path / "b.gguf")
     only(tmp_path, "a.gguf")
 
@@ -615,7 +614,7 @@ def test_tensors_larger_than_a_shard_are_named(data: Path, tmp_path: Path) -> No
     source = data / "models" / "stories260K.gguf"
     said: list[str] = []
     run(source, tmp_path / "s.gguf", said.append, split_max=100_000)
-    why = "token_embd.weight has 131072 bytes, more than a shard's 100000: a tensor is not split"
+    why = "token_embd.weight has 131072 bytes, more than a shard's 100000; a tensor cannot be split"
     assert said == [f"{why} (2 such tensors)"]
     said.clear()
     run(source, tmp_path / "t.gguf", said.append, split_max=131_072 + 12_000)  # and a header
@@ -629,7 +628,7 @@ def test_shards_are_continued_too(data: Path, tmp_path: Path) -> None:
     assert all(p.name.startswith(".") for p in tmp_path.iterdir())
     said: list[str] = []
     written = run(source, tmp_path / "s.gguf", said.append, split_max=300_000)
-    assert said[0].startswith("continues: ")
+    assert said[0].startswith("resuming: ")
     run(written[0], tmp_path / "again.gguf")
     assert (tmp_path / "again.gguf").read_bytes() == source.read_bytes()
 
@@ -674,7 +673,7 @@ def test_long_names(tmp_path: Path, letter: str, n_bytes: int) -> None:
     interrupted(source, target, KeyboardInterrupt())
     said: list[str] = []
     run(source, target, said.append)
-    assert said == ["continues: 6 of 12 tensors are there already"]
+    assert said == ["resuming: 6 of 12 tensors are already written"]
     assert target.read_bytes() == source.read_bytes()
     only(tmp_path, "a.gguf", target.name)
 
@@ -740,4 +739,4 @@ def test_a_continued_run_is_not_thrown_away_for_want_of_room(
     monkeypatch.setattr(os, "statvfs", lambda path: small)
     said: list[str] = []
     run(source, target, said.append)
-    assert said == ["continues: 6 of 12 tensors are there already"]
+    assert said == ["resuming: 6 of 12 tensors are already written"]

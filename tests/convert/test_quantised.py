@@ -208,8 +208,8 @@ def test_a_converter_says_what_it_multiplied_out(plain: Plain, tmp_path: Path) -
         at.mkdir()
         quantise(plain("llama"), at / "q", WRITTEN[method], at / "f32")
         source = open_hf_source(at / "q")
-        notes = [note for note in source.notes if "multiplied out" in note]
-        assert [f"({told}) are multiplied out and written as BF16" in n for n in notes] == (
+        notes = [note for note in source.notes if "dequantised" in note]
+        assert [f"({told}) are dequantised and written as BF16" in n for n in notes] == (
             [True] if told else []
         )
         source.close()
@@ -289,7 +289,7 @@ BROKEN: list[tuple[str, str, Callable[[dict[str, Any]], Any], str]] = [
         "gptq",
         "scales beyond f16",
         lambda t: t.update({Q + "scales": t[Q + "scales"].float() * 1e9}),
-        "no numbers of f16",
+        "not finite in f16",
     ),
     ("awq", "scales gone", lambda t: t.pop(Q + "scales"), "scales"),
     ("awq", "zeros cut", lambda t: t.update({Q + "qzeros": t[Q + "qzeros"][:, :1]}), "qzeros"),
@@ -298,22 +298,22 @@ BROKEN: list[tuple[str, str, Callable[[dict[str, Any]], Any], str]] = [
         "ct-w4",
         "shape of other bits",
         lambda t: t[Q + "weight_shape"].__imul__(t[Q + "weight_shape"].new_tensor([1, 2])),
-        "weights a row of 4 bits",
+        "weights per row of 4 bits",
     ),
     ("ct-nvfp4", "number gone", lambda t: t.pop(Q + "weight_global_scale"), "global_scale"),
     (
         "ct-nvfp4",
         "scale cut",
         lambda t: t.update({Q + "weight_scale": t[Q + "weight_scale"][:, :2]}),
-        "one for every 16",
+        "one scale per 16",
     ),
     ("nf4", "absmax gone", lambda t: t.pop(Q + "weight.absmax"), "absmax"),
     ("nf4", "weight gone", lambda t: t.pop(Q + "weight"), "quant_state"),
     (
         "nf4",
-        "state is no JSON",
+        "state is not JSON",
         lambda t: t[Q + "weight.quant_state.bitsandbytes__nf4"].fill_(65),
-        "no JSON",
+        "not JSON",
     ),
     (
         "bnb-int8",
@@ -444,8 +444,8 @@ def test_every_float_of_eight_bits(dtype: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("method", "stem", "said"),
     [
-        ("fp8-blocks", "weight", r"holds a weight that is no finite number, in row \d+, column 2"),
-        ("ct-nvfp4", "weight_scale", "has a scale that is no finite number, in row 5"),
+        ("fp8-blocks", "weight", r"holds a weight that is not finite, in row \d+, column 2"),
+        ("ct-nvfp4", "weight_scale", "has a non-finite scale in row 5"),
     ],
 )
 @pytest.mark.parametrize("code", [0x7F, 0xFF])
@@ -479,7 +479,7 @@ def test_scales_of_no_number(method: str, value: float, plain: Plain, tmp_path: 
         tensors[name].view(-1)[0] = value
 
     spoil(tmp_path / "q", change)
-    with pytest.raises(FileError, match=r"q_proj.*no finite number, in row 0, column 0"):
+    with pytest.raises(FileError, match=r"q_proj.*not finite, in row 0, column 0"):
         open_model(tmp_path / "q", lambda *_: None)
 
 
@@ -492,7 +492,7 @@ def test_experts_of_no_number(plain: Plain, tmp_path: Path) -> None:
         tensors[name].view(-1)[0] = np.nan
 
     spoil(tmp_path / "q", change)
-    with pytest.raises(FileError, match=r"no finite number, in row \d+, column 0"):
+    with pytest.raises(FileError, match=r"not finite, in row \d+, column 0"):
         open_model(tmp_path / "q", lambda *_: None)
 
 
@@ -505,7 +505,7 @@ def test_mxfp4s_scale_of_no_number() -> None:
     pairs, scales = np.zeros((2, 16), np.uint8), np.full((2, 1), 127, np.uint8)
     assert make(pairs, scales).size == 2 * 17
     scales[1] = 255
-    with pytest.raises(FileError, match="no finite number, in row 1"):
+    with pytest.raises(FileError, match="non-finite scale in row 1"):
         make(pairs, scales)
 
 

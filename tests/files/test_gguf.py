@@ -222,11 +222,11 @@ DATA = bytes(32)
         (gb.gguf([gb.kv(b"a", gb.U32, bytes(4))] * 2), FileError, "appears twice"),
         (gb.gguf()[:-8], FileError, "metadata count: cut short"),
         (gb.gguf([gb.kv(b"a", gb.U32, b"")]), FileError, "a: cut short"),
-        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "9, and 1 "),
+        (gb.gguf([gb.kv(b"a", gb.STRING, struct.pack("<Q", 9) + b"x")]), FileError, "9, but 1 "),
         (
             gb.gguf([gb.kv(b"a", gb.ARRAY, struct.pack("<IQ", 10, 1 << 61) + bytes(16))]),
             FileError,
-            "and 16 bytes left",
+            "but 16 bytes left",
         ),
         (
             gb.gguf([gb.kv(b"a", gb.ARRAY, struct.pack("<IQQ", 8, 1, 1 << 63))]),
@@ -404,7 +404,7 @@ def test_a_missing_shard(tmp_path: Path) -> None:
 def test_a_wrong_shard(tmp_path: Path) -> None:
     paths = write_shards(tmp_path)
     paths[2].write_bytes(shard(1, 3, 3, b"t2"))
-    with pytest.raises(FileError, match="says that it is shard 2 of 3"):
+    with pytest.raises(FileError, match="says it is shard 2 of 3"):
         open_gguf(paths[0])
 
 
@@ -424,7 +424,7 @@ def test_a_wrong_number_of_tensors(tmp_path: Path) -> None:
 def test_a_renamed_first_shard(tmp_path: Path) -> None:
     paths = write_shards(tmp_path)
     renamed = paths[0].rename(tmp_path / "renamed.gguf")
-    with pytest.raises(FileError, match="does not lead to the others"):
+    with pytest.raises(FileError, match="cannot be found from its name"):
         open_gguf(renamed)
 
 

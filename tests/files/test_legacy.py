@@ -93,7 +93,7 @@ def test_blocks_whose_layout_changed(
 def test_real_files_of_another_program(data: Path) -> None:
     """rwkv.cpp's, of the same magic."""
     for path in sorted((data / "quant").glob("tiny-rwkv*.bin")):
-        with pytest.raises(UnsupportedError, match="GGMF version 101 is no llama"):
+        with pytest.raises(UnsupportedError, match="GGMF version 101 is not a llama file"):
             Legacy(path)
 
 

@@ -82,7 +82,7 @@ def test_a_file_that_was_written_to(path: Path) -> None:
         f.write(b"other")
     os.utime(path, ns=(1, 1))  # file systems count in steps, and a test is quick
     mapped.check()
-    with pytest.raises(FileError, match="was written to while it was in use"):
+    with pytest.raises(FileError, match="was modified while it was in use"):
         mapped.check_unchanged()
 
 
@@ -122,10 +122,10 @@ def test_the_system_is_asked_once_in_a_while(path: Path, monkeypatch: pytest.Mon
     files = Mappings([map_file(path, "a file")])
     os.utime(path, ns=(1, 1))
     files.check()
-    with pytest.raises(FileError, match="was written to"):
+    with pytest.raises(FileError, match="was modified"):
         files.check(now=True)
     monkeypatch.setattr(mapping, "EVERY_S", 0.0)
-    with pytest.raises(FileError, match="was written to"):
+    with pytest.raises(FileError, match="was modified"):
         files.check()
     files.close()
     files.check()

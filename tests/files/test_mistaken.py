@@ -39,20 +39,20 @@ def zipped() -> bytes:
 @pytest.mark.parametrize(
     ("head", "what"),
     [
-        (LFS, "a Git LFS pointer that stands for 4.6 GiB, not the file itself: run 'git lfs pull'"),
-        (LFS[:60], "a Git LFS pointer that stands, not"),
+        (LFS, "a Git LFS pointer for 4.6 GiB, not the file itself: run 'git lfs pull'"),
+        (LFS[:60], "a Git LFS pointer, not"),
         (HTML, "an HTML page ('Sign in'), such as a login or an error: download the file itself"),
         (b"\n  <html lang='en'><body>404", "an HTML page, such as"),
-        (b'{"error": "Repository not found"}', "a JSON text that says 'Repository not found'"),
-        (b'{"a": [1, 2', "a JSON text, not a model"),
-        (b"Entry not found\n", "a text ('Entry not found'), not a model"),
-        ("Übersicht, très".encode()[:-1], "a text ('Übersicht, tr"),
+        (b'{"error": "Repository not found"}', "a JSON file that says 'Repository not found'"),
+        (b'{"a": [1, 2', "a JSON file, not a model"),
+        (b"Entry not found\n", "a text file ('Entry not found'), not a model"),
+        ("Übersicht, très".encode()[:-1], "a text file ('Übersicht, tr"),
         (gzip.compress(b"GGUF", mtime=0), "compressed by gzip: unpack it with gunzip"),
         (bz2.compress(b"GGUF"), "compressed by bzip2"),
         (lzma.compress(b"GGUF"), "compressed by xz"),
         (zipped(), "a PyTorch checkpoint or another zip archive"),
         (pickle.dumps({}, 2), "a pickle"),
-        (bytes(1024), "it begins with zeros, as an unfinished download does"),
+        (bytes(1024), "it begins with zeros, like an unfinished download"),
         (b"GGUF\3\0\0\0", "a GGUF file"),
         ((2).to_bytes(8, "little") + b"{}", "a safetensors file: name its folder"),
     ],
@@ -76,7 +76,7 @@ def test_every_reader_says_it(tmp_path: Path) -> None:
     for name in ("m.gguf", "model.safetensors", "config.json"):
         (tmp_path / name).write_bytes(LFS)
     for read in (open_gguf, find_kind):
-        with pytest.raises(FileError, match=r"m\.gguf.*: a Git LFS pointer that stands for 4\.6"):
+        with pytest.raises(FileError, match=r"m\.gguf.*: a Git LFS pointer for 4\.6"):
             read(tmp_path / "m.gguf")
     with pytest.raises(FileError, match="not a safetensors file: a Git LFS pointer"):
         open_safetensors(tmp_path / "model.safetensors")

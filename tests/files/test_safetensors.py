@@ -297,7 +297,7 @@ def test_too_short_for_a_header(n: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "says"),
     [
-        (3, "cut short: a header of 3 bytes, and 2 are left"),
+        (3, "cut short: the header has 3 bytes, but 2 are left"),
         (1 << 31, "at most 100000000"),
         ((1 << 64) - 1, "at most 100000000"),
     ],

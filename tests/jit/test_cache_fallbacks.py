@@ -82,11 +82,11 @@ def no_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 REFUSED = [
-    (open_to_others, "others may write to the kernel cache"),
+    (open_to_others, "is writable by other users"),
     (of_another_user, "belongs to another user"),
-    (not_a_folder, "cannot be used as the kernel cache: File exists"),
-    (not_to_be_made, "cannot be used as the kernel cache: Read-only file system"),
-    (no_home, "no home directory to keep compiled kernels in: set TREADLE_CACHE"),
+    (not_a_folder, "File exists; set TREADLE_CACHE"),
+    (not_to_be_made, "Read-only file system; set TREADLE_CACHE"),
+    (no_home, "no home directory for the kernel cache: set TREADLE_CACHE"),
 ]
 
 
@@ -147,14 +147,14 @@ def test_a_folder_that_can_be_read_and_not_written_to(
         kernel.object_code(OTHER, ISA)
     assert len(compiled) == 3
     assert len(caplog.records) == 1
-    assert "cannot be written to: Read-only file system" in caplog.text
-    assert cache.state().problem == f"{folder}: cannot be written to"
+    assert "Read-only file system" in caplog.text
+    assert cache.state().problem == f"kernel cache {folder} is not writable"
 
 
 def test_something_else_in_the_files_place(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     cache.path_of(SPEC.name, KEY).mkdir()
     assert kernel.object_code(SPEC, ISA)
-    assert "cannot be written to" in caplog.text
+    assert "cannot write to the kernel cache" in caplog.text
     assert [path.name[0] for path in folder.iterdir()] != ["."]
 
 

@@ -89,12 +89,12 @@ def test_a_name_is_taken_once() -> None:
         lambda: module.function("f", ir.VOID, []),
         lambda: module.data("f", "i64", "internal global", 8, "0"),
     ):
-        with pytest.raises(ValueError, match="f is there already"):
+        with pytest.raises(ValueError, match="the module already defines f"):
             again()
 
 
 def test_a_block_ends_once() -> None:
     b = writer(ir.Module())
     b.end("ret void")
-    with pytest.raises(ValueError, match="entry0 ends twice"):
+    with pytest.raises(ValueError, match="block entry0 already ends with"):
         b.end("ret void")

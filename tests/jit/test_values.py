@@ -39,7 +39,7 @@ def test_types_print_as_they_are_written() -> None:
     assert ((f32 * 16).mangled, (u8 * 4).mangled, f64.mangled) == ("v16f32", "v4i8", "f64")
     assert i8 != u8
     assert i8.ir == u8.ir
-    with pytest.raises(TypeError, match=r"f32 \* 4 is a vector already"):
+    with pytest.raises(TypeError, match=r"f32 \* 4 is already a vector"):
         f32 * 4 * 2
 
 
@@ -49,7 +49,7 @@ def test_types_print_as_they_are_written() -> None:
 
 def test_a_run_time_value_has_no_truth(k: Builder) -> None:
     x = k.const(1, i32)
-    with pytest.raises(TypeError, match=r"run-time value \(i32\) in a Python if"):
+    with pytest.raises(TypeError, match=r"run-time value \(i32\) cannot be the condition"):
         bool(x)
     with pytest.raises(TypeError, match="run-time value"):
         _ = 0 < x < 5
@@ -84,15 +84,15 @@ def test_mixed_types_raise_everywhere_else(k: Builder) -> None:
     for build in builds:
         with pytest.raises(TypeError, match="mixed types"):
             build()
-    with pytest.raises(TypeError, match=r"a f32 variable set to f64"):
+    with pytest.raises(TypeError, match=r"cannot assign a f64 value to a f32 variable"):
         k.var(k.zero(f32)).v = k.zero(f64)
-    with pytest.raises(TypeError, match=r"splat of i32 into f32 \* 4"):
+    with pytest.raises(TypeError, match=r"cannot splat i32 into f32 \* 4"):
         k.splat(k.zero(i32), f32 * 4)
 
 
 def test_operations_that_a_type_lacks(k: Builder) -> None:
     x, n = k.zero(f32), k.zero(i32)
-    with pytest.raises(TypeError, match=r"/ is not for integers \(i32\): use //"):
+    with pytest.raises(TypeError, match=r"/ is not defined for integers \(i32\); use //"):
         n / 2
     for op in (
         operator.floordiv,
@@ -103,11 +103,11 @@ def test_operations_that_a_type_lacks(k: Builder) -> None:
         operator.lshift,
         operator.rshift,
     ):
-        with pytest.raises(TypeError, match=r"not for floats \(f32\)"):
+        with pytest.raises(TypeError, match=r"not defined for floats \(f32\)"):
             op(x, 2)
-    with pytest.raises(TypeError, match=r"0\.5 is no i32"):
+    with pytest.raises(TypeError, match=r"0\.5 cannot be represented as i32"):
         n * 0.5  # would silently be n * 0
-    with pytest.raises(TypeError, match="lanes differ"):
+    with pytest.raises(TypeError, match="different numbers of lanes"):
         k.zero(f32 * 4).to(i32 * 8)
     with pytest.raises(TypeError, match="differ in size"):
         k.zero(f32).bits(i64)

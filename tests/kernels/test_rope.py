@@ -122,15 +122,18 @@ def test_f16_pages_clamp(memory: Memory) -> None:
 
 
 def test_page_layout_refuses() -> None:
-    with pytest.raises(UnsupportedError, match="no KV format 'q4_1'"):
+    with pytest.raises(UnsupportedError, match="unknown KV format 'q4_1'"):
         PageLayout("q4_1", 2, 64, 64)
     with pytest.raises(
-        UnsupportedError, match="multiple of 32 dims, not 80: take f16 or bf16 or f32"
+        UnsupportedError, match="multiple of 32, but this model has 80; use f16, bf16 or f32"
     ):
         PageLayout("q8_0", 2, 64, 80)
-    with pytest.raises(UnsupportedError, match="q4_0 needs heads of a multiple of 32 dims, not 48"):
+    with pytest.raises(
+        UnsupportedError,
+        match="q4_0 needs head dims that are a multiple of 32, but this model has 48",
+    ):
         PageLayout("q4_0", 1, 48, 32, latent=True)
-    with pytest.raises(UnsupportedError, match="multiple of 32 dims, not 48"):
+    with pytest.raises(UnsupportedError, match="multiple of 32, but this model has 48"):
         PageLayout("q8_0", 2, 48, 64)
 
 

@@ -184,7 +184,7 @@ def test_rope_scaling(changes: dict[str, Any], scaling: str, scale: float) -> No
 
 def test_rope_factors_are_read() -> None:
     gguf = fake(rope__scaling__type="llama3")
-    with pytest.raises(FileError, match="llama3, which needs its factors"):
+    with pytest.raises(FileError, match="llama3, but its factors are missing"):
         load_config(gguf)
     gguf.tensors["rope_freqs.weight"] = tensor("rope_freqs.weight", (6,), [1, 1, 1, 2, 8, 8])
     config = load_config(gguf)
@@ -339,8 +339,12 @@ def test_keys_that_encoders_obey(data: Path) -> None:
             gguf.metadata = {**whole, f"{arch}.hidden_activation": word}
             assert load_config(gguf).arch.activation == activation
         for key, value, says in (
-            ("hidden_activation", "bogus", "'bogus': treadle has gelu, gelu_pytorch_tanh, silu"),
-            ("attention.causal", True, "an encoder's tokens see each other both ways"),
+            (
+                "hidden_activation",
+                "bogus",
+                "'bogus': treadle supports gelu, gelu_pytorch_tanh, silu",
+            ),
+            ("attention.causal", True, "causal attention is not supported"),
         ):
             gguf.metadata = {**whole, f"{arch}.{key}": value}
             with pytest.raises(UnsupportedError, match=rf"\.gguf: {arch}\.{key}: {says}"):
@@ -411,7 +415,7 @@ def test_layers_are_left_out_only_where_they_predict_further_tokens() -> None:
     """One too many in the key would make a model without its last layer, which writes nonsense."""
     gguf = fake("qwen3moe", nextn_predict_layers=2)
     gguf.tensors["blk.6.nextn.enorm.weight"] = tensor("blk.6.nextn.enorm.weight", (64,))
-    says = r"qwen3moe\.nextn_predict_layers: leaves out layer 5, which has no nextn tensors"
+    says = r"qwen3moe\.nextn_predict_layers: counts layer 5 as an MTP layer, but it has no nextn"
     with pytest.raises(FileError, match=says):
         load_config(gguf)
     for name in [name for name in gguf.tensors if name.startswith("blk.5.")]:
@@ -429,7 +433,7 @@ def test_unknown_tensors_are_listed(caplog: pytest.LogCaptureFixture) -> None:
         config = load_config(gguf)
     assert config.ignored == names
     assert config.optional == frozenset({"ffn_up.bias"})
-    says = "treadle does not use blk.0.mystery.weight, v.1, v.2, v.3 and 1 more (see"
+    says = "unused tensors: blk.0.mystery.weight, v.1, v.2, v.3 and 1 more (see"
     assert [record.getMessage() for record in caplog.records] == [
         f"mystery.gguf: {says} treadle inspect)"
     ]
@@ -464,14 +468,14 @@ def test_nothing_is_said_of_what_sound_files_have(caplog: pytest.LogCaptureFixtu
             "gemma4-moe",
             "gemma4.expert_count",
             None,
-            r"blk\.0\.ffn_\S+: nothing reads it: by the file's keys layer 0 is attention and gated",
+            r"blk\.0\.ffn_\S+: is unused: by the file's keys layer 0 is attention and gated",
         ),
-        ("gemma4-moe", "gemma4.expert_count", 0, r"blk\.0\.ffn_\S+: nothing reads it"),
+        ("gemma4-moe", "gemma4.expert_count", 0, r"blk\.0\.ffn_\S+: is unused"),
         (
             "falconh1",
             "falcon-h1.attention.head_count_kv",
             0,
-            r"blk\.0\.attn_\S+: nothing reads it: by the file's keys layer 0 is mamba2 and gated",
+            r"blk\.0\.attn_\S+: is unused: by the file's keys layer 0 is mamba2 and gated",
         ),
         ("qwen3moe", "qwen3moe.leading_dense_block_count", 1, r"blk\.0\."),
         ("gemma4-e", "gemma4.embedding_length_per_layer_input", 0, r"per_layer_|inp_gate"),
@@ -503,17 +507,20 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
 @pytest.mark.parametrize(
     ("gguf", "message"),
     [
-        (fake("plamo"), r"'plamo': treadle leaves it out: its model is a program"),  # no slip
-        (fake("Gemma-3"), r"treadle has .*, t5encoder; did its writer mean gemma3\?$"),
-        (fake("lama"), r"treadle has .*, t5encoder; did its writer mean llama\?$"),
-        (fake("qwne3"), r"treadle has .*, t5encoder; did its writer mean qwen3\?$"),
-        (fake("rwkv6"), r"'rwkv6': treadle leaves it out: its states follow .*attention$"),
-        (fake("mlama"), r"'mlama': treadle has llama, .*, t5encoder$"),
-        (fake("no-such"), r"'no-such': treadle has llama, .*, t5encoder$"),
-        (fake("superpoint"), r"'superpoint': treadle has llama, .*, t5encoder$"),
-        (fake(expert_count=8, expert_used_count=2, expert_gating_func=4), "4: treadle has 0, 1"),
+        (fake("plamo"), r"'plamo': not supported: its model is custom code"),  # no slip
+        (fake("Gemma-3"), r"treadle supports .*, t5encoder; did you mean gemma3\?$"),
+        (fake("lama"), r"treadle supports .*, t5encoder; did you mean llama\?$"),
+        (fake("qwne3"), r"treadle supports .*, t5encoder; did you mean qwen3\?$"),
+        (fake("rwkv6"), r"'rwkv6': not supported: its states follow .*attention$"),
+        (fake("mlama"), r"'mlama': treadle supports llama, .*, t5encoder$"),
+        (fake("no-such"), r"'no-such': treadle supports llama, .*, t5encoder$"),
+        (fake("superpoint"), r"'superpoint': treadle supports llama, .*, t5encoder$"),
+        (
+            fake(expert_count=8, expert_used_count=2, expert_gating_func=4),
+            "4: treadle supports 0, 1",
+        ),
         (fake(attention__causal=False), "an encoder"),
-        (fake(rope__scaling__type="dynamic"), "'dynamic': treadle has none, linear, yarn"),
+        (fake(rope__scaling__type="dynamic"), "'dynamic': treadle supports none, linear, yarn"),
     ],
     ids=[
         "other name",

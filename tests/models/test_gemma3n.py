@@ -266,7 +266,12 @@ def test_first_files_say_layers_as_a_number(made: Made, tmp_path: Path) -> None:
     [
         ({}, "altup_proj.weight", FileError, r"altup_proj\.weight: the tensor is missing"),
         ({}, "blk.3.laurel_r.weight", FileError, r"laurel_r\.weight: the tensor is missing"),
-        ({"altup.active_idx": 1}, "", UnsupportedError, "active_idx: is 1: treadle has AltUp"),
+        (
+            {"altup.active_idx": 1},
+            "",
+            UnsupportedError,
+            "active_idx: is 1: treadle supports only 0",
+        ),
         ({"altup.num_inputs": 3}, "", FileError, r"shape \[3, 64, 64\]|n_streams"),
         ({"activation_sparsity_scale": None}, "", FileError, "the key is missing"),
         ({"activation_sparsity_scale": [1.0]}, "", FileError, "8, one per layer"),

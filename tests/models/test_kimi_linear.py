@@ -140,7 +140,7 @@ def test_the_file_of_llama_cpp(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"linear_num_heads": 2}, "linear_attn_config: 2 heads have a state: treadle has as many"),
+        ({"linear_num_heads": 2}, "linear_attn_config: 2 heads have a state: expected"),
         ({"layer_types": ["full_attention"]}, "layer_types: is "),
         ({"layer_types": ["linear_attention"] * 4 + ["other"]}, "layer_types: 'other': treadle"),
         (
@@ -148,7 +148,7 @@ def test_the_file_of_llama_cpp(folder: Path, tmp_path: Path) -> None:
                 "layer_types": None,
                 "linear_attn_config": {"full_attn_layers": [5], "kda_layers": []},
             },
-            r"linear_attn_config\.full_attn_layers: is \[5\] \(expected with kda_layers 1 to 5",
+            r"linear_attn_config\.full_attn_layers: is \[5\] \(expected layers 1 to 5",
         ),
         ({"mla_use_nope": False}, "mla_use_nope: is False"),
         ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func: is 'softmax'"),

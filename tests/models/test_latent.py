@@ -191,7 +191,7 @@ def test_heads_that_end_within_a_tile(key: str, data: Path) -> None:
             changes |= {"attention.value_length": 24, "attention.key_length": 40}
         changes = {f"{ARCH}.{name}": size for name, size in changes.items()}
         gguf.metadata = {**gguf.metadata, **changes}
-        says = rf"glm4moelite\.gguf: {ARCH}\.{key}: 24: treadle has multiples of 16"
+        says = rf"glm4moelite\.gguf: {ARCH}\.{key}: 24: expected a multiple of 16"
         with pytest.raises(UnsupportedError, match=says):
             load_config(gguf)
 
@@ -277,7 +277,7 @@ def test_types_of_rows(kv: str, unit: float, tiny: WriteTiny) -> None:
 
 
 def test_rows_that_no_block_ends(data: Path) -> None:
-    says = "q4_0 needs heads of a multiple of 32 dims, not 48: take f16 or bf16 or f32"
+    says = "multiple of 32, but this model has 48; use f16, bf16 or f32"
     with pytest.raises(UnsupportedError, match=says):
         treadle.load(data / "arch" / "glm4moelite.gguf", kv="q4_0")
 

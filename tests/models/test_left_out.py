@@ -32,7 +32,7 @@ def test_what_is_there_is_not_left_out() -> None:
 def test_files(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         load_config(fake(name))
-    said = f"architecture {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+    said = f"architecture {name!r}: not supported: {LEFT_OUT[name]}"
     assert str(caught.value).endswith(said)
     assert len(said) < 180
 
@@ -41,7 +41,7 @@ def test_files(name: str) -> None:
 def test_folders(name: str) -> None:
     with pytest.raises(UnsupportedError) as caught:
         read_config({"model_type": name}, Path("config.json"))
-    said = f"model_type {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+    said = f"model_type {name!r}: not supported: {LEFT_OUT[name]}"
     assert str(caught.value) == f"config.json: {said}"
 
 

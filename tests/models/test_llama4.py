@@ -129,8 +129,8 @@ def test_wide_tiles(tiny: WriteTiny) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "why"),
     [
-        ("expert_used_count", 2, "2: treadle has one expert a token"),
-        ("attention.sliding_window", 0, "is 0, of a Llama 4 without chunks"),  # MobileLLM's
+        ("expert_used_count", 2, "2: treadle supports one expert per token"),
+        ("attention.sliding_window", 0, "is 0: a Llama 4 without chunked attention"),  # MobileLLM's
     ],
 )
 def test_what_is_refused(key: str, value: int, why: str, tiny: WriteTiny) -> None:

@@ -149,5 +149,5 @@ def test_no_stages(tmp_path: Path) -> None:
     write_model(tmp_path / "r.gguf", "rwkv7", n_layer=2)
     with open_gguf(tmp_path / "r.gguf") as file:
         config = load_config(file)
-    with pytest.raises(UnsupportedError, match="stages of a model of the graph 'wkv'"):
+    with pytest.raises(UnsupportedError, match="models of the graph 'wkv' cannot be split"):
         staged(config, range(1))

@@ -103,17 +103,17 @@ def test_systems_without_files_in_memory(heard: list[int], monkeypatch: pytest.M
 def test_a_forked_child_has_one_of_its_own() -> None:
     program = """
 import os, signal
-from treadle.devices.cpu.abort_flag import Alarm
+from treadle.devices.cpu.abort_flag import AbortFlag
 signal.signal(signal.SIGUSR1, lambda *_: None)
-with Alarm():
+with AbortFlag():
     pass
 child = os.fork()
 if not child:
-    with Alarm():
+    with AbortFlag():
         signal.raise_signal(signal.SIGUSR1)
         os._exit(0)
 os.waitpid(child, 0)
-with Alarm() as alarm:
+with AbortFlag() as alarm:
     print(alarm.rung)
 """
     ran = subprocess.run(

@@ -453,7 +453,7 @@ def test_a_cache_that_cannot_be_written(
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write anywhere
     (warning,) = (text for text in describe(Subject())["warnings"] if str(tmp_path) in text)
-    assert "cannot be written to: every process compiles its kernels; set TREADLE_CACHE" in warning
+    assert "is not writable: every process compiles its kernels; set TREADLE_CACHE" in warning
 
 
 def test_a_cache_that_cannot_serve(there: Describe, monkeypatch: pytest.MonkeyPatch) -> None:

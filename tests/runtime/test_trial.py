@@ -159,7 +159,7 @@ def test_where_compiling_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_no_block_fits() -> None:
-    with pytest.raises(UnsupportedError, match="rows of 100 weights"):
+    with pytest.raises(UnsupportedError, match="these have 100 weights"):
         KernelTrial(Q8_0, BEST, 100, 64, 9, 1)
 
 

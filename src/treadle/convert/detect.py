@@ -59,10 +59,10 @@ def find_kind(path: Path) -> CheckpointKind:
         raise FileError(f"cannot be read: {why(e)}", path=path) from e
     names = "; ".join(kind.name for kind in KINDS)
     if path.is_dir():
-        raise FileError("is a folder without a model", path=path, expected=names)
+        raise FileError("is a folder that contains no model", path=path, expected=names)
     if what := what_is(head):
-        raise FileError(f"no checkpoint: {what}", path=path)
-    found = f"starts with {head[:8]!r}: cut short, or no checkpoint" if head else "an empty file"
+        raise FileError(f"not a checkpoint: {what}", path=path)
+    found = f"starts with {head[:8]!r}: cut short, or not a checkpoint" if head else "an empty file"
     raise FileError(found, path=path, expected=names)
 
 
@@ -111,14 +111,12 @@ KINDS = (
     CheckpointKind(
         "a Hugging Face folder with config.json and safetensors", lambda p, h: is_hf(p), _open_hf
     ),
-    CheckpointKind("a GGUF of version 1", lambda p, h: _version_1(h), open_gguf_v1),
+    CheckpointKind("a GGUF version 1 file", lambda p, h: _version_1(h), open_gguf_v1),
     CheckpointKind("a GGUF file or its first shard", _has_gguf, open_gguf_source),
     CheckpointKind("a GGML, GGMF or GGJT file", lambda p, h: h[:4] in MAGICS, open_legacy),
     CheckpointKind(
         "Meta's folder with params.json and consolidated.00.pth", _is_meta, open_meta, True
     ),
     CheckpointKind("a llama2.c checkpoint", lambda p, h: h[:4] == MAGIC, open_llama2c, True),
-    CheckpointKind(
-        "a llama2.c checkpoint of the first version", _is_old_llama2c, open_llama2c, True
-    ),
+    CheckpointKind("a version 0 llama2.c checkpoint", _is_old_llama2c, open_llama2c, True),
 )

@@ -49,8 +49,8 @@ ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
 FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
-    "phimoe": "its norms are without the mean, and weights of experts add up to 1 (no SparseMixer)",
-    "grovemoe": "small experts read what the others give, and another expert's score weighs them",
+    "phimoe": "its norms are RMS norms, and expert weights sum to 1 (no SparseMixer)",
+    "grovemoe": "small experts read the other experts' output, weighted by another's score",
 }
 # Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.
 OWN = frozenset(
@@ -119,13 +119,13 @@ def _window(file: OutputMetadata) -> str:
     window = _number(file, "attention.sliding_window")
     name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
     if window and window != FIXED_WINDOW.get(name, window):
-        return f"in {name} the window is {FIXED_WINDOW[name]} tokens there, and not {window}"
+        return f"in {name} its window is {FIXED_WINDOW[name]} tokens; the file says {window}"
     if not window or not isinstance(flags, Collection) or usual or name in WITH_WINDOWS:
         return ""
     n_layer = sum(bool(flag) for flag in flags)
     return (
-        f"it has no sliding window in {name}; here {n_layer} of {len(flags)} layers see {window} "
-        "tokens, so longer texts differ"
+        f"it has no sliding window in {name}; in the file {n_layer} of {len(flags)} layers have "
+        f"one of {window} tokens, so longer prompts differ"
     )
 
 
@@ -135,7 +135,7 @@ def _fixed(file: OutputMetadata) -> str:
         return ""
     keys = [key for key in (WINDOW, TEMPERATURE, TEMPERATURE_LENGTH) if key in file.keys]
     values = ", ".join(f"{own[key]:g}" for key in keys)
-    return f"in {file.arch.name} {', '.join(keys)} are {values} there" if keys else ""
+    return f"in {file.arch.name} it fixes {', '.join(keys)} at {values}" if keys else ""
 
 
 def _attention_scale(file: OutputMetadata) -> str:
@@ -143,7 +143,7 @@ def _attention_scale(file: OutputMetadata) -> str:
     if not scale or file.arch.name in WITH_SCALE:
         return ""
     return (
-        f"it takes the attention's scale from the model's size, not from the file's {scale:.4g} "
+        f"it derives the attention scale from the model's size; the file says {scale:.4g} "
         f"(query_pre_attn_scalar {scale**-2:.4g})"
     )
 
@@ -152,12 +152,12 @@ def _bases(file: OutputMetadata) -> str:
     base, local = _number(file, "rope.freq_base"), _number(file, LOCAL_BASE)
     if not base or not local or base == local or file.arch.name not in ONE_BASE:
         return ""
-    return f"in {file.arch.name} it turns layers with a window by {base:g}, and not by {local:g}"
+    return f"llama.cpp uses RoPE base {base:g} in window layers; the file says {local:g}"
 
 
 def _softcap(file: OutputMetadata) -> str:
     cap = _number(file, "attn_logit_softcapping")
-    return f"it caps no attention scores in {file.arch.name}; here at {cap:g}" if cap else ""
+    return f"it has no attention softcap in {file.arch.name}; the file says {cap:g}" if cap else ""
 
 
 def _yarn(file: OutputMetadata) -> str:
@@ -167,7 +167,7 @@ def _yarn(file: OutputMetadata) -> str:
         return ""
     flags = " ".join(f"--yarn-beta-{which} {beta:g}" for which, beta in other.items())
     usual = " and ".join(f"{beta:g}" for beta in BETAS.values())
-    return f"it takes YaRN's betas as {usual} unless it is told {flags}"
+    return f"it uses YaRN betas {usual}; run it with {flags}"
 
 
 def _biases(file: OutputMetadata) -> str:
@@ -185,8 +185,8 @@ def _experts(file: OutputMetadata) -> str:
     here, there = file.keys.get(EXPERTS_NORM), NORMED.get(file.arch.name)
     if not isinstance(here, bool) or there in (None, here):
         return ""
-    so = "makes weights of experts add up to 1" if there else "takes weights of experts as they are"
-    return f"in {file.arch.name} it {so}, whatever the file's {EXPERTS_NORM} says"
+    so = "normalises expert weights to sum to 1" if there else "does not normalise expert weights"
+    return f"in {file.arch.name} it {so} and ignores the file's {EXPERTS_NORM}"
 
 
 def _trained(file: OutputMetadata) -> str:
@@ -207,7 +207,7 @@ def _sharing(file: OutputMetadata) -> str:
     if n_layer - n_shared != n_own or sparse != list(range(n_sparse)):
         return (
             f"in {name} the first {n_own} layers have keys and values and the first {n_sparse} "
-            "gates are sparse, whatever the file says"
+            "gates are sparse; the file says otherwise"
         )
     return ""
 
@@ -219,8 +219,8 @@ def _scales(file: OutputMetadata) -> str:
     usual = minicpm_scales(int(n_layer), int(n_embd))
     given = {key: _number(file, key) or there for key, there in usual.items()}
     off = [key for key, here in given.items() if not math.isclose(here, usual[key], rel_tol=1e-6)]
-    values = ", ".join(f"{usual[key]:.4g} (here {given[key]:.4g})" for key in off)
-    return f"in {file.arch.name} {', '.join(off)} are {values} there" if off else ""
+    values = ", ".join(f"{usual[key]:.4g} (file: {given[key]:.4g})" for key in off)
+    return f"in {file.arch.name} it fixes {', '.join(off)} at {values}" if off else ""
 
 
 def _unknown(file: OutputMetadata) -> str:
@@ -236,16 +236,16 @@ def _queries(file: OutputMetadata) -> str:
     n_tokens = IN_ONE_STEP[name].get(n_layer)
     if n_tokens == 0 or (n_tokens and n_tokens == file.keys.get("vocab_size")):
         return ""
-    return f"of {name} with {n_layer} layers it does not load files without {Q_RANK}"
+    return f"it does not load {name} files with {n_layer} layers and without {Q_RANK}"
 
 
 def _lacking(file: OutputMetadata) -> str:
-    return f"it refuses {file.arch.name}, of which it has none" if file.arch.name in LACKING else ""
+    return f"llama.cpp has no architecture {file.arch.name}" if file.arch.name in LACKING else ""
 
 
 def _head(file: OutputMetadata) -> str:
     kind = file.keys.get(HEAD_ACTIVATION, "tanh")
-    return "" if kind == "tanh" else f"scores are of a head with tanh there, and of {kind} here"
+    return "" if kind == "tanh" else f"its scoring head uses tanh; the file says {kind}"
 
 
 ROWS: tuple[Callable[[OutputMetadata], str], ...] = (

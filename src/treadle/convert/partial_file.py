@@ -25,7 +25,7 @@ HOLE = 4096  # bytes: a page of zeros is left out
 SYNC = 256 << 20  # bytes written between two entries of the journal
 CANNOT = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up"}
-FULL[errno.EFBIG] = "a file may not be that large here"
+FULL[errno.EFBIG] = "the file would exceed the maximum file size"
 JOURNAL = "treadle-convert-1"
 
 Bytes = npt.NDArray[np.uint8]

@@ -149,13 +149,11 @@ def too_large(shards: Sequence[Shard], most: int) -> str:
         if not large:
             return ""
         n, keys = large[0].layout.n_bytes, len(large[0].layout.header)
-        return (
-            f"{large[0].path.name} has {n} bytes, more than {most}: {keys} of them are its header"
-        )
+        return f"{large[0].path.name} has {n} bytes, more than {most}; its header alone has {keys}"
     worst = max(over, key=lambda entry: entry.n_bytes)
     others = f" ({len(over)} such tensors)" if len(over) > 1 else ""
     has = f"{worst.tensor.name} has {worst.n_bytes} bytes, more than a shard's {most}"
-    return f"{has}: a tensor is not split{others}"
+    return f"{has}; a tensor cannot be split{others}"
 
 
 def _empty_type(value: Any) -> ValueType | None:
@@ -190,7 +188,7 @@ def entry_of(tensor: SourceTensor, wanted: Format | None, note: str = "") -> Out
     if wanted is None or wanted.ggml_id == tensor.ggml_type:
         return OutputTensor(tensor, None, note)
     if tensor.ggml_type not in FORMATS:
-        what = f"treadle cannot read {tensor.kind.name} weights yet, and so not change their type"
+        what = f"{tensor.kind.name} weights are not supported yet, so their type cannot change"
         raise UnsupportedError(f"{tensor.origin}: {what}")
     return OutputTensor(tensor, wanted, note)
 
@@ -210,9 +208,8 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
         if tensor.k % wanted.block:
             near = nearest_format(wanted, (m.k for m in matrices))
             raise UnsupportedError(
-                f"{tensor.origin}: {wanted.name} cannot hold rows of {tensor.k} weights, which its "
-                f"blocks of {wanted.block} do not divide; the nearest format that fits every "
-                f"matrix is {near.name}"
+                f"{tensor.origin}: {wanted.name} needs rows that are multiples of {wanted.block}; "
+                f"these have {tensor.k} weights; use {near.name}, which fits every matrix"
             )
 
 
@@ -306,9 +303,9 @@ def _value(key: str, before: Any, word: str) -> Any:
         fits = whole or isinstance(value, float)
         name, fits = "a number", fits and not largest < abs(value) < math.inf
     else:
-        name, fits = "an array, which --set cannot replace", False
+        name, fits = "a key that is not an array (--set cannot replace arrays)", False
     if not fits:
-        raise UnsupportedError(f"--set {key}={word:.60}: the key is {name}")
+        raise UnsupportedError(f"--set {key}={word:.60}: expected {name}")
     return kind(value)
 
 

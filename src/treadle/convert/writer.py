@@ -175,10 +175,10 @@ class _Writer:
     def _run(self, parts: list[PartFile]) -> list[Path]:
         journal = Journal(parts, self._job(), resume=self.work.resume)
         if journal.discarded:
-            self.say("an unfinished part of another conversion was discarded")
+            self.say("discarded an unfinished .part file of a different conversion")
         n_tensors = sum(len(shard.entries) for shard in self.shards)
         if journal.done:
-            self.say(f"continues: {len(journal.done)} of {n_tensors} tensors are there already")
+            self.say(f"resuming: {len(journal.done)} of {n_tensors} tensors are already written")
         try:
             if not journal.done:  # else a resumed part would be discarded if the rest does not fit
                 self._check_room(parts)
@@ -197,13 +197,14 @@ class _Writer:
                 journal.save()
             why = is_full(e) or f"cannot be written: {e.strerror or e}"
             raise FileError(
-                f"{why}; what is done is kept in {parts[0].path.name}: the same command continues",
+                f"{why}; partial output kept in {parts[0].path.name}: run the same command to "
+                "resume",
                 path=self.shards[0].path,
             ) from e
         except (KeyboardInterrupt, SystemExit):  # SystemExit: SIGTERM
             with contextlib.suppress(OSError):
                 journal.save()
-            self.say("what is done is kept: the same command continues")
+            self.say("partial output kept: run the same command to resume")
             raise
         finally:
             journal.close()

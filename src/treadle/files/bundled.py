@@ -48,7 +48,7 @@ class BundleHeader:
         record = json.dumps({KEY: VERSION, **asdict(self)}).encode("ascii")
         head = FIRST_LINE + COMMENT + record + b"\n" + script
         if len(head) > self.start:
-            raise UnsupportedError(f"the bundle's arguments take more than {self.start} bytes")
+            raise UnsupportedError(f"the bundle's arguments exceed {self.start} bytes")
         return head.ljust(self.start, b"\0")
 
 
@@ -74,13 +74,13 @@ def read_bundled(file: IO[bytes], path: Path) -> BundleHeader | None:
 
 def _bundled(said: dict[str, Any], size: int, path: Path) -> BundleHeader:
     if said.pop(KEY) != VERSION:
-        raise UnsupportedError(f"{path}: a bundle of a later treadle")
+        raise UnsupportedError(f"{path}: a bundle of a later treadle version")
     found = BundleHeader(**{**said, "args": tuple(said["args"])})
     end = found.start + found.n_bytes
     if found.start <= 0 or found.start % START or found.n_bytes <= 0:
-        raise ValueError("the model's place")
+        raise ValueError("the model's offset")
     if not all(isinstance(text, str) for text in (found.name, found.command, *found.args)):
-        raise TypeError("no text")
+        raise TypeError("not text")
     if end > size:
         raise FileError(f"cut short: {size} bytes", path=path, expected=f"{end} bytes or more")
     return found

@@ -99,7 +99,7 @@ class Checkpoint(MappedReader):
         if self.map[:4] != ZIP_MAGIC:
             raise UnsupportedError(
                 f"{path}: not a zip archive: a checkpoint of PyTorch before 1.6 (2020) or another "
-                "file; load it with torch there and save it again"
+                "file; load it with that torch and save it again"
             )
         members = self._members()
         root = self._root(members)
@@ -132,9 +132,11 @@ class Checkpoint(MappedReader):
         for info in infos:
             name = info.filename
             if name in found:
-                raise self.error("is in the archive twice", where=name)
+                raise self.error("appears twice in the archive", where=name)
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-                raise self.error("is compressed or encrypted", where=name, expected="it stored")
+                raise self.error(
+                    "is compressed or encrypted", where=name, expected="stored, uncompressed data"
+                )
             found[name] = (name, self._data_offset(info), info.file_size)
         return found
 
@@ -143,7 +145,7 @@ class Checkpoint(MappedReader):
         at = info.header_offset
         head = self.map[at : at + LOCAL_HEADER] if 0 <= at < len(self.file) else b""
         if len(head) < LOCAL_HEADER or head[:4] != ZIP_MAGIC:
-            raise self.error("has no header of its own", offset=max(at, 0), where=info.filename)
+            raise self.error("has no local header", offset=max(at, 0), where=info.filename)
         n_name, n_extra = struct.unpack_from("<HH", head, 26)
         start: int = at + LOCAL_HEADER + n_name + n_extra
         end = start + info.file_size
@@ -156,7 +158,7 @@ class Checkpoint(MappedReader):
         pickles = [name for name in members if name.split("/")[-1] == "data.pkl"]
         roots = [name.removesuffix("data.pkl") for name in pickles if name.count("/") <= 1]
         if len(roots) != 1:
-            what = "has no data.pkl" if not roots else f"has {len(roots)} of data.pkl"
+            what = "has no data.pkl" if not roots else f"has {len(roots)} data.pkl files"
             raise self.error(what, expected="a checkpoint that torch.save wrote")
         return roots[0]
 
@@ -176,7 +178,7 @@ class Checkpoint(MappedReader):
         for name, view in described.items():
             if type(view) is not _View or type(name) is not str or not name.isprintable():
                 what = f"is a {type(view).__name__}"
-                expected = "a tensor, as in a checkpoint of weights alone"
+                expected = "a tensor, as in a checkpoint of weights only"
                 raise self.error(what, where=f"{name!r:.100}", expected=expected)
         return described
 
@@ -228,10 +230,10 @@ class Checkpoint(MappedReader):
 def _storage(pid: Any) -> _Storage:
     """Convert a persistent id ('storage', class, key, device, elements) to a storage."""
     if type(pid) is not tuple or len(pid) != 5 or pid[0] != "storage":
-        raise ValueError("a persistent id that is no storage")
+        raise ValueError("a persistent id that is not a storage")
     _, kind, key, _, n = pid
     if type(kind) is not Name or kind.name not in STORAGES:
-        raise ValueError("a storage of something else than numbers")
+        raise ValueError("a storage of a type other than numbers")
     if type(key) is not str or type(n) is not int or n < 0:
         raise ValueError("a storage without key and size")
     return _Storage(kind.name, key, n)
@@ -243,7 +245,7 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) 
         raise ValueError("a tensor without storage")
     sizes = (*size, *stride, offset) if type(size) is type(stride) is tuple else (None,)
     if any(type(n) is not int or not 0 <= n < 1 << 63 for n in sizes):
-        raise ValueError("a tensor whose shape is no tuple of sizes")
+        raise ValueError("a tensor whose shape is not a tuple of sizes")
     if len(size) != len(stride) or len(size) > MAX_DIMS:
         raise ValueError(f"a tensor of {len(size)} sizes and {len(stride)} strides")
     return _View(storage, offset, size, stride)
@@ -251,13 +253,13 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) 
 
 def _rebuild_parameter(data: Any, *_: Any) -> _View:
     if type(data) is not _View:
-        raise ValueError("a parameter that is no tensor")
+        raise ValueError("a parameter that is not a tensor")
     return data
 
 
 def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
-    if items not in ((), []):  # torch fills it later, by SETITEMS
-        raise ValueError("an OrderedDict made of something")
+    if items not in ((), []):  # torch fills it afterwards, by SETITEMS
+        raise ValueError("an OrderedDict with arguments")
     return {}
 
 

@@ -103,7 +103,7 @@ def _open_shard(first: Path, no: int, count: int) -> Header:
     path = shard_path(first, no, count)
     if path is None:
         raise FileError(
-            f"is the first of {count} shards, and its name does not lead to the others",
+            f"is the first of {count} shards, but the others cannot be found from its name",
             path=first,
             expected=f"a name ending in -00001-of-{count:05d}.gguf",
         )
@@ -111,7 +111,7 @@ def _open_shard(first: Path, no: int, count: int) -> Header:
     says = header.integer("split.no", 0), header.integer("split.count", 1)
     if says != (no, count):
         raise FileError(
-            f"says that it is shard {says[0] + 1} of {says[1]}",
+            f"says it is shard {says[0] + 1} of {says[1]}",
             path=path,
             where="split.no",
             expected=f"shard {no + 1} of {count}",

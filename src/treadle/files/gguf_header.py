@@ -30,10 +30,10 @@ MAX_KEY = (1 << 16) - 1  # bytes, by the specification
 MAX_NAME = 64  # bytes of a tensor's name, by the specification
 MAX_ELEMENTS = (1 << 63) - 1  # ggml counts in int64
 LEGACY = {  # magics of other model files
-    b"FUGG": "a GGUF of before its release in August 2023; `treadle convert` makes a GGUF of it",
-    b"tjgg": "a GGJT file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
-    b"fmgg": "a GGMF file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
-    b"lmgg": "a GGML file, which GGUF replaced in 2023; `treadle convert` makes a GGUF of it",
+    b"FUGG": "a pre-release GGUF file (before August 2023); `treadle convert` converts it to GGUF",
+    b"tjgg": "a GGJT file, which GGUF replaced in 2023; `treadle convert` converts it to GGUF",
+    b"fmgg": "a GGMF file, which GGUF replaced in 2023; `treadle convert` converts it to GGUF",
+    b"lmgg": "a GGML file, which GGUF replaced in 2023; `treadle convert` converts it to GGUF",
     b"PK\x03\x04": "a PyTorch checkpoint (or zip archive), not a GGUF file; convert it first",
 }
 GGMF_VERSION = b"\x01\0\0\0"  # llama.cpp's only version; other programs use the same magic
@@ -93,31 +93,35 @@ class Header(FileReader):
         if magic in LEGACY:
             if magic == b"fmgg" and bytes(self.file[4:8]) != GGMF_VERSION:
                 raise UnsupportedError(
-                    f"{self.path}: a GGMF file, but not llama.cpp's (rwkv.cpp's?)"
+                    f"{self.path}: a GGMF file, but not llama.cpp's (perhaps rwkv.cpp's)"
                 )
             raise UnsupportedError(f"{self.path}: {LEGACY[magic]}")
         if magic != b"GGUF":
             if _is_llama2c(self.path, bytes(self.file[:256])):
-                made = "`treadle convert` makes a GGUF of it"
+                made = "`treadle convert` converts it to GGUF"
                 raise UnsupportedError(f"{self.path}: a llama2.c checkpoint; {made}")
             raise self.error(f"not a GGUF file: {what or f'it starts with {magic!r}'}", offset=0)
         self.version = self.uint("version")
         if self.version & 0xFFFF == 0:
-            raise UnsupportedError(f"{self.path}: a big-endian GGUF, which treadle does not read")
+            raise UnsupportedError(f"{self.path}: a big-endian GGUF file: not supported")
         if self.version == 1:
             raise UnsupportedError(
-                f"{self.path}: GGUF version 1, with 32-bit lengths, was given up in August 2023; "
-                "`treadle convert` makes a GGUF of it"
+                f"{self.path}: GGUF version 1, with 32-bit lengths, was replaced in August 2023; "
+                "`treadle convert` converts it to GGUF"
             )
         if self.version not in (2, 3):
-            raise UnsupportedError(f"{self.path}: GGUF version {self.version} (treadle reads 2, 3)")
+            raise UnsupportedError(
+                f"{self.path}: GGUF version {self.version} (treadle supports 2 and 3)"
+            )
 
     def _read_counts(self) -> tuple[int, int]:
         n_tensors = self.count("tensor count", self.min_info, self.word)
         n_kv = self.count("metadata count", self.min_kv, self.word)
         for n, what in ((n_tensors, "tensors"), (n_kv, "metadata keys")):
             if n > MAX_ENTRIES:
-                raise UnsupportedError(f"{self.path}: {n} {what} (treadle takes {MAX_ENTRIES})")
+                raise UnsupportedError(
+                    f"{self.path}: {n} {what} (at most {MAX_ENTRIES} are supported)"
+                )
         return n_tensors, n_kv
 
     def _read_kv(self) -> None:
@@ -140,7 +144,7 @@ class Header(FileReader):
     def _array(self, key: str) -> tuple[ValueType, GGUFArray]:
         kind = self._value_type(key)
         if kind is ValueType.ARRAY:
-            raise UnsupportedError(f"{self.path}: {key}: an array of arrays")
+            raise UnsupportedError(f"{self.path}: {key}: an array of arrays: not supported")
         if kind is ValueType.STRING:
             return kind, self._strings(key, self.count(key, self.word, self.word))
         n, start = self.count(key, DTYPES[kind].itemsize, self.word), self.at
@@ -191,7 +195,7 @@ class Header(FileReader):
         if ggml_type in REMOVED:
             old, why = REMOVED[ggml_type]
             raise UnsupportedError(f"{self.path}: {name}: type {ggml_type} is {old}: {why}")
-        raise self.error(f"ggml type {ggml_type}", where=name, expected="a type that ggml has")
+        raise self.error(f"ggml type {ggml_type}", where=name, expected="a ggml type")
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
         """Build the tensors, checked to be aligned, inside the file and not overlapping."""

@@ -24,7 +24,7 @@ class HeaderV1(Header):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         if not self.metadata:
-            raise self.error("has no keys", expected="general.architecture at least")
+            raise self.error("has no keys", expected="at least general.architecture")
         if self.header_only:
             raise self.error("cut short: there is no tensor data", len(self.file))
 

@@ -94,7 +94,7 @@ class GGUFWriter:
         dims = tuple(int(dim) for dim in shape)
         k = dims[-1] if dims else 1
         if kind is None:
-            raise self._error(f"ggml type {ggml_type}", name, "a type that ggml has")
+            raise self._error(f"ggml type {ggml_type}", name, "a ggml type")
         if name in self._tensors:
             raise self._error("added twice", name)
         if len(name.encode()) > MAX_NAME:
@@ -184,7 +184,7 @@ def _encode(value: Any, type: ValueType | None) -> bytes:
         raise TypeError("neither a scalar nor a sequence")
     items: Sequence[Any] | npt.NDArray[Any] = [value] if one else value
     if type is ValueType.ARRAY:
-        raise ValueError("the type of an array is that of its elements")
+        raise ValueError("pass the element type as the type of an array")
     if type is None:
         type = _infer(items, one)
     if isinstance(items, np.ndarray):
@@ -225,8 +225,8 @@ def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
             limits = np.iinfo(DTYPES[type])
             if limits.min <= lo and hi <= limits.max:
                 return type
-        raise ValueError("beyond 64 bits")
+        raise ValueError("exceeds 64 bits")
     if not all(isinstance(item, (int, float)) for item in items):
-        raise TypeError("no one type fits")
+        raise TypeError("no single type fits")
     large = any(FLOAT32_MAX < abs(item) < math.inf for item in items)
     return ValueType.FLOAT64 if large else ValueType.FLOAT32

@@ -37,8 +37,8 @@ SINCE = {
     **dict.fromkeys(range(10, 15), 3),  # Q2_K to Q6_K were added in version 3
 }
 WHY = {
-    2: "its codes are in the order of before May 12, 2023 (llama.cpp #1405)",
-    3: "its blocks are those of before May 19, 2023 (llama.cpp #1405, #1508)",
+    2: "its codes are in the order used before May 12, 2023 (llama.cpp #1405)",
+    3: "its blocks are in the layout used before May 19, 2023 (llama.cpp #1405, #1508)",
 }
 
 
@@ -54,9 +54,9 @@ class Legacy(FileReader):
         self.version = self.uint("version") if self.kind != "GGML" else 0
         if self.version not in VERSIONS[self.kind]:
             raise UnsupportedError(
-                f"{path}: {self.kind} version {self.version} is no llama: treadle reads "
+                f"{path}: {self.kind} version {self.version} is not a llama file: treadle supports "
                 f"{', '.join(f'{kind} {vs[-1]}' for kind, vs in VERSIONS.items() if vs[-1])} "
-                "and older (rwkv.cpp has 100 and above)"
+                "and older (rwkv.cpp uses 100 and above)"
             )
         self.layout = self.version if self.kind == "GGJT" else 0
         self.sizes = {name: self._size(name) for name in SIZES}
@@ -86,11 +86,11 @@ class Legacy(FileReader):
         n_dims, n_name, ggml_type = (self.uint("tensor") for _ in range(3))
         if not 1 <= n_dims <= 2 or not 1 <= n_name <= 256:
             what = f"{n_dims} dimensions, a name of {n_name} bytes"
-            raise self.error(what, at, "tensor", "a tensor of a llama")
+            raise self.error(what, at, "tensor", "a tensor of a llama model")
         shape = tuple(self.uint("tensor") for _ in range(n_dims))[::-1]
         name = self.text(n_name, "tensor name", at)
         if name in self.tensors or not name.isprintable():
-            raise self.error("appears twice, or is no name", at, repr(name)[:100])
+            raise self.error("appears twice, or is not a valid name", at, repr(name)[:100])
         kind = type_of(ggml_type)
         self._check_layout(name, ggml_type)
         if kind is None or shape[-1] % kind.block or 0 in shape:
@@ -113,7 +113,7 @@ class Legacy(FileReader):
         since = SINCE.get(ggml_type)
         if since is None:
             what = f"ggml type {ggml_type}"
-            raise self.error(what, where=name, expected="a type of these files")
+            raise self.error(what, where=name, expected="a type that these files support")
         if self.layout < since and kind is not None:
             raise UnsupportedError(
                 f"{self.path}: {name}: {kind.name} of {self.kind} version {self.version}: "

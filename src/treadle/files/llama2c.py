@@ -122,7 +122,9 @@ def read_header(head: bytes, path: Path) -> Header:
     if head[:4] == MAGIC:
         version, at = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0], 8
         if version not in (1, 2):
-            raise UnsupportedError(f"{path}: llama2.c version {version} (treadle reads 0, 1, 2)")
+            raise UnsupportedError(
+                f"{path}: llama2.c version {version} (treadle supports 0, 1 and 2)"
+            )
     if len(head) < (HEADER if version else 4 * len(SIZES)):
         raise FileError("cut short", path=path, expected="the header of a llama2.c checkpoint")
     sizes = dict(zip(SIZES, struct.unpack_from("<7i", head, at), strict=True))

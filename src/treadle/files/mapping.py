@@ -93,7 +93,7 @@ class MappedFile(mmap.mmap):
         if now < n_bytes:
             what = f"shrank to {now} bytes while it was in use"
         elif offset is None or self._is_changed():
-            what = "was written to while it was in use"
+            what = "was modified while it was in use"
         else:
             what = "cannot be read: its disk or network failed"
             return FileError(what, path=self.path, offset=offset)

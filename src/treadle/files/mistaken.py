@@ -23,7 +23,7 @@ KINDS: tuple[tuple[bytes, str], ...] = (
     (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive"),
     (b"\x80\x02", "a pickle, as old PyTorch checkpoints are"),
     (b"%PDF", "a PDF document"),
-    (b"\0" * 64, "it begins with zeros, as an unfinished download does: download it again"),
+    (b"\0" * 64, "it begins with zeros, like an unfinished download: download it again"),
 )
 
 
@@ -32,7 +32,7 @@ def what_is(head: bytes) -> str | None:
     if head.startswith(LFS):
         size = re.search(rb"^size (\d{1,18})$", head, re.MULTILINE)
         stands = f" for {n_bytes(int(size[1]))}" if size else ""
-        return f"a Git LFS pointer that stands{stands}, not the file itself: run 'git lfs pull'"
+        return f"a Git LFS pointer{stands}, not the file itself: run 'git lfs pull'"
     for magic, what in KINDS:
         if head.startswith(magic):
             return what
@@ -46,8 +46,8 @@ def what_is(head: bytes) -> str | None:
         named = f" ({' '.join(title[1].split())!r})" if title else ""
         return f"an HTML page{named}, such as a login or an error: download the file itself"
     if text.startswith(("{", "[")):
-        return f"a JSON text{_error_in(text)}, not a model"
-    return f"a text ({text.splitlines()[0][:60]!r}), not a model"
+        return f"a JSON file{_error_in(text)}, not a model"
+    return f"a text file ({text.splitlines()[0][:60]!r}), not a model"
 
 
 def _text(head: bytes) -> str | None:

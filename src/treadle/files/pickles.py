@@ -53,11 +53,11 @@ def load_pickle(raw: bytes, names: Names, persistent: Persistent, *, path: Path,
             for op, arg, pos in pickletools.genops(raw):
                 at = pos or 0
                 if op.name not in _OPS:
-                    raise ValueError(f"instruction {op.name}, which no tensor needs")
+                    raise ValueError(f"instruction {op.name}, which tensors do not need")
                 _OPS[op.name](machine, arg)
         return machine.result
     except IndexError:
-        message = "takes from an empty stack"
+        message = "reads from an empty stack"
     except (ValueError, TypeError, KeyError, OverflowError, struct.error) as e:
         message = str(e)
     raise FileError(
@@ -122,9 +122,9 @@ class _Machine:
 
     def find(self, module: Any, name: Any) -> None:
         if not isinstance(module, str) or not isinstance(name, str):
-            raise ValueError("a name that is no text")
+            raise ValueError("a name that is not text")
         if (module, name) not in self.names:
-            raise ValueError(f"asks for {module}.{name}, which no tensor needs: refused")
+            raise ValueError(f"asks for {module}.{name}, which tensors do not need: refused")
         self.push(Name(module, name, self.names[module, name]))
 
     def reduce(self) -> None:

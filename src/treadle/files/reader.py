@@ -91,7 +91,7 @@ class FileReader(MappedReader):
         at, n = self.at, self.uint(where, n_bytes)
         left, need = len(self.file) - self.at, n * item_bytes
         if need > left:
-            what = f"cut short, or damaged: a count of {n}, and {left} bytes left"
+            what = f"cut short, or damaged: a count of {n}, but {left} bytes left"
             raise self.error(what, at, where, f"{need} bytes or more")
         return n
 

@@ -124,7 +124,7 @@ def find_weights(folder: Path) -> Path | None:
     if len(others) <= 1:
         return others[0] if others else None
     names = ", ".join(other.name for other in others[:4]) + (", ..." if len(others) > 4 else "")
-    what = f"has {len(others)} weight files ({names}) and nothing that joins them"
+    what = f"has {len(others)} weight files ({names}) but no index file"
     raise FileError(what, path=folder, expected=INDEX)
 
 
@@ -138,11 +138,11 @@ def _open_shards(index: Path) -> SafeTensors:
     model = SafeTensors(index, [_File(index.parent / shard) for shard in shards])
     for name, shard in weight_map.items():
         if name not in model.tensors:
-            what = f"is missing: {index.name} says that it is here"
+            what = f"is missing, but {index.name} lists it here"
             raise FileError(what, path=index.parent / shard, where=name)
         if model.tensors[name].path.name != shard:
             what = f"is in {model.tensors[name].path.name}"
-            raise FileError(what, path=index, where=name, expected=f"it in {shard}, as written")
+            raise FileError(what, path=index, where=name, expected=f"{shard}, as listed")
     for name, tensor in model.tensors.items():
         if name not in weight_map:
             what = f"is not in {index.name}"
@@ -159,7 +159,7 @@ def _shard_name(index: Path, name: str, shard: Any) -> str:
         or not shard.endswith(".safetensors")
     ):
         raise FileError(
-            f"is said to be in {shard!r:.200}",
+            f"is listed in {shard!r:.200}",
             path=index,
             where=name,
             expected="the name of a .safetensors file in the same folder",
@@ -218,7 +218,7 @@ class _File(MappedReader):
         if n > MAX_HEADER:
             raise self.error(f"a header of {n} bytes", 0, expected=f"at most {MAX_HEADER}")
         if n > size - 8:
-            raise self.error(f"cut short: a header of {n} bytes, and {size - 8} are left", 0)
+            raise self.error(f"cut short: the header has {n} bytes, but {size - 8} are left", 0)
         raw = self.map[8 : 8 + n]
         if raw[:1] != b"{":
             raise self.error(f"a header that begins with {raw[:1]!r}", 8, expected="'{'")

@@ -62,9 +62,9 @@ def find_model(path: str | os.PathLike[str]) -> Path:
         if len(firsts) == 1:
             return firsts[0]
         if not firsts:
-            raise FileError("is a folder without a GGUF file", path=given)
+            raise FileError("is a folder that contains no GGUF file", path=given)
         found = listed([p.name for p in firsts], SHOWN)
-        raise FileError(f"is a folder of several models: name one of {found}", path=given)
+        raise FileError(f"is a folder with several models: choose one of {found}", path=given)
     if os.path.exists(given):
         return given
     first = first_shard(given)

@@ -32,7 +32,7 @@ def file_name(path: Name | bytes, of: str = "path") -> Path:
     except TypeError:
         raise TreadleError(f"{of}={path!r:.80}: expected a path") from None
     if not text:
-        raise FileError("an empty name", path="''", expected="a file's name")
+        raise FileError("an empty name", path="''", expected="a file name")
     if "\0" in text:
         raise FileError("its name holds a NUL byte", path=text)
     try:
@@ -54,7 +54,7 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
     path = Path(path)
     if str(path) == "-":  # other programs' name for standard output
         raise FileError(
-            "is no file here: what is written gets its name when it is whole, so it is no stream",
+            "cannot be a stream: the output is renamed into place when it is complete",
             path=path,
             expected="a name for the new file",
         )
@@ -77,16 +77,16 @@ def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = Fals
 def check_not_read(path: Name, sources: Iterable[Path]) -> None:
     """Raise FileError if ``path`` is one of the ``sources``, by any name."""
     if os.path.exists(path) and any(s.exists() and s.samefile(path) for s in sources):
-        raise FileError("is the file to be read: name another one to write", path=path)
+        raise FileError("is also the input: choose another name for the output", path=path)
 
 
 def check_folder(path: Name) -> None:
     """Raise FileError unless a file can be created in the folder of ``path``."""
     folder = Path(path).parent
     if not folder.is_dir():
-        raise FileError("cannot be written: there is no such folder", path=path)
+        raise FileError("cannot be written: its folder does not exist", path=path)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise FileError("cannot be written: its folder takes no new files", path=path)
+        raise FileError("cannot be written: its folder is not writable", path=path)
 
 
 def check_room(path: Name, need: int) -> None:
@@ -94,7 +94,7 @@ def check_room(path: Name, need: int) -> None:
     import shutil  # imported late: it imports compressors
 
     if need > shutil.disk_usage(Path(path).parent).free:
-        raise FileError(f"no room on the disk: {room(path, need)}", path=path)
+        raise FileError(f"not enough disk space: {room(path, need)}", path=path)
 
 
 def room(path: Name, need: int) -> str:

@@ -66,7 +66,7 @@ class Tensor(TensorData):
         """uint8 [n_bytes], read-only, zero copy. Raises FileError if the file is only a header."""
         data = super().data
         if len(data) != self.n_bytes:
-            what = "the file ends with its header: there is no tensor data"
+            what = "the file ends after its header: no tensor data"
             raise self.error(what, f"{self.n_bytes} bytes", offset=self.offset)
         return data
 
@@ -97,7 +97,7 @@ class Tensor(TensorData):
 
     def _known(self) -> Format:
         if self.format is None:
-            raise UnsupportedError(f"{self.name}: treadle cannot read {self.type_name} weights yet")
+            raise UnsupportedError(f"{self.name}: {self.type_name} weights are not supported yet")
         return self.format
 
 

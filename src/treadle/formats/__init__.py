@@ -54,7 +54,7 @@ def by_name(name: str) -> Format:
     if (made := named(name.upper())) is not None:
         return made
     known = ", ".join(fmt.name for fmt in FORMATS.values())
-    raise UnsupportedError(f"no weight format {name!r} (treadle has {known})")
+    raise UnsupportedError(f"unknown weight format {name!r}; choose one of {known}")
 
 
 def number_of(name: str) -> int:

@@ -141,7 +141,7 @@ class Format:
         """
         if k % self.block:
             raise UnsupportedError(
-                f"{self.name} cannot hold rows of {k} weights: not a multiple of {self.block}"
+                f"{self.name} needs rows that are multiples of {self.block}; these have {k} weights"
             )
         return k // self.block * self.dtype.itemsize
 

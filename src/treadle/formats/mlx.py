@@ -65,9 +65,9 @@ def mlx(bits: int, group: int, scales: str) -> Format:
     """
     for what, value, known in (("bits", bits, BITS), ("group_size", group, GROUPS)):
         if value not in known:
-            raise UnsupportedError(f"{what} {value}: MLX has {', '.join(map(str, known))}")
+            raise UnsupportedError(f"{what} {value}: MLX supports {', '.join(map(str, known))}")
     if scales not in SCALES:
-        raise UnsupportedError(f"scales in {scales}: MLX has {', '.join(SCALES)}")
+        raise UnsupportedError(f"scales in {scales}: MLX supports {', '.join(SCALES)}")
     number = SCALES[scales]
     layout = np.dtype([("qs", "u1", (group * bits // 8,)), ("d", number), ("m", number)])
     n_runs = group // RUN

@@ -68,8 +68,8 @@ def choose(features: Set[str], forced: str | None = None) -> Isa:
         return best(features)
     row = ROWS.get(forced)
     if row is None:
-        raise UnsupportedError(f"{asked}: unknown; there are {', '.join(ROWS)}")
+        raise UnsupportedError(f"{asked}: unknown instruction set; choose one of {', '.join(ROWS)}")
     missing = sorted(row.needs - features)
     if missing:
-        raise UnsupportedError(f"{asked}: this CPU lacks {', '.join(missing)}")
+        raise UnsupportedError(f"{asked}: this CPU does not support {', '.join(missing)}")
     return row

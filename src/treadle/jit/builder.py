@@ -155,7 +155,7 @@ class Builder(Spaces):
         """Return ``x`` in every lane of ``ty``."""
         x = self.val(x, ty.scalar)
         if x.ty != ty.scalar:
-            raise TypeError(f"splat of {x.ty} into {ty}")
+            raise TypeError(f"cannot splat {x.ty} into {ty}: the scalar types differ")
         first = self.insert(Val(self, ir.undefined(ty.ir), ty), x, 0)
         return self.shuffle(first, first, [0] * ty.lanes)
 

@@ -77,7 +77,7 @@ def folder() -> Path:
         return SYSTEM.cache_folder() / "treadle"
     except RuntimeError as error:
         raise CacheError(
-            "no home directory to keep compiled kernels in: set TREADLE_CACHE"
+            "no home directory for the kernel cache: set TREADLE_CACHE to a folder"
         ) from error
 
 
@@ -113,15 +113,19 @@ def checked_folder(path: Path | None = None) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = path.stat()
     except OSError as error:
-        raise CacheError(f"{path}: cannot be used as the kernel cache: {error.strerror}") from error
+        raise CacheError(
+            f"kernel cache {path}: {error.strerror}; set TREADLE_CACHE to a writable folder"
+        ) from error
     who = SYSTEM.intruder(info)
     if who == "another user":
         raise CacheError(
-            f"{path}: the kernel cache belongs to another user, and it holds code: refused"
+            f"kernel cache {path} belongs to another user; refused, because its files are "
+            "executed. Set TREADLE_CACHE to a folder of your own"
         )
     if who is not None:
         raise CacheError(
-            f"{path}: others may write to the kernel cache, and it holds code: refused"
+            f"kernel cache {path} is writable by other users; refused, because its files are "
+            "executed. Run chmod go-w on it"
         )
     return path
 
@@ -226,7 +230,9 @@ def state() -> CacheState:
     except CacheError as error:
         return CacheState(folder=where, problem=str(error))
     except OSError as error:
-        return CacheState(folder=where, problem=f"{where}: cannot be read: {error.strerror}")
+        return CacheState(
+            folder=where, problem=f"cannot read the kernel cache {where}: {error.strerror}"
+        )
     n_bytes = sum(record.n_bytes for record in current)
     return CacheState(
         folder=where,
@@ -234,5 +240,7 @@ def state() -> CacheState:
         n_bytes=n_bytes,
         n_stale=len(sizes) - len(current),
         stale_bytes=sum(sizes) - n_bytes,
-        problem=None if os.access(path, os.W_OK | os.X_OK) else f"{where}: cannot be written to",
+        problem=None
+        if os.access(path, os.W_OK | os.X_OK)
+        else f"kernel cache {where} is not writable",
     )

@@ -132,7 +132,7 @@ def optimise(ir_text: str, isa: Isa, triple: str = "") -> Any:
         module = llvm.parse_assembly(_with_length(ir_text, isa), llvm.create_context())
         module.verify()
     except RuntimeError as error:
-        raise CompileError(f"LLVM refuses the kernel's IR: {error}") from error
+        raise CompileError(f"LLVM rejects the kernel's IR (a bug in treadle): {error}") from error
     module.triple = machine.triple
     module.data_layout = str(machine.target_data)
     _passes().run(module, llvm.create_pass_builder(machine, llvm.PipelineTuningOptions()))

@@ -106,7 +106,7 @@ class Module:
 
     def _added(self, name: str, made: Named) -> Named:
         if name in self.names:
-            raise ValueError(f"{name} is there already")
+            raise ValueError(f"the module already defines {name}")
         self.names[name] = made
         return made
 
@@ -206,7 +206,9 @@ class BlockWriter:
     def end(self, line: str) -> None:
         """Set the block's terminator."""
         if self.block.end:
-            raise ValueError(f"{self.block.name} ends twice: {self.block.end}, {line}")
+            raise ValueError(
+                f"block {self.block.name} already ends with {self.block.end}; cannot add {line}"
+            )
         self.block.end = line
 
     def branch(self, to: BasicBlock) -> None:

@@ -77,7 +77,7 @@ def _linker() -> Linker:
 _linked: dict[tuple[str, str], int] = {}
 # llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
 # lock: LLVM has locks of its own, and may be half done.
-_making = UseLock("compiled", "start the child by spawn and not by fork")
+_making = UseLock("compiled", "start child processes with spawn, not fork")
 
 
 def isa_key(isa: Isa) -> str:
@@ -106,8 +106,8 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
         return code
     if forbidden:
         raise CacheError(
-            f"kernel {spec.name} is not in {cache.folder()}, "
-            "and TREADLE_NO_COMPILE=1 forbids compiling"
+            f"kernel {spec.name} is not in the cache {cache.folder()}, "
+            "and TREADLE_NO_COMPILE=1 forbids compiling it"
         )
     from treadle.jit.compile import emit_object
 
@@ -119,7 +119,7 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
     try:
         cache.write(spec.name, key, code, about(spec, isa))
     except OSError as error:  # a read-only or full disk
-        _warn(f"{cache.folder()}: cannot be written to: {error.strerror}")
+        _warn(f"cannot write to the kernel cache {cache.folder()}: {error.strerror}")
     return code
 
 
@@ -136,7 +136,7 @@ def _warn(why: str) -> None:
     from logging import getLogger
 
     getLogger("treadle").warning(
-        "%s; kernels are compiled anew in every process (see treadle doctor)", why
+        "%s; kernels are not cached and every process compiles them again (see treadle doctor)", why
     )
 
 

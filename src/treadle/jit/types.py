@@ -55,7 +55,7 @@ class Ty:
 
     def __mul__(self, lanes: int) -> Ty:
         if self.lanes:
-            raise TypeError(f"{self} is a vector already")
+            raise TypeError(f"{self} is already a vector")
         return replace(self, lanes=lanes)
 
     def scalable(self, lanes: int) -> Ty:

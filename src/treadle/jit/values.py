@@ -45,7 +45,7 @@ class Emitter:
         if not ty.is_float:
             made = tuple(int(v) for v in lanes)
             if made != lanes:
-                raise TypeError(f"{x} is no {ty}")
+                raise TypeError(f"{x} cannot be represented as {ty}")
             lanes = made
         if not isinstance(x, Sequence):
             lanes *= max(ty.lanes, 1)
@@ -67,8 +67,8 @@ def _operator(sign: str, of_floats: str | None, signed: str | None, unsigned: st
         ty = self.ty
         name = of_floats if ty.is_float else signed if ty.is_signed else unsigned
         if name is None:
-            kind, instead = ("floats", "") if ty.is_float else ("integers", ": use //")
-            raise TypeError(f"{sign} is not for {kind} ({ty}){instead}")
+            kind, instead = ("floats", "") if ty.is_float else ("integers", "; use //")
+            raise TypeError(f"operator {sign} is not defined for {kind} ({ty}){instead}")
         line = f"{name} {self.ir}, {self._other(other).ref}"
         return Val(self.k, self.k.b.made(ty.ir, line), ty)
 
@@ -102,7 +102,10 @@ class Val:
         self.k, self.ir, self.ty = k, value, ty
 
     def __bool__(self) -> bool:
-        raise TypeError(f"a run-time value ({self.ty}) in a Python if: use k.if_ or k.select")
+        raise TypeError(
+            f"a run-time value ({self.ty}) cannot be the condition of a Python if; "
+            "use k.if_ or k.select"
+        )
 
     def _other(self, other: Operand) -> ir.Operand:
         """Return the IR of ``other``, which must have this value's type."""
@@ -150,7 +153,10 @@ class Val:
         if ty.lanes == 0 and self.ty.lanes:
             ty = ty.like(self.ty)
         if ty.lanes != self.ty.lanes:
-            raise TypeError(f"{self.ty} to {ty}: the lanes differ; use k.splat or k.shuffle")
+            raise TypeError(
+                f"cannot convert {self.ty} to {ty}: different numbers of lanes; "
+                "use k.splat or k.shuffle"
+            )
         if ty.ir == self.ty.ir:
             return Val(self.k, self.ir, ty)
         line = f"{_conversion(self.ty, ty)} {self.ir} to {ty.ir}"
@@ -159,7 +165,7 @@ class Val:
     def bits(self, ty: Ty) -> Val:
         """Reinterpret the bits as another type of the same size."""
         if max(ty.lanes, 1) * ty.bits != max(self.ty.lanes, 1) * self.ty.bits:
-            raise TypeError(f"{self.ty} and {ty} differ in size")
+            raise TypeError(f"bits(): {self.ty} and {ty} differ in size")
         if ty.ir == self.ty.ir:
             return Val(self.k, self.ir, ty)
         return Val(self.k, self.k.b.made(ty.ir, f"bitcast {self.ir} to {ty.ir}"), ty)
@@ -195,7 +201,7 @@ class Var:
     def v(self, value: Operand) -> None:
         value = self.k.val(value, self.ty)
         if value.ty != self.ty:
-            raise TypeError(f"a {self.ty} variable set to {value.ty}")
+            raise TypeError(f"cannot assign a {value.ty} value to a {self.ty} variable")
         self.k.b.write(f"store {value.ir}, {self.slot}")
 
     def __iadd__(self, other: Operand) -> Var:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 # Reason -> names of both kinds; if GGUF's and transformers' names differ, both are listed.
 _REASONS: dict[str, str] = {
-    "its states follow a recurrence of their own (WKV), in place of attention": (
-        "rwkv rwkv6 rwkv6qwen2"
-    ),
-    "what its experts give has a norm of its own, and it has 519 billion parameters": "axk1",
+    "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
+    "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers are run several times over, with other keys and values each time": "nanbeige",
+    "its layers run several times, with different keys and values each time": "nanbeige",
     "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
         "bailingmoe3 bailing_hybrid"
     ),
     "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
-    "it has a trillion parameters, and its folder's tokenizer is a program": (
+    "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
@@ -24,97 +22,93 @@ _REASONS: dict[str, str] = {
     "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
         "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
     ),
-    "most of its layers keep a state (lightning attention) in place of keys and values": (
+    "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
     ),
     "its layers carry several streams of states (hyper-connections)": (
         "qwen4exp qwen4_exp qwen4_exp_text hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next "
         "glm5_next_text"
     ),
-    "its text goes through the same layers several times": "hrm_text dory",
-    "its layers add the embeddings once more, each by a factor of its own": "talkie",
-    "embeddings have a norm without weights, and norms behind products an epsilon of their own": (
+    "it runs the same layers several times": "hrm_text dory",
+    "each layer adds the embeddings again, scaled by its own factor": "talkie",
+    "embeddings have a norm without weights, and norms after products have their own epsilon": (
         "muse-glimmer muse_glimmer muse_glimmer_text"
     ),
-    "each head's result has a sigmoid gate, and transformers has no such model": "spark2_5",
+    "each head's output has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),
     "its Mamba has norms of B, C and dt": "plamo2",
-    "its tokens choose adapters that stand inside it": "graniteswitch",
-    "its model is a program in its folder: transformers has none that treadle can be checked by": (
+    "its tokens choose built-in adapters": "graniteswitch",
+    "its model is custom code in its folder: transformers has no reference implementation": (
         "llama-embed plamo plamo3 grok-1 rwkv_hybrid"
     ),
-    "llama.cpp writes its vocabulary without the scores by which pieces are joined": "xverse",
-    "it drafts from the states and keys of a Gemma 4, and is no model alone": (
+    "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
+    "it drafts from the states and keys of a Gemma 4, and is not a standalone model": (
         "gemma4-assistant gemma4_assistant gemma4_unified_assistant"
     ),
-    "it drafts from the states of another model, and is no model alone": "eagle3 dflash",
-    "its decoder attends to an encoder, and distances add learned numbers to scores": (
-        "t5 mt5 umt5"
-    ),
+    "it drafts from the states of another model, and is not a standalone model": "eagle3 dflash",
+    "its decoder attends to an encoder, and scores have learned distance biases": ("t5 mt5 umt5"),
     "its decoder attends to an encoder": (
         "bart mbart bigbird_pegasus blenderbot blenderbot-small marian mvp pegasus plbart "
         "prophetnet t5gemma2"
     ),
-    "what it writes is read off pictures, which treadle does not read": (
+    "it reads text from images, which are not supported": (
         "paddleocr paddleocr_vl blip blip-2 instructblip instructblipvideo pix2struct kosmos-2 "
         "kosmos-2.5 udop pp_formulanet pp_chart2table florence2 vision-encoder-decoder trocr git "
         "unlimited_ocr granite_docling"
     ),
     "some of its layers attend to pictures": "mllama mllama_text_model idefics",
     "the tokens of its prompt all see each other": "paligemma",
-    "its matrices have adapters for pictures and sound": "phi4_multimodal",
-    "it says whether pictures are safe": "shieldgemma2",
-    "its layers have further matrices for the tokens of pictures": "cogvlm",
-    "its experts are in two groups, one for text and one for pictures": "ernie4_5_vl_moe",
-    "its model of text is one of several in a folder; GGUF files of it run": (
+    "its matrices have adapters for images and audio": "phi4_multimodal",
+    "it classifies images as safe or unsafe": "shieldgemma2",
+    "its layers have extra matrices for image tokens": "cogvlm",
+    "its experts are in two groups, one for text and one for images": "ernie4_5_vl_moe",
+    "its text model is one of several in a folder; GGUF files of it run": (
         "qwen2_5_omni qwen3_omni_moe qwen2_5_omni_thinker qwen3_omni_moe_thinker nemotron_h_omni"
     ),
     "it reads pictures of text": "deepseek2-ocr deepseek_ocr2 deepseek_ocr2_text",
-    "it reads and writes pictures, whose tokens stand among those of text": (
-        "chameleon emu3 emu3_text_model"
-    ),
-    "it makes speech, not text": (
+    "it reads and generates images as tokens among the text": ("chameleon emu3 emu3_text_model"),
+    "it generates speech, not text": (
         "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
-    "it writes down speech: its decoder attends to an encoder of sound": "whisper",
-    "it writes down speech, which treadle does not hear": (
+    "it transcribes speech: its decoder attends to an audio encoder": "whisper",
+    "it transcribes speech, which is not supported": (
         "qwen3_asr glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
         "moss_transcribe_diarize voxtral_realtime"
     ),
-    "it steers robots": "pi0",
-    "it makes music, not text": "musicgen musicgen_melody",
-    "it writes by unmasking many tokens at once (diffusion), not one after the other": (
+    "it controls robots": "pi0",
+    "it generates music, not text": "musicgen musicgen_melody",
+    "it generates by unmasking many tokens at once (diffusion), not one by one": (
         "llada llada-moe llada_moe dream Dream rnd1 diffusion_gemma"
     ),
-    "each head's result has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
+    "each head's output has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
     "its experts are chosen before the sigmoid that weighs them": "kolibri1",
     "its attention is the difference of two": "diffllama",
-    "its layers of attention share their weights": "zamba zamba2",
-    "its layers of attention are experts": "jetmoe",
+    "its attention layers share their weights": "zamba zamba2",
+    "its attention layers are experts": "jetmoe",
     "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",
     "its states are those of an xLSTM": "xlstm",
-    "its output has rows for some of its tokens alone": "apertus1p5 apertus1p5_text",
-    "its layers add what they make of the embeddings, and it writes no text": (
+    "its output matrix covers only some of its tokens": "apertus1p5 apertus1p5_text",
+    "its layers add projections of the embeddings, and it generates no text": (
         "embedding_gemma2 embedding_gemma2_text"
     ),
-    "it is an encoder that writes text, and no GGUF architecture holds it": "modernbert-decoder",
-    "its folder's tokenizer is a program": "kimi_vl",
-    "it reads bytes, and joins them by a model of its own": "blt",
-    "no GGUF architecture holds it": (
+    "it is an encoder that generates text: GGUF has no architecture for it": "modernbert-decoder",
+    "its folder's tokenizer is custom code": "kimi_vl",
+    "it reads bytes and merges them with a model of its own": "blt",
+    "GGUF has no architecture for it": (
         "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
         "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
         "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
         "cosmos3_omni"
     ),
-    "no GGUF architecture holds this encoder": (
+    "GGUF has no architecture for this encoder": (
         "ernie megatron-bert rembert roberta-prelayernorm roc_bert roformer "
         "xlm-roberta-xl xmod data2vec-text big_bird bert-generation"
     ),
-    "it is what makes states of pictures or sound for another model": (
+    "it encodes images or audio for another model": (
         "clip clip_vision_model siglip siglip_vision_model"
     ),
 }

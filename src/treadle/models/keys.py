@@ -42,7 +42,7 @@ class ArchMetadata(keys.MetadataReader):
             self.fail(key, f"has {len(value)} entries", f"{n_layer}, one per layer")
         sizes = list(value)
         if any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) for n in sizes):
-            self.fail(key, "holds something else", "integers")
+            self.fail(key, "holds values that are not integers", "integers")
         for size in sizes:
             if not lo <= size <= SIZE_MAX:
                 self.fail(key, f"holds {size}", f"integers from {lo} to {SIZE_MAX}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
 SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
-TEXT_ALONE = "its model reads pictures or sound too: treadle reads text alone"
+TEXT_ALONE = "the model also reads images or audio: treadle reads text only"
 ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without reordered rows
 
 
@@ -74,7 +74,7 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
 
     more = f" and {len(names) - N_NAMED} more" if len(names) > N_NAMED else ""
     getLogger("treadle").warning(
-        "%s: treadle does not use %s%s (see treadle inspect)",
+        "%s: unused tensors: %s%s (see treadle inspect)",
         path,
         ", ".join(names[:N_NAMED]),
         more,
@@ -109,10 +109,10 @@ def _refuse_surplus_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: 
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
             raise FileError(
-                f"is of layer {layer}, and {keys.arch}.block_count is {n_layer}",
+                f"belongs to layer {layer}, but {keys.arch}.block_count is {n_layer}",
                 path=keys.gguf.path,
                 where=name,
-                expected=f"the tensors of {n_layer} layers and no more",
+                expected=f"tensors of only {n_layer} layers",
             )
 
 
@@ -123,14 +123,16 @@ def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: 
         if i >= n_layer:
             keys.fail(
                 NEXTN,
-                f"leaves out layer {i}, which has no nextn tensors",
-                "how many layers at the end predict further tokens",
+                f"counts layer {i} as an MTP layer, but it has no nextn tensors",
+                "the number of MTP layers at the end",
             )
 
 
 def _find_arch(gguf: GGUF) -> Arch:
     if gguf.metadata.get("general.type") == "adapter":
-        what = "an adapter (LoRA), no model: name its model, and this file with --lora (lora=...)"
+        what = (
+            "a LoRA adapter, not a model: load its model and pass this file with --lora (lora=...)"
+        )
         raise UnsupportedError(f"{gguf.path}: {what}")
     name = gguf.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -141,13 +143,13 @@ def _find_arch(gguf: GGUF) -> Arch:
             expected="the name of an architecture",
         )
     if name in LEFT_OUT:
-        what = f"architecture {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+        what = f"architecture {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{gguf.path}: {what}")
     if name not in ARCHS:
         meant = next((arch for arch in ARCHS if _is_slip(name, arch)), None)
-        hint = f"; did its writer mean {meant}?" if meant else ""
+        hint = f"; did you mean {meant}?" if meant else ""
         raise UnsupportedError(
-            f"{gguf.path}: architecture {name!r:.80}: treadle has {', '.join(ARCHS)}{hint}"
+            f"{gguf.path}: architecture {name!r:.80}: treadle supports {', '.join(ARCHS)}{hint}"
         )
     asked = gguf.metadata.get(ROPE_KEY)
     if asked is None and _has_sections(gguf, name):

@@ -56,7 +56,7 @@ class Adapter:
     def check(self, met: set[str]) -> None:
         """Raise UnsupportedError, naming a matrix, unless all of its matrices are in ``met``."""
         if rest := self.ranks.keys() - met:
-            what = "takes part in no product that an adapter can add to"
+            what = "is not used in a matrix product, so an adapter cannot apply to it"
             raise UnsupportedError(f"{self.path}: {min(rest)} {what}")
 
 

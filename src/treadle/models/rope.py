@@ -119,13 +119,13 @@ def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rop
     if scaling not in ROPE_SCALINGS:
         raise UnsupportedError(
             f"{keys.gguf.path}: {keys.arch}.rope.scaling.type {scaling!r}: "
-            f"treadle has {', '.join(ROPE_SCALINGS)}"
+            f"treadle supports {', '.join(ROPE_SCALINGS)}"
         )
     factor = keys.number("rope.scaling.factor", 0.0, lo=0.0)
     factor = factor or keys.number("rope.scale_linear", 0.0, lo=0.0) or 1.0  # the key's old name
     factors, short, long = (_rope_factors(keys.gguf, name) for name in (FACTORS, SHORT, LONG))
     if scaling == "llama3" and factors is None:
-        keys.fail("rope.scaling.type", "is llama3, which needs its factors", FACTORS)
+        keys.fail("rope.scaling.type", "is llama3, but its factors are missing", FACTORS)
     if (short is None) != (long is None) or (scaling == "longrope" and long is None):
         keys.fail("rope.scaling.type", f"is {scaling}", f"both {SHORT} and {LONG}")
     if scaling in ("none", "llama3", "longrope") or (scaling == "linear" and factor == 1.0):

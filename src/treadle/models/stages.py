@@ -54,7 +54,7 @@ def staged(config: Config, layers: range) -> Config:
     """
     graph = config.arch.graph
     if "stream" not in GRAPHS[graph].outputs:
-        raise UnsupportedError(f"stages of a model of the graph {graph!r}")
+        raise UnsupportedError(f"models of the graph {graph!r} cannot be split into stages")
     for i in layers:
         other = config.layers[i].kv_from
         if other not in layers:

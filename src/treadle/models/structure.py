@@ -241,7 +241,7 @@ def find_factors(
         if stem == name or matrix is None or f"{stem}.weight" in ignored:
             continue
         if stem.endswith(UNSCALED) or len(matrix.shape) < 2:
-            what = f"a factor of {stem}.weight, by which treadle does not multiply"
+            what = f"a factor of {stem}.weight: not supported"
             raise UnsupportedError(f"{gguf.path}: {name}: {what}")
         experts = config.layers[max(0, layer_of(name)[0])].experts
         n = experts.n if experts is not None and len(matrix.shape) > 2 else 1
@@ -263,8 +263,8 @@ def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Seque
             layer = config.layers[i]
             parts = " and ".join(filter(None, (layer.mixer, layer.ffn)))
             raise FileError(
-                f"nothing reads it: by the file's keys layer {i} is {parts}",
+                f"is unused: by the file's keys layer {i} is {parts}",
                 path=gguf.path,
                 where=name,
-                expected="keys of a layer that has this tensor",
+                expected="keys for a layer that has this tensor",
             )

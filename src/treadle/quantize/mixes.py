@@ -136,8 +136,8 @@ LAST_RESORT = "F16"
 TRAINED = {
     "MXFP4": ("2.4 times the squared error of IQ4_XS", "IQ4_XS"),
     "NVFP4": ("1.7 times the squared error of IQ4_NL", "IQ4_NL"),
-    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), ("almost all they know", "IQ2_XXS")),
-    "Q1_0": ("almost all they know", "IQ1_S"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), ("almost all of the model's quality", "IQ2_XXS")),
+    "Q1_0": ("almost all of the model's quality", "IQ1_S"),
 }
 
 # In a 70B model attn_v has an eighth of attn_q's rows, so a finer format costs little.

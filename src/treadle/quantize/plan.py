@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 N_LAYER_DEEP = 80
 NEXTN = "nextn_predict_layers"
 UNSEEN = "Q4_K"  # replaces coarser formats in layers that `imatrix` does not run
-NOT_SEEN = "a layer that predicts further tokens, of which the importance matrix has nothing"
+NOT_SEEN = "MTP layers without importances"
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def find_mix(name: str) -> QuantMix:
         if fmt.name.upper() == wanted:
             return QuantMix(fmt.name, fmt.name, None)
     near = get_close_matches(wanted, mix_names(), n=3, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else f" (there are {', '.join(MIXES)})"
-    raise UnsupportedError(f"no mix or weight format {name!r}{hint}")
+    hint = f"; did you mean {' or '.join(near)}?" if near else f"; choose one of {', '.join(MIXES)}"
+    raise UnsupportedError(f"unknown mix or weight format {name!r}{hint}")
 
 
 def mix_names() -> list[str]:
@@ -209,8 +209,8 @@ def make_recipe(
     for rule in rules:
         if rule in unused:
             raise TreadleError(
-                f"{gguf.path}: no matrix's name fits '{rule.text}' "
-                "(norms, biases and the like stay as they are)"
+                f"{gguf.path}: no matrix name matches '{rule.text}' "
+                "(rules do not apply to norms, biases and other vectors)"
             )
     return Recipe(mix.name, mix.file_type, tuple(targets))
 
@@ -233,7 +233,7 @@ def _nearly(tensor: Tensor, wanted: Format) -> OutputTensor:
     fmt = nearest(wanted, k)
     if fmt is wanted:
         return entry_of(source_tensor(tensor), fmt)
-    note = f"rows of {k} do not fill {wanted.name}'s {wanted.block}"
+    note = f"rows of {k} weights are not a multiple of {wanted.name}'s block of {wanted.block}"
     return replace(entry_of(source_tensor(tensor), fmt, note), instead_of=wanted)
 
 
@@ -241,8 +241,8 @@ def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> OutputTensor:
     k = tensor.shape[-1]
     if k % wanted.block:
         raise UnsupportedError(
-            f"{gguf.path}: {tensor.name}: {wanted.name} cannot hold rows of {k} weights, which its "
-            f"blocks of {wanted.block} do not divide; {nearest(wanted, k).name} can"
+            f"{gguf.path}: {tensor.name}: {wanted.name} needs rows that are multiples of "
+            f"{wanted.block}; these have {k} weights; use {nearest(wanted, k).name}"
         )
     return entry_of(source_tensor(tensor), wanted)
 

@@ -111,7 +111,7 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
         low = ranks.get(f"{stem}.weight") if stem != entry.tensor.name else None
         # One factor, or one per expert; not Gemma 4's router scale, which applies to its input.
         if low and (prod(entry.tensor.shape) == 1 or len(low.b_shape) > 2):
-            what = f"what {stem}.weight gives is multiplied by it, and that of an adapter is not"
+            what = f"it scales the output of {stem}.weight, but not that of an adapter"
             raise UnsupportedError(f"{entry.tensor.origin}: {what}")
 
     def anew(entry: OutputTensor) -> OutputTensor:
@@ -152,7 +152,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
             made = quantize_rows(fmt, x, weights).reshape(-1)
             if is_finite(fmt, made):
                 return made
-            what = f"holds {np.abs(x).max():g}, which is too large for {fmt.name}"
+            what = f"holds {np.abs(x).max():g}, too large for {fmt.name}"
         raise tensor.error(what, where=f"rows {at} to {end - 1}")
 
     return encode
@@ -197,11 +197,11 @@ def check_target(
 def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
     """Raise FileError if there are no weights, UnsupportedError if they are already quantised."""
     if gguf.header_only:
-        raise FileError("is a header alone: there are no weights to quantize", path=gguf.path)
+        raise FileError("has only a header: there are no weights to quantize", path=gguf.path)
     for target in recipe.targets:
         if target.encode and target.tensor.kind.block > 1 and not allow_requantize:
             raise UnsupportedError(
-                f"{target.tensor.origin} is {target.tensor.kind.name}, quantized already: start "
+                f"{target.tensor.origin} is {target.tensor.kind.name}, already quantized: start "
                 "from the F16, BF16 or F32 file, or accept the loss of both roundings with "
                 "--allow-requantize (allow_requantize=True)"
             )

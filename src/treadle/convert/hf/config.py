@@ -110,7 +110,10 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         n_skipped = keys.integer("pad_token_id", lo=0) + 1
         made["context_length"] -= n_skipped
         if made["context_length"] < 1:
-            keys.fail(word("max_position_embeddings"), f"leaves none behind {n_skipped} rows")
+            keys.fail(
+                word("max_position_embeddings"),
+                f"leaves no positions after the {n_skipped} reserved rows",
+            )
     sizes = widths(
         {
             "n_vocab": n_vocab,
@@ -177,7 +180,9 @@ def as_laid_by_mlx(hyper: HfConfig, folder: Path) -> HfConfig:
     Raises UnsupportedError if mlx-lm has multiplied factors into the weights.
     """
     if hyper.family.folded_by_mlx:
-        what = "mlx-lm has multiplied the model's factors into these weights: take the original"
+        what = (
+            "mlx-lm multiplied the model's factors into these weights: use the original checkpoint"
+        )
         raise UnsupportedError(f"{folder}: {what}")
     return replace(hyper, family=replace(hyper.family, norm_shift=0.0))
 
@@ -237,11 +242,11 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
         found = "is missing" if name is None else f"is {name!r:.60}"
         raise FileError(found, path=path, where="model_type", expected="a name")
     if name in LEFT_OUT:
-        what = f"{keys.prefix}model_type {name!r}: treadle leaves it out: {LEFT_OUT[name]}"
+        what = f"{keys.prefix}model_type {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{path}: {what}")
     if name not in FAMILIES:
         raise UnsupportedError(
-            f"{path}: {keys.prefix}model_type {name!r:.60}: treadle has "
+            f"{path}: {keys.prefix}model_type {name!r:.60}: treadle supports "
             f"{', '.join((*FAMILIES, *OUTER))}"
         )
     family = FAMILIES[name]
@@ -263,23 +268,27 @@ def _refuse_others(
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
     if whole.get("architectures") and not any(_kinds(whole, head) for head in heads):
-        does = "gives states of texts" if encodes else "writes text"
+        does = "embeds text" if encodes else "generates text"
         whole.refuse(
-            "architectures", f"{', '.join(whole.get('architectures'))} is no model that {does}"
+            "architectures", f"{', '.join(whole.get('architectures'))} is not a model that {does}"
         )
     packed = None if packing else whole.within(KEYS[0]) or said_in(whole)
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
-        packed.refuse("quant_method", f"treadle does not read weights quantised so ({name})")
+        packed.refuse("quant_method", f"quantisation method {name} is not supported")
     if keys.get("is_causal") is False and not encodes:  # no causal mask in transformers
-        keys.refuse("is_causal", f"is false: treadle's {family.arch} is a decoder")
+        keys.refuse("is_causal", f"is false: treadle supports {family.arch} only as a decoder")
     both_ways = keys.get("use_bidirectional_attention")
     # "vision": only between the tokens of an image.
     if both_ways not in (None, False, "vision") and not encodes:
-        keys.refuse("use_bidirectional_attention", f"treadle's {family.arch} is a decoder")
+        keys.refuse(
+            "use_bidirectional_attention", f"treadle supports {family.arch} only as a decoder"
+        )
     for key, value in family.only.items():
         if (given := keys.get(key)) is not None and given != value:
-            keys.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
+            keys.refuse(
+                key, f"is {given!r:.60}: treadle supports only {value!r} in this architecture"
+            )
 
 
 def _activation(keys: MetadataReader, family: Family) -> dict[str, str]:
@@ -294,7 +303,10 @@ def _activation(keys: MetadataReader, family: Family) -> dict[str, str]:
         if (found := _SAME.get(given, given)) == usual:
             continue
         if not (takes_activation(ARCHS[family.arch]) and {found, usual} == {"gelu", GELU_TANH}):
-            keys.refuse(key, f"{given!r:.60}: treadle has {family.activation} in this architecture")
+            keys.refuse(
+                key,
+                f"{given!r:.60}: treadle supports only {family.activation} in this architecture",
+            )
         said[ACTIVATION] = found
     return said
 
@@ -360,16 +372,16 @@ def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any
             keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
         others = [kind for kind in kinds if kind not in names]
         if others:
-            keys.refuse("layer_types", f"{others[0]!r:.60}: treadle has {' and '.join(names)}")
+            keys.refuse("layer_types", f"{others[0]!r:.60}: treadle supports {' and '.join(names)}")
         listed = [names.index(kind) == 1 for kind in kinds]
         unread = family.windowed in (every_layer, every_layer_if_used)
         if unread and listed != flags and not whole:
-            what = "transformers reads none in this family, and gives all layers the window"
+            what = "transformers ignores it in this family and uses the window in all layers"
             keys.refuse("layer_types", what)
         flags = listed
     if whole:
         if family.own_local_rope and any(flags):
-            keys.refuse(size, "is null, where some layers have a rope of their own")
+            keys.refuse(size, "is null, but some layers have a RoPE base of their own")
         return without
     # In these architectures the window also selects the layers with RoPE.
     tells = ARCHS[family.arch].nope in ("global", "sparse")

@@ -30,18 +30,18 @@ def read_dense(
         said = read_json(path / "config.json")
         check_in_and_out(said, path / "config.json")
         if said.get("use_residual"):
-            what = "use_residual is true: treadle adds nothing behind the pooling"
+            what = "use_residual is true: residuals after pooling are not supported"
             raise UnsupportedError(f"{path}: {what}")
         activation = str(said.get("activation_function", _TANH))
         if not activation.endswith(".Identity"):
-            what = f"activation_function {activation:.60}: treadle has Identity behind the pooling"
+            what = f"activation_function {activation:.60}: only Identity is supported after pooling"
             raise UnsupportedError(f"{path}: {what}")
         found = open_safetensors(path)
         weights.join(found)
         tensor = found.tensors.get("linear.weight")
         if tensor is None or len(found.tensors) > 1 or tensor.dtype not in GGML_TYPE:
             has = ", ".join(f"{each.name} in {each.dtype}" for each in found.tensors.values())
-            what = f"has {has:.120}: treadle has linear.weight alone, in floating point"
+            what = f"has {has:.120}: treadle supports only linear.weight, in floating point"
             raise UnsupportedError(f"{path}: {what}")
         if len(tensor.shape) != 2 or tensor.shape[1] != width:
             raise tensor.error(f"shape {list(tensor.shape)}", f"[any, {width}]")

@@ -163,7 +163,7 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
         found = dict(renamed(name, named, names) for name, named in found.items())
         made.tensors = checkpoint.tensors | found
     except (FileError, UnsupportedError) as error:
-        return replace(checkpoint, lost=f"layers that predict further tokens are left out: {error}")
+        return replace(checkpoint, lost=f"MTP layers are left out: {error}")
     return made
 
 
@@ -174,7 +174,7 @@ def _weights_of(folder: Path) -> Path:
     others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pth", ".pt"))
     if others:
         raise UnsupportedError(
-            f"{folder}: weights in {others[0]}, which can run code when it is opened: save "
+            f"{folder}: weights in {others[0]}, a format that can run code when loaded: save "
             "the model as safetensors"
         )
     raise FileError("is a folder without weights", path=folder, expected="safetensors files")
@@ -279,7 +279,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     hyper = checkpoint.hyper
     if hyper.family.in_place:
         checkpoint.weights.close()
-        what = "GGUF has no architecture for it, so it is not converted: it runs from its folder"
+        what = "GGUF has no such architecture: it cannot be converted; run it from its folder"
         raise UnsupportedError(f"{checkpoint.path}: {hyper.family.arch}: {what}")
     named = without_copy(checkpoint.tensors) if hyper.tied else checkpoint.tensors
     tensors = {name: _source(each, hyper) for name, each in named.items()}
@@ -288,11 +288,11 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
     notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
-        notes.append(f"the parts for pictures or sound ({n_others} tensors) are left out")
+        notes.append(f"the image and audio parts ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
         notes.append(
-            "rope_type is 'dynamic': the file is right for texts that fit the model's context; "
-            "llama.cpp will read longer ones otherwise than transformers"
+            "rope_type is 'dynamic': valid up to the model's context; beyond it llama.cpp's RoPE "
+            "differs from transformers'"
         )
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
 
@@ -301,8 +301,8 @@ def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
     """Return notes for the user on MLX formats that GGUF cannot hold."""
     kinds = {(p.format.name, p.scales.dtype) for named in tensors if (p := named.packed)}
     return [
-        f"weights in {name}, which GGUF does not have, are unpacked and written as {kind}, the "
-        "type of their scales, unless --type names another"
+        f"{name} weights have no GGUF format: they are dequantised and written as {kind}, the type "
+        "of their scales, unless --type names another"
         for name, kind in sorted(kinds)
     ]
 
@@ -312,7 +312,7 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
     found = [each for each in tensors if isinstance(each, DequantizedTensor)]
     kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [
-        f"quantised weights ({what}) are multiplied out and written as {kind}, unless --type names "
+        f"quantised weights ({what}) are dequantised and written as {kind}, unless --type names "
         "another"
         for what, kind in sorted(kinds)
     ]

@@ -71,7 +71,7 @@ class Workshop:
         """Raise before the system would kill the process."""
         bound = usable_memory()
         if bound and n > bound.free_bytes:
-            what = f"{n_bytes(n)} of its weights are not in the files as they are used"
+            what = f"{n_bytes(n)} of its weights must be converted in memory"
             left = f"{bound.what} leaves {n_bytes(bound.free_bytes)}"
             cure = f"a file of `treadle convert {self.folder} model.gguf`, or: {bound.cure}"
             raise FileError(f"{what}, and {left}", path=self.folder, expected=cure)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 _PART = "mtp."
-_SURPLUS = "is no tensor of a layer that predicts further tokens"
+_SURPLUS = "is not a tensor of an MTP layer"
 _COUNTED: Names = {
     "eh_proj": "nextn.eh_proj",
     "enorm": "nextn.enorm",
@@ -51,13 +51,13 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
     tensor.
     """
     if not ARCHS[hyper.family.arch].nextn:
-        raise UnsupportedError(f"treadle has none in {hyper.family.arch}")
+        raise UnsupportedError(f"treadle does not support them in {hyper.family.arch}")
     found: dict[str, MappedTensor] = {}
     for tensor in make_tensors(tensors, hyper.rules).values():
         layer, name = _gguf_name(tensor, hyper)
         name = f"blk.{layer}.{name}"
         if name in found:
-            raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
+            raise tensor.error(f"maps to {name}, as {found[name].tensor.name} does")
         found[name] = named_as(name, tensor, hyper)
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
 
@@ -68,7 +68,9 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
     match = NAME.fullmatch(tensor.name.removeprefix(_PART))
     layer = int(match["layer"] or 0) if match else 0
     if apart and layer:
-        raise UnsupportedError(f"{tensor.path}: {tensor.name}: treadle has one layer in {_PART}*")
+        raise UnsupportedError(
+            f"{tensor.path}: {tensor.name}: treadle supports one layer in {_PART}*"
+        )
     names: Names = {**hyper.family.names, **({} if apart else _COUNTED)}
     if match and match["layer"] is None:
         names = _APART

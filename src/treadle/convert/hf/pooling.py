@@ -51,7 +51,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
     others = {k for k, v in said.items() if k.startswith("pooling_mode_") and v is True} - modes
     if mode is not None or len(modes) != 1 or others:
         found = repr(mode) if mode is not None else ", ".join(sorted(modes | others)) or "no mode"
-        raise UnsupportedError(f"{path}: {found:.120}: treadle has the mean, the first or the last")
+        raise UnsupportedError(f"{path}: {found:.120}: treadle supports mean, first and last token")
     return {f"{arch}.pooling_type": _FLAGS[modes.pop()]}
 
 
@@ -78,16 +78,24 @@ def read_modules(folder: Path) -> list[tuple[str, str]]:
         raise FileError(f"cannot be read: {e}", path=path, expected="a list of modules") from e
     for kind in kinds:
         if kind not in _KNOWN:
-            raise UnsupportedError(f"{path}: {kind:.60}: treadle has nothing such")
+            raise UnsupportedError(
+                f"{path}: {kind:.60}: unsupported module; supported: {', '.join(_KNOWN)}"
+            )
     once = all(kinds.count(kind) < 2 for kind in _KNOWN if kind != "Dense")
     if not once or kinds != sorted(kinds, key=_KNOWN.index) or kinds.count("Dense") > len(DENSE):
-        what = f"treadle has {', '.join(_KNOWN)} in this order, at most {len(DENSE)} Dense"
+        what = (
+            f"treadle supports {', '.join(_KNOWN)} in this order, with at most {len(DENSE)} Dense"
+        )
         raise UnsupportedError(f"{path}: {', '.join(kinds):.120}: {what}")
     for kind, place in zip(kinds, places, strict=True):
         if Path(place).name != place or (kind == "Dense" and not place):
-            raise FileError(f"is {place!r:.60}", path=path, where="path", expected="a folder here")
+            raise FileError(
+                f"is {place!r:.60}", path=path, where="path", expected="a subfolder of this folder"
+            )
         if kind == "Transformer" and place:
-            raise UnsupportedError(f"{path}: the model is in {place!r:.60}: name that folder")
+            raise UnsupportedError(
+                f"{path}: the model is in {place!r:.60}: pass that folder instead"
+            )
         if kind == "Normalize":
             own = folder / place / "config.json"
             check_in_and_out(read_json(own) if os.path.lexists(own) else {}, own)
@@ -98,5 +106,5 @@ def check_in_and_out(said: Mapping[str, Any], path: Path) -> None:
     """Refuse a module that reads or writes anything but the text's vector."""
     for key in ("module_input_name", "module_output_name"):
         if said.get(key) not in (None, _VECTOR):
-            what = f"is {said[key]!r:.60}: treadle has modules of {_VECTOR!r}"
+            what = f"is {said[key]!r:.60}: treadle supports only {_VECTOR!r}"
             raise UnsupportedError(f"{path}: {key}: {what}")

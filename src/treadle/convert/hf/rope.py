@@ -54,7 +54,7 @@ def read_rope(
         local = full.within("sliding_attention")
         full = full.within("full_attention")
     if full and older and any(_said(full).get(key) != it for key, it in _said(older).items()):
-        keys.refuse("rope_scaling", "differs from rope_parameters beside it: leave one of them out")
+        keys.refuse("rope_scaling", "differs from rope_parameters: remove one of the two")
     full = full or older or MetadataReader({}, keys.path, prefix=keys.prefix)
     theta = full.number("rope_theta", keys.number(family.word("rope_theta"), lo=1.001), lo=1.001)
     share_key = family.word("partial_rotary_factor")
@@ -63,21 +63,25 @@ def read_rope(
     share = full.number("partial_rotary_factor", share, lo=0.0, hi=1.0)
     dims = int(head_dim * share)
     if share != 1.0 and share_key not in keys.defaults:
-        keys.refuse(share_key, "treadle turns whole heads in this architecture")
+        keys.refuse(share_key, "partial RoPE is not supported in this architecture")
     if dims < 2 or dims % 2:
-        keys.fail(share_key, f"turns {dims} elements of {head_dim}", "an even number of at least 2")
+        keys.fail(
+            share_key, f"rotates {dims} of {head_dim} elements", "an even number of at least 2"
+        )
     made: dict[str, Any] = {"rope.freq_base": f32(theta), "rope.dimension_count": dims}
     if family.own_local_rope:
         base = keys.number(family.word("rope_local_base_freq"), theta, lo=1.001, hi=1e12)
         base = local.number("rope_theta", base, lo=1.001, hi=1e12) if local else base
         made["rope.freq_base_swa"] = f32(base)
         if local and _kind(local) != "default":
-            local.refuse("rope_type", f"{_kind(local)!r:.60}, where treadle scales no rope")
+            local.refuse(
+                "rope_type", f"{_kind(local)!r:.60}, where treadle does not support RoPE scaling"
+            )
     if not family.turns(keys):  # llama.cpp's key for no RoPE; scaling is unused
         return {**made, "rope.scaling.finetuned": False}, {}
     kind = _kind(full)
     if kind not in _SCALINGS:
-        full.refuse("rope_type", f"{kind!r:.60}: treadle has {', '.join(_SCALINGS)}")
+        full.refuse("rope_type", f"{kind!r:.60}: treadle supports {', '.join(_SCALINGS)}")
     whole = bool(dict(ARCHS[family.arch].keys).get(YARN_TRUNCATE, True))
     if kind == "yarn" and full.flag("truncate", True) != whole:
         rounds = "rounds" if whole else "does not round"
@@ -89,7 +93,7 @@ def read_rope(
     if dict(ARCHS[family.arch].keys).get(ROPE_HALVED):
         own = local.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) if local else 1.0
         if (share, own) != (0.5, 1.0):
-            what = f"is {share:g}, and {own:g} of layers with a window: treadle has 0.5 and 1"
+            what = f"is {share:g}, and {own:g} in window layers: treadle supports only 0.5 and 1"
             full.refuse("partial_rotary_factor", what)
         made["rope.dimension_count"] = head_dim
         factors = {name: _neutral(each, head_dim // 2) for name, each in factors.items()}
@@ -216,7 +220,9 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Apply Gemma 4's: the first pairs rotate as if all did, the others do not rotate."""
     if keys.get(_WIDE) is None:
-        rope.refuse("rope_type", f"'proportional', without {_WIDE}: treadle has it in Gemma 4")
+        rope.refuse(
+            "rope_type", f"'proportional' without {_WIDE}: treadle supports it only in Gemma 4"
+        )
     head_dim, _ = wide_heads(keys)
     n_turned = int(rope.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) * head_dim // 2)
     factors = np.full(head_dim // 2, _STILL, np.float32)
@@ -242,7 +248,10 @@ def wide_heads(keys: MetadataReader) -> tuple[int, int]:
         if not sizes:  # no layer differs
             return keys.integer("head_dim"), n_kv
         if len(sizes) != 1:
-            keys.refuse("per_layer_config", "treadle has two kinds of layers in this architecture")
+            keys.refuse(
+                "per_layer_config",
+                "treadle supports at most two kinds of layers in this architecture",
+            )
         return sizes.pop()
     head_dim = keys.integer(_WIDE)
     if keys.flag("attention_k_eq_v", False):
@@ -255,7 +264,7 @@ def _ntk(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> 
     longer.
     """
     if "rope_scaling" not in keys.defaults or rope.get("mixed_b") is not None:
-        rope.refuse("type", "'ntk': treadle has it in GTE, without mixed_b")
+        rope.refuse("type", "'ntk': treadle supports it only in GTE, without mixed_b")
     factor = rope.number("factor", lo=1e-3, hi=1e6)
     longer = np.full(dims // 2, factor ** (2.0 / dims), np.float32)
     return {"rope.freq_base": f32(base * factor)}, {FACTORS: longer}
@@ -285,7 +294,7 @@ def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Check SmolLM 3's layers without RoPE: GGUF has no key for them, so only llama.cpp's pattern
     is accepted.
     """
-    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without a rope"
+    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without RoPE"
     flags = keys.get(key)  # 1 means RoPE, despite the key's name
     if flags is None:
         key = "no_rope_layer_interval"
@@ -297,5 +306,7 @@ def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     else:
         keys.fail(key, f"is {flags!r:.60}", f"{n_layer} flags")
     if found != by_period(NOPE_PERIOD, n_layer):
-        keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle has {every} in this architecture")
+        keys.refuse(
+            key, f"is {keys.get(key)!r:.60}: treadle supports only {every} in this architecture"
+        )
     return {}

@@ -48,7 +48,7 @@ def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:
     """Return the key of a cross-encoder's prompt before the query, if any. Errors as above."""
     prompt = _default_prompt(folder)
     if prompt and ARCHS[hyper.family.arch].graph != "encoder":
-        what = "treadle has a default prompt of rerankers that are encoders"
+        what = "treadle supports default prompts only for rerankers that are encoders"
         raise UnsupportedError(f"{folder / PROMPTS}: default_prompt_name: {what}")
     return {PROMPT: prompt} if prompt else {}
 
@@ -60,7 +60,7 @@ def _refuse_arguments(folder: Path) -> None:
     for given in filter(None, map(said.within, _ARGUMENTS)):
         for key, value in given.values.items():
             if value is not None and key not in _HARMLESS:
-                given.refuse(key, f"is {value!r:.60}: treadle reads the model's files as they are")
+                given.refuse(key, f"is {value!r:.60}: this setting is not supported")
 
 
 def _max_seq_length(folder: Path) -> int:
@@ -86,11 +86,11 @@ def _default_prompt(folder: Path) -> str:
     prompt = prompts.text(name, "") if prompts else ""
     if prompts is None or prompts.get(name) is None:
         names = ", ".join(prompts.values) if prompts else "no names"
-        said.fail("default_prompt_name", f"is {name!r:.60}", f"a name of prompts: {names:.120}")
+        said.fail("default_prompt_name", f"is {name!r:.60}", f"one of prompts: {names:.120}")
     pooling = pooling_file(folder)
     if prompt and read_optional(pooling).get("include_prompt") is False:
         raise UnsupportedError(
-            f"{pooling}: include_prompt is false: treadle pools all tokens of a text, "
-            f"those of the default prompt {prompt!r:.60} too"
+            f"{pooling}: include_prompt is false: treadle pools all tokens, "
+            f"including those of the default prompt {prompt!r:.60}"
         )
     return prompt

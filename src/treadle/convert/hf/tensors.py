@@ -144,7 +144,7 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
     for tensor in tensors.values():
         name = _gguf_name(tensor, hyper)
         if name in found:
-            raise tensor.error(f"is a second {name}, beside {found[name].tensor.name}")
+            raise tensor.error(f"maps to {name}, as {found[name].tensor.name} does")
         found[name] = named_as(name, tensor, hyper, packed.get(tensor.name))
     if OUTPUT_BIAS in found and hyper.tied:  # GGUF has it only with an output matrix
         found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
@@ -188,14 +188,14 @@ def named_as(
         shape = (math.prod(shape),)
     if packed is not None:
         if layout is not None:
-            what = "packed weights that would have to change places"
+            what = "packed weights that would need reordering: not supported"
             raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
         return MappedTensor(name, tensor, NO_GGML, packed.shape, packed)
     tensor = multiplied_out(tensor) if layout is not None else tensor
     if tensor.dtype not in _TYPES:
         raise UnsupportedError(
             f"{tensor.path}: {tensor.name}: weights in {tensor.dtype}: "
-            f"treadle reads {', '.join(GGML_TYPE)} from safetensors"
+            f"treadle supports {', '.join(GGML_TYPE)} from safetensors"
         )
     return MappedTensor(name, tensor, _TYPES[tensor.dtype], shape, None, layout)
 
@@ -219,8 +219,8 @@ def tasks_left_out(weights: SafeTensors) -> str:
     if not any(ADAPTED.fullmatch(name) for name in weights.tensors):
         return ""
     return (
-        "the adapters inside, one for each task, are left out: vectors are those of no task, "
-        "unless one is named as an adapter (FOLDER/TASK)"
+        "the adapters inside, one per task, are left out: embeddings are for no task unless an "
+        "adapter is given (FOLDER/TASK)"
     )
 
 
@@ -254,7 +254,7 @@ def check_named(
         elif graph.unread(config, name):  # kept: llama.cpp may need it
             order[name] = layer_of(name)[0], len(order)
         if name not in order:
-            raise named.tensor.error(f"is no tensor of {_model(hyper)}")
+            raise named.tensor.error(f"is not a tensor of {_model(hyper)}")
     ordered = sorted(found.items(), key=lambda item: order[item[0]])
     return dict(renamed(name, named, arch.names) for name, named in ordered)
 
@@ -303,7 +303,7 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
     if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):
         close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
-        raise tensor.error(f"is no tensor of {_model(hyper)}{hint}")
+        raise tensor.error(f"is not a tensor of {_model(hyper)}{hint}")
     kind = OLDER_KINDS.get(match["kind"], match["kind"])
     row = stem if stem in BARE else f"{stem}.{kind}"
     return row if layer is None else f"blk.{layer}.{row}"

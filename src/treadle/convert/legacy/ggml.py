@@ -56,8 +56,8 @@ def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
     metadata = llama_keys(path, **n, n_ctx=N_CTX, eps=eps)
     metadata |= _vocabulary(first)
     notes = [
-        f"{first.kind} files name neither the norms' epsilon nor the context length: {eps:g} and "
-        f"{N_CTX}, as of LLaMA 1 (Llama 2: --set llama.attention.layer_norm_rms_epsilon=1e-5 "
+        f"{first.kind} files store neither the norm epsilon nor the context length: using {eps:g} "
+        f"and {N_CTX}, as in LLaMA 1 (Llama 2: --set llama.attention.layer_norm_rms_epsilon=1e-5 "
         "--set llama.context_length=4096)"
     ]
     return Source(path, metadata, tensors, parts, notes)
@@ -78,7 +78,7 @@ def _vocabulary(file: Legacy) -> dict[str, Any]:
 
 def _join_all(parts: list[Legacy]) -> dict[str, SourceTensor]:
     found: dict[str, SourceTensor] = {}
-    for name, axis, pieces in named_pieces(parts, "is not in every part"):
+    for name, axis, pieces in named_pieces(parts, "is not in all parts"):
         first = pieces[0]
         for piece in pieces:
             if (piece.shape, piece.ggml_type) != (first.shape, first.ggml_type):

@@ -61,8 +61,8 @@ def _as_q8_0(t: Llama2cTensor) -> Bytes:
     """Convert to Q8_0: blocks of a group share its scale, and codes are kept."""
     scales = t.scales
     if not bool(np.all(np.abs(scales) <= HALF_MAX)):
-        what = "a scale beyond 16 bits, or no finite number"
-        raise t.error(what, "up to 65504", offset=t.offset)
+        what = "a scale that is not finite in f16"
+        raise t.error(what, "at most 65504", offset=t.offset)
     codes = t.data.view(np.int8).reshape(-1, Q8_0.block)
     blocks = np.empty(len(codes), Q8_0.dtype)
     blocks["qs"] = codes
@@ -80,7 +80,7 @@ def find_tokenizer(path: Path, n_vocab: int) -> Path:
         if (path.parent / name).is_file():
             return path.parent / name
     expected = f"{', '.join(names)}, or --tokenizer FILE"
-    raise FileError("no tokenizer beside it", path=path, expected=expected)
+    raise FileError("no tokenizer in its folder", path=path, expected=expected)
 
 
 def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
     except ValueError as e:
         if raw[:1] == b"\x0a":  # the first field of a ModelProto
             return read_spm_keys(path)
-        what = f"is no tokenizer of {n_vocab} pieces: {e}"
+        what = f"is not a tokenizer of {n_vocab} tokens: {e}"
         raise FileError(what, path=path, expected="llama2.c's tokenizer.bin") from None
     pieces, scores = zip(*read, strict=True)
     return spelt_with_spaces(pieces, scores)

@@ -78,13 +78,15 @@ class _Model:
             "n_layer": params.integer("n_layers", hi=N_LAYER_MAX),
             "head_dim": params.integer("head_dim", max(1, n_embd // n_head)),
         }
-        odd = "is missing, and another shard has it"
+        odd = "is missing, but another shard has it"
         self.tensors = {
             name: self._join(name, pieces, axis) for name, axis, pieces in named_pieces(shards, odd)
         }
         for key, name in (("n_vocab", "token_embd.weight"), ("n_ff", "blk.0.ffn_gate.weight")):
             if name not in self.tensors:
-                raise FileError("is missing", path=folder, where=name, expected="it in the shards")
+                raise FileError(
+                    "is missing", path=folder, where=name, expected="this tensor in the shards"
+                )
             self.n[key] = self.tensors[name].shape[0]
         said = params.get("vocab_size")
         if said not in (None, -1, self.n["n_vocab"]):
@@ -119,8 +121,8 @@ class _Model:
         else:
             n_ctx = 4096 if eps > 5e-6 else 2048  # Llama 2, Llama 1
         self.notes.append(
-            f"{PARAMS} names no context length: {n_ctx}, that of the release whose other "
-            "settings these are (--set llama.context_length=N says otherwise)"
+            f"{PARAMS} has no context length: using {n_ctx}, that of the release with these "
+            "settings (--set llama.context_length=N changes it)"
         )
         return n_ctx
 

@@ -83,7 +83,7 @@ def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
     for one in given:
         path, scale = one if isinstance(one, tuple) and len(one) == 2 else (one, 1.0)
         if not isinstance(path, str | bytes | os.PathLike):
-            raise TreadleError(f"lora: {one!r:.80}: expected a path, or a path and a scale")
+            raise TreadleError(f"lora: {one!r:.80}: expected a path or a (path, scale) pair")
         scale = lora_scale(f"lora: {one!r:.80}", scale)
         adapter, names = open_adapter(path, engine.gguf, engine.config), {a.name for a in adapters}
         others = (name for i in count(2) if (name := f"{adapter.name}-{i}") not in names)
@@ -100,11 +100,11 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
         if keys.get(key) != wanted:
             raise FileError(f"is {keys.get(key)!r:.40}", path=path, where=key, expected=wanted)
     if keys.get("general.architecture") != arch:
-        what = f"is of a {keys.get('general.architecture')!s:.40} model"
-        expected = f"an adapter of a {arch} model"
+        what = f"is for a {keys.get('general.architecture')!s:.40} model"
+        expected = f"an adapter for a {arch} model"
         raise FileError(what, path=path, where="general.architecture", expected=expected)
     if "adapter.alora.invocation_tokens" in keys:
-        raise UnsupportedError(f"{path}: an activated LoRA, which begins within a text")
+        raise UnsupportedError(f"{path}: an activated LoRA, which starts mid-prompt: not supported")
     alpha = keys.get("adapter.lora.alpha", 0.0)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
         raise FileError(f"is {alpha!r:.40}", path=path, where="adapter.lora.alpha")
@@ -194,7 +194,7 @@ def _of_peft(peft: Peft, config: Config, *, pairs: bool) -> Adapter:
     ranks = {}
     turned = ARCHS[config.arch.name].rope == "norm" and pairs
     if turned and peft.paired and config.arch.rope != ARCHS[config.arch.name].rope:
-        what = "an adapter whose rows lie otherwise than those of a file of M-RoPE"
+        what = "the adapter's RoPE row order does not match an M-RoPE GGUF file"
         raise UnsupportedError(f"{peft.path}: {what}: apply it to the Hugging Face folder")
     for name, low in peft.ranks.items():
         heads = _heads(name, config) if turned and not peft.paired else 0
@@ -268,14 +268,14 @@ def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:
     where = f"{adapter.path}: {name}"
     if name in REFUSED or name.startswith("cls"):
         what = REFUSED.get(name, "a classifier")
-        raise UnsupportedError(f"{where}: an adapter of {what}, which treadle does not add")
+        raise UnsupportedError(f"{where}: an adapter of {what}, which is not supported")
     if name not in gguf.tensors:
-        raise FileError("is no tensor of the model", path=adapter.path, where=name)
+        raise FileError("is not a tensor of the model", path=adapter.path, where=name)
     shape = gguf.tensors[name].shape
     if len(shape) == 3 and not name.endswith("exps.weight"):
-        raise UnsupportedError(f"{where}: an adapter of matrices by head: treadle does not add it")
+        raise UnsupportedError(f"{where}: an adapter of per-head matrices, which is not supported")
     if len(shape) not in (2, 3):
-        raise UnsupportedError(f"{where}: an adapter of a vector")
+        raise UnsupportedError(f"{where}: an adapter of a vector, which is not supported")
     _check_shapes(adapter, name, low, shape)
 
 

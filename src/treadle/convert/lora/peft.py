@@ -47,15 +47,15 @@ KEY = re.compile(
 )
 NOT_ADDED = {  # keys of adapters that are more than B A, and their meaning
     "use_dora": "DoRA, which scales rows of the sum",
-    "modules_to_save": "modules saved whole",
-    "trainable_token_indices": "token embeddings of its own",
-    "layer_replication": "layers that stand twice",
-    "lora_bias": "biases of its own",
-    "alora_invocation_tokens": "an activated LoRA, which begins within a text",
+    "modules_to_save": "fully trained modules",
+    "trainable_token_indices": "trained token embeddings",
+    "layer_replication": "duplicated layers",
+    "lora_bias": "trained biases",
+    "alora_invocation_tokens": "an activated LoRA, which starts mid-prompt",
     "use_qalora": "QA-LoRA, which pools its inputs",
-    "use_bdlora": "BD-LoRA, of block-diagonal matrices",
-    "arrow_config": "Arrow, which chooses adapters token by token",
-    "kasa_config": "KaSA, which takes singular values off the model's weights",
+    "use_bdlora": "BD-LoRA, which has block-diagonal matrices",
+    "arrow_config": "Arrow, which routes each token to an adapter",
+    "kasa_config": "KaSA, which removes singular values from the model's weights",
 }
 # Initialisations for which PEFT changes the model's weights on every load: it subtracts B A, or
 # rounds the remainder.
@@ -138,7 +138,7 @@ def _check_weights(folder: Path) -> None:
         others = sorted(p.name for p in folder.glob("adapter_model.*"))
         if others:
             raise UnsupportedError(f"{folder}: weights in {others[0]}: save them as safetensors")
-        raise FileError("is not there", path=folder / WEIGHTS)
+        raise FileError("is missing", path=folder / WEIGHTS)
 
 
 def _pairs_of(
@@ -175,22 +175,26 @@ def _check_pair(pair: dict[str, SafeTensor]) -> None:
 def _refuse(keys: MetadataReader) -> None:
     kind = keys.get("peft_type")
     if kind != "LORA":
-        raise UnsupportedError(f"{keys.path}: peft_type {kind!r:.40}: treadle adds LORA alone")
+        raise UnsupportedError(f"{keys.path}: peft_type {kind!r:.40}: treadle supports only LORA")
     for key, what in NOT_ADDED.items():
         if keys.get(key):
-            raise UnsupportedError(f"{keys.path}: {key}: {what}, which treadle does not add")
+            raise UnsupportedError(f"{keys.path}: {key}: {what}: not supported")
     begun = keys.get("init_lora_weights")
     if isinstance(begun, str) and begun.lower().startswith(TAKEN_OFF):
-        what = f"init_lora_weights {begun:.40}: what was taken off the model's weights"
-        raise UnsupportedError(f"{keys.path}: {what}: save it converted to a plain LoRA")
+        what = f"init_lora_weights {begun:.40}: PEFT subtracts it from the model's weights"
+        raise UnsupportedError(
+            f"{keys.path}: {what}: convert the adapter to a plain LoRA and save it again"
+        )
     if keys.get("bias") not in (None, "none"):
-        raise UnsupportedError(f"{keys.path}: bias {keys.get('bias')!r:.40}: trained biases")
+        raise UnsupportedError(
+            f"{keys.path}: bias {keys.get('bias')!r:.40}: trained biases are not supported"
+        )
 
 
 def _what(name: str) -> str:
     if "lora_magnitude_vector" in name:
-        return "is of DoRA, which scales rows of the sum"
-    return "is no lora_A and no lora_B"
+        return "is a DoRA tensor, which scales rows of the sum: not supported"
+    return "is neither lora_A nor lora_B"
 
 
 def _parts(module: str, modules: Modules, tensor: SafeTensor) -> list[PeftModule]:
@@ -281,6 +285,6 @@ def _made_shape(tensor: SafeTensor, part: PeftModule) -> tuple[int, ...]:
     try:
         shape: tuple[int, ...] = part.make(np.zeros(tensor.shape, np.float32)).shape
     except (ValueError, IndexError):
-        found = f"shape {list(tensor.shape)}: nothing that {part.name} can be made of"
+        found = f"shape {list(tensor.shape)} does not fit the conversion to {part.name}"
         raise tensor.error(found) from None
     return shape

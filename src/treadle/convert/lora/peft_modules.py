@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from treadle.convert.sources.derived_tensors import DerivationRule, Make, Side
     from treadle.files.gguf import GGUF
 
-NO_SUCH = "a module that no matrix of the model stands for"
-OTHERWISE = "a matrix that models have in another form, by head say: treadle cannot map this one"
+NO_SUCH = "a module without a matrix in the model"
+OTHERWISE = (
+    "a matrix that the model stores in another form (per head, for example): its adapter cannot be "
+    "mapped"
+)
 
 # Keys of config.json that rules read, and the equivalent GGUF keys.
 _SAME: Mapping[str, str] = {
@@ -64,7 +67,7 @@ class Modules:
         self._is_encoder = arch in ARCHS and ARCHS[arch].graph == "encoder"
         self.families = [family for family in every if family.arch == arch]
         if not self.families:
-            raise UnsupportedError(f"treadle knows no names of transformers' for {arch}")
+            raise UnsupportedError(f"PEFT adapters are not supported for architecture {arch}")
 
     def find(self, module: str) -> list[PeftModule]:
         """Return the matrices of a module. Raises UnsupportedError with the reason if there are
@@ -136,6 +139,6 @@ def _listed(value: Any) -> Any:
 
 def _untold(key: str) -> str:
     return (
-        f"a matrix that was multiplied by a number which this file does not say ({key}): load "
-        "transformers' folder of the model, or a file that treadle convert made of it"
+        f"a matrix scaled by {key}, which this GGUF file lacks: load the Hugging Face folder, or a "
+        "file written by treadle convert"
     )

@@ -102,7 +102,7 @@ def is_straight(pairs: Sequence[ParameterPair], modules: Modules, version: objec
     (parameter, *_), _ = first.fits()
     is_turned = _is_turned(parameter, modules)
     if is_turned and not is_old:
-        why = f"a square matrix: nothing tells which of A and B is which (peft_version {version})"
+        why = f"a square matrix: A and B cannot be told apart (peft_version {version})"
         raise UnsupportedError(f"{first.a.path}: {first.a.name}: {why}")
     return is_turned if is_old else True
 
@@ -125,10 +125,10 @@ def read_parameter(
     straight = bool(ways[0]) and (straight or not ways[1])
     found = ways[0] if straight else ways[1]
     if not found or not rank or n_rows != n_columns or n_rows % of.n:
-        expected = f"{of.n} experts' matrices of one of {', '.join(shapes) or 'no parameters'}"
+        expected = f"{of.n} experts' matrices for one of {', '.join(shapes) or 'no parameters'}"
         raise a.error(f"shapes {list(a.shape)} and {list(b.shape)}", expected)
     if len(found) > 1:
-        why = f"{' and '.join(found)} are alike: nothing tells which of them it is of"
+        why = f"{' and '.join(found)} have the same shape: cannot tell which one the adapter is for"
         raise UnsupportedError(f"{a.path}: {a.name}: {why}")
     (parameter,) = found
     shape = shapes[parameter]

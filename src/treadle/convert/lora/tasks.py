@@ -70,7 +70,7 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
             if len(pair) < 2:
                 raise tensor.error("is one half of a pair", "lora_A and lora_B")
             if len(tensor.shape) != 3 or tensor.shape[0] != len(tasks):
-                expected = f"a matrix for each of {len(tasks)} tasks"
+                expected = f"one matrix for each of {len(tasks)} tasks"
                 raise tensor.error(f"shape {list(tensor.shape)}", expected)
             state.update(tensor.data.reshape(len(tasks), -1)[i].tobytes())
         a, b = pair["A"], pair["B"]
@@ -84,7 +84,7 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
         read = partial(_floats, a, i), partial(_floats, b, i)
         ranks[part.name] = LowRank(rank, alpha / max(rank, 1), *read, (rank, k), b.shape[1:])
     if not ranks:
-        raise FileError("has no adapters of tasks", path=folder, expected=", ".join(tasks))
+        raise FileError("has no task adapters", path=folder, expected=", ".join(tasks))
     return Adapter(path.name, path, ranks, state.digest())
 
 

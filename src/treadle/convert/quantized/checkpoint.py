@@ -92,10 +92,10 @@ def _fp8(found: Found, settings: MetadataReader) -> None:
 
 def _compressed(found: Found, settings: MetadataReader) -> None:
     if settings.get("transform_config"):
-        settings.refuse("transform_config", "treadle turns no activations")
+        settings.refuse("transform_config", "activation transforms (rotations) are not supported")
     sparse = settings.within("sparsity_config")
     if sparse and sparse.values and sparse.text("format", "dense") != "dense":
-        sparse.refuse("format", "treadle does not read sparse weights")
+        sparse.refuse("format", "sparse weights are not supported")
     weights = _weights(settings)
     said = [keys.integer("num_bits", hi=32) for keys in weights]
     sizes = _sizes(*weights)
@@ -104,7 +104,10 @@ def _compressed(found: Found, settings: MetadataReader) -> None:
         base = name.removesuffix("_packed")
         whole = tensor.dtype in (INT8, INT32) and f"{base}_scale" in found
         if whole and shifted and f"{base}_zero_point" not in found:
-            raise tensor.error("is quantised", f"{base}_zero_point beside it")
+            point = f"{base}_zero_point"
+            raise tensor.error(
+                f"is quantised but {point} is missing", f"{point} in the same checkpoint"
+            )
         if name.endswith("weight_packed"):
             del found[name]
             if tensor.dtype == "U8":
@@ -121,7 +124,9 @@ def _modelopt(found: Found, settings: MetadataReader) -> None:
     sizes = _sizes(settings, *_weights(settings))
     for name, tensor in list(found.items()):
         if name.endswith(".pre_quant_scale"):
-            raise UnsupportedError(f"{tensor.path}: {name}: treadle scales no activations")
+            raise UnsupportedError(
+                f"{tensor.path}: {name}: activation scales (pre_quant_scale) are not supported"
+            )
         if tensor.dtype == "U8" and f"{name}_scale" in found:
             read_float4(found, name, tensor, f"{name}_scale_2")
         elif is_float8(tensor) and name.endswith("weight"):
@@ -130,7 +135,7 @@ def _modelopt(found: Found, settings: MetadataReader) -> None:
 
 def _gptq(found: Found, settings: MetadataReader) -> None:
     if (kind := settings.text("checkpoint_format", "gptq")) not in ("gptq", "gptq_v2"):
-        settings.refuse("checkpoint_format", f"treadle does not unpack {kind!r:.60}")
+        settings.refuse("checkpoint_format", f"{kind!r:.60} is not supported")
     _read_gptq(found, settings, kind == "gptq")
 
 
@@ -151,9 +156,9 @@ def _read_gptq(found: Found, settings: MetadataReader, first: bool) -> None:
 
 def _awq(found: Found, settings: MetadataReader) -> None:
     if (version := settings.text("version", "gemm").lower()) != "gemm":
-        settings.refuse("version", f"is {version!r:.40}: treadle reads the order of 'gemm'")
+        settings.refuse("version", f"is {version!r:.40}: treadle supports only 'gemm'")
     if (bits := settings.integer("bits", 4, hi=32)) != 4:
-        settings.refuse("bits", f"are {bits}: treadle reads AWQ's weights of 4")
+        settings.refuse("bits", f"is {bits}: treadle supports only 4-bit AWQ weights")
     for name, tensor in _words(found).items():
         read_awq(found, name, tensor)
 
@@ -165,7 +170,7 @@ def _auto_round(found: Found, settings: MetadataReader) -> None:
     elif "gptq" in packing:
         _read_gptq(found, settings, "v2" not in packing)
     else:
-        settings.refuse("packing_format", f"treadle does not unpack {packing!r:.60}")
+        settings.refuse("packing_format", f"{packing!r:.60} is not supported")
 
 
 def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
@@ -175,7 +180,10 @@ def _bitsandbytes(found: Found, settings: MetadataReader) -> None:
         elif name.endswith(".SCB"):
             read_scaled_rows(found, name.removesuffix("SCB") + "weight", found.pop(name))
         elif name.endswith(".weight_format") and numbers(found[name]).any():
-            what = "rows that lie as a GPU wanted them: save them anew"
+            what = (
+                "rows are in a GPU-specific layout (weight_format): save the model again in "
+                "row-major order"
+            )
             raise UnsupportedError(f"{found[name].path}: {name}: {what}")
 
 

@@ -69,7 +69,7 @@ def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOA
     type is none of ``kinds``.
     """
     if (part := take_if(found, name, kinds)) is None:
-        raise first.error("is quantised", f"{name} beside it")
+        raise first.error(f"is quantised but {name} is missing", f"{name} in the same checkpoint")
     return part
 
 

@@ -101,7 +101,7 @@ def read_float4(
     shape = (*others, 2 * half)
     group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
     if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
-        said = f"one for every {group} of {list(shape)} weights"
+        said = f"one scale per {group} of {list(shape)} weights"
         raise scale.error(f"shape {list(scale.shape)}", said)
     if group == MX_GROUP:
         found[name] = unpacked(name, "MXFP4", shape, (tensor, scale), _packed(scale, from_mxfp4))
@@ -124,7 +124,7 @@ def _packed(scale: SafeTensor, pack: Make) -> Make:
         bad = is_nonfinite(scales, E4M3) if scale.dtype == E4M3 else scales == NO_POWER
         if bad.any():
             row = int(bad.reshape(-1, bad.shape[-1]).any(-1).argmax())
-            raise scale.error(f"has a scale that is no finite number, in row {row}")
+            raise scale.error(f"has a non-finite scale in row {row}")
         return pack(pairs, scales)
 
     return make
@@ -149,12 +149,12 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     settings.
     """
     if name not in found:
-        raise state.error(f"is there without {name}")
+        raise state.error(f"has no {name}")
     tensor = found[name]
     try:
         said = json.loads(bytes(state.data))
     except (ValueError, RecursionError) as error:
-        raise state.error(f"is no JSON: {error}") from error
+        raise state.error(f"is not JSON: {error}") from error
     keys = MetadataReader(
         said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: "
     )
@@ -166,8 +166,8 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     table = take(found, tensor, f"{name}.quant_map")
     n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last block may be short
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
-        what = f"{tensor.n_bytes} bytes, and {math.prod(scale.shape)} scales beside it"
-        raise tensor.error(what, f"{[m, k]} weights of four bits, with a scale for every {block}")
+        what = f"{tensor.n_bytes} bytes and {math.prod(scale.shape)} scales"
+        raise tensor.error(what, f"{[m, k]} 4-bit weights with one scale per {block}")
     if table.shape != (16,):
         raise table.error(f"shape {list(table.shape)}", "[16]")
     # Read as bytes, whatever their stored type.

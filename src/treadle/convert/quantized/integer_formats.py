@@ -64,7 +64,7 @@ def read_scaled_rows(found: Found, name: str, scale: SafeTensor) -> None:
     """Unpack bitsandbytes' I8, where 127 is the largest magnitude of a row."""
     tensor = found.get(name)
     if tensor is None or tensor.dtype != INT8:
-        raise scale.error(f"is there without {name} in I8")
+        raise scale.error(f"has no {name} in I8")
     m, k = matrix(tensor)
     if typed(scale, FLOATS).shape != (m,):
         raise scale.error(f"shape {list(scale.shape)}", str([m]))
@@ -98,7 +98,7 @@ def read_rows(
     fits = [n for n in a_word if -(-k // n) == n_words or not k]
     if tensor.dtype != INT32 or len(fits) != 1:
         told = " or ".join(str(n) for n in sorted(set(said))) or "no"
-        what = f"shape {list(tensor.shape)} in {tensor.dtype}, for {k} weights a row of {told} bits"
+        what = f"shape {list(tensor.shape)} in {tensor.dtype}, {k} weights per row of {told} bits"
         raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
     n_bits, k = WORD // fits[0], k or n_words * fits[0]
     grid = m, _scales_a_row(scale, m)

@@ -56,7 +56,7 @@ class Quantization:
         keys = own or self.keys
         mode = keys.text("mode", AFFINE)
         if mode != AFFINE and mode not in FLOATS:
-            keys.refuse("mode", f"treadle has no reader for weights in MLX's mode {mode!r:.40}")
+            keys.refuse("mode", f"MLX quantisation mode {mode!r:.40} is not supported")
         return mode
 
     def settings(self, module: str) -> tuple[int, int, str]:
@@ -122,7 +122,7 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
             continue
         weight, (codes_in, scales_in) = f"{module}.weight", FLOATS[mode]
         if weight not in made:
-            raise scales.error(f"is there without {weight}")
+            raise scales.error(f"has no {weight}")
         codes = made[weight]
         if codes.dtype != CODES or scales.dtype != BYTES:
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
@@ -179,7 +179,7 @@ def find_packed(
     for name, tensor in tensors.items():
         module, _, kind = name.rpartition(".")
         if kind in ("scales", "biases") and f"{module}.weight" not in tensors:
-            raise tensor.error(f"is there without {module}.weight")
+            raise tensor.error(f"has no {module}.weight")
         if kind != "weight":
             continue
         scales, biases = (tensors.get(f"{module}.{part}") for part in ("scales", "biases"))
@@ -188,18 +188,20 @@ def find_packed(
             if isinstance(tensor, DerivedTensor):
                 continue
             if tensor.dtype == CODES:
-                what = "holds packed codes, and has no scales"
+                what = "holds packed codes but has no scales"
             elif said not in (None, False):
-                what = f"is not packed, but {found.keys.path.name} says that it is"
+                what = f"is not packed, but {found.keys.path.name} says it is"
             else:
                 continue
-            raise tensor.error(what, f"{module}.scales beside it")
+            raise tensor.error(what, f"{module}.scales in the same checkpoint")
         if scales is None or biases is None:
             missing, there = ("scales", biases) if scales is None else ("biases", scales)
             assert there is not None
-            raise there.error(f"is there without {module}.{missing}", "both beside packed codes")
+            raise there.error(
+                f"has no {module}.{missing}", "scales and biases for each packed weight"
+            )
         if said is False:
-            raise tensor.error(f"is packed, but {found.keys.path.name} says that it is not")
+            raise tensor.error(f"is packed, but {found.keys.path.name} says it is not")
         packed[name] = _pack(tensor, scales, biases, found, width(tensor))
     return packed
 
@@ -215,7 +217,7 @@ def _pack(
     module = weight.name.removesuffix(".weight")
     group, bits, where = found.settings(module)
     if weight.dtype != CODES:
-        raise weight.error(f"is in {weight.dtype}, beside scales", CODES)
+        raise weight.error(f"is in {weight.dtype} but has scales", CODES)
     if scales.dtype not in SCALES:
         raise scales.error(f"is in {scales.dtype}", " or ".join(SCALES))
     if len(weight.shape) not in (2, 3) or len(scales.shape) != len(weight.shape):

@@ -148,7 +148,7 @@ def whole_numbers(
     with np.errstate(over="ignore"):
         out["d"] = np.repeat(scales, a_group, 1)
     if not np.isfinite(out["d"]).all():
-        raise OverflowError("scales that are no numbers of f16")
+        raise OverflowError("scales are not finite in f16")
     if fmt.dtype["qs"].base.kind == "i":
         steps = codes.astype(np.int16).reshape(m, scales.shape[1], -1) - zeros[..., None]
         out["qs"] = steps.reshape(out["qs"].shape)
@@ -181,7 +181,7 @@ def affine(dtype: str, codes: Array, scales: F32Array, minimums: F32Array) -> Ar
         for name, values in (("d", scales), ("m", minimums)):
             made[name] = np.repeat(values, group // BLOCK, 1)
             if not np.isfinite(made[name]).all():
-                raise OverflowError("scales that are no numbers of f16")
+                raise OverflowError("scales are not finite in f16")
     halves = codes.reshape(m, -1, 2, BLOCK // 2)
     made["qs"] = halves[..., 0, :] | halves[..., 1, :] << 4
     return made.view(np.uint8).reshape(m, -1)

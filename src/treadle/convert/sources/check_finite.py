@@ -33,7 +33,7 @@ def said_of(fmt: Format, block: int, k: int) -> str:
     """Describe the defect of this block in rows of ``k`` weights."""
     row, column = divmod(block * fmt.block, k)
     what = "holds a weight that is" if fmt.block == 1 else "has a block whose scale is"
-    return f"{what} no finite number, in row {row}, column {column}"
+    return f"{what} not finite, in row {row}, column {column}"
 
 
 def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:

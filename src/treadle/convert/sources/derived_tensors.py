@@ -99,7 +99,7 @@ def make_tensors(
         sources = []
         for rest in rule.of:
             if (at := match["layer"] + rest) not in made:
-                raise first.error(f"is there without {at}")
+                raise first.error(f"exists, but {at} is missing")
             factor = made.pop(at.removesuffix(".weight") + FACTOR, None)
             sources.append(multiplied_out(made.pop(at), factor) if factor else made.pop(at))
         for rest, make in rule.gives.items():
@@ -131,7 +131,7 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
         first = found[min(found)]
         missing = next((i for i in range(len(found)) if i not in found), None)
         if missing is not None:
-            raise first.error(f"is there, and expert {missing} has none such")
+            raise first.error(f"exists, but expert {missing} has no such tensor")
         for other in found.values():
             if (other.shape, other.dtype) != (first.shape, first.dtype):
                 what = f"shape {list(other.shape)} in {other.dtype}"
@@ -171,7 +171,7 @@ def _made(
         if in_blocks:
             return _made(name, tuple(map(multiplied_out, sources)), make, rule)
         shapes = ", ".join(str(list(each.shape)) for each in sources)
-        raise first.error(f"shape {shapes}: nothing that {name} can be made of") from error
+        raise first.error(f"shape {shapes} does not fit the conversion to {name}") from error
     block, block_bytes = block_of(dtype)
     if rule.dtype:  # the result is bytes
         n_bytes, shape = math.prod(shape), (*shape[:-1], shape[-1] // block_bytes)

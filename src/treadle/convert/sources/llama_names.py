@@ -62,7 +62,7 @@ def named_pieces(parts: Sequence[Any], odd: str) -> Iterator[tuple[str, int | No
             continue
         row = gguf_name(name)
         if row is None:
-            raise tensor.error("surplus", "the tensors of a llama and no more")
+            raise tensor.error("surplus", "only the tensors of a llama model")
         yield *row, [part.tensors[name] for part in parts]
 
 
@@ -99,7 +99,7 @@ def _joined(
     """Return a whole tensor, uint8 [n_bytes]: a view if there is one piece, else one new array."""
     for first, copy in copies:
         if not np.array_equal(first.data, copy.data):
-            what = f"differs from {first.path.name}: not shards of one checkpoint"
+            what = f"differs from {first.path.name}: these are not shards of the same checkpoint"
             raise copy.error(what, offset=copy.offset)
     if len(pieces) == 1:
         return pieces[0].data
@@ -155,7 +155,9 @@ def check_llama(path: Path, tensors: Mapping[str, SourceTensor], n: Mapping[str,
         tensor = tensors.get(name)
         if tensor is None:
             if not row.optional:
-                raise FileError("is missing", path=path, where=name, expected="it in every llama")
+                raise FileError(
+                    "is missing", path=path, where=name, expected="this tensor in every llama model"
+                )
             continue
         shape = tuple(sizes[word] for word in row.shape)
         if tensor.shape != shape:
@@ -163,5 +165,5 @@ def check_llama(path: Path, tensors: Mapping[str, SourceTensor], n: Mapping[str,
             raise FileError(what, path=path, where=name, expected=str(list(shape)))
     for name, tensor in tensors.items():
         if name not in known:
-            expected = f"the tensors of a llama of {n_layer} layers and no more"
+            expected = f"only the tensors of a llama model with {n_layer} layers"
             raise FileError(f"{tensor.origin}: surplus", path=path, where=name, expected=expected)

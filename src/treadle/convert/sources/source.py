@@ -118,7 +118,7 @@ class SourceTensor:
         fmt = FORMATS.get(self.ggml_type)
         if fmt is None:
             name = self.kind.name
-            raise UnsupportedError(f"{self.origin}: treadle cannot read {name} weights yet")
+            raise UnsupportedError(f"{self.origin}: {name} weights are not supported yet")
         if fmt is F32:
             return self
 

@@ -136,12 +136,15 @@ class PageLayout:
 
     def __post_init__(self) -> None:
         if self.kv not in KV_FORMATS:
-            raise UnsupportedError(f"no KV format {self.kv!r}; there are {', '.join(KV_FORMATS)}")
+            raise UnsupportedError(
+                f"unknown KV format {self.kv!r}; choose one of {', '.join(KV_FORMATS)}"
+            )
         for dims in (self.head_dim, self.head_dim_v):
             if self.fmt.scaled and dims % BLOCK:
+                *others, last = (row.name for row in KV_FORMATS.values() if not row.scaled)
                 raise UnsupportedError(
-                    f"KV format {self.kv} needs heads of a multiple of {BLOCK} dims, not {dims}: "
-                    f"take {' or '.join(row.name for row in KV_FORMATS.values() if not row.scaled)}"
+                    f"KV format {self.kv} needs head dims that are a multiple of {BLOCK}, but this "
+                    f"model has {dims}; use {', '.join(others)} or {last}"
                 )
 
     @property

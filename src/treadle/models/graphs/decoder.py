@@ -69,7 +69,9 @@ def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
 def logits(g: Ops, x: Rows) -> None:
     """Output the logits of the requested rows."""
     if g.config.scores:
-        raise UnsupportedError("no logits: the file's head scores texts, and it writes none")
+        raise UnsupportedError(
+            "no logits: the file's head is a scoring head and does not generate text"
+        )
     h = _normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))

@@ -20,7 +20,7 @@ N_TYPES = "tokenizer.ggml.token_type_count"
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config; a window reaches half of the key's number to each side."""
     if keys.flag("attention.causal", False):
-        keys.refuse("attention.causal", "an encoder's tokens see each other both ways in treadle")
+        keys.refuse("attention.causal", "causal attention is not supported in an encoder")
     n_types = keys.gguf.metadata.get(N_TYPES)
     if n_types == 1 and not keys.gguf.tensors.keys() >= TYPES:
         arch = replace(arch, needs=arch.needs - TYPES)  # DistilBERT has none

@@ -59,7 +59,7 @@ def read_experts(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> Experts |
     fused = f"blk.{i}.ffn_gate_shexp.weight" not in keys.gguf.tensors and n_up == 2 * shared > 0
     func = keys.integer(EXPERTS_GATING, 0, lo=0) or _lacking_gating(keys, arch, i)
     if func not in GATINGS:
-        keys.refuse(EXPERTS_GATING, f"{func}: treadle has {', '.join(map(str, GATINGS))}")
+        keys.refuse(EXPERTS_GATING, f"{func}: treadle supports {', '.join(map(str, GATINGS))}")
     n_groups = keys.integer("expert_group_count", 0, lo=0) or 1
     if n % n_groups:
         keys.fail("expert_group_count", f"{n_groups} does not divide {n} experts")

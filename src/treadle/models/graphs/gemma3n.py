@@ -57,7 +57,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     if shared != int(shared):
         keys.fail(gemma4.N_SHARED, f"is {shared}", "a whole number")
     if (active := keys.integer(ACTIVE, 0, lo=0)) != 0:
-        keys.refuse(ACTIVE, f"is {active}: treadle has AltUp of which layers compute stream 0")
+        keys.refuse(ACTIVE, f"is {active}: treadle supports only 0")
     n_own = keys.integer(gemma4.N_OWN, lo=1, hi=SIZE_MAX)
     cuts, sources = _cuts(keys, config.n_layer), gemma4.sources_of(keys, config, int(shared))
     layers: list[Layer] = []

@@ -75,7 +75,11 @@ def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
         if i < n_own:
             last[at.window] = i
         elif at.window not in last:
-            keys.fail(N_SHARED, f"leaves layer {i} without keys and values", "a layer like it")
+            keys.fail(
+                N_SHARED,
+                f"leaves layer {i} without keys and values",
+                "an earlier layer of the same kind",
+            )
         sources.append(last[at.window])
     return sources
 

@@ -88,7 +88,7 @@ def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:
     if not n_ff:
         return ""
     if (name := f"blk.{i}.ffn_act.scales") in keys.gguf.tensors:
-        what = "AWQ's scales of activations, by which treadle does not divide"
+        what = "AWQ activation scales are not supported"
         raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
     if has_experts(keys, i) and not arch.gated:
         return LATENT_EXPERTS if keys.integer(LATENT_SIZE, 0, lo=0) else PLAIN_EXPERTS
@@ -111,8 +111,8 @@ def has_wide_norm(keys: ArchMetadata, i: int, mixer: str, n_q: int, head_dim: in
         return False
     if len(norm.shape) == 2:
         raise UnsupportedError(
-            f"{keys.gguf.path}: {name}: weights of its own for each head: treadle has q/k norms "
-            "that all heads share, or of all heads together, in this architecture"
+            f"{keys.gguf.path}: {name}: separate weights for each head: treadle supports q/k "
+            "norms shared by all heads, or over all heads together, in this architecture"
         )
     return norm.shape == (n_q,) and n_q != head_dim
 

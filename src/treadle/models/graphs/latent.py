@@ -54,11 +54,11 @@ def read_latent(
         )
     ):
         if found != expected:
-            keys.fail(key, f"is {found}", f"{expected}: one row that all heads share")
+            keys.fail(key, f"is {found}", f"{expected}: one row shared by all heads")
     n_v = keys.integer(f"{VALUE}{own}", None if own else head_dim_v, lo=1, hi=SIZE_MAX)
     for key, size in ((KV_RANK, kv_rank), (f"{VALUE}{own}", n_v)):
         if size % HEAD_ROWS:
-            keys.refuse(key, f"{size}: treadle has multiples of {HEAD_ROWS}")
+            keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
     latent = Latent(
         n_q_rank=keys.integer(Q_RANK, 0, lo=0, hi=SIZE_MAX),
         n_kv_rank=kv_rank,

@@ -50,5 +50,5 @@ def with_activation(keys: ArchMetadata, arch: Arch) -> Arch:
         return arch
     word = keys.text(ACTIVATION)
     if word not in ACTIVATIONS:
-        keys.refuse(ACTIVATION, f"{word!r:.60}: treadle has {', '.join(ACTIVATIONS)}")
+        keys.refuse(ACTIVATION, f"{word!r:.60}: treadle supports {', '.join(ACTIVATIONS)}")
     return replace(arch, activation=ACTIVATIONS[word])

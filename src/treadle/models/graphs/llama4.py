@@ -30,7 +30,9 @@ def has_norms(n_expert: int) -> bool:
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config, with the differences between layers."""
     if not keys.integer(WINDOW, lo=0):
-        keys.refuse(WINDOW, "is 0, of a Llama 4 without chunks (MobileLLM), which treadle lacks")
+        keys.refuse(
+            WINDOW, "is 0: a Llama 4 without chunked attention (MobileLLM) is not supported"
+        )
     config = reading.read(keys, arch)
     ropes, tempered = config.ropes[:1], None
     if len(config.ropes) > 1:
@@ -57,7 +59,9 @@ def _alone(keys: ArchMetadata, experts: Experts) -> Experts:
     """Return experts with weight 1: the score chooses the expert, and scales only its input."""
     if experts.n_used != 1:
         key = "expert_used_count"
-        keys.refuse(key, f"{experts.n_used}: treadle has one expert a token in this architecture")
+        keys.refuse(
+            key, f"{experts.n_used}: treadle supports one expert per token in this architecture"
+        )
     return replace(experts, gating="softmax", norm=True, scale=1.0)
 
 

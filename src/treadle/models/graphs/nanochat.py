@@ -37,7 +37,9 @@ def build(g: Ops) -> Rows:
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config. Raises UnsupportedError for a model of a later version."""
     if name := next((name for name in keys.gguf.tensors if _LATER in name), ""):
-        what = "is of a later NanoChat, whose layers are others: treadle has that of 2025"
+        what = (
+            "belongs to a later NanoChat with different layers: treadle supports the 2025 version"
+        )
         raise UnsupportedError(f"{keys.gguf.path}: {name}: {what}")
     config = reading.read(keys, arch)
     layers = tuple(replace(layer, qk_norm=True) for layer in config.layers)

@@ -77,5 +77,7 @@ def read_temperature(keys: ArchMetadata, ropes: tuple[Rope, ...]) -> tuple[Rope,
     if not temperature:
         return ropes
     if len(ropes) != 1:
-        keys.refuse("attention.temperature_scale", "treadle has it with one rope for all layers")
+        keys.refuse(
+            "attention.temperature_scale", "treadle supports it only with one RoPE for all layers"
+        )
     return *ropes, replace(ropes[0], temperature=temperature)

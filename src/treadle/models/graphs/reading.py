@@ -29,7 +29,7 @@ from treadle.models.graphs.recurrence import (
 from treadle.models.keys import N_LAYER_MAX, NEXTN, ArchMetadata
 
 DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
-DECODERS_ONLY = f"treadle has these decoders: {', '.join(DECODERS)}"
+DECODERS_ONLY = f"treadle supports these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
 CLAMP = "attention.clamp_kqv"
 
@@ -37,7 +37,7 @@ CLAMP = "attention.clamp_kqv"
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read the config of a decoder. Raises UnsupportedError for an encoder."""
     if not keys.flag("attention.causal", True):
-        what = "with attention both ways (an encoder)"
+        what = "with bidirectional attention (an encoder)"
         raise UnsupportedError(f"{keys.gguf.path}: {keys.arch} {what}: {DECODERS_ONLY}")
     return read_config(keys, arch)
 
@@ -134,7 +134,7 @@ def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
 def _check_output(keys: ArchMetadata) -> None:
     """Raise FileError for a bias without a matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
-        what, expected = "is of no matrix", "output.weight beside it"
+        what, expected = "has no matrix", "output.weight in the same file"
         raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
 
 
@@ -142,5 +142,5 @@ def _clamp(keys: ArchMetadata, arch: Arch) -> float:
     """Return the limit of queries, keys and values; 0 if there is none."""
     limit = keys.number(CLAMP, 0.0, lo=0.0, hi=math.inf)
     if limit and arch.mixer != "attention":
-        keys.refuse(CLAMP, f"treadle clamps nothing in {arch.mixer}")
+        keys.refuse(CLAMP, f"clamping is not supported in {arch.mixer}")
     return limit if math.isfinite(limit) else 0.0

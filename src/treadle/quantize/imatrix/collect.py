@@ -168,7 +168,7 @@ class Collector:
     def _add_entry(self, tensors: tuple[str, ...], found: ImatrixEntry) -> None:
         if not np.isfinite(found.sums).all():
             raise TreadleError(
-                f"what enters {tensors[0]} is not finite: the model's file is damaged, or its "
+                f"the input of {tensors[0]} is not finite: the model's file is damaged, or its "
                 "activations overflow"
             )
         for name in tensors:

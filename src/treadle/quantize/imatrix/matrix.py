@@ -61,7 +61,7 @@ class ImportanceMatrix:
                     f"has {entry.sums.shape} importances",
                     path=other.path or "",
                     where=name,
-                    expected=f"{own.sums.shape}, as in {self.path or 'the matrix it joins'}",
+                    expected=f"{own.sums.shape}, as in {self.path or 'the matrix it is added to'}",
                 )
             entries[name] = entry if own is None else own + entry
         return ImportanceMatrix(
@@ -138,7 +138,7 @@ def _floats(gguf: GGUF, name: str) -> npt.NDArray[np.float64]:
             f"is {tensor.type_name}", path=gguf.path, where=name, expected="floats, such as F32"
         )
     if not tensor.n_bytes:
-        raise FileError("is empty", path=gguf.path, where=name, expected="a number for each column")
+        raise FileError("is empty", path=gguf.path, where=name, expected="one number per column")
     return tensor.dequantize().astype(np.float64)
 
 
@@ -147,12 +147,12 @@ def _checked(
 ) -> ImatrixEntry:
     if len(counts) != len(sums):
         raise FileError(
-            f"{len(counts)} counts", path=path, where=name, expected=f"{len(sums)}, a matrix each"
+            f"{len(counts)} counts", path=path, where=name, expected=f"{len(sums)}, one per matrix"
         )
     for values in (sums, counts):
         if not bool(np.all(np.isfinite(values) & (values >= 0.0))):
             raise FileError(
-                "holds a number that no sum of squares can be",
+                "holds a number that cannot be a sum of squares",
                 path=path,
                 where=name,
                 expected="finite numbers of at least 0",
@@ -193,7 +193,7 @@ class _Reader(FileReader):
         """
         value = int.from_bytes(self.take(4, what), "little", signed=True)
         if not 0 <= value <= most:
-            expected = f"0 to {most}, if this is an importance matrix"
+            expected = f"0 to {most}, in an importance matrix"
             raise self.error(f"{what} is {value}", self.at - 4, expected=expected)
         return value
 

@@ -33,7 +33,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     ``route_norm`` says.
     """
     if keys.values.get("sliding_window", 0) is None:
-        keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
+        keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
     return {
         "expert_shared_count": keys.integer("num_shared_experts", lo=0),
         "expert_weights_scale": f32(keys.number("route_scale", lo=0.0)),

@@ -157,7 +157,7 @@ def _electra_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """
     width = keys.integer("embedding_size")
     if width != (n_embd := keys.integer("hidden_size")):
-        what = f"is {width}, and hidden_size {n_embd}: GGUF has no matrix between them"
+        what = f"is {width} and hidden_size is {n_embd}: GGUF has no projection between them"
         keys.refuse("embedding_size", what)
     return {HEAD_ACTIVATION: "gelu_erf"} if _scores(keys) else {}
 

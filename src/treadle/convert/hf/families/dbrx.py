@@ -44,7 +44,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return keys of experts, and of the clamp, which llama.cpp requires even if there is none."""
     power = keys.values.get(_NORM, 1.0)
     if power not in (None, 1):
-        keys.refuse(_NORM, f"is {power!r:.40}: treadle has 1, a sum, and null in this architecture")
+        keys.refuse(
+            _NORM, f"is {power!r:.40}: treadle supports only 1 and null in this architecture"
+        )
     return {
         "attention.clamp_kqv": f32(keys.number(_CLIP, 0.0, lo=0.0)),
         "expert_count": keys.integer(_COUNT),

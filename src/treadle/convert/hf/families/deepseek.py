@@ -49,13 +49,13 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
         return {}
     if kind not in ("yarn", "deepseek_yarn"):
         if rope.get("mscale_all_dim"):
-            rope.refuse("mscale_all_dim", f"treadle has it with yarn, and this is {kind!r:.60}")
+            rope.refuse("mscale_all_dim", f"treadle supports it only with yarn, not {kind!r:.60}")
         return {}
     if rope.get("attention_factor") is not None:
-        rope.refuse("attention_factor", "treadle reads mscale_all_dim in this architecture")
+        rope.refuse("attention_factor", "treadle supports only mscale_all_dim in this architecture")
     ours, theirs = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale_all_dim", "mscale"))
     if ours != theirs:
-        rope.refuse("mscale", f"is {theirs:g}: treadle has it equal to mscale_all_dim, {ours:g}")
+        rope.refuse("mscale", f"is {theirs:g}: expected the same as mscale_all_dim, {ours:g}")
     if not ours:  # default scaling, as in other architectures
         return {}
     return {"rope.scaling.attn_factor": 1.0, LOG_MULTIPLIER: f32(0.1 * ours)}
@@ -67,7 +67,7 @@ def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if method == "greedy":
         made |= {"expert_group_count": 1, "expert_group_used_count": 1}
     elif method != "group_limited_greedy":
-        keys.refuse("topk_method", f"{method!r:.60}: treadle has greedy, group_limited_greedy")
+        keys.refuse("topk_method", f"{method!r:.60}: treadle supports greedy, group_limited_greedy")
     return made
 
 
@@ -88,7 +88,7 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         return {}
     n_dense = kinds.count(_DENSE) if isinstance(kinds, list) else 0
     if kinds != [_DENSE] * n_dense + [_SPARSE] * (n_layer - n_dense):
-        what = f"treadle has a list of {n_layer}, {_DENSE} before {_SPARSE}"
+        what = f"treadle supports only a list of {n_layer}, {_DENSE} before {_SPARSE}"
         keys.refuse("mlp_layer_types", f"is {kinds!r:.60}: {what}")
     return {"leading_dense_block_count": n_dense}
 

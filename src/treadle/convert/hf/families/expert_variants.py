@@ -35,10 +35,14 @@ def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if rope is None or kind == "default":
         return made
     if kind not in _LONG:
-        rope.refuse("rope_type", f"{kind!r:.60}: treadle has longrope in this architecture")
+        rope.refuse(
+            "rope_type", f"{kind!r:.60}: treadle supports only longrope in this architecture"
+        )
     short, long = (rope.number(f"{one}_mscale", lo=1e-6, hi=1e6) for one in ("short", "long"))
     if short != long:
-        rope.refuse("long_mscale", f"is {long:g}, and short_mscale {short:g}: treadle has one")
+        rope.refuse(
+            "long_mscale", f"is {long:g}, and short_mscale is {short:g}: expected equal values"
+        )
     return {**made, "rope.scaling.attn_factor": f32(long)}
 
 
@@ -67,9 +71,15 @@ def _early_windows(keys: MetadataReader, n_layer: int) -> Windowed:
     """
     flags = _layout(keys, "sliding_window_layout", n_layer, False)
     if any(flags) and flags != by_period(-4, n_layer):
-        keys.refuse("sliding_window_layout", "treadle has windows in all but the first of each 4")
+        keys.refuse(
+            "sliding_window_layout",
+            "treadle supports windows only in all but the first of each 4 layers",
+        )
     if _layout(keys, "rope_layout", n_layer, True) != (flags if any(flags) else [True] * n_layer):
-        keys.refuse("rope_layout", "treadle turns layers with a window, or all if none has one")
+        keys.refuse(
+            "rope_layout",
+            "treadle supports RoPE only in layers with a window, or in all layers if none has one",
+        )
     return flags if any(flags) else None
 
 

@@ -50,12 +50,16 @@ def _n_inner(keys: MetadataReader) -> int:
 
 def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if keys.flag("mamba_rms_norm", False) and keys.flag("mamba_norm_before_gate", True):
-        keys.refuse("mamba_norm_before_gate", "is true: treadle norms what the gate has scaled")
+        keys.refuse(
+            "mamba_norm_before_gate", "is true: treadle supports only a norm after the gate"
+        )
     if keys.flag("tie_word_embeddings", False) and (
         _factor(keys, "embedding_multiplier") != _factor(keys, "lm_head_multiplier")
     ):
-        what = "is true, and embedding_multiplier is not lm_head_multiplier"
-        keys.refuse("tie_word_embeddings", f"{what}: treadle has them apart then")
+        what = "is true, but embedding_multiplier differs from lm_head_multiplier"
+        keys.refuse(
+            "tie_word_embeddings", f"{what}: treadle supports that only with untied embeddings"
+        )
     # Recorded because they are multiplied into the weights, and must be into adapters as well.
     told: dict[str, Any] = {key: keys.number(key, 1.0, lo=-1e6, hi=1e6) for key in _ONE}
     told |= {key: _factors(keys, key, n) for key, n in _SEVERAL.items()}

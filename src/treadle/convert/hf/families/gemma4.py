@@ -20,7 +20,10 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
     """Put the window in all layers but every sixth and the last."""
     kinds = keys.get("layer_types")
     if isinstance(kinds, list) and kinds and kinds[-1] != "full_attention":
-        keys.refuse("layer_types", "the last has a window: treadle has it without one here")
+        keys.refuse(
+            "layer_types",
+            "the last layer has a window, which is not supported in this architecture",
+        )
     flags = all_but_every(6)(keys, n_layer)
     return [*flags[:-1], False] if flags else flags
 
@@ -36,7 +39,10 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     rope = keys.within("rope_parameters")
     full = rope and rope.within("full_attention")
     if full is None or full.get("rope_type") != "proportional":
-        keys.refuse("rope_parameters", "treadle has proportional ones in layers without a window")
+        keys.refuse(
+            "rope_parameters",
+            "treadle supports only rope_type proportional in full_attention layers",
+        )
     wide, wide_kv = wide_heads(keys)
     narrow, n_kv = keys.integer("head_dim"), keys.integer("num_key_value_heads")
     n_shared = keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)

@@ -188,9 +188,13 @@ def _mpt_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     attention = keys.within("attn_config") or MetadataReader({}, keys.path, prefix="attn_config.")
     for key, value in _MPT_ONLY.items():
         if (given := attention.get(key)) is not None and given != value:
-            attention.refuse(key, f"is {given!r:.60}: treadle has {value!r} in this architecture")
+            attention.refuse(
+                key, f"is {given!r:.60}: treadle supports only {value!r} in this architecture"
+            )
     if "layernorm" not in keys.text("norm_type", "layernorm"):
-        keys.refuse("norm_type", f"is {keys.get('norm_type')!r:.60}: treadle has layernorm")
+        keys.refuse(
+            "norm_type", f"is {keys.get('norm_type')!r:.60}: treadle supports only layernorm"
+        )
     bias = attention.number("alibi_bias_max", 8.0, lo=0.0, hi=64.0)
     return {ALIBI: f32(bias), **_clamp(attention.number("clip_qkv", 0.0, lo=0.0))}
 

@@ -23,7 +23,7 @@ def _local(keys: MetadataReader, n_layer: int) -> Windowed:
     for each in given if isinstance(given, list) else ():
         fits = isinstance(each, list) and len(each) == 2 and isinstance(each[0], list)
         if not fits or not isinstance(each[1], int) or not 0 <= each[1] <= n_layer:
-            keys.fail(_TYPES, f"holds {each!r:.60}", "lists of words, and how often each comes")
+            keys.fail(_TYPES, f"holds {each!r:.60}", "pairs of a list of words and a repeat count")
         found += each[0] * each[1]
     if len(found) != n_layer or not {"global", "local"}.issuperset(found):
         expected = f"global or local for each of {n_layer} layers"

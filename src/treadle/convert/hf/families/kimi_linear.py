@@ -35,7 +35,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_head = keys.integer("num_attention_heads")
     heads = inner.integer("num_heads", keys.integer("linear_num_heads", 32))
     if heads != n_head:
-        what = f"{heads} heads have a state: treadle has as many as num_attention_heads, {n_head}"
+        what = f"{heads} heads have a state: expected num_attention_heads, {n_head}"
         keys.refuse("linear_attn_config", what)
     rank, n_rope = keys.integer("kv_lora_rank"), keys.integer("qk_rope_head_dim")
     made: dict[str, Any] = {
@@ -70,14 +70,18 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
             keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
         for kind in kinds:
             if kind not in (_FULL, _STATE):
-                keys.refuse("layer_types", f"{kind!r:.60}: treadle has {_FULL} and {_STATE}")
+                keys.refuse("layer_types", f"{kind!r:.60}: treadle supports {_FULL} and {_STATE}")
         return [kind == _FULL for kind in kinds]
     listed = [inner.get(key) for key in ("full_attn_layers", "kda_layers")]
     if None in listed:
         return [i > 0 and i % _EVERY == 0 for i in range(n_layer)]
     full, others = (each if isinstance(each, list) else [] for each in listed)
     if sorted([*full, *others], key=str) != sorted(range(1, n_layer + 1), key=str):
-        inner.fail("full_attn_layers", f"is {full!r:.60}", f"with kda_layers 1 to {n_layer}")
+        inner.fail(
+            "full_attn_layers",
+            f"is {full!r:.60}",
+            f"layers 1 to {n_layer}, each here or in kda_layers",
+        )
     return [i + 1 in full for i in range(n_layer)]
 
 

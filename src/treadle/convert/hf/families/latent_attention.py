@@ -31,7 +31,7 @@ def _head_keys(keys: MetadataReader) -> dict[str, Any]:
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     # transformers scales attention scores by it.
     if rope is not None and rope.get("mscale_all_dim"):
-        rope.refuse("mscale_all_dim", "treadle does not have it in this architecture")
+        rope.refuse("mscale_all_dim", "not supported in this architecture")
     n_head = keys.integer("num_attention_heads")
     n_v = max(1, keys.integer("hidden_size") // n_head)
     made: dict[str, Any] = {

@@ -26,10 +26,12 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_expert, step = keys.integer("num_local_experts"), keys.integer(_STEP)
     layers = keys.get("moe_layers")
     if layers is not None and layers != list(range(step - 1, n_layer, step)):
-        keys.refuse("moe_layers", f"is {layers!r:.60}: treadle has experts in every n-th layer")
+        keys.refuse(
+            "moe_layers", f"is {layers!r:.60}: treadle supports experts only in every n-th layer"
+        )
     if keys.flag("use_qk_norm", True) != has_norms(n_expert):
-        have = "norms" if has_norms(n_expert) else "none"
-        keys.refuse("use_qk_norm", f"treadle has {have} with {n_expert} experts, as llama.cpp")
+        have = "true" if has_norms(n_expert) else "false"
+        keys.refuse("use_qk_norm", f"must be {have} with {n_expert} experts, as in llama.cpp")
     found = {WINDOW: keys.integer(_CHUNK, hi=POSITION_MAX), TEMPERATURE: 0.0}
     if keys.get("attn_temperature_tuning"):  # true, or a number
         found[TEMPERATURE] = keys.number("attn_scale", lo=0.0, hi=1e6)
@@ -52,11 +54,13 @@ def _refuse_kinds(keys: MetadataReader, n_layer: int) -> None:
     given = {key: it for key, it in keys.values.items() if key != flags or it != []}
     fourth_still(MetadataReader(given, keys.path, keys.defaults, keys.prefix), n_layer)
     if keys.values.get(_CHUNK, 0) is None:
-        keys.refuse(_CHUNK, "is null, and treadle has chunks in this architecture")
+        keys.refuse(_CHUNK, "is null, but chunked attention is required in this architecture")
     turned_ = by_period(NOPE_PERIOD, n_layer)
     kinds = ["chunked_attention" if here else "full_attention" for here in turned_]
     if (listed := keys.get("layer_types")) is not None and listed != kinds:
-        keys.refuse("layer_types", f"is {listed!r:.60}: treadle has chunks where there is a rope")
+        keys.refuse(
+            "layer_types", f"is {listed!r:.60}: treadle supports chunks only in layers with RoPE"
+        )
 
 
 def _gate(rows: Rows) -> Rows:

@@ -125,8 +125,8 @@ def _master(keys: MetadataReader) -> Sequence[DerivationRule]:
     if (mode, kind) != ("online", "autobitlinear"):
         settings.refuse(
             "quantization_mode",
-            f"{mode!r:.40}: treadle reads BitNet's master weights (the folder whose name ends in "
-            "bf16), and none that are packed",
+            f"{mode!r:.40}: packed BitNet weights are not supported: use the master weights (the "
+            "folder whose name ends in bf16)",
         )
     names = [f"self_attn.{x}_proj" for x in "qkvo"]
     names += [f"mlp.{x}_proj" for x in ("gate", "up", "down")]

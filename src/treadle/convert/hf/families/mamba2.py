@@ -38,7 +38,7 @@ def state_keys(keys: MetadataReader, n_inner: int, *words: str) -> dict[str, Any
     """
     limits = keys.get("time_step_limit")
     if limits is not None and limits not in UNLIMITED:
-        keys.refuse("time_step_limit", f"is {limits!r:.60}: treadle bounds no time steps")
+        keys.refuse("time_step_limit", f"is {limits!r:.60}: bounds on time steps are not supported")
     names = ("conv_kernel", "state_size", "group_count", "time_step_rank")
     made = {f"ssm.{name}": keys.integer(word) for name, word in zip(names, words, strict=True)}
     return {**made, "ssm.inner_size": n_inner}
@@ -152,7 +152,8 @@ def _nemotron_kinds(keys: MetadataReader) -> list[str]:
     if others := set(found) - set(_KINDS.values()):
         keys.refuse(
             key,
-            f"has {min(others) or 'another kind'!r:.40}: treadle has {', '.join(_KINDS.values())}",
+            f"has {min(others) or 'another kind'!r:.40}: treadle supports "
+            f"{', '.join(_KINDS.values())}",
         )
     return found
 
@@ -163,7 +164,10 @@ def _nemotron(keys: MetadataReader) -> Family:
     """
     kinds = _nemotron_kinds(keys)
     if "mlp" in kinds and "moe" in kinds:
-        keys.refuse("layers_block_type", "has mlp and moe: treadle has either in this family")
+        keys.refuse(
+            "layers_block_type",
+            "has both mlp and moe: treadle supports only one of them in this family",
+        )
     family = _NEMOTRON_EXPERTS if "moe" in kinds else _NEMOTRON
     return replace(family, defaults={**family.defaults, "num_hidden_layers": len(kinds)})
 
@@ -172,15 +176,17 @@ def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     kinds, n_head_kv = _nemotron_kinds(keys), keys.integer("num_key_value_heads")
     if len(kinds) != n_layer:
         keys.fail(
-            "num_hidden_layers", f"is {n_layer}", f"{len(kinds)}, as kinds of layers are listed"
+            "num_hidden_layers", f"is {n_layer}", f"{len(kinds)}, the number of listed layer kinds"
         )
     experts = "moe" in kinds
     n_ff = keys.integer("moe_intermediate_size" if experts else "intermediate_size")
     if keys.get("mamba_dt_limit") not in (None, *UNLIMITED):  # an older time_step_limit
-        keys.refuse("mamba_dt_limit", "treadle bounds no time steps")
+        keys.refuse("mamba_dt_limit", "bounds on time steps are not supported")
     for key in ("time_step_min", "mamba_dt_min"):
         if keys.number(key, TIME_STEP_MIN, lo=0.0) > TIME_STEP_MIN:
-            keys.refuse(key, f"is {keys.get(key)!r:.60}: treadle bounds no time steps from below")
+            keys.refuse(
+                key, f"is {keys.get(key)!r:.60}: a lower bound on time steps is not supported"
+            )
     n_inner = keys.integer("mamba_num_heads") * keys.integer("mamba_head_dim")
     words = ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
     made: dict[str, Any] = {
@@ -270,7 +276,7 @@ def _granite(keys: MetadataReader) -> Family:
     """
     kinds = keys.get("layer_types")
     if kinds is None:
-        keys.refuse("layer_types", "is missing: treadle has layers of attention in this family")
+        keys.refuse("layer_types", "is missing: this family needs attention layers")
     given = keys.get("num_local_experts")
     family = _GRANITE_DENSE if given == 0 else _GRANITE_EXPERTS
     if isinstance(kinds, list) and all(has_attention(keys, len(kinds))):

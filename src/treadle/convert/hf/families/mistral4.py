@@ -28,7 +28,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     by one, so only one group is supported.
     """
     if keys.integer("n_group", 1) != 1:
-        keys.refuse("n_group", "treadle has one group of experts in this architecture")
+        keys.refuse("n_group", "treadle supports only one group of experts in this architecture")
     made, rope = _V2.more(keys, n_layer), keys.within("rope_parameters")
     made["rope.dimension_count"] = keys.integer("qk_rope_head_dim")  # in JSON a share of a head
     original = "original_max_position_embeddings"

@@ -74,7 +74,9 @@ def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str,
         made["expert_weights_scale"] = f32(keys.number("routed_scaling_factor", lo=0.0))
     last = keys.integer("moe_layer_end_index", -1, lo=-1)
     if last not in (-1, n_layer - 1):
-        keys.refuse("moe_layer_end_index", f"is {last}: treadle has experts up to the last layer")
+        keys.refuse(
+            "moe_layer_end_index", f"is {last}: treadle supports experts only up to the last layer"
+        )
     return made
 
 
@@ -96,7 +98,7 @@ def _count(keys: MetadataReader, word: str) -> int:
     if not isinstance(given, list) or not given:
         return keys.integer(word, lo=0)
     if any(each != given[0] for each in given):
-        keys.refuse(word, "differs from layer to layer: treadle has one for all")
+        keys.refuse(word, "differs from layer to layer: treadle supports one value for all")
     return MetadataReader({word: given[0]}, keys.path, prefix=keys.prefix).integer(word, lo=0)
 
 

@@ -79,7 +79,7 @@ _COHERE = {
 def _cohere2(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Refuse a missing window: transformers then applies RoPE in no layer, GGUF in all of them."""
     if keys.values.get("sliding_window", 0) is None:
-        keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
+        keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
     return {}
 
 

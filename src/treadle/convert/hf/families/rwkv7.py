@@ -186,5 +186,5 @@ def _piece(line: str, i: int, path: Path) -> bytes:
             return piece
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # last two: too deep
         pass
-    expected = f"{i}, a text or bytes as Python writes them, and how many bytes these are"
+    expected = f"{i}, a Python string or bytes literal, and its length in bytes"
     raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)

@@ -47,7 +47,7 @@ def _step_keys(keys: MetadataReader) -> dict[str, Any]:
         given.setdefault("num_sliding_attention_heads", other.integer(_HEADS, n_head))
         for key in (n_kv, "head_dim"):
             if other.get(key) is not None and other.get(key) != keys.get(key):
-                other.refuse(key, f"is {other.get(key)!r:.60}, which transformers does not read")
+                other.refuse(key, f"is {other.get(key)!r:.60}, but transformers ignores it")
     rope = given.get("rope_parameters")
     if not isinstance(rope, dict) or _WIDE not in rope:
         given["rope_parameters"] = _ropes(keys, kinds)
@@ -182,7 +182,10 @@ def _mimo_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         if of and (rope := of.within(kind))
     ]
     if len({*shares}) > 1:
-        keys.refuse("rope_parameters", "treadle turns one share of heads in all layers of this")
+        keys.refuse(
+            "rope_parameters",
+            "partial_rotary_factor must be the same in all layers of this architecture",
+        )
     return {
         "attention.head_count_kv": [own if kind == _NARROW else n_kv for kind in kinds],
         "attention.value_length": keys.integer("v_head_dim"),

@@ -57,7 +57,7 @@ def _half(halves: MetadataReader, name: str) -> MetadataReader:
         halves.fail(name, "is missing", "an object")
     for key, value in half.values.items():
         if key not in _KNOWN[name] and value not in (None, False):
-            half.refuse(key, f"is {value!r:.60}: treadle has no such layer in this architecture")
+            half.refuse(key, f"is {value!r:.60}: not supported in this architecture")
     return half
 
 
@@ -162,11 +162,12 @@ def _distances(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     kind = keys.text("position_embedding_type", "learned")
     if kind != "alibi":
         keys.refuse(
-            "position_embedding_type", f"{kind!r:.40}: treadle has alibi in this architecture"
+            "position_embedding_type",
+            f"{kind!r:.40}: treadle supports only alibi in this architecture",
         )
     by_size = keys.flag("mup_scale_qk_dot_by_d", keys.flag("scale_qk_dot_by_d", False))
     if not by_size:
-        what = "is not true: treadle divides scores by the size of a head in this architecture"
+        what = "is not true: this architecture needs scores divided by the head size"
         keys.refuse("mup_scale_qk_dot_by_d", what)
     longest = keys.integer("n_positions")
     if (stretched := keys.within("alibi_scaling")) is not None:
@@ -187,7 +188,9 @@ def _turning(keys: MetadataReader) -> None:
     width.
     """
     if keys.values.get("rotary_dim", 0) is None:
-        keys.refuse("rotary_dim", "is null: treadle turns so many elements of a head")
+        keys.refuse(
+            "rotary_dim", "is null: set it to the number of elements per head that RoPE rotates"
+        )
 
 
 def _of_shards(rows: Rows, i: int) -> Rows:

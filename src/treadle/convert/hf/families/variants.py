@@ -73,7 +73,7 @@ def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if kinds is not None and not (isinstance(kinds, list) and len(kinds) == n_layer):
         keys.fail("layers_block_type", f"is {kinds!r:.60}", f"a list of {n_layer}")
     if keys.integer("mamba_n_groups") != 1:
-        what = "transformers norms all groups together: treadle norms each by itself"
+        what = "transformers normalises all groups together, treadle each group separately"
         keys.refuse("mamba_n_groups", f"is {keys.get('mamba_n_groups')}: {what}")
     n_head_kv = keys.integer("num_key_value_heads", 0, lo=0) or keys.integer("num_attention_heads")
     n_inner = keys.integer("mamba_expand") * keys.integer("hidden_size")

@@ -39,13 +39,13 @@ def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     else:
         numbers = isinstance(bases, list) and all(type(base) in (int, float) for base in bases)
         if not numbers or len(bases) != n_layer or any(base and base <= 1 for base in bases):
-            keys.fail(key, f"is {bases!r:.60}", f"{n_layer} bases, 0 for a layer without rope")
+            keys.fail(key, f"is {bases!r:.60}", f"{n_layer} RoPE bases, 0 for a layer without RoPE")
         flags, own = [bool(base) for base in bases], {base for base in bases if base}
         if len(own) > 1:
-            keys.refuse(key, f"has {len(own)} bases: treadle has one for all of these layers")
+            keys.refuse(key, f"has {len(own)} bases: treadle supports one for all layers with RoPE")
         made = {"rope.freq_base": f32(own.pop())} if own else {}
     if older is not None and [bool(flag) for flag in older] != flags:
-        keys.refuse("no_rope_layers", f"transformers does not read it, and {key} says otherwise")
+        keys.refuse("no_rope_layers", f"transformers ignores it, and {key} differs")
     return {**made, ROPE_PATTERN: flags}
 
 
@@ -83,10 +83,12 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     width, dense = keys.integer("intermediate_size"), leading_dense(keys, n_layer, 0)
     shared = keys.integer("num_shared_experts", 0, lo=0)
     if keys.values.get("sliding_window", 0) is None:
-        keys.refuse("sliding_window", "is null, where only layers with a window have a rope")
+        keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
     period = "prefix_dense_sliding_window_pattern"
     if dense and keys.integer(period, 1, lo=0) != 1:
-        keys.refuse(period, f"is {keys.get(period)}: treadle has 1, a rope in all dense layers")
+        keys.refuse(
+            period, f"is {keys.get(period)}: treadle supports only 1, RoPE in all dense layers"
+        )
     made: dict[str, Any] = {
         _RMS: None,
         "attention.layer_norm_epsilon": f32(keys.number("layer_norm_eps", lo=0.0, hi=1.0)),
@@ -102,7 +104,9 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         made["feed_forward_length"] = keys.integer("prefix_dense_intermediate_size")
     chosen_by = keys.text("expert_selection_fn", "softmax")
     if chosen_by not in ("softmax", "sigmoid"):
-        keys.refuse("expert_selection_fn", f"{chosen_by!r:.60}: treadle has softmax and sigmoid")
+        keys.refuse(
+            "expert_selection_fn", f"{chosen_by!r:.60}: treadle supports softmax and sigmoid"
+        )
     if chosen_by == "softmax":
         made[EXPERTS_GATING] = _CHOSEN_ALONE
     return made
@@ -137,13 +141,13 @@ def leading_dense(keys: MetadataReader, n_layer: int, usual: int) -> int:
         keys.fail("mlp_layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
     dense = kinds.count("dense")
     if kinds != ["dense"] * dense + ["sparse"] * (n_layer - dense):
-        keys.refuse("mlp_layer_types", "treadle has dense layers first, then sparse ones")
+        keys.refuse("mlp_layer_types", "treadle supports only dense layers first, then sparse ones")
     return dense
 
 
 def _all_sparse(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if leading_dense(keys, n_layer, 0):
-        keys.refuse("mlp_layer_types", "treadle has experts in all layers of this architecture")
+        keys.refuse("mlp_layer_types", "dense layers are not supported in this architecture")
     return {}
 
 

@@ -64,21 +64,25 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
     """Return pieces, types and keys. GGUF marks pieces that begin a word, WordPiece the others."""
     model = spec["model"]
     if model.get("continuing_subword_prefix", "##") != "##":
-        raise UnsupportedError(f"{path}: model.continuing_subword_prefix: treadle has '##'")
+        raise UnsupportedError(
+            f"{path}: model.continuing_subword_prefix: treadle supports only '##'"
+        )
     vocab, special = model.get("vocab"), {token.text for token in added_tokens(spec, path).values()}
     if not isinstance(vocab, dict) or not vocab:
         raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
     texts: Texts = [None] * n_vocab
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < n_vocab or texts[i] is not None:
-            what, expected = f"gives {text!r:.60} the id {i!r:.40}", f"its own, below {n_vocab}"
+            what, expected = f"maps {text!r:.60} to id {i!r:.40}", f"a unique id below {n_vocab}"
             raise FileError(what, path=path, where="model.vocab", expected=expected)
         inner = text.removeprefix("##") if text.startswith("##") else _SPACE + text
         texts[i] = (text if text in special else inner).encode("utf-8", "surrogatepass")
     types = [int(TokenType.UNUSED if text is None else TokenType.NORMAL) for text in texts]
     node = _normalizer(spec)
     if not isinstance(node, dict) or node.get("type") != "BertNormalizer":
-        raise UnsupportedError(f"{path}: normalizer {node!r:.120}: treadle has BertNormalizer here")
+        raise UnsupportedError(
+            f"{path}: normalizer {node!r:.120}: treadle supports only BertNormalizer here"
+        )
     _refuse_other_words(spec, node, path)
     lowercase = node.get("lowercase", True) is True
     strip = node.get("strip_accents")
@@ -117,7 +121,9 @@ def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: 
     }
     for key, value in found.items():
         if value != _WORDS[key]:
-            raise UnsupportedError(f"{path}: {key} is {value!r:.60}: treadle has {_WORDS[key]!r}")
+            raise UnsupportedError(
+                f"{path}: {key} is {value!r:.60}: treadle supports only {_WORDS[key]!r}"
+            )
 
 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
@@ -155,12 +161,12 @@ def _rules(spec: dict[str, Any], path: Path) -> dict[str, Any]:
         for step in inner if isinstance(inner, list) else [node] if node is not None else []:
             found = _words(step)
             if found is None:
-                raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+                raise UnsupportedError(f"{path}: {step!r:.120}: unsupported rule")
             if found == [CHARSMAP]:
                 keys["precompiled_charsmap"] = _charsmap(step, path)
             steps += found
     if not is_sound(steps):
-        what = "treadle has Metaspace alone, or behind WhitespaceSplit"
+        what = "treadle supports only Metaspace, alone or after WhitespaceSplit"
         raise UnsupportedError(f"{path}: pre_tokenizer: {spec.get('pre_tokenizer')!r:.160}: {what}")
     removes = not {WORDS, *STRIPS, *REPLACES}.isdisjoint(steps)
     keys |= {"add_space_prefix": steps[-1] != "never", "remove_extra_whitespaces": removes}

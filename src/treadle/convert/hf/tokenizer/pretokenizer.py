@@ -48,8 +48,8 @@ def find_pre(tokenizer: dict[str, Any], path: Path) -> str:
         return same_cuts[0]
     raise UnsupportedError(
         f"{path}: pre_tokenizer cuts words by {' then '.join(cuts)!r:.300}"
-        f"{' and takes whole pieces first' if ignores else ''}, for which treadle has no name: any "
-        "other would feed the model wrong tokens without a sign"
+        f"{' and matches whole tokens first' if ignores else ''}: no GGUF pre-tokenizer does this, "
+        "and another one would silently give the model wrong tokens"
     )
 
 
@@ -80,9 +80,7 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
     is not split yet; a space before each word is refused.
     """
     if not isinstance(node, dict):
-        raise UnsupportedError(
-            f"{path}: pre_tokenizer is {node!r:.60}, which treadle does not have"
-        )
+        raise UnsupportedError(f"{path}: pre_tokenizer is {node!r:.60}: not supported")
     kind = node.get("type")
     if kind == "Sequence" and isinstance(node.get("pretokenizers"), list):
         parts = enumerate(node["pretokenizers"])
@@ -100,9 +98,7 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
             return _canonical((_SPELT.get(text, text),))
     if kind == "Punctuation" and node.get("behavior") == "Contiguous":
         return (PRE_TOKENIZERS["falcon"].patterns[0],)
-    raise UnsupportedError(
-        f"{path}: pre_tokenizer {kind!r:.60} {node!r:.200}, which treadle does not have"
-    )
+    raise UnsupportedError(f"{path}: pre_tokenizer {kind!r:.60} {node!r:.200}: not supported")
 
 
 def _merges_make_all(model: dict[str, Any]) -> bool:

@@ -66,11 +66,12 @@ def parse_sentencepiece(raw: bytes, path: Path) -> SentencePieceModel:
     if trainer[3] != _BPE:
         kind_name = _MODELS.get(trainer[3], str(trainer[3]))
         raise UnsupportedError(
-            f"{path}: a sentencepiece model of type {kind_name}: treadle has BPE"
+            f"{path}: a sentencepiece model of type {kind_name}: treadle supports only BPE"
         )
     if normalizer.get(2, 0):
         raise UnsupportedError(
-            f"{path}: a sentencepiece model that rewrites text by a table (precompiled_charsmap)"
+            f"{path}: a sentencepiece model that normalises text with a table "
+            "(precompiled_charsmap): not supported"
         )
     ids = {name: _signed(trainer.get(key, default)) for key, (name, default) in _IDS.items()}
     ids = {name: i for name, i in ids.items() if 0 <= i < len(pieces)}
@@ -140,4 +141,4 @@ class _Message:
             if byte < 128:
                 return value & (1 << 64) - 1, at
             shift += 7
-        raise self.error("a number that does not end", at)
+        raise self.error("an unterminated varint", at)

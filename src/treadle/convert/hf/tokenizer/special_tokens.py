@@ -123,8 +123,8 @@ class CheckpointSpecials:
                 wanted = [found[name]] if tokens and name in found else []
                 if [ids.get(token) for token in tokens] != wanted:
                     raise UnsupportedError(
-                        f"{self.path}: post_processor puts {tokens!r:.120} around a text: GGUF has "
-                        "words for BOS before and EOS after it"
+                        f"{self.path}: post_processor puts {tokens!r:.120} around text: GGUF can "
+                        "express only BOS before it and EOS after it"
                     )
                 sides[side] = bool(tokens)
         before, after = (
@@ -184,7 +184,7 @@ def _text(value: Any, path: Path, key: str) -> str | None:
     """Return a token's text, from a string or an object with ``content``."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
-        _fail(path, key, value, "the text of a token")
+        _fail(path, key, value, "a token's text")
     return text
 
 

@@ -91,7 +91,7 @@ def _read(path: Path) -> list[bytes]:
             raise FileError(what, path=path, where=f"line {len(tokens) + 1}", expected=expected)
         tokens.append(token)
     if len(set(tokens)) != len(tokens) or len({t for t in tokens if len(t) == 1}) != 256:
-        raise FileError("a token is there twice, or a byte is not", path=path)
+        raise FileError("a token appears twice, or a byte has no token", path=path)
     return tokens
 
 

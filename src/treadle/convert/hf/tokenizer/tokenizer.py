@@ -88,7 +88,7 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         return {}
     if len(pieces.texts) > n_vocab:
         raise FileError(
-            f"has {len(pieces.texts)} pieces",
+            f"has {len(pieces.texts)} tokens",
             path=pieces.path,
             expected=f"at most {n_vocab}, the rows of the embeddings",
         )
@@ -138,7 +138,8 @@ def _warn_of_lost(folder: Path, special: CheckpointSpecials, n_vocab: int) -> No
         shown = ", ".join(f"{texts[i]!r:.40} ({i})" for i in lost[:4])
         warn(
             f"{folder}: the tokenizer has {1 + max(texts)} tokens and the model {n_vocab} "
-            f"(vocab_size): it cannot write {shown}, and texts that should end there do not"
+            f"(vocab_size): the model cannot generate {shown}, so output that should "
+            "stop there runs on"
         )
 
 
@@ -182,7 +183,7 @@ def _lower(pieces: Pieces, folder: Path) -> None:
     """Set lower-casing, which sentence-transformers does itself. GGUF has it only for WordPiece."""
     key = "normalizer.lowercase"
     if key not in pieces.keys:
-        what = "do_lower_case is true: treadle has it with WordPiece vocabularies"
+        what = "do_lower_case is true: treadle supports it only with WordPiece vocabularies"
         raise UnsupportedError(f"{sentences_file(folder)}: {what}")
     pieces.keys[key] = True
 
@@ -246,9 +247,9 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
             if not added.isdisjoint(pair):
                 continue
             raise UnsupportedError(
-                f"{path}: model.merges: {text!r:.60} is a piece, and no merge makes it of "
-                f"{pair[0]!r:.60} and {pair[1]!r:.60}, as SentencePiece would: this vocabulary "
-                "needs the tokenizer.model that it was made of, or has none"
+                f"{path}: model.merges: {text!r:.60} is a token, but no merge builds it from "
+                f"{pair[0]!r:.60} and {pair[1]!r:.60}, as SentencePiece would: add the "
+                "tokenizer.model that this vocabulary was made from"
             )
     keys: dict[str, Any] = {"pre": "default", "add_space_prefix": prepend != "never"}
     keys["remove_extra_whitespaces"] = False
@@ -262,7 +263,9 @@ def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     """Convert Gemma 4's vocabulary, with its merges unchanged."""
     texts, merges = _vocabulary(spec, path, n_vocab)
     if _space_rule(spec, path) != "never":
-        raise UnsupportedError(f"{path}: a space before a text: GGUF has none in this vocabulary")
+        raise UnsupportedError(
+            f"{path}: adds a space before text, which GGUF cannot express for this vocabulary"
+        )
     types = [int(TokenType.BYTE if t and _BYTE.fullmatch(t) else TokenType.NORMAL) for t in texts]
     unknown = spec["model"].get("unk_token")
     if unknown in texts:
@@ -300,9 +303,11 @@ def _space_rule(spec: dict[str, Any], path: Path) -> str:
         elif kind == "Split" and pattern == {"String": " "} and marks:
             continue  # no spaces are left to split at
         else:
-            raise UnsupportedError(f"{path}: {step!r:.120}: treadle has no such rule for text")
+            raise UnsupportedError(f"{path}: {step!r:.120}: unsupported rule")
     if not marks:
-        raise UnsupportedError(f"{path}: neither bytes as letters nor {_SPACE} for spaces")
+        raise UnsupportedError(
+            f"{path}: unsupported: neither a byte-level vocabulary nor {_SPACE} for spaces"
+        )
     return adds
 
 
@@ -321,7 +326,7 @@ def _byte_level(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     normalizer = spec.get("normalizer")
     # NFC is Qwen's; GGUF has no key for it, and text is nearly always in NFC already.
     if normalizer is not None and normalizer != {"type": "NFC"}:
-        raise UnsupportedError(f"{path}: normalizer {normalizer!r:.120}: GGUF has no word for it")
+        raise UnsupportedError(f"{path}: normalizer {normalizer!r:.120}: GGUF cannot express it")
     spaced = next((pair for pair in merges if " " in pair[0] or " " in pair[1]), None)
     if spaced:
         raise FileError(f"has {spaced!r:.80}", path=path, where="model.merges", expected="letters")
@@ -350,20 +355,20 @@ def _vocabulary(
         raise FileError(f"is {model!r:.60}", path=path, where="model", expected="an object")
     if model.get("type", "BPE") != "BPE":
         raise UnsupportedError(
-            f"{path}: a {model.get('type')!r:.40} tokenizer: treadle has BPE here"
+            f"{path}: a {model.get('type')!r:.40} tokenizer: treadle supports only BPE here"
         )
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
-            raise UnsupportedError(f"{path}: model.{key} is {model[key]!r:.60}")
+            raise UnsupportedError(f"{path}: model.{key} is {model[key]!r:.60}: not supported")
     vocab, merges = model.get("vocab"), model.get("merges")
     if not isinstance(vocab, dict) or not vocab:
         raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
     texts: list[str | None] = [None] * n_vocab
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < n_vocab or texts[i] is not None:
-            what = f"gives {text!r:.60} the id {i!r:.40}"
+            what = f"maps {text!r:.60} to id {i!r:.40}"
             raise FileError(
-                what, path=path, where="model.vocab", expected=f"its own, below {n_vocab}"
+                what, path=path, where="model.vocab", expected=f"a unique id below {n_vocab}"
             )
         texts[i] = text
     while texts and texts[-1] is None:
@@ -387,7 +392,7 @@ def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[s
             if vocab.keys() >= {*sides, *(left + right for left, right in pairs)}:
                 return pairs
     wrong = next(m for m, pair in zip(merges, split, strict=True) if not _is_merge(pair, vocab))
-    expected = "two pieces that make a third"
+    expected = "two tokens whose concatenation is a third"
     raise FileError(f"has {wrong!r:.80}", path=path, where="model.merges", expected=expected)
 
 
