@@ -88,7 +88,7 @@ def test_a_seed_holds_for_each_text_and_a_call_wins(given: Any) -> None:
         ({"chat_template": "{% if %}"}, TemplateError, "chat_template: chat template, line 1"),
         ({"chat_template": 3}, TemplateError, "expected a file or a name"),
         ({"chat_template_kwargs": [1]}, TreadleError, "chat_template_kwargs is list"),
-        ({"chat_template_kwargs": {"messages": []}}, TreadleError, "no variable that a caller"),
+        ({"chat_template_kwargs": {"messages": []}}, TreadleError, "is set by treadle"),
         ({"chat_template_kwargs": {"a": object()}}, TemplateError, "JSON's types"),
         ({"reasoning": "yes"}, TreadleError, "reasoning='yes': expected auto, on, off"),
         ({"reasoning": None}, TreadleError, "reasoning=None"),

@@ -331,11 +331,11 @@ def test_chat(tiny: WriteTiny) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.chat("hi"), "the messages are str: expected a list"),
+        (lambda m: m.chat("hi"), "messages is str: expected a list"),
         (lambda m: m.chat(["hi"]), "message 0 is str: expected a dict"),
         (lambda m: m.chat([{"content": "x"}]), "message 0 has no role"),
         (lambda m: m.chat([{"role": "user"}]), "message 0 has no content"),
-        (lambda m: m.detokenize([5, 99999]), "token 99999: the vocabulary has 320"),
+        (lambda m: m.detokenize([5, 99999]), "token 99999: the vocabulary has 320 tokens"),
         (lambda m: m.detokenize("abc"), "token ids: expected a list, found str"),
         (lambda m: m.tokenize(b"abc"), "the text is bytes: expected a str"),
         (lambda m: m.generate(b"Once"), "token ids: expected a list, found bytes"),

@@ -407,7 +407,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"bad\.kld"):
             SavedLogits(bad)
     for at, value, message in (
-        (0, b"_Logits_", "no file of saved logits"),
+        (0, b"_Logits_", "not a file of saved logits"),
         (8, struct.pack("<i", -6), "a context of -6"),
         (12, struct.pack("<i", 1 << 30), "tokens in the vocabulary"),
         (20, struct.pack("<i", 4), "a token that is not in the vocabulary"),

@@ -185,7 +185,7 @@ def test_bytes_without_pieces_are_left_out_as_tokenizers_does(tmp_path: Path) ->
     merges = [f"{letters(b'a')} {letters(b'b')}", f"{letters(b' ')} {letters(b' ')}"]
     path = write_vocab(tmp_path / "v.gguf", "gpt2", [*pieces, *more], merges=merges, pre="gpt-2")
     tokenizer = load_tokenizer(open_gguf(path))
-    with pytest.warns(UserWarning, match=r"no token for '\\x16': left out of the text"):
+    with pytest.warns(UserWarning, match=r"no token for '\\x16': dropped from the text"):
         ids = tokenizer.encode("a\x16b \x16 ab", bos=False)
     assert [tokenizer.piece(id) for id in ids] == ["a", "b", "Ġ", "Ġ", "ab"]
 

@@ -266,5 +266,5 @@ def test_a_vocabulary_longer_than_the_model(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=told):
         tokenizer.warn_beyond(tokenizer.n_vocab - 1)
     other = load_spm(tmp_path / "w.gguf", [("a", NORMAL), ("b", NORMAL)])
-    with pytest.warns(UserWarning, match="cannot write the last of them"):
+    with pytest.warns(UserWarning, match="cannot generate the last of them"):
         other.warn_beyond(other.n_vocab - 1)
