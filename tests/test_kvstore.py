@@ -425,8 +425,7 @@ with load(Path({str(tiny())!r}), Path({str(tmp_path)!r})) as model:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     why = "the file is too large for the file system or ulimit -f"
-    assert done.stdout == f"{tmp_path}: cannot be written: {why}\n"
-    ), done
+    assert done.stdout == f"{tmp_path}: cannot be written: {why}\n", done
     assert not list(tmp_path.iterdir())
 
 

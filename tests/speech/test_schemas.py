@@ -97,7 +97,9 @@ def test_a_parameter_that_cannot_be_and_must(value: Any) -> None:
 
 def test_an_error_names_the_tool() -> None:
     tools = {"look": {"properties": {"a": False}, "required": ["a"]}}
-    with pytest.raises(GrammarError, match="tool 'look': parameter 'a': nothing fulfils"):
+    with pytest.raises(
+        GrammarError, match="tool 'look': parameter 'a': its schema allows no value"
+    ):
         calls_behind(ROW["tags"], tools, Plain())  # type: ignore[arg-type]
 
 

@@ -89,7 +89,7 @@ def test_no_part_of_a_system_message_is_lost() -> None:
 @pytest.mark.parametrize("source", [TEXTS, EITHER, PARTS])
 def test_what_is_no_text_is_refused(source: str, kind: str) -> None:
     content = [*parts("what is this?"), {"type": kind, kind: {"url": "data:image/png;base64,"}}]
-    with pytest.raises(UnsupportedError, match=f"message 1 has a part of type '{kind}'"):
+    with pytest.raises(UnsupportedError, match=f"message 1: parts of type '{kind}'"):
         ChatTemplate(source).render([*said("hello"), *said(content)])
 
 

@@ -176,8 +176,8 @@ def check_architecture(name: HubName, said: Any) -> None:
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
         raise UnsupportedError(
-            f"{name}: architecture {arch!r:.60} is not supported (supported: {', '.join(ARCHS)}); "
-            "nothing was downloaded (name a file in full to download it anyway)"
+            f"{name}: architecture {arch!r:.60} is not supported; nothing was downloaded (name "
+            f"a file in full to download it anyway); supported: {', '.join(ARCHS)}"
         )
 
 
