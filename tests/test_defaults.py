@@ -89,7 +89,7 @@ def test_a_seed_holds_for_each_text_and_a_call_wins(given: Any) -> None:
         ({"chat_template": 3}, TemplateError, "expected a file or a name"),
         ({"chat_template_kwargs": [1]}, TreadleError, "chat_template_kwargs is list"),
         ({"chat_template_kwargs": {"messages": []}}, TreadleError, "is set by treadle"),
-        ({"chat_template_kwargs": {"a": object()}}, TemplateError, "JSON's types"),
+        ({"chat_template_kwargs": {"a": object()}}, TemplateError, "JSON types"),
         ({"reasoning": "yes"}, TreadleError, "reasoning='yes': expected auto, on, off"),
         ({"reasoning": None}, TreadleError, "reasoning=None"),
         ({"sampling": 3}, SamplingError, "expected a treadle.Sampling or a dict"),

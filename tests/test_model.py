@@ -322,7 +322,7 @@ def test_chat(tiny: WriteTiny) -> None:
         talk[1]["content"] = parts
         assert model.chat_prompt(talk) == "[user]hi[assistant]Well, \nno"
         parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
-        with pytest.raises(UnsupportedError, match="message 1 has a part of type 'image_url'"):
+        with pytest.raises(UnsupportedError, match="message 1: parts of type 'image_url'"):
             model.chat_prompt(talk)
         with pytest.raises(TemplateError, match="without a message"):
             model.chat([])

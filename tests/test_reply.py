@@ -107,7 +107,7 @@ def test_what_is_no_tool() -> None:
     def odd(x: complex) -> None: ...
     def keys(x: dict[int, int]) -> None: ...
 
-    for function, said in ((rest, "by name"), (odd, "odd: x is"), (keys, "no JSON equivalent")):
+    for function, said in ((rest, "by name"), (odd, "odd: x: type"), (keys, "no JSON equivalent")):
         with pytest.raises(TreadleError, match=said):
             tool_of(function)
     with pytest.raises(TreadleError, match="tool int: no signature"):

@@ -81,7 +81,7 @@ def test_logits_of_other_sizes(bytes_tokenizer: Tokenizer) -> None:
 def test_nothing_to_choose(tmp_path: Path) -> None:
     tokenizer = load_bpe(tmp_path / "v.gguf", eos_token_id=0)
     matcher = Grammar.from_gbnf('root ::= "ab"', tokenizer).matcher()
-    with pytest.raises(GrammarError, match="no token"):
+    with pytest.raises(GrammarError, match="no next token"):
         matcher.mask(np.zeros(90, np.float32))  # the only token, 97, has no logit
 
 
