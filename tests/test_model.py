@@ -324,7 +324,7 @@ def test_chat(tiny: WriteTiny) -> None:
         parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
         with pytest.raises(UnsupportedError, match="message 1: parts of type 'image_url'"):
             model.chat_prompt(talk)
-        with pytest.raises(TemplateError, match="without a message"):
+        with pytest.raises(TemplateError, match="messages is empty"):
             model.chat([])
 
 
