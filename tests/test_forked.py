@@ -81,7 +81,7 @@ def test_a_fork_in_the_middle_of_a_step(tiny: WriteTiny, where: str) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     why = (
         "this process was forked while another thread used the model: "
-        "load the model in the child, or start the child by spawn and not by fork"
+        "load the model in the child, or start the child with spawn instead of fork"
     )
     n = 6 if where == "sampler" else 4
     assert (ran.stdout, ran.stderr) == (f"{n} {why}\nTrue\n7\nTrue\n", "")

@@ -323,20 +323,20 @@ def test_chat(tiny: WriteTiny) -> None:
         talk[1]["content"] = parts
         assert model.chat_prompt(talk) == "[user]hi[assistant]Well, \nno"
         parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
-        with pytest.raises(UnsupportedError, match="message 1 has a part of type 'image_url'"):
+        with pytest.raises(UnsupportedError, match="message 1: parts of type 'image_url'"):
             model.chat_prompt(talk)
-        with pytest.raises(TemplateError, match="without a message"):
+        with pytest.raises(TemplateError, match="messages is empty"):
             model.chat([])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.chat("hi"), "the messages are str: expected a list"),
+        (lambda m: m.chat("hi"), "messages is str: expected a list"),
         (lambda m: m.chat(["hi"]), "message 0 is str: expected a dict"),
         (lambda m: m.chat([{"content": "x"}]), "message 0 has no role"),
         (lambda m: m.chat([{"role": "user"}]), "message 0 has no content"),
-        (lambda m: m.detokenize([5, 99999]), "token 99999: the vocabulary has 320"),
+        (lambda m: m.detokenize([5, 99999]), "token 99999: the vocabulary has 320 tokens"),
         (lambda m: m.detokenize("abc"), "token ids: expected a list, found str"),
         (lambda m: m.tokenize(b"abc"), "the text is bytes: expected a str"),
         (lambda m: m.generate(b"Once"), "token ids: expected a list, found bytes"),

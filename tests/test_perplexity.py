@@ -335,7 +335,7 @@ def test_predictions_that_are_no_numbers() -> None:
 def test_another_vocabulary(tiny: WriteTiny, data: Path) -> None:
     with load(tiny(), 32) as model, load(data / "models/stories260K.gguf", 32) as other:
         windows = cut([5] * 32, 32, bos=None)
-        with pytest.raises(TreadleError, match="vocabulary of 512 tokens, the model one of"):
+        with pytest.raises(TreadleError, match="reference has 512 tokens, that of the model"):
             measure(model.engine, windows, against=ReferenceModel(other.engine, windows))
 
 
@@ -410,7 +410,7 @@ def test_damaged_files(tmp_path: Path) -> None:
         with pytest.raises(FileError, match=r"bad\.kld"):
             SavedLogits(bad)
     for at, value, message in (
-        (0, b"_Logits_", "no file of saved logits"),
+        (0, b"_Logits_", "not a file of saved logits"),
         (8, struct.pack("<i", -6), "a context of -6"),
         (12, struct.pack("<i", 1 << 30), "tokens in the vocabulary"),
         (20, struct.pack("<i", 4), "a token that is not in the vocabulary"),

@@ -132,7 +132,7 @@ def test_other_wrong_types_are_named_too(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama", "F32"), threads=1) as model:
         for name, (call, values) in OTHERS.items():
             raises(call, model, values, name)
-        with pytest.raises(GrammarError, match="the regex is no text"):
+        with pytest.raises(GrammarError, match="the regex is not valid Unicode"):
             model.generate([5], regex="\ud800")
 
 

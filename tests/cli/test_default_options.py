@@ -80,7 +80,7 @@ def test_they_reach_the_model(
         ("--chat-template", "BROKEN", "line 2: unexpected '}'"),
         ("--chat-template-kwargs", "[1]", "is not a JSON object"),
         ("--chat-template-kwargs", "{", "is not JSON"),
-        ("--chat-template-kwargs", '{"messages": []}', "no variable that a caller sets"),
+        ("--chat-template-kwargs", '{"messages": []}', "is set by treadle and cannot be given"),
         ("--reasoning", "maybe", "is not one of 'auto', 'on', 'off'"),
     ],
 )

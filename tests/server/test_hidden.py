@@ -88,7 +88,7 @@ def errors(path: Path) -> list[Exception]:
         FileError("cannot be read", path=folder / "other file.gguf"),
         UnsupportedError(f"{path}: the vocabulary cannot spell it"),
         UnsupportedError(f"no form for {path}"),
-        TemplateError(f"no process to render chat templates in: {path}"),
+        TemplateError(f"cannot start the process that renders chat templates: {path}"),
         GrammarError(f"{path}: not a grammar"),
         TreadleError(f"{path.resolve()}: no"),
         CompileError(f"LLVM refuses /opt/somewhere/kernel.o of {folder}/x"),
@@ -192,7 +192,7 @@ def test_characters_that_the_vocabulary_lacks(
     with running(model) as service, talking(service) as client:
         answer = client.post(path, json={**limits, **body, "stream": stream})
         assert answer.status_code == 200, answer.text
-        told = r"the vocabulary has no token for '\\x16': left out of the text"
+        told = r"the vocabulary has no token for '\\x16': dropped from the text"
         assert told in answer.text  # as JSON writes it
         found = client.post("/tokenize", json={"content": "a\x16b"})
         assert len(found.json()["tokens"]) == 2

@@ -214,7 +214,7 @@ def test_a_picture_in_a_result(
     """It was a 400, for the rest of the conversation."""
     made = prompts_of(monkeypatch)
     body = talk_of(path, PARTS[path])
-    warning = f"a tool's result 'call_1': a {PICTURE} is left out: the model reads text alone"
+    warning = f"tool result 'call_1': a {PICTURE} was dropped, because the model reads only text"
     assert post(agent, path, **body)["warnings"] == [warning]
     assert f"BEFORE\n{SENTENCE.format(PICTURE)}\nBEHIND" in made[-1]
     answer = agent.post(path, json={**body, "stream": True})
@@ -240,7 +240,7 @@ def test_a_picture_in_a_result_of_ollama(
     body["options"] = {"num_predict": 2}
     (warning,) = post(agent, OLLAMA, **body, stream=False)["warnings"]
     assert warning == (
-        "a tool's result 'f': a picture (3000 bytes) is left out: the model reads text alone"
+        "tool result 'f': a picture (3000 bytes) was dropped, because the model reads only text"
     )
     assert f"BEFORE\n{SENTENCE.format('picture (3000 bytes)')}" in made[-1]
     assert lines(agent, OLLAMA, **body)[-1]["warnings"] == [warning]

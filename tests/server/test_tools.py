@@ -87,7 +87,7 @@ def test_names_as_clients_have_them(agent: TestClient, name: str) -> None:
 def test_parameters_that_allow_no_object(agent: TestClient, parameters: Any) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     error = post(agent, CHAT, 400, messages=HI, tools=[tool])["error"]
-    assert error["message"] == "tools[0]: tool f: its parameters allow no object"
+    assert error["message"] == "tools[0]: tool f: the schema of its parameters allows no object"
     assert error["param"] == "tools"
 
 

@@ -144,7 +144,7 @@ def test_a_result_without_its_call(name: str, data: Path) -> None:
 def test_what_is_told_of_a_lone_result() -> None:
     (warning,) = lone_results([user("ASKED"), result()])
     assert warning == (
-        "a tool's result 'call00001' is behind no call: the model is given it as the user's words"
+        "tool result 'call00001' follows no tool call: it is sent to the model as a user message"
     )
     assert len(lone_results([result(), {"role": "tool", "tool_name": "f", "content": "x"}])) == 2
     assert lone_results([call(), result(), result(2)]) == []

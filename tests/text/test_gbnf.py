@@ -114,25 +114,25 @@ def test_any_character_as_literal_and_class(bytes_tokenizer: Tokenizer, text: st
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
-        ("", "no rule 'root'"),
-        ('x ::= "a"', "no rule 'root'"),
+        ("", "rule 'root' is missing"),
+        ('x ::= "a"', "rule 'root' is missing"),
         ('root ::= "a" foo', "line 1, column 14: rule 'foo'"),
         ('root ::= "a"\nroot ::= "b"', "line 2, column 1: .*twice"),
         ('root := "a"', "line 1, column 6: expected '::='"),
         ('root ::=\n  "a', "line 2, column 3: .*not closed"),
         ("root ::= [a", "column 10: .*not closed"),
-        ("root ::= []", "empty class"),
-        ("root ::= [z-a]", "backwards"),
+        ("root ::= []", "class is empty"),
+        ("root ::= [z-a]", "reversed"),
         ('root ::= "\\q"', "unknown escape"),
         ('root ::= "\\xZZ"', "unknown escape"),
-        ('root ::= "\\uD800"', "no character"),
+        ('root ::= "\\uD800"', "not a valid character"),
         ('root ::= "\\', "ends inside|not closed|unknown escape"),
         ('root ::= ("a"', "column 10: .*not closed"),
         ('root ::= "a" )', "column 14: unexpected '\\)'"),
-        ('root ::= "a"{2,1}', "at most 1"),
+        ('root ::= "a"{2,1}', "minimum 2 is above the maximum 1"),
         ('root ::= "a"{x}', "expected {n}"),
         ("root ::= *", "unexpected '\\*'"),
-        ("root ::= " + "(" * 3000, "more than 100 paren"),
+        ("root ::= " + "(" * 3000, "nested more than 100 deep"),
         ("#" * (1 << 21), "characters"),
         ('root ::= "a"{999999999999}', "999999999999"),
         ('root ::= "' + "a" * 99_999 + '"', "more than"),
@@ -146,7 +146,7 @@ def test_errors_say_where(bytes_tokenizer: Tokenizer, grammar: str, message: str
 
 def test_a_grammar_of_no_text(bytes_tokenizer: Tokenizer) -> None:
     for grammar in ("root ::= root", 'root ::= "a" x\nx ::= x "b"', 'root ::= "(" root ")"'):
-        with pytest.raises(GrammarError, match="line 1: rule 'root' only leads back to itself"):
+        with pytest.raises(GrammarError, match="line 1: rule 'root' refers only to itself"):
             Grammar.from_gbnf(grammar, bytes_tokenizer)
 
 

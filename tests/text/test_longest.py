@@ -78,7 +78,7 @@ def test_the_last_of_two_that_are_alike(tmp_path: Path) -> None:
 def test_a_byte_without_a_piece(tmp_path: Path) -> None:
     pieces: list[Piece] = [("<s>", CONTROL), ("<unk>", UNKNOWN), ("a", NORMAL)]
     tokenizer = load(tmp_path / "v.gguf", pieces, eot_token_id=None)
-    with pytest.warns(UserWarning, match="no token for 'b': left out"):
+    with pytest.warns(UserWarning, match="no token for 'b': dropped"):
         assert tokenizer.encode("bab") == [2]
     # The byte that "é" shares with another piece goes with the rest of it.
     pieces += [("b\\xc3", NORMAL), ("\\xc3", NORMAL), ("漢", NORMAL)]

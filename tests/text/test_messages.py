@@ -89,17 +89,17 @@ def test_no_part_of_a_system_message_is_lost() -> None:
 @pytest.mark.parametrize("source", [TEXTS, EITHER, PARTS])
 def test_what_is_no_text_is_refused(source: str, kind: str) -> None:
     content = [*parts("what is this?"), {"type": kind, kind: {"url": "data:image/png;base64,"}}]
-    with pytest.raises(UnsupportedError, match=f"message 1 has a part of type '{kind}'"):
+    with pytest.raises(UnsupportedError, match=f"message 1: parts of type '{kind}'"):
         ChatTemplate(source).render([*said("hello"), *said(content)])
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (["hello"], "a part is a dict with a type, not 'hello'"),
-        ([{"text": "hello"}], "a part is a dict with a type"),
-        ([{"type": "text"}], "a part without a text"),
-        ([{"type": "text", "text": 1}], "a part without a text"),
+        (["hello"], "part 'hello': expected a dict with a type"),
+        ([{"text": "hello"}], "expected a dict with a type"),
+        ([{"type": "text"}], "a text part without a text string"),
+        ([{"type": "text", "text": 1}], "a text part without a text string"),
     ],
 )
 def test_parts_of_other_shapes(content: Any, message: str) -> None:
@@ -151,7 +151,7 @@ def test_what_json_cannot_say() -> None:
     circle.append(circle)
     template = ChatTemplate("{{ x }}")
     for value in (circle, 10**5000, {1: {2}}):
-        with pytest.raises(TemplateError, match=r"JSON|nested too deep"):
+        with pytest.raises(TemplateError, match=r"JSON|too deeply nested"):
             template.render(said("hello"), x=value)
     deep: Any = 1
     for _ in range(400):

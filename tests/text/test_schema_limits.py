@@ -37,7 +37,7 @@ def chain(n: int, ref: str = "#/$defs/d{}") -> dict[str, Any]:
         (chain(5000), "too deeply nested: 15002 levels"),
         (chain(5000, "#d{}"), "too deeply nested: 15002 levels"),
         ({"type": "number", "multipleOf": 1_000_003}, '"multipleOf": 1000003 cannot'),
-        ({"multipleOf": 10**400}, '"multipleOf": 1000.*: no float64 is so large'),
+        ({"multipleOf": 10**400}, '"multipleOf": 1000.*: too large for a float64'),
         ({"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}, '"multipleOf": 9967 cannot'),
     ],
 )

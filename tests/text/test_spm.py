@@ -148,7 +148,7 @@ def test_without_byte_pieces(data: Path, tmp_path: Path) -> None:
     path = write_vocab(tmp_path / "v.gguf", "llama", pieces, scores=[0.0, -1.0, -2.0])
     no_unknown = load_tokenizer(open_gguf(path))
     assert no_unknown.encode("aa", bos=False) == [1, 2, 2]
-    with pytest.warns(UserWarning, match=r"no token for 'b', '\\u6f22': left out"):
+    with pytest.warns(UserWarning, match=r"no token for 'b', '\\u6f22': dropped"):
         assert no_unknown.encode("ab漢a", bos=False) == [1, 2, 2]
 
 

@@ -69,7 +69,7 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
     def __init__(
         self,
         use: str = "used the model",
-        advice: str = "load the model in the child, or start the child by spawn and not by fork",
+        advice: str = "load the model in the child, or start the child with spawn instead of fork",
     ) -> None:
         self._why = f"this process was forked while another thread {use}: {advice}"
         tell(self)

@@ -10,7 +10,7 @@ WHY = {
     errno.ELOOP: "a loop of symbolic links",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "a file may not be that large here",
+    errno.EFBIG: "the file is too large for the file system or ulimit -f",
     errno.EMFILE: "this process has too many files open (ulimit -n)",
     errno.EIO: "the disk failed to read or write it",
 }

@@ -107,7 +107,7 @@ def measure(
     n_vocab = engine.config.n_vocab
     if against is not None and against.n_vocab != n_vocab:
         raise TreadleError(
-            f"the reference has a vocabulary of {against.n_vocab} tokens, the model one of "
+            f"the vocabulary of the reference has {against.n_vocab} tokens, that of the model "
             f"{n_vocab}: their predictions cannot be compared"
         )
     out, done, total = Scores(), 0, len(windows) * (windows.n_ctx - 1)

@@ -50,10 +50,10 @@ class SavedLogits(MappedReader):
         self.check_inside(0, HEAD.size, "its header")
         magic, n_ctx, n_vocab, n = HEAD.unpack(self.file[: HEAD.size].tobytes())
         if magic != MAGIC:
-            raise self.error("is no file of saved logits", 0, expected=f"{MAGIC!r}")
+            raise self.error("is not a file of saved logits", 0, expected=f"{MAGIC!r}")
         if not (MIN_CONTEXT <= n_ctx <= 1 << 24 and 1 <= n_vocab <= 1 << 24 and n >= 1):
             raise self.error(
-                f"says a context of {n_ctx}, {n_vocab} tokens in the vocabulary, {n} windows"
+                f"declares a context of {n_ctx}, {n_vocab} tokens in the vocabulary, {n} windows"
             )
         self.n_vocab: int = n_vocab  # columns of ``read``
         start = HEAD.size + 4 * n * n_ctx
@@ -61,10 +61,12 @@ class SavedLogits(MappedReader):
         shape = (n, n_ctx - 1 - first, _row_bytes(n_vocab))
         n_bytes = start + shape[0] * shape[1] * shape[2]
         if len(self.file) != n_bytes:
-            raise self.error(f"has {len(self.file)} bytes", expected=f"{n_bytes}, by its header")
+            raise self.error(
+                f"has {len(self.file)} bytes", expected=f"{n_bytes}, as its header declares"
+            )
         tokens = self.file[HEAD.size : start].view("<i4").reshape(n, n_ctx)
         if not bool(np.all((tokens >= 0) & (tokens < n_vocab))):
-            raise self.error("holds a token that is not in the vocabulary")
+            raise self.error("has a token that is not in the vocabulary")
         self.windows = TokenWindows(np.array(tokens, np.int32), first)
         self._rows = self.file[start:].reshape(shape)
 
@@ -76,7 +78,7 @@ class SavedLogits(MappedReader):
         self.map.check()
         scale, low = rows[:, :8].copy().view("<f4").T
         if not bool(np.all(np.isfinite(scale) & np.isfinite(low))):
-            raise self.error(f"window {window} holds a scale that is not a finite number")
+            raise self.error(f"window {window} has a scale that is not a finite number")
         codes = rows[:, 8:].copy().view("<u2")[:, : self.n_vocab]
         out: Floats = codes * scale[:, None] + low[:, None]
         return out

@@ -71,7 +71,7 @@ def cut(
     if len(ids) < n_ctx:
         raise TreadleError(
             f"the text is {counted(len(ids), 'token')}, less than one context of {n_ctx}: "
-            "lower the context, or take a longer text"
+            "use a smaller context or a longer text"
         )
     step = stride or n_ctx
     tokens = np.asarray(ids, np.int32)

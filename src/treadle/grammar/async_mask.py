@@ -38,8 +38,8 @@ class LateBits:
             return self._made
         if self._lock.locked() and self._process != os.getpid():
             raise ForkedError(
-                "this process was forked while another thread computed what a grammar allows: "
-                "ask for the text again"
+                "the process was forked while a grammar mask was being computed: start this "
+                "request again"
             )
         with self._lock:
             if self._made is None:

@@ -88,7 +88,7 @@ class Grammars:
         try:
             pattern.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
-            raise GrammarError(f"the regex is no text: {error}") from None
+            raise GrammarError(f"the regex is not valid Unicode: {error}") from None
         return self.get("regex", pattern, lambda: Grammar.from_regex(pattern, self.tokenizer))
 
     def lark(self, source: str) -> Grammar:

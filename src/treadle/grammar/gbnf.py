@@ -134,7 +134,7 @@ class _Parser:
             if name not in self._rules:
                 self._fail(f"rule {name!r} is used but not defined", at)
         if "root" not in self._rules:
-            self._fail("there is no rule 'root'")
+            self._fail("rule 'root' is missing")
         return GbnfRules(self._rules, self._line)
 
     # -- rules --------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class _Parser:
     def _count(self, n: int) -> None:
         self._n_items += n
         if self._n_items > MAX_ITEMS:
-            self._fail(f"more than {MAX_ITEMS} characters, classes and names")
+            self._fail(f"the grammar has more than {MAX_ITEMS} characters, classes and names")
 
     def _item(self) -> Node | None:
         self._count(1)
@@ -211,7 +211,7 @@ class _Parser:
         at = self._at
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            self._fail(f"more than {MAX_DEPTH} parentheses inside each other")
+            self._fail(f"parentheses are nested more than {MAX_DEPTH} deep")
         self._at += 1
         self._skip(_BLANK_LINES)
         body = self._alternatives(nested=True)
@@ -232,11 +232,11 @@ class _Parser:
             self._fail("expected {n}, {n,} or {n,m}")
         for count in found.group(1, 3):
             if len((count or "").lstrip("0")) > 10 or int(count or 0) > MAX_COUNT:
-                self._fail(f"{count:.20} times (at most {MAX_COUNT})")
+                self._fail(f"repeated {count:.20} times (at most {MAX_COUNT})")
         least = int(found[1])
         most = int(found[3]) if found[3] else None if found[2] else least
         if most is not None and most < least:
-            self._fail(f"at least {least} and at most {most}")
+            self._fail(f"the minimum {least} is above the maximum {most}")
         self._at = found.end()
         return least, most
 
@@ -248,7 +248,7 @@ class _Parser:
         found: list[Node] = []
         while not self._take('"'):
             if self._at >= len(self._text):
-                self._fail("this text is not closed", at)
+                self._fail("this string is not closed", at)
             found.append(Chars(((code := ord(self._character()), code),)))
         self._count(len(found) - 1)
         return Concatenation(tuple(found)) if len(found) != 1 else found[0]
@@ -266,18 +266,18 @@ class _Parser:
                 self._at += 1
                 last = self._character()
             if last < first:
-                self._fail(f"the range {first}-{last} runs backwards", at)
+                self._fail(f"the range {first}-{last} is reversed", at)
             found.append((ord(first), ord(last)))
         if not found:
-            self._fail("an empty class", at)
+            self._fail("this character class is empty", at)
         if not (ranges := normalized(found, negated=negated)):
-            self._fail("a class without a character", at)
+            self._fail("this character class matches no character", at)
         return Chars(ranges)
 
     def _character(self) -> str:
         character = self._text[self._at : self._at + 1]
         if not character:
-            self._fail("the grammar ends inside a text or class")
+            self._fail("the grammar ends inside a string or character class")
         self._at += 1
         if character != "\\":
             return character
@@ -285,7 +285,7 @@ class _Parser:
             self._at = code.end()
             number = int(code[1] or code[2] or code[3], 16)
             if number > 0x10FFFF or 0xD800 <= number < 0xE000:
-                self._fail(f"U+{number:04X} is no character", code.start())
+                self._fail(f"U+{number:04X} is not a valid character", code.start())
             return chr(number)
         escape = self._text[self._at : self._at + 1]
         if escape not in _ESCAPES or not escape:
@@ -298,7 +298,7 @@ class _Parser:
     def _name(self) -> str:
         name = _NAME.match(self._text, self._at)
         if name is None:
-            self._fail("expected the name of a rule")
+            self._fail("expected a rule name")
         self._at = name.end()
         return name.group()
 

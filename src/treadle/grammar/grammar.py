@@ -64,7 +64,7 @@ class Grammar:
             rules = parse_gbnf(text)
             for name, line in special_tokens(rules):
                 if not _has_token(name, tokenizer):
-                    raise GrammarError(f"grammar, line {line}: there is no token {name}")
+                    raise GrammarError(f"grammar, line {line}: the vocabulary has no token {name}")
             message = ""
             for source in larks(rules):
                 lark = _lark(source)
@@ -127,8 +127,8 @@ class Grammar:
         made = cls(source, tokenizer, warnings=(*left_out, *messages))
         if limit := made._too_large():
             several = "items" in limit
-            what = "it has more ways" if several else "its repetitions or fixed texts are longer"
-            raise GrammarError(f"{large}: too large: {what} than can be followed ({limit})")
+            what = "too ambiguous" if several else "repetitions or fixed strings are too long"
+            raise GrammarError(f"{large}: too large: {what}: parser limit reached ({limit})")
         return made
 
     def _too_large(self) -> str:
@@ -204,7 +204,7 @@ class Matcher:
         bits = np.frombuffer(self.bits(), np.uint8)
         allowed = np.unpackbits(bits, count=min(len(logits), 8 * len(bits)), bitorder="little")
         if not allowed.any() and not self.accepting:
-            raise GrammarError(f"{self._place}the grammar leaves no token that could come next")
+            raise GrammarError(f"{self._place}the grammar allows no next token")
         logits[: len(allowed)][allowed == 0] = -np.inf
         logits[len(allowed) :] = -np.inf
 
@@ -254,7 +254,7 @@ class Matcher:
         """Take back the last ``n`` accepted tokens."""
         if not self._matcher.rollback(n):
             self._check()
-            raise GrammarError(f"there are no {n} tokens to take back")
+            raise GrammarError(f"cannot take back {n} tokens: {len(self._ids)} were accepted")
         if n > 0:
             del self._ids[-n:]
 
@@ -287,7 +287,7 @@ class Matcher:
         if limit is not None:
             of = f", in {self._grammar.hard}" if self._grammar.hard else ""
             raise GrammarError(
-                f"{self._place}the grammar has more ways to go on{of} than can be followed "
+                f"{self._place}the grammar is too ambiguous or too large{of}: parser limit reached "
                 f"({limit.group()})"
             )
         if token is not None and 0 <= token < self._n:
@@ -361,7 +361,7 @@ def _in_words(message: str) -> str:
     """Return llguidance's message in one line, without marks that point into another line."""
     message = _SCHEMA.sub(r"JSON schema: \1\n", _DUMP.split(message)[0]).split("\n   1 |")[0]
     if message == _ENDLESS:
-        return "rule root (of a schema, its $ref) only leads back to itself: no text fulfils it"
+        return "rule root (or the schema's $ref) refers only to itself: no text can match"
     return " ".join(line.strip() for line in message.splitlines() if line.strip(" ^"))
 
 

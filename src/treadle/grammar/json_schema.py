@@ -137,7 +137,7 @@ def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
         value = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(value, Mapping | bool):
             raise GrammarError(
-                "JSON schema: expected an object of JSON, its text, or a class with "
+                "JSON schema: expected a JSON object, its text, or a class with "
                 f"model_json_schema, not {value!r:.80}"
             )
         if isinstance(value, bool):
@@ -167,8 +167,8 @@ class _EnforcedSchema:
         self._path: list[str] = []  # of the current part, from the root
         if (depth := self._parts.depth()) > MAX_DEPTH:
             raise GrammarError(
-                f"JSON schema: too deeply nested: {depth} levels, references followed (at most "
-                f"{MAX_DEPTH})"
+                f"JSON schema: too deeply nested: {depth} levels after following references (at "
+                f"most {MAX_DEPTH})"
             )
         self._closed, self._never = ClosedObjects(root, self._parts), ImpossibleParts(self._parts)
 
@@ -207,7 +207,9 @@ class _EnforcedSchema:
             del found["format"]
             others = found.get("allOf", [])
             if not isinstance(others, list):
-                raise GrammarError(f"JSON schema: allOf is a list of schemas, not {others!r:.80}")
+                raise GrammarError(
+                    f"JSON schema: allOf is {others!r:.80}: expected a list of schemas"
+                )
             found["allOf"] = [*others, *({"pattern": pattern} for pattern in FORMATS[name])]
         return found
 
@@ -247,11 +249,11 @@ class _EnforcedSchema:
         if key in COUNTS or not isinstance(value, str):
             return self._numbers.fault(key, value)
         if key == "format" and value == "unknown":  # llguidance has one that accepts anything
-            return "is no format that can be enforced"
+            return "is not a format that can be enforced"
         if key == "pattern":
             return _pattern_fault(value)
         if key == "$ref" and not self._parts.leads(value):
-            return "leads to no part of this schema"
+            return "refers to nothing in this schema"
         return ""
 
 
@@ -263,6 +265,6 @@ def _pattern_fault(pattern: str) -> str:
     try:
         source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
     except ValueError:  # llguidance reads it as UTF-8
-        return "cannot be enforced: it has half a surrogate pair"
+        return "cannot be enforced: it has an unpaired surrogate"
     message = LLMatcher.validate_grammar(source).rpartition("error: ")[2]
     return f"cannot be enforced: {' '.join(message.split())}" if message else ""

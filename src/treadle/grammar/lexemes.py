@@ -56,7 +56,9 @@ def larks(rules: GbnfRules) -> Iterator[str]:
         if leads[-1] <= MAX_LEAD:
             yield str(form)
     if min(leads) > MAX_LEAD:
-        raise GrammarError(f"grammar: {min(leads)} rules lead into each other (at most {MAX_LEAD})")
+        raise GrammarError(
+            f"grammar: a chain of {min(leads)} rules that refer to each other (at most {MAX_LEAD})"
+        )
 
 
 def hard_rules(rules: GbnfRules) -> str:
@@ -82,7 +84,7 @@ def _by_lexemes(rules: GbnfRules) -> Iterator[LarkWriter]:
         if "root" not in automata:
             line = rules.line["root"]
             raise GrammarError(
-                f"grammar, line {line}: rule 'root' only leads back to itself: no text fulfils it"
+                f"grammar, line {line}: rule 'root' refers only to itself: no text can match"
             )
         threads = Threads(automata, alphabet)
     except TooLargeError:

@@ -135,16 +135,19 @@ class Numbers:
         if not _is_number(value):
             return ""
         if (key in _LOWER and value > HIGHEST) or (key in _UPPER and value < LOWEST):
-            return f"cannot be enforced: numbers reach from {LOWEST} to {HIGHEST}"
+            return f"cannot be enforced: numbers range from {LOWEST} to {HIGHEST}"
         return self._multiple_fault(value) if key == "multipleOf" else ""
 
     def _multiple_fault(self, value: float) -> str:
         if abs(value) > FLOAT_MAX:
-            return "cannot be enforced: no float64 is so large"
+            return "cannot be enforced: too large for a float64"
         digits = Decimal(repr(float(value))).normalize().as_tuple().digits  # without trailing zeros
         n = lcm(self._n_remainders, int("".join(map(str, digits))) or 1)
         if n > MAX_REMAINDERS:
-            return f"cannot be enforced: with the others {n} remainders (at most {MAX_REMAINDERS})"
+            return (
+                f"cannot be enforced: all multipleOf together have {n} remainders (at most "
+                f"{MAX_REMAINDERS})"
+            )
         self._n_remainders = n
         return ""
 
@@ -152,7 +155,7 @@ class Numbers:
 def _count_fault(key: str, value: Any) -> str:
     """Return why a number of characters, items or properties cannot be enforced, or ""."""
     if not _is_number(value) or value < 0 or value % 1:
-        return "is no count: expected a whole number from 0"
+        return "is not a count: expected a whole number, 0 or more"
     most = LONGEST if key in LENGTHS else HIGHEST
     return "" if value <= most else f"cannot be enforced: at most {most}"
 

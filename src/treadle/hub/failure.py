@@ -31,9 +31,9 @@ def explain(error: Exception, name: HubName) -> FileError:
     elif is_unreached(error):
         reason = f"cannot be downloaded: {site} does not answer ({first_line(error)})"
     elif isinstance(error, errors.HfHubHTTPError) and error.response.status_code == 401:
-        reason = f"{site} refuses the token that is set: {login}"
+        reason = f"{site} rejects your token: {login}"
     elif isinstance(error, errors.HfHubHTTPError):
-        reason = f"{site} refuses: HTTP status {error.response.status_code}, {first_line(error)}"
+        reason = f"{site} answered HTTP status {error.response.status_code}: {first_line(error)}"
     else:
         reason = f"the download failed: {first_line(error)}"
     return FileError(reason, path=str(name))

@@ -110,8 +110,10 @@ def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
         smallest = sorted(same, key=lambda offer: offer.n_bytes)
         need = f"the smallest model needs about {size(smallest[0].needs)}"
         if n_free is None or smallest[0].needs <= n_free:
-            need = "only types of less than 3 bits fit, which lose much"
-        what = f"{size(n_free or 0)} of memory are free, and {need}"
+            need = (
+                "only types below 3 bits fit, and their answers are much worse: name one to use it"
+            )
+        what = f"{size(n_free or 0)} of memory is free, and {need}"
         raise FileError(f"{what}; {choices(name, smallest)}", path=str(name))
     return found
 
@@ -147,7 +149,7 @@ def choices(name: HubName, offers: list[RepositoryModel]) -> str:
     several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
     shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers]
     form = f"{name.root}/FILE" if several else f"{name.root}:{offers[0].tag}"
-    return f"there are {listed(shown, SHOWN)}: name one as {form}"
+    return f"available: {listed(shown, SHOWN)}: name one as {form}"
 
 
 def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
@@ -174,8 +176,8 @@ def check_architecture(name: HubName, said: Any) -> None:
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
         raise UnsupportedError(
-            f"{name}: architecture {arch!r:.60}: treadle has {', '.join(ARCHS)}; nothing was "
-            "downloaded (a file that is named in full would be)"
+            f"{name}: architecture {arch!r:.60} is not supported; nothing was downloaded (name "
+            f"a file in full to download it anyway); supported: {', '.join(ARCHS)}"
         )
 
 
@@ -189,8 +191,8 @@ def check_disk(name: HubName, n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise FileError(
-            f"{size(n_bytes)} to download, and {folder} has {size(free)} free: make room, or name "
-            "another place with HF_HOME",
+            f"the download needs {size(n_bytes)}, but {folder} has only {size(free)} free: free "
+            "some space, or set HF_HOME to another folder",
             path=str(name),
         )
 
@@ -235,7 +237,7 @@ def near(name: HubName) -> str:
         return f"; did you mean {' or '.join(stems[stem] for stem in found)}?"
     if not models:
         return "; the repository has no .gguf file"
-    return "; there are " + listed(models, 8)
+    return "; available: " + listed(models, 8)
 
 
 def fetch_folder(

@@ -42,7 +42,7 @@ class HubName:
         count = int(match["count"])
         if not 1 <= int(match["no"]) <= count <= MAX_SHARDS:
             raise FileError(
-                "the shard's number does not fit its name",
+                "the shard number is out of range",
                 path=str(self),
                 expected=f"1 to the shard count, at most {MAX_SHARDS} shards",
             )

@@ -30,7 +30,8 @@ def busy(shares: Sequence[float], so: str) -> str | None:
         return None
     low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
     got = low if low == high else f"{low} to {high}"
-    return f"the threads got {got} of the processor time they asked for: other programs run{so}"
+    why = f"other programs are running{so}"
+    return f"the threads got {got} of the processor time they asked for: {why}"
 
 
 def usable_threads(cpus: Path = CPUS, cgroup: Path = CGROUP) -> Bound:

@@ -200,7 +200,7 @@ class Windows:
         return None  # PrefetchVirtualMemory has another signature: it takes a list of ranges
 
     def mark_resident(self, address: int, n_bytes: int, flags: int) -> None:
-        raise OSError("Windows does not say which pages of a file are in memory")
+        raise OSError("Windows does not report which pages of a file are in memory")
 
     def fetch_pages(self, fd: int, offset: int, n_bytes: int) -> None:
         pass

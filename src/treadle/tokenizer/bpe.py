@@ -91,13 +91,13 @@ def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
         guesses = (PRE_OF_PIECE[piece] for piece in PRE_OF_PIECE if piece in pieces)
         name = PRE_OF_ARCH.get(vocab.arch) or next(guesses, DEFAULT)
         vocab.warnings.append(
-            f"{PRE} is missing: {name!r} is a guess, and a wrong one would cut words differently "
+            f"{PRE} is missing: {name!r} is a guess; if it is wrong, text is split differently "
             "from what the model was trained on"
         )
     if name not in PRE_TOKENIZERS:
         raise UnsupportedError(
-            f"{vocab.path}: {PRE} is {name!r}, which treadle does not have: any other would feed "
-            "the model wrong tokens without a sign"
+            f"{vocab.path}: pre-tokenizer {name!r} is not supported ({PRE}); using another one "
+            "would silently produce wrong tokens"
         )
     return name, PRE_TOKENIZERS[name]
 
@@ -109,11 +109,11 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     merges, key = vocab.merges(), "tokenizer.ggml.merges"
     longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics if none is so long
     if longest > int(vocab.sizes.max()):
-        vocab.fail(key, f"makes {longest} bytes", "merges into pieces")
+        vocab.fail(key, f"has a merge into {longest} bytes", "merges into known pieces")
     try:
         model = merge_model(vocab, merge_pairs(merges), ignore_merges=family.ignore_merges)
     except Exception as e:  # tokenizers raises plain Exception
-        raise vocab.error(key, str(e), "merges of and into pieces") from None
+        raise vocab.error(key, str(e), "merges of known pieces into known pieces") from None
     tokenizer = Tokenizer(model)
     splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
     letters = ByteLevel(add_prefix_space=False, use_regex=False)

@@ -73,7 +73,7 @@ def _build(vocab: Vocab) -> Any:
     try:
         return Merger(merge_model(vocab, _pairs(vocab), NUL, byte_fallback=True))
     except Exception as e:  # tokenizers raises plain Exception
-        what = "merges of and into pieces"
+        what = "merges of known pieces into known pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None
 
 

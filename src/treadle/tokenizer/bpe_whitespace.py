@@ -47,5 +47,5 @@ def _build(vocab: Vocab, unk: int | None) -> Any:
     try:
         return Tokenizer(merge_model(vocab, merges, unk=unk, byte_fallback=True))
     except Exception as e:  # tokenizers raises plain Exception
-        what = "merges of and into pieces"
+        what = "merges of known pieces into known pieces"
         raise vocab.error("tokenizer.ggml.merges", str(e), what) from None

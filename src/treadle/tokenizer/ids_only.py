@@ -28,7 +28,7 @@ class NoVocabulary(Tokenizer):
         self.add_bos = self.add_eos = self.add_sep = False
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        raise UnsupportedError("the model has no vocabulary: there are ids, and no text")
+        raise UnsupportedError("the model has no vocabulary: pass token ids instead of text")
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
         return b""

@@ -126,7 +126,7 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
     try:
         return processor(tokens)
     except (RuntimeError, ValueError) as e:  # ValueError: the message is not UTF-8
-        what = f"sentencepiece refuses the vocabulary: {e}"
+        what = f"sentencepiece rejects the vocabulary: {e}"
         raise vocab.error("tokenizer.ggml.tokens", what) from None
 
 
@@ -140,7 +140,7 @@ def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
         piece = vocab.raw(token)
         if not piece or piece in seen or len(piece) > _MAX_PIECE:
             why = "empty" if not piece else "a duplicate" if piece in seen else "very long"
-            vocab.warnings.append(f"token {token} is {why}: text never becomes it")
+            vocab.warnings.append(f"token {token} is {why}: no text is encoded as it")
             piece = b"<treadle:token:%d>" % token
             if types[token] != TokenType.UNKNOWN:
                 types[token] = TokenType.UNUSED

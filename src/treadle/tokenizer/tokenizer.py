@@ -45,7 +45,7 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
     """Return the tokenizer that an open model file describes.
 
     Raises FileError (its arrays are missing, damaged or inconsistent) or UnsupportedError (a kind
-    of vocabulary or a pre-tokenizer that treadle does not have, or no vocabulary at all).
+    of vocabulary or a pre-tokenizer that treadle does not support, or no vocabulary at all).
     """
     if "tokenizer.ggml.model" not in gguf.metadata:
         raise UnsupportedError(
@@ -55,7 +55,7 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
     if vocab.model not in MODELS:
         raise UnsupportedError(
             f"{gguf.path}: tokenizer.ggml.model is {vocab.model!r}, "
-            f"which treadle does not have ({', '.join(MODELS)})"
+            f"which treadle does not support (supported: {', '.join(MODELS)})"
         )
     module, name = _BY_PRE.get((vocab.model, vocab.text(PRE, "")), MODELS[vocab.model])
     loader: Callable[[Vocab], Tokenizer] = getattr(import_module(f".{module}", __package__), name)
@@ -116,12 +116,12 @@ class Tokenizer(abc.ABC):
         if self.n_vocab <= n_rows:
             return
         ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
-        lost = "it cannot write the last of them"
+        lost = "it cannot generate the last of them"
         if ends:
             shown = ", ".join(map(repr, ends))
-            lost = f"it cannot write {shown}, and texts that should end there do not"
+            lost = f"it cannot generate {shown}, so output that should end there does not stop"
         name, n = self.vocab.path.name, self.n_vocab
-        warn(f"{name}: the vocabulary has {n} tokens and the model {n_rows}: {lost}")
+        warn(f"{name}: the vocabulary has {n} tokens but the model only {n_rows}: {lost}")
 
     def warn_dropped(self, characters: Iterable[str]) -> None:
         """Warn of characters of a text that the vocabulary has no token for."""
@@ -129,7 +129,7 @@ class Tokenizer(abc.ABC):
         shown = ", ".join(ascii(each) for each in islice(different, MAX_SHOWN))
         more = ", ..." if len(different) > MAX_SHOWN else ""
         if different:
-            warn(f"the vocabulary has no token for {shown}{more}: left out of the text")
+            warn(f"the vocabulary has no token for {shown}{more}: dropped from the text")
 
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
         """Return the ids of ``text``.
@@ -247,7 +247,7 @@ class Tokenizer(abc.ABC):
         does.
         """
         if not 0 <= token < self.n_vocab:
-            raise IndexError(f"token {token}: the vocabulary has {self.n_vocab}")
+            raise IndexError(f"token {token}: the vocabulary has {self.n_vocab} tokens")
         return self._kinds[token] == TokenType.CONTROL
 
     def is_special(self, token: int) -> bool:

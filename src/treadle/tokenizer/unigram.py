@@ -96,7 +96,7 @@ def _steps(vocab: Vocab) -> list[str]:
         return steps
     steps = vocab.text(SPACES).split(" ")
     if not is_sound(steps) or (CHARSMAP in steps) > (_CHARSMAP in vocab.values):
-        vocab.fail(SPACES, f"is {' '.join(steps)!r:.80}", "steps that treadle has, in their order")
+        vocab.fail(SPACES, f"is {' '.join(steps)!r:.80}", "supported steps, in order")
     return steps
 
 

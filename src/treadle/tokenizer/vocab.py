@@ -162,7 +162,7 @@ class Vocab(MetadataReader):
     def raw(self, token: int) -> bytes:
         """Return the bytes of a piece in the file; raise IndexError for a negative or absent id."""
         if not 0 <= token < self.n:
-            raise IndexError(f"token {token}: the vocabulary has {self.n}")
+            raise IndexError(f"token {token}: the vocabulary has {self.n} tokens")
         return self.tokens.raw(token)
 
     def raws(self) -> list[bytes]:

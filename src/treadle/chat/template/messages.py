@@ -88,11 +88,11 @@ def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _read(i: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or "role" not in message:
-        raise TemplateError(f"a message is a dict with a role, not {message!r:.80}")
+        raise TemplateError(f"message {i} is {message!r:.80}: expected a dict with a role")
     content = message.get("content")
     if message["role"] in SPEAKERS and not isinstance(content, str | list | None):
         kind = type(content).__name__
-        raise TemplateError(f"message {i}: its content is {kind}: expected a text or a list")
+        raise TemplateError(f"message {i}: content is {kind}: expected a string or a list of parts")
     if isinstance(content, list) and (is_parts(content) or message["role"] in SPEAKERS):
         for part in content:
             _check_part(f"message {i}", part, thinks=message["role"] == "assistant")
@@ -105,13 +105,13 @@ def _read(i: int, message: Any) -> dict[str, Any]:
 def _check_part(where: str, part: Any, *, thinks: bool) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind is None:
-        raise TemplateError(f"{where}: a part is a dict with a type, not {part!r:.80}")
+        raise TemplateError(f"{where}: part {part!r:.80}: expected a dict with a type")
     if thinks and kind == "thinking" and isinstance(part.get("thinking"), str):
         return
     if kind != "text":
-        raise UnsupportedError(f"{where} has a part of type {kind!r:.40}: treadle reads text alone")
+        raise UnsupportedError(f"{where}: parts of type {kind!r:.40} are not supported, only text")
     if not isinstance(part.get("text"), str):
-        raise TemplateError(f"{where} has a part without a text")
+        raise TemplateError(f"{where} has a text part without a text string")
 
 
 def is_parts(content: Any) -> bool:
@@ -164,7 +164,7 @@ def plain(value: Any) -> Any:
     try:
         return _plain(value)
     except RecursionError:
-        raise TemplateError("messages, tools or variables are nested too deep") from None
+        raise TemplateError("messages, tools or variables are too deeply nested") from None
 
 
 def _plain(value: Any) -> Any:
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     raise TemplateError(
-        f"messages, tools and variables are of JSON's types; this is a {type(value).__name__}"
+        f"messages, tools and variables must be JSON types; found {type(value).__name__}"
     )
 
 
@@ -185,13 +185,13 @@ def check_messages(messages: Any) -> None:
     """
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         found = type(messages).__name__
-        raise TemplateError(f"the messages are {found}: expected a list of role and content")
+        raise TemplateError(f"messages is {found}: expected a list of dicts with role and content")
     if not messages:
-        raise TemplateError("a conversation without a message")
+        raise TemplateError("messages is empty: expected at least one message")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
             found = type(message).__name__
-            raise TemplateError(f"message {i} is {found}: expected a dict of role and content")
+            raise TemplateError(f"message {i} is {found}: expected a dict with role and content")
         if not isinstance(message.get("role"), str):
             raise TemplateError(f"message {i} has no role, such as 'user'")
         if "content" not in message and "tool_calls" not in message:

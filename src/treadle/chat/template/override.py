@@ -40,11 +40,13 @@ def _read(path: Path) -> str:
         near = get_close_matches(str(path), NAMES, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise TemplateError(
-            f"chat template {str(path)!r}: no file, and no name of a built-in template{hint}: "
+            f"chat template {str(path)!r} is neither a file nor a built-in template{hint}: "
             f"expected a file or one of {_names()}"
         ) from None
     except UnicodeDecodeError as error:
-        raise TemplateError(f"{path}: byte {error.start} is not UTF-8: expected a text") from None
+        raise TemplateError(
+            f"{path}: byte {error.start} is not UTF-8: expected a text file"
+        ) from None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise TemplateError(f"{path}: cannot be read: {why}") from None

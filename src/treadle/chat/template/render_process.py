@@ -71,7 +71,7 @@ def _answer(request: bytes) -> bytes:
             variables, now = rest
             text = sandbox.render(source, variables, datetime.fromisoformat(now))
         if len(text) > MAX_TEXT:
-            raise TemplateError(f"chat template: it makes more than {MAX_TEXT} characters")
+            raise TemplateError(f"chat template: its output has more than {MAX_TEXT} characters")
     except TemplateError as e:
         fine, text = False, str(e)
     octets = text.encode("utf-8", "surrogatepass")

@@ -147,7 +147,9 @@ class _RenderProcess:
                 start_new_session=True,  # Ctrl-C and Ctrl-Z of the terminal do not reach it
             )
         except OSError as e:
-            raise TemplateError(f"no process to render chat templates in: {e}") from None
+            raise TemplateError(
+                f"cannot start the process that renders chat templates: {e}"
+            ) from None
         self._ready = False
         self._preparing = False
         self._answered = False
@@ -203,18 +205,18 @@ class _RenderProcess:
             code = 0
         if not self._ready:
             return TemplateError(
-                f"the process that renders chat templates does not start: {_python()} ended "
-                f"with code {code}"
+                f"the process that renders chat templates did not start: {_python()} ended with "
+                f"exit code {code}"
             )
         # Without a timer, faulthandler ends the process, and may crash on frames that change
         # meanwhile.
         if code in _TIME_CODES or (not SYSTEM.TIMERS and seconds >= LIMIT_S):
-            return LimitError(f"chat template: it takes more than {LIMIT_S:g} s")
+            return LimitError(f"chat template: rendering takes more than {LIMIT_S:g} s")
         if code in _MEMORY_CODES:
             return LimitError(
-                f"chat template: it takes more than {LIMIT_BYTES >> 20} MiB of memory"
+                f"chat template: rendering takes more than {LIMIT_BYTES >> 20} MiB of memory"
             )
-        return TemplateError(f"chat template: it breaks the process that renders it (code {code})")
+        return TemplateError(f"chat template: rendering crashed its process (exit code {code})")
 
     def end(self) -> None:
         """Kill the process."""
@@ -237,7 +239,9 @@ def _request(*values: object) -> bytes:
     try:
         return json.dumps(values, ensure_ascii=False).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError) as e:  # a number of 5000 digits, lists a thousand deep
-        raise TemplateError(f"messages, tools and variables that JSON cannot say: {e}") from None
+        raise TemplateError(
+            f"messages, tools or variables cannot be written as JSON: {e}"
+        ) from None
 
 
 def _import_path() -> list[str]:
@@ -267,8 +271,8 @@ def _python() -> str:
         if os.path.exists(path):
             return path
     raise TemplateError(
-        "a Python process renders the chat templates of files, and there is no Python here: "
-        "multiprocessing.set_executable names one"
+        "chat templates are rendered in a Python process, and no interpreter was found: set one "
+        "with multiprocessing.set_executable"
     )
 
 

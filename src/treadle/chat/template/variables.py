@@ -133,8 +133,10 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
     if not isinstance(template, Mapping | None):
         raise TreadleError(f"{where} is {type(template).__name__}: expected variables by name")
     for name in template or ():
-        if not isinstance(name, str) or name in OURS:
-            raise TreadleError(f"{where}: {name!r:.40} is no variable that a caller sets")
+        if not isinstance(name, str):
+            raise TreadleError(f"{where}: {name!r:.40}: expected the name of a variable")
+        if name in OURS:
+            raise TreadleError(f"{where}: {name!r:.40} is set by treadle and cannot be given")
     return dict(template or {})
 
 

@@ -169,7 +169,7 @@ def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, li
                 schema, left_out = kept_schema(schema)
                 warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
             if schema is False:
-                raise GrammarError("nothing fulfils its schema")
+                raise GrammarError("its schema allows no value")
             made[name] = schema
             grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
         except GrammarError as error:

@@ -146,7 +146,7 @@ def json_of(written: str) -> str:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def value_of(written: str) -> Any:

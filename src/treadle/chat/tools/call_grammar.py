@@ -240,7 +240,7 @@ def _parameters(
         if _is_possible(value, schema):
             yield key, value, key in required
         elif key in required:
-            raise GrammarError(f"parameter {key!r:.80}: nothing fulfils its schema")
+            raise GrammarError(f"parameter {key!r:.80}: its schema allows no value")
 
 
 def _value(rules: GrammarRules, value: Any, schema: Mapping[str, Any]) -> str:

@@ -230,7 +230,7 @@ class ConstrainedDecoder:
             n = min(len(logits), 8 * len(found))
             allowed = np.unpackbits(found, count=n, bitorder="little")
             if not allowed.any() and not self.accepting:
-                raise GrammarError("the grammar leaves no token that could come next")
+                raise GrammarError("the grammar allows no next token")
             logits[: len(allowed)][allowed == 0] = -np.inf
             logits[len(allowed) :] = -np.inf
 
@@ -290,7 +290,7 @@ class ConstrainedDecoder:
         if not begun:
             if self._bound is None:
                 named = self._plan.tokenizer.piece(token)
-                raise GrammarError(f"the mark of reasoning has no place for {named!r}")
+                raise GrammarError(f"{named!r} does not continue the mark that opens reasoning")
             self._matcher, self._bound, self._state = self._bound, None, "call"
             self._go_on()
 

@@ -44,8 +44,8 @@ def needs_form(messages: Messages) -> bool:
 def lone_results(messages: Messages) -> list[str]:
     """Return a warning for each tool result that follows no call."""
     return [
-        f"a tool's result {name_of(message)!r:.80} is behind no call: the model is given it as the "
-        "user's words"
+        f"tool result {name_of(message)!r:.80} follows no tool call: it is sent to the model as a "
+        "user message"
         for message, called in _results(messages)
         if message.get("role") == "tool" and not called
     ]

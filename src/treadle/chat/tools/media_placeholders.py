@@ -41,7 +41,8 @@ def in_words(message: Mapping[str, Any]) -> dict[str, Any]:
 def left_out(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning for each part of a tool result that is not text."""
     return [
-        f"a tool's result {name_of(message)!r:.80}: a {described(part)} is left out: {_WHY}"
+        f"tool result {name_of(message)!r:.80}: a {described(part)} was dropped, because the model "
+        "reads only text"
         for message in messages
         for part in _left_out(message)
     ]

@@ -96,16 +96,18 @@ def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if not isinstance(calls := message.get("tool_calls") or [], list):
             found = type(calls).__name__
-            raise TemplateError(f"message {i}: tool_calls are {found}: expected a list of calls")
+            raise TemplateError(f"message {i}: tool_calls is {found}: expected a list of calls")
         for call in calls:
             function = call.get("function") if isinstance(call, Mapping) else None
             if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
                 raise TemplateError(
-                    f"message {i}: a call is a dict with a function and its name, not {call!r:.80}"
+                    f"message {i}: call {call!r:.80}: expected a dict with a function and its name"
                 )
             if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
                 found = type(arguments).__name__
-                raise TemplateError(f"message {i}: arguments are {found}: expected JSON or a dict")
+                raise TemplateError(
+                    f"message {i}: arguments is {found}: expected a JSON string or a dict"
+                )
 
 
 def begun(

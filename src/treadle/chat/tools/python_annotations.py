@@ -72,7 +72,7 @@ class Schemas:
         if (choices := _choices(kind)) is not None:
             values = [value for value, _ in choices]
             if not all(map(_is_plain, values)):
-                raise TreadleError(f"{where} is {kind}: no values of JSON")
+                raise TreadleError(f"{where}: {kind} has values without a JSON equivalent")
             return {"enum": values}
         if origin in _UNIONS:
             return {"anyOf": [self.of(each, where) for each in inner]}
@@ -89,7 +89,7 @@ class Schemas:
         if base in _MAPS and (not inner or inner[0] is str):
             more = self.of(inner[1], where) if inner else {}
             return {"type": "object", **({"additionalProperties": more} if more else {})}
-        raise TreadleError(f"{where} is {kind}: no type of JSON")
+        raise TreadleError(f"{where}: type {kind} has no JSON equivalent")
 
     def _alias(self, kind: Any, where: str) -> dict[str, Any]:
         """Return the schema of ``type X = ...``: in place, or a reference if it contains itself."""
@@ -107,7 +107,7 @@ class Schemas:
         if kind not in self._recursive:
             return made
         if _is_or_has(made, ref):
-            raise TreadleError(f"{where} is {kind}, which stands for itself")
+            raise TreadleError(f"{where}: type {kind} refers only to itself")
         self._define(kind.__name__, made, where)
         return ref
 
@@ -135,7 +135,7 @@ class Schemas:
 
     def _define(self, name: str, part: Any, where: str) -> None:
         if self.defs.setdefault(name, part) != part:
-            raise TreadleError(f"{where}: two classes have the name {name}")
+            raise TreadleError(f"{where}: two classes are named {name}")
 
 
 def value_of(kind: Any, value: Any) -> Any:
@@ -160,7 +160,7 @@ def value_of(kind: Any, value: Any) -> Any:
         for choice, made in choices:
             if _is_same(choice, value):
                 return made
-        raise ValueError(f"{value!r:.60} is none of {[choice for choice, _ in choices]!r:.200}")
+        raise ValueError(f"{value!r:.60} is not one of {[choice for choice, _ in choices]!r:.200}")
     if origin in _UNIONS:
         return _of_one(inner, value)
     if (named := _named(kind, "")) is not None:
@@ -170,7 +170,7 @@ def value_of(kind: Any, value: Any) -> Any:
         return _list_of(base, inner, value)
     if base in _MAPS:
         if not isinstance(value, dict):
-            raise TypeError(f"{value!r:.60} is no object")
+            raise TypeError(f"{value!r:.60} is not an object")
         values = inner[1] if len(inner) == 2 else Any
         return {key: value_of(values, each) for key, each in value.items()}
     return value
@@ -181,7 +181,7 @@ def _bare(kind: Any) -> Any:
     met: list[Any] = []
     while _is_alias(kind := _renamed(kind)):
         if kind in met:
-            raise TypeError(f"{kind} stands for itself")
+            raise TypeError(f"type {kind} refers only to itself")
         met.append(kind)
         kind = kind.__value__
     return kind
@@ -224,13 +224,13 @@ def _plain_of(kind: type, value: Any) -> Any:
     if kind is int and type(value) is float and value.is_integer():
         return int(value)
     if type(value) is not kind:
-        raise TypeError(f"{value!r:.60} is no {_PLAIN[kind]}")
+        raise TypeError(f"{value!r:.60}: expected type {_PLAIN[kind]}")
     return value
 
 
 def _of_one(kinds: Sequence[Any], value: Any) -> Any:
     """Convert to the first type that accepts the value; the value's own type is tried first."""
-    why = [f"{value!r:.60} fits none of its types"]
+    why = [f"{value!r:.60} matches none of the allowed types"]
     for each in sorted(kinds, key=lambda each: _bare(each) is not type(value)):
         try:
             return value_of(each, value)
@@ -241,18 +241,18 @@ def _of_one(kinds: Sequence[Any], value: Any) -> Any:
 
 def _object_of(kind: Any, named: _TypedProperties, value: Any) -> Any:
     if not isinstance(value, dict):
-        raise TypeError(f"{value!r:.60} is no object")
+        raise TypeError(f"{value!r:.60} is not an object")
     surplus = [name for name in value if name not in named.kinds]
     missing = [name for name in named.required if name not in value]
     if surplus or missing:
-        said = [f"has no {name!r}" for name in surplus] + [f"lacks {name!r}" for name in missing]
-        raise TypeError(f"{kind.__name__} {', '.join(sorted(said))}")
+        said = [f"unknown {name!r}" for name in surplus] + [f"missing {name!r}" for name in missing]
+        raise TypeError(f"{kind.__name__}: {', '.join(sorted(said))}")
     return named.make(**{key: value_of(named.kinds[key], each) for key, each in value.items()})
 
 
 def _list_of(base: Any, inner: Sequence[Any], value: Any) -> Any:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r:.60} is no array")
+        raise TypeError(f"{value!r:.60} is not an array")
     if base is tuple and inner and ... not in inner:
         if len(value) != len(inner):
             raise ValueError(f"{len(value)} elements: expected {len(inner)}")
@@ -313,7 +313,9 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
     except Exception as error:  # whatever an annotation raises
-        raise TreadleError(f"{where}: {kind.__name__}: its annotations: {error}") from error
+        raise TreadleError(
+            f"{where}: {kind.__name__}: cannot resolve its annotations: {error}"
+        ) from error
     # With annotations as strings, __required_keys__ misses these two markers.
     said = {name: _name_of(typing.get_origin(hints.get(name))) for name in names}
     needed = [

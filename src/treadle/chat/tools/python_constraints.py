@@ -48,7 +48,9 @@ def narrowed(schema: dict[str, Any], notes: Sequence[Any], where: str) -> dict[s
     said: dict[str, Any] = {}
     for note in notes:
         if is_field(note) and not note.is_required():
-            raise TreadleError(f"{where}: Field(default=...) within Annotated: put it behind a =")
+            raise TreadleError(
+                f"{where}: Field(default=...) within Annotated: write the default after ="
+            )
         said |= _said_by(note, where)
     return _narrowed(schema, notes, said, where)
 
@@ -90,7 +92,7 @@ def _said_by(note: Any, where: str) -> dict[str, Any]:
     if not is_field(note):
         return {}
     if alias := next((name for name in _ALIASES if getattr(note, name, None) is not None), None):
-        raise TreadleError(f"{where}: Field({alias}=...): a parameter has one name")
+        raise TreadleError(f"{where}: Field({alias}=...): aliases are not supported")
     said = {key: value for key in _SAID if (value := getattr(note, key)) is not None}
     extra = note.json_schema_extra
     if callable(extra):
@@ -107,7 +109,7 @@ def _words(notes: Sequence[Any], where: str) -> dict[str, Any]:
                 value = value.pattern
             if word in words and words[word] != value:
                 if word not in (*_LEAST, *_MOST):
-                    raise TreadleError(f"{where}: {word} is said twice")
+                    raise TreadleError(f"{where}: {word} is given twice, with different values")
                 value = (max if word in _LEAST else min)(words[word], value)
             words[word] = value
     return words
@@ -134,9 +136,9 @@ def _words_of(note: Any, where: str) -> Iterator[tuple[str, Any]]:
             yield word, value
         elif value is not None and word not in _HELD:
             what = word if name.startswith("_") else name
-            raise TreadleError(f"{where}: {what}: no schema can say it")
+            raise TreadleError(f"{where}: {what} cannot be expressed in a JSON schema")
     if not named:
-        raise TreadleError(f"{where}: {name}: no schema can say it")
+        raise TreadleError(f"{where}: {name} cannot be expressed in a JSON schema")
 
 
 def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -152,13 +154,13 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
     keys = _KEYS.get(schema.get("type", ""), {})
     if "enum" in schema or not words.keys() <= keys.keys():
         word = min(words.keys() - keys.keys(), default=min(words))
-        raise TreadleError(f"{where}: {word} says nothing of what it stands beside")
+        raise TreadleError(f"{where}: {word} does not apply to this type")
     made = dict(schema)
     for word, value in words.items():
         key = keys[word]
         if key in made and made[key] != value:
             if word not in (*_LEAST, *_MOST):
-                raise TreadleError(f"{where}: {word} is said twice")
+                raise TreadleError(f"{where}: {word} is given twice, with different values")
             value = (max if word in _LEAST else min)(made[key], value)
         made[key] = value
     return made

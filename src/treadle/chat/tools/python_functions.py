@@ -28,11 +28,11 @@ def tool_of(function: Function) -> dict[str, Any]:
     """
     name = getattr(function, "__name__", "")
     if not callable(function) or not name.isidentifier():
-        raise TreadleError(f"tools: expected named functions, or dicts, found {function!r:.60}")
+        raise TreadleError(f"tools: expected named functions or dicts, found {function!r:.60}")
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # anything that an annotation raises
-        raise TreadleError(f"tool {name}: its annotations: {error}") from error
+        raise TreadleError(f"tool {name}: cannot resolve its annotations: {error}") from error
     said, told = _documented(inspect.getdoc(function) or "")
     properties, required, schemas = {}, [], Schemas()
     try:
@@ -41,7 +41,7 @@ def tool_of(function: Function) -> dict[str, Any]:
         raise TreadleError(f"tool {name}: {error}") from None
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise TreadleError(f"tool {name}: {parameter} cannot be given by name")
+            raise TreadleError(f"tool {name}: {parameter} cannot be passed by name")
         where = f"tool {name}: {parameter.name}"
         schema = schemas.of(hints.get(parameter.name, Any), where)
         if parameter.name in told:
@@ -71,7 +71,7 @@ def check_tool(name: Any, parameters: Any) -> None:
             f"tool {name!r:.80}: expected a name of 1 to 128 letters, digits, '_', '.' and '-'"
         )
     if not _allows_object(parameters):
-        raise TreadleError(f"tool {name}: its parameters allow no object")
+        raise TreadleError(f"tool {name}: the schema of its parameters allows no object")
 
 
 def _allows_object(schema: Any) -> bool:

@@ -31,7 +31,7 @@ def ways(
     try:
         return _ways(schema, parts or ReferencedSchemas(schema))
     except RecursionError:
-        raise GrammarError("its schema leads back to itself, or is too deeply nested") from None
+        raise GrammarError("its schema is endlessly recursive or too deeply nested") from None
 
 
 def _ways(schema: Any, parts: ReferencedSchemas) -> list[Mapping[str, Any]]:
