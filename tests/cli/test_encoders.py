@@ -45,6 +45,6 @@ def test_what_it_has_not(run: Run, bert: str) -> None:
     ran = run("bench", bert)
     assert ran.code == 1
     assert (
-        "the model does not generate text: time its steps with `treadle plan MODEL -p 128 --profile`"
-        in ran.err
+        "the model does not generate text: time its steps with "
+        "`treadle plan MODEL -p 128 --profile`" in ran.err
     )
