@@ -35,7 +35,7 @@ def test_profile(run: Run, bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made["whole_s"] > 0
     ran = run("plan", bert, "-p", "16", "--profile", "-c", "65")
     assert ran.code == 1
-    assert "context=65: the model has only 64 learned positions" in ran.err
+    assert "a context of 65 tokens: the model has learned positions for 64" in ran.err
 
 
 def test_what_it_has_not(run: Run, bert: str) -> None:
@@ -46,6 +46,5 @@ def test_what_it_has_not(run: Run, bert: str) -> None:
     assert ran.code == 1
     assert (
         "the model does not generate text: time its steps with "
-        "`treadle plan MODEL -p 128 --profile`"
-        in ran.err
+        "`treadle plan MODEL -p 128 --profile`" in ran.err
     )
