@@ -35,7 +35,7 @@ def test_profile(run: Run, bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made["whole_s"] > 0
     ran = run("plan", bert, "-p", "16", "--profile", "-c", "65")
     assert ran.code == 1
-    assert "a context of 65 tokens: the model has learned positions for 64" in ran.err
+    assert "context=65: the model has only 64 learned positions" in ran.err
 
 
 def test_what_it_has_not(run: Run, bert: str) -> None:

@@ -423,7 +423,7 @@ def test_instruction_sets(there: Describe, monkeypatch: pytest.MonkeyPatch) -> N
     assert report["instruction_set"]["chosen"] == "avx2"
     assert report["instruction_set"]["why"] == "TREADLE_ISA asks for it"
     assert "forces avx2, and amx_bf16 would be faster: unset it" in report["warnings"][0]
-    with pytest.raises(UnsupportedError, match="this CPU lacks"):
+    with pytest.raises(UnsupportedError, match="this CPU does not support"):
         there(features=frozenset())
 
 
