@@ -220,7 +220,7 @@ def test_a_chat_template_whose_calls_are_not_found(monkeypatch: pytest.MonkeyPat
     told = doctor.chat_of(cast(Any, None))
     assert told is not None
     assert told["problem"]
-    assert "read as hermes's" in told["problem"]
+    assert "parsed in the format hermes" in told["problem"]
 
 
 def test_a_chat_template_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
