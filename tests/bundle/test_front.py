@@ -127,7 +127,7 @@ def test_somebody_elses_folder_and_note(own: Path, monkeypatch: pytest.MonkeyPat
         return SimpleNamespace(st_uid=4243, st_mode=about.st_mode)
 
     monkeypatch.setattr(os, "stat", of_another)
-    with pytest.raises(SystemExit, match=r"PEX_ROOT=FOLDER names another one"):
+    with pytest.raises(SystemExit, match=r"set PEX_ROOT=FOLDER"):
         front.start()
 
 
