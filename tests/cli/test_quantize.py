@@ -93,11 +93,11 @@ def test_formats_that_take_no_notice_of_importances_are_named(
 @pytest.mark.parametrize(
     ("mix", "wide", "told"),
     [
-        ("MXFP4", False, "2.4 times the squared error of IQ4_XS; take IQ4_XS, or IQ4_NL where"),
-        ("MXFP4", True, "2.4 times the squared error of IQ4_XS; take IQ4_XS"),
-        ("nvfp4", False, "1.7 times the squared error of IQ4_NL; take IQ4_NL"),
-        ("TQ2_0", True, "almost all of the model's quality; take IQ2_XXS"),
-        ("Q1_0", True, "almost all of the model's quality; take IQ1_S"),
+        ("MXFP4", False, "2.4 times the squared error of IQ4_XS; use IQ4_XS, or IQ4_NL where"),
+        ("MXFP4", True, "2.4 times the squared error of IQ4_XS; use IQ4_XS"),
+        ("nvfp4", False, "1.7 times the squared error of IQ4_NL; use IQ4_NL"),
+        ("TQ2_0", True, "almost all of the model's quality; use IQ2_XXS"),
+        ("Q1_0", True, "almost all of the model's quality; use IQ1_S"),
     ],
 )
 def test_formats_for_weights_that_were_trained_in_them(
