@@ -160,7 +160,9 @@ def test_another_python(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("3.98", "3.99"):
         (own / f"python{version}").symlink_to(sys.executable)
     monkeypatch.setitem(os.environ, "PATH", str(own))
-    with pytest.raises(SystemExit, match="the bundle needs Python"):  # neither is what its name says
+    with pytest.raises(
+        SystemExit, match="the bundle needs Python"
+    ):  # neither is what its name says
         front.start()
 
     for version, code in (("3.98", 0), ("3.99", 127)):  # pyenv's names for what it would not run
