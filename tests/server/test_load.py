@@ -75,7 +75,7 @@ def test_no_more_seconds_of_reading_than_stated(model: treadle.Model) -> None:
         full = client.post("/v1/completions", json=body)
         assert full.status_code == 503
         assert int(full.headers["retry-after"]) >= 1
-        assert "are to be read before" in full.json()["error"]["message"]
+        assert "s of prompt processing are queued" in full.json()["error"]["message"]
         release.set()
         first.join(PATIENCE_S)
         assert answers == [200]
