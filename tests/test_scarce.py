@@ -139,7 +139,7 @@ def test_users_are_told(
 ) -> None:
     progress: Any = SimpleNamespace(close=lambda: None)
     for arch, cost in (
-        ("qwen3moe", "experts are read from disk as"),
+        ("qwen3moe", "experts are read from disk when"),
         ("llama", "every token reads"),
     ):
         sizes = SIZES if arch == "qwen3moe" else {}

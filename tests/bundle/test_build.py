@@ -117,14 +117,16 @@ def test_a_disk_that_fills_while_it_is_written(
 
 def test_what_holds_no_single_file(model: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UnsupportedError, match=r"one GGUF file: make it with 'treadle convert"):
+    with pytest.raises(
+        UnsupportedError, match=r"a single GGUF file: make one with 'treadle convert"
+    ):
         build.describe(tmp_path, False, ())
 
 
 def test_wrong_usage(run: Run, model: Path) -> None:
     made = run("bundle", str(model), "out", "--offline", "--machine", "aarch64")
     assert made.code == 2
-    assert "--offline: for this machine alone" in made.err
+    assert "--offline excludes --machine" in made.err
     assert run("bundle", str(model), "").code == 2
 
 

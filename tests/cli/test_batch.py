@@ -190,4 +190,4 @@ def test_a_job_of_another_file_is_refused(tmp_path: Path) -> None:
     assert "line 1" in done.stderr
     assert target.read_text() == "notes of mine\n"
     done = ran(source, source)
-    assert "cannot go into the file of the requests" in done.stderr
+    assert "the output must not be the input file" in done.stderr

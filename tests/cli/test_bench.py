@@ -472,7 +472,7 @@ def test_what_the_other_program_cannot_cut_it_reads_again(llama: FakeLlama) -> N
     ("path", "context", "kv", "message"),
     [
         ("bad.gguf", 9, None, "llama.cpp cannot load bad.gguf"),
-        ("a.gguf", 10**7, None, "no context of 10000000 tokens"),
+        ("a.gguf", 10**7, None, "cannot make a context of 10000000 tokens"),
         ("a.gguf", 9, "f8", "does not support a KV cache of type f8"),
     ],
 )

@@ -100,12 +100,12 @@ def test_a_profiles_text(run: Run, model: FakeModel, gguf: str) -> None:
     assert matmul[:7] == ["matmul", "3", "648", "B", "784", "3.0", "60.0%"]
     assert matmul[-2:] == ["22%", "bandwidth"]  # 648 bytes at 1 GB/s, in 3 us
     assert lines[-2] == "sum of the steps 5.0 µs, one whole run 6.0 µs, ratio 0.833"
-    assert lines[-1].startswith("the other 1.0 µs are Python's")
+    assert lines[-1].startswith("the other 1.0 µs are spent in Python")
 
 
 @pytest.mark.parametrize(
     ("whole_s", "said"),
-    [(5.1e-6, "ratio 0.980"), (4.95e-6, "ratio 1.010"), (4e-6, "other programs disturbed it")],
+    [(5.1e-6, "ratio 0.980"), (4.95e-6, "ratio 1.010"), (4e-6, "other programs interfered")],
 )
 def test_what_is_said_of_the_sum(
     capsys: pytest.CaptureFixture[str], whole_s: float, said: str

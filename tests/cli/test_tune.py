@@ -199,7 +199,7 @@ def test_a_picture_that_cannot_be_written(
     for study in ([], ["--isa", "native"]):
         ran = run("tune", *study, "--plot", str(tmp_path / "notes"))
         assert (ran.code, (tmp_path / "notes").read_text()) == (1, "notes")
-        assert "is no picture" in ran.err
+        assert "is not a chart by treadle" in ran.err
 
 
 def test_a_folder_that_takes_no_files_costs_no_measurement(
@@ -369,7 +369,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneR
     assert ran.code == 1
     assert "treadle: error: Q8_0: not saved: the threads got less than 80% of" in ran.err
     assert ran.err.count("the threads got") == 1  # said once
-    assert "keep it with --force" in ran.err
+    assert "with --force" in ran.err
     assert "best: " in ran.out  # what was found is shown
     assert "kept in" not in ran.out
     assert tuned_row(isa).made is None

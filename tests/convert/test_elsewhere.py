@@ -72,7 +72,7 @@ def test_the_window_of_qwen(tmp_path: Path, family: str) -> None:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
     arch = family.lower()
     (note,) = said_of(tmp_path, family, arch, **window)
-    assert note.startswith(f"it has no sliding window in {arch}; here ")
+    assert note.startswith(f"it has no sliding window in {arch}; in the file ")
     off = f"{arch}.attention.sliding_window=0"  # by --set
     assert said_of(tmp_path, family, arch, off, **window) == []
 

@@ -231,7 +231,7 @@ def test_ignored_merges_that_matter_are_refused(tmp_path: Path) -> None:
     save(tokenizer, tmp_path)
     n = tokenizer.get_vocab_size()
     edit(tmp_path / "tokenizer.json", model__ignore_merges=True, model__merges=[])
-    with pytest.raises(UnsupportedError, match="whole pieces"):
+    with pytest.raises(UnsupportedError, match="whole tokens first"):
         read(tmp_path, n)
 
 

@@ -139,7 +139,7 @@ def test_embeddings_that_are_the_output_matrix_too(
             assert worst(loaded.logits(ids), expected) <= 2 * rounding(loaded.config)
     words = ["quantize", str(base), str(tmp_path / "q.gguf"), "F32", "--lora", str(adapter)]
     assert main(words) == 1
-    assert "the output matrix is the embeddings' here" in capsys.readouterr().err
+    assert "the output matrix shares these weights" in capsys.readouterr().err
 
 
 def test_tasks_of_jina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,7 @@ def test_serve(
     monkeypatch.setattr("treadle.server.serve.serve", serve)
     ran = run("serve", path, "--device", "cuda", "-c", "64", "--sequences", "2")
     assert (ran.code, ran.out) == (0, "http://there\n")
-    assert "is ready: emulated GPU, up to 64 tokens a text" in ran.err
+    assert "is ready: emulated GPU, up to 64 tokens per request" in ran.err
     assert isinstance(found[0], Cuda)
 
 

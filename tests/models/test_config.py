@@ -600,7 +600,9 @@ def test_a_file_that_is_no_language_model_is_refused(data: Path) -> None:
 
 def test_surplus_layers_are_refused_by_name() -> None:
     """Without its last layers a model writes nonsense; other tensors are left aside."""
-    with pytest.raises(FileError, match=r"fake\.gguf: blk\.5\.\S+: is of layer 5, and .* is 5"):
+    with pytest.raises(
+        FileError, match=r"fake\.gguf: blk\.5\.\S+: belongs to layer 5, but .* is 5"
+    ):
         load_config(fake(block_count=5))
     gguf = fake()
     gguf.tensors["blk.0.attn_rot_embd"] = tensor("blk.0.attn_rot_embd", (6,))

@@ -87,7 +87,7 @@ def test_reasoning_goes_on(begun: tuple[str, TestClient]) -> None:
     if name in ("plain", "recipient"):
         error = post(client, CHAT, 400, **body)["error"]
         assert error["param"] == "continue_final_message"
-        assert "the model's template has no reasoning" in error["message"]
+        assert "the model's chat template has no reasoning" in error["message"]
         return
     asked = post(client, PROMPT, messages=HI)["prompt"]
     of_channels = ANALYSIS.partition("<|end|>")[0]
@@ -108,7 +108,7 @@ def test_only_reasoning_alone_goes_on(begun: tuple[str, TestClient]) -> None:
     last = {"role": "assistant", "content": "so", "reasoning_content": "hm"}
     for talk in (HI, [*HI, last], [*HI, {**last, "reasoning_content": ""}]):
         body = {"messages": talk, "continue_final_message": "reasoning_content"}
-        assert "no reasoning to go on with" in post(client, CHAT, 400, **body)["error"]["message"]
+        assert "no reasoning to continue" in post(client, CHAT, 400, **body)["error"]["message"]
     post(client, CHAT, 400, messages=[*HI, last], continue_final_message="thoughts")
     both = {"continue_final_message": True, "add_generation_prompt": True}
     refused = post(client, PROMPT, 400, messages=[*HI, last], **both)["error"]["message"]
