@@ -283,7 +283,7 @@ def test_what_importances_do_not_have(tmp_path: Path) -> None:
     assert all(each.encode is None or each.type.name not in WANTS_IMATRIX for each in layer)
     assert missing(matrix, recipe.wants_imatrix) == []
     said = [text for text in remarks(recipe, matrix) if "MTP layer" in text]
-    assert [text.partition(",")[0] for text in said] == ["Q4_K instead"]
+    assert [text.partition(" (")[0] for text in said] == ["Q4_K instead"]
     assert not any("MTP" in each.note for each in (*fine.targets, *bare.targets))
     (eh,) = (each for each in asked.targets if "eh_proj" in each.tensor.name)
     assert eh.type.name == "IQ2_XXS"

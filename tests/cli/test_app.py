@@ -150,4 +150,4 @@ def test_wrong_usage_is_one_line_and_where_help_is(run: Run, gguf: str) -> None:
 def test_an_empty_name_is_named(run: Run, gguf: str, args: list[str]) -> None:
     ran = run(*(arg.format(gguf) for arg in args))
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err == "treadle: error: '': an empty name (expected a file's name)\n"
+    assert ran.err == "treadle: error: '': an empty name (expected a file name)\n"

@@ -339,7 +339,7 @@ def test_an_index_that_points_elsewhere(run: Run, tmp_path: Path) -> None:
     ("text", "code", "message"),
     [
         ("foo", 2, "--set 'foo': expected KEY=VALUE"),
-        ("=1", 2, "not KEY=VALUE"),
+        ("=1", 2, "expected KEY=VALUE"),
         ("llama.context_length=-5", 1, "llama.context_length=-5: expected uint32, from 0 to"),
         ("llama.context_length=abc", 1, "llama.context_length=abc: expected uint32, from 0 to"),
         ("llama.context_length=true", 1, "expected uint32"),

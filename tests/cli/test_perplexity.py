@@ -87,7 +87,7 @@ def test_a_text_from_standard_input(run: Run, data: Path) -> None:
         (["STORY", "-c", "64", "--stride", "64"], 1, "stride of 64"),
         (["absent.txt"], 1, "absent.txt: No such file"),
         (["STORY", "-c", "64", "--save-logits", "STORIES"], 1, "exists already"),
-        (["STORY", "-c", "64", "--kl-from", "STORIES"], 1, "other tokens"),
+        (["STORY", "-c", "64", "--kl-from", "STORIES"], 1, "tokenize the text differently"),
     ],
 )
 def test_what_cannot_be(

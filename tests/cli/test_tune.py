@@ -378,7 +378,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneR
     assert said["processor_time_share"] == {"Q8_0": 0.79}
     ran = run("tune", "--force")
     assert (ran.code, tuned_row(isa).table.gemv_tokens) == (0, {"Q8_0": 2})
-    assert "kept in" in ran.out
+    assert "saved in" in ran.out
 
 
 def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[TuneResult]) -> None:
@@ -387,7 +387,7 @@ def test_what_was_measured_in_peace_is_kept(run: Run, measured: list[TuneResult]
     measured[0] = replace(measured[0], cpu_share=0.24)
     ran = run("tune")
     assert ran.code == 1
-    assert "error: Q8_0: not kept" in ran.err
+    assert "error: Q8_0: not saved" in ran.err
     assert tuned_row(row_in_use()).table.gemv_tokens == {"F32": 4}
 
 

@@ -292,8 +292,8 @@ def test_a_row_that_others_may_write(folder: Path) -> None:
         place.chmod(0o777)
         row = tuned_row(ISA)
         assert row.table == SHIPPED
-        assert "is writable by others" in (row.problem or "")
-        with pytest.raises(CacheError, match="is writable by others"):
+        assert "is writable by other users" in (row.problem or "")
+        with pytest.raises(CacheError, match="is writable by other users"):
             save(ISA, TABLE)
         place.chmod(0o700)
     assert tuned_row(ISA).table == TABLE

@@ -112,7 +112,7 @@ def test_only_reasoning_alone_goes_on(begun: tuple[str, TestClient]) -> None:
     post(client, CHAT, 400, messages=[*HI, last], continue_final_message="thoughts")
     both = {"continue_final_message": True, "add_generation_prompt": True}
     refused = post(client, PROMPT, 400, messages=[*HI, last], **both)["error"]["message"]
-    assert "choose one" in refused
+    assert "exclude each other" in refused
     prompts = [
         post(client, PROMPT, messages=[*HI, last], continue_final_message=way)["prompt"]
         for way in (True, "content")

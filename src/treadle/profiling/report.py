@@ -63,7 +63,8 @@ def of_cache(here: Subject) -> Iterator[Told]:
     yield "problem", state.problem
     if state.problem:
         then = "every process compiles its kernels" if compiling else "nothing can run"
-        yield f"{state.problem}: {then}"
+        advice = "; set TREADLE_CACHE to a folder of your own"
+        yield f"{state.problem}: {then}{'' if 'TREADLE_CACHE' in state.problem else advice}"
     yield "compiling", compiling
     if not compiling:
         yield "TREADLE_NO_COMPILE=1: a kernel that is not in the cache is an error; unset it"
