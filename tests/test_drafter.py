@@ -241,7 +241,7 @@ def test_another_vocabulary_is_refused_with_the_first_difference(tmp_path: Path)
     }
     with ExitStack() as stack:
         files = {name: stack.enter_context(open_gguf(path)) for name, path in made.items()}
-        with pytest.raises(UnsupportedError, match=r"other.gguf: .* token 1 is 'x' here and 'b'"):
+        with pytest.raises(UnsupportedError, match=r"other.gguf: .* token 1 is 'x', expected 'b'"):
             check_vocabularies(files["model"], files["other"])
         for pair in (("model", "longer"), ("longer", "model")):
             with pytest.raises(UnsupportedError, match=r"of . and . tokens 4 is 'd' in .*longer"):
@@ -276,7 +276,7 @@ def test_files_without_a_vocabulary(
 
 def test_layers_with_a_state_are_refused(tiny: WriteTiny) -> None:
     """Of a second model: it would read a text again for each draft."""
-    with pytest.raises(UnsupportedError, match="lfm2 keep a state"):
+    with pytest.raises(UnsupportedError, match="lfm2 keep a recurrent state"):
         treadle.load(tiny(), threads=1, context=128, draft=tiny("lfm2"))
 
 

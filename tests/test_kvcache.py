@@ -543,7 +543,9 @@ def test_few_bytes_are_for_all_sequences() -> None:
     long, short = cache.sequence(), cache.sequence()
     cache.extend(long, range(4 * PAGE))
     cache.extend(short, range(PAGE))
-    with pytest.raises(NoRoomError, match=r"room for 160 tokens: close a session, or raise kv_byt"):
+    with pytest.raises(
+        NoRoomError, match=r"capacity 160 tokens\): close a session, or raise kv_byt"
+    ):
         cache.extend(short, [1])
     with pytest.raises(ContextFullError, match=f"do not fit the context of {N_CTX}"):
         cache.check_context(N_CTX + 1)
@@ -556,7 +558,9 @@ def test_few_bytes_are_for_all_sequences() -> None:
     long, short = cache.sequence(), cache.sequence()
     cache.extend(long, range(5 * PAGE))  # pages that are not full of others are there
     cache.extend(short, range(2 * PAGE))
-    with pytest.raises(NoRoomError, match=r"room for 128 tokens: close a session, or raise kv_tok"):
+    with pytest.raises(
+        NoRoomError, match=r"capacity 128 tokens\): close a session, or raise kv_tok"
+    ):
         cache.extend(short, [1])
 
 

@@ -109,7 +109,7 @@ def test_few_bytes_for_keys_and_values(tiny: WriteTiny) -> None:
         assert [made.text for made in both] == alone
     with treadle.load(path, kv_bytes=2 * page, **given) as model:
         assert model.generate([5] * 40, max_tokens=10).finish()
-        with pytest.raises(NoRoomError, match="room for 64 tokens"):
+        with pytest.raises(NoRoomError, match="capacity 64 tokens"):
             model.generate([5] * 100, max_tokens=10).finish()
 
 

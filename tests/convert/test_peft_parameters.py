@@ -135,7 +135,7 @@ def test_square_ones_that_nothing_tells_of(tiny: Any, tmp_path: Path) -> None:
 
 def test_two_parameters_that_are_alike(tmp_path: Path, data: Path) -> None:
     folder = write(tmp_path / "lora", (24, 64), (32, 24), "experts.gate_proj", "experts.up_proj")
-    with pytest.raises(UnsupportedError, match="gate_proj and up_proj are alike"):
+    with pytest.raises(UnsupportedError, match="gate_proj and up_proj have the same shape"):
         treadle.load(data / "arch" / "qwen3moe.gguf", lora=[folder])
 
 

@@ -178,7 +178,7 @@ def test_the_list_of_ranks(tmp_path: Path) -> None:
     ]
     assert (ours.bos, ours.add_bos) == (259, False)
     assert 261 in ours.eog
-    with pytest.raises(FileError, match=r"tiktoken\.model: has 259 pieces \(expected at most 258"):
+    with pytest.raises(FileError, match=r"tiktoken\.model: has 259 tokens \(expected at most 258"):
         read(tmp_path, 258, model_type="kimi_linear")
     assert read_tokenizer(tmp_path, {"model_type": "llama"}, 264) == {}
 

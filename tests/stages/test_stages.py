@@ -167,7 +167,7 @@ def test_what_stages_cannot_do_is_refused(tiny: WriteTiny, staged: Staged, tmp_p
         UnsupportedError, match="cache files are not supported with pipeline stages"
     ):
         save_session(tmp_path / "a", engine, session.seq)
-    with pytest.raises(UnsupportedError, match="one by one"):
+    with pytest.raises(UnsupportedError, match="single steps"):
         engine.run_timed([BatchItem(session.seq, [1])])
     for n in (0, 5):
         with pytest.raises(TreadleError, match=f"{n} stages: the model has 4 layers"):
