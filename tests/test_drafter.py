@@ -244,7 +244,9 @@ def test_another_vocabulary_is_refused_with_the_first_difference(tmp_path: Path)
         with pytest.raises(UnsupportedError, match=r"other.gguf: .* token 1 is 'x', expected 'b'"):
             check_vocabularies(files["model"], files["other"])
         for pair in (("model", "longer"), ("longer", "model")):
-            with pytest.raises(UnsupportedError, match=r". and . tokens\): only .*longer.* has token 4, 'd'"):
+            with pytest.raises(
+                UnsupportedError, match=r". and . tokens\): only .*longer.* has token 4, 'd'"
+            ):
                 check_vocabularies(*(files[name] for name in pair))
         for pair in (("model", "padded"), ("padded", "model"), ("model", "model")):
             check_vocabularies(*(files[name] for name in pair))

@@ -75,7 +75,10 @@ def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
             found |= taken
             return theirs is None
         return parts[0] in HEAVY
-    if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("importorskip"):
+    if isinstance(node, ast.Tuple) and node.elts:  # names of packages that a function asks for
+        return all(getattr(each, "value", None) in HEAVY for each in node.elts)
+    finds = ("importorskip", "import_module", "find_spec")
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(finds):
         return str(getattr(node.args[0], "value", "")).split(".")[0] in HEAVY
     return False
 
