@@ -59,7 +59,14 @@ def _heavy_names(tree: ast.Module, path: Path) -> frozenset[str] | None:
             return None
     while more := {name for name, used in functions.items() if used & found} - found:
         found |= more
-    return frozenset(found)
+    # A fixture that every test of the file has.
+    everywhere = {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("autouse=True" in ast.unparse(each) for each in node.decorator_list)
+    }
+    return None if everywhere & found else frozenset(found)
 
 
 def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
