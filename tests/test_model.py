@@ -196,7 +196,7 @@ def test_numbers_find_room_beside_a_text_that_fills_the_cache(tiny: WriteTiny) -
         assert made.ids == alone.ids
         other = model.session()
         other.feed([5] * 100)
-        with pytest.raises(ContextFullError, match="no page"):
+        with pytest.raises(ContextFullError, match="no free page"):
             model.logits([9] * 128)  # a session of the user's own does not give way
         other.close()
 

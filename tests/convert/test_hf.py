@@ -1107,7 +1107,7 @@ def test_a_directory_without_a_tokenizer(
     from treadle.cli import main
 
     assert main(["convert", str(llama), str(tmp_path / "x.gguf")]) == 0
-    assert "has no tokenizer" in capsys.readouterr().err
+    assert "has no supported tokenizer" in capsys.readouterr().err
     assert main(["inspect", str(llama)]) == 0
     assert "GGUF version" not in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "x.gguf")]) == 0

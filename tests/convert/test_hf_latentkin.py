@@ -83,11 +83,11 @@ def test_minicpm3(tmp_path: Path) -> None:
         ({"tie_word_embeddings": True, "rope_parameters": _LONG}, set()),
         (
             {"v_head_dim": 48, "scale_depth": None, "dim_model_base": None},
-            {"residual_scale, logit_scale are 0.7 (here 1), 0.25 (here 1) there"},
+            {"fixes residual_scale, logit_scale at 0.7 (file: 1), 0.25 (file: 1)"},
         ),
         (
             {"q_lora_rank": None, "scale_emb": 6, "attention_bias": True},
-            {"embedding_scale are 12 (here 6) there", "with attn_q.weight", "_mqa.bias"},
+            {"fixes embedding_scale at 12 (file: 6)", "with attn_q.weight", "_mqa.bias"},
         ),
     ],
 )

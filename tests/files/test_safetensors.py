@@ -183,7 +183,7 @@ def test_index_and_shards_agree(tmp_path: Path) -> None:
 
 def test_a_tensor_in_another_shard_than_the_index_says(tmp_path: Path) -> None:
     shards(tmp_path, a="m-2.safetensors", b="m-1.safetensors")
-    with pytest.raises(FileError, match=r"is in m-1\.safetensors.*expected it in m-2"):
+    with pytest.raises(FileError, match=r"is in m-1\.safetensors.*expected m-2"):
         open_safetensors(tmp_path)
 
 
