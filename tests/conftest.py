@@ -56,14 +56,14 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not tiers.tier():
         return
-    names = [item.nodeid.partition("[")[0] for item in items]
+    ids = [item.nodeid for item in items]
     slow = [
         item.get_closest_marker("slow") is not None
         or tiers.is_outside(item.path)
         or getattr(item, "originalname", "") in (tiers.heavy_names(item.path) or ())
         for item in items
     ]
-    first, rest = tiers.split(items, names, slow)
+    first, rest = tiers.split(items, ids, slow)
     kept, dropped = (first, rest) if tiers.tier() == "quick" else (rest, first)
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tests.tiers import MOST, OUTSIDE, ROOT, heavy_names, is_outside, quick, split
@@ -15,14 +17,19 @@ def test_cases_are_spread(n: int) -> None:
         assert (found[0], found[-1]) == (0, n - 1)
 
 
-def test_the_tiers_are_everything() -> None:
-    items = list(range(100))
-    names = ["a"] * 50 + ["b"] * 3 + ["c"] * 47
-    slow = [i % 10 == 0 for i in items]
-    first, rest = split(items, names, slow)
-    assert sorted(first + rest) == items
-    assert len(first) == MOST + 2 + MOST
-    assert not [i for i in first if slow[i]]
+def test_the_tiers_are_everything_in_any_order() -> None:
+    """The quick tier of one run and the rest of another, which are shuffled differently."""
+    items = [f"{name}[{i}]" for name, n in (("a", 50), ("b", 3), ("c", 47)) for i in range(n)]
+    slow = {item for i, item in enumerate(items) if i % 10 == 0}
+    runs = []
+    for seed in range(5):
+        given = random.Random(seed).sample(items, len(items))
+        runs.append(split(given, given, [item in slow for item in given]))
+    for first, _ in runs:
+        assert len(first) == MOST + 2 + MOST
+        assert not slow & set(first)
+        for _, rest in runs:
+            assert sorted(first + rest) == sorted(items)
 
 
 def test_what_needs_more_is_outside() -> None:

@@ -106,16 +106,15 @@ def quick(cases: Sequence[T]) -> list[T]:
     return [cases[i * (n - 1) // (MOST - 1)] for i in range(MOST)]
 
 
-def split(
-    items: Sequence[T], names: Sequence[str], slow: Sequence[bool]
-) -> tuple[list[T], list[T]]:
-    """The items of the quick tier, and the rest. ``names``: of an item's test, without its case;
-    ``slow``: whether it is marked so or lies outside.
+def split(items: Sequence[T], ids: Sequence[str], slow: Sequence[bool]) -> tuple[list[T], list[T]]:
+    """Return the items of the quick tier, and the rest, each in the order given. ``ids``: their node
+    ids; ``slow``: whether they are marked so, or lie outside. The choice does not depend on the
+    order, which is another in each run.
     """
     cases: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
+    for i in sorted(range(len(items)), key=ids.__getitem__):
         if not slow[i]:
-            cases.setdefault(name, []).append(i)
+            cases.setdefault(ids[i].partition("[")[0], []).append(i)
     chosen = {i for each in cases.values() for i in quick(each)}
     rest = [item for i, item in enumerate(items) if i not in chosen]
     return [items[i] for i in sorted(chosen)], rest
