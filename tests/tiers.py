@@ -107,9 +107,9 @@ def quick(cases: Sequence[T]) -> list[T]:
 
 
 def split(items: Sequence[T], ids: Sequence[str], slow: Sequence[bool]) -> tuple[list[T], list[T]]:
-    """Return the items of the quick tier, and the rest, each in the order given. ``ids``: their node
-    ids; ``slow``: whether they are marked so, or lie outside. The choice does not depend on the
-    order, which is another in each run.
+    """Return the items of the quick tier, and the rest, each in the order given. ``ids``: their
+    node ids; ``slow``: whether they are marked so, or lie outside. The choice does not depend on
+    the order, which differs between runs.
     """
     cases: dict[str, list[int]] = {}
     for i in sorted(range(len(items)), key=ids.__getitem__):

@@ -73,7 +73,7 @@ def _rebuilt(cls: type[TreadleError], args: tuple[Any, ...]) -> TreadleError:
 
 @contextmanager
 def of_setting(name: str) -> Iterator[None]:
-    """What goes wrong is this setting's fault, unless an inner one is named already."""
+    """Name the setting that an error inside is about, unless it names one already."""
     try:
         yield
     except TreadleError as error:

@@ -1,3 +1,3 @@
-"""Which treadle this is."""
+"""The version of treadle."""
 
 __version__ = "0.1.0"

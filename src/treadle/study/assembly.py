@@ -1,5 +1,5 @@
-"""What a kernel's assembly tells without running it: its innermost loop, spills, and the cycles
-that llvm-mca estimates for RISC-V cores.
+"""Static analysis of a kernel's assembly: its innermost loop, its spills, and the cycles that
+llvm-mca estimates for RISC-V cores.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class BlockDot(Study):
         return f"{self.lanes} lanes x {self.unroll}" + ", barrier" * self.barrier
 
     def lmul(self, isa: Isa) -> Fraction:
-        """How many registers a vector of codes fills."""
+        """Number of registers that a vector of codes fills."""
         return Fraction(8 * self.lanes, isa.vector_bits)
 
     def body(self, k: Builder, isa: Isa, x: Val, y: Val, out: Val, n: Val) -> None:
@@ -132,11 +132,11 @@ class BlockDot32(BlockDot):
         return k.fma(dot, k.extract(scales[0] * scales[1], 0), total)
 
     def dot(self, k: Builder, w: Val, x: Val) -> Val:
-        """Of a block's codes, i32."""
+        """Return the dot product of two blocks' codes, i32."""
         raise NotImplementedError
 
     def quantised(self, x: np.ndarray) -> np.ndarray:
-        """As Q8_0."""
+        """Return activations as blocks of Q8_0."""
         return by_name("Q8_0").quantize_rows(x).view(self.acts)
 
 

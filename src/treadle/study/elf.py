@@ -69,7 +69,7 @@ class Relocation:
 
 
 class Object:
-    """What is in a relocatable little-endian ELF64 file."""
+    """Contents of a relocatable little-endian ELF64 file."""
 
     def __init__(self, code: bytes) -> None:
         assert code[:6] == b"\x7fELF\x02\x01", "no little-endian ELF64 file"

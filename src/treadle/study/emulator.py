@@ -126,7 +126,9 @@ def find(name: str, folders: Iterable[Path] = ()) -> str:
 
 
 def instructions(log: str) -> int:
-    """Of qemu's log ``exec,nochain,in_asm``: each execution of a block counts its instructions."""
+    """Count executed instructions in qemu's log ``exec,nochain,in_asm``: each execution of a block
+    counts its instructions.
+    """
     sizes: dict[int, int] = {}
     for block in log.split("----------------\n")[1:]:
         listed = [int(at, 16) for at in TRANSLATED.findall(block.partition("\nTrace ")[0])]

@@ -1,4 +1,4 @@
-"""What others measured on hardware, to stand beside the counts: published figures, not ours."""
+"""Published measurements on hardware, by others, to compare the counts with."""
 
 from __future__ import annotations
 

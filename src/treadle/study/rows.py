@@ -20,7 +20,7 @@ FACTOR = 0.40625  # of mad and scale: exact in f16
 
 @dataclass(frozen=True)
 class RowStudy(Study):
-    """What a round takes of a row."""
+    """A kernel over rows of f16; a round takes ``unroll`` vectors of ``lmul`` registers."""
 
     lmul: int = 1
     unroll: int = 1

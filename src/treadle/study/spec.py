@@ -1,4 +1,4 @@
-"""What the studied kernels share: work that can be repeated within machine code."""
+"""Base of the studied kernels: work that can be repeated within machine code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Study(Spec):
         raise NotImplementedError
 
     def rounds(self, isa: Isa, size: int) -> int:
-        """How often the innermost loop goes round in one repetition."""
+        """Iterations of the innermost loop in one repetition."""
         raise NotImplementedError
 
     def products(self, isa: Isa, size: int) -> int:

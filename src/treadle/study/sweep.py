@@ -1,4 +1,4 @@
-"""What is swept, and what one setting of one kernel came to."""
+"""The settings that are swept, and the result of one setting of one kernel."""
 
 from __future__ import annotations
 
@@ -104,15 +104,15 @@ class SweepResult:
 
     @property
     def cost(self) -> float:
-        """What the best has least of: time where there is some, else X60's cycles, else
-        instructions; of one product.
+        """Cost of one product, least for the best setting: measured time, else X60's cycles, else
+        instructions.
         """
         costs = (self.cold_ns, self.cycles.get("X60"), self.instructions)
         return next((c for c in costs if c is not None), 0) / self.products
 
 
 def problem(case: StudyCase, after: dict[str, np.ndarray]) -> str | None:
-    """What is wrong with the buffers that a kernel left, its worst element; None: nothing."""
+    """Return the worst wrong element of the buffers that a kernel left; None if all are right."""
     for name, expected in case.expected.items():
         error = np.abs(after[name].astype(np.float64) - expected)
         over = np.where(np.isnan(error), np.inf, error / case.bound[name])
@@ -152,7 +152,7 @@ def emulate(
 def _run(
     spec: Study, size: int, vlen: int, qemu: str, count: bool
 ) -> tuple[str | None, int | None]:
-    """What is wrong at this VLEN, and the count."""
+    """Return the problem at this VLEN, or None, and the number of instructions."""
     isa = rv64gcv(vlen)
     case = spec.case(isa, size, np.random.default_rng(vlen))
     try:

@@ -75,7 +75,7 @@ class TileAlongK(StudyTile):
         return size // self.lanes(isa)
 
     def products(self, isa: Isa, size: int) -> int:
-        """Of all results."""
+        """Return the multiplications of all results together."""
         return self.rm * self.rn * size
 
     def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
@@ -127,7 +127,7 @@ class TileOfRows(StudyTile):
         return size
 
     def products(self, isa: Isa, size: int) -> int:
-        """Of all results."""
+        """Return the multiplications of all results together."""
         return self.rm * self.lanes(isa) * self.rn * size
 
     def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
