@@ -1,10 +1,9 @@
 """On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
-The hash covers contents (the sources of ``isa``, ``jit``, ``kernels`` and ``formats``), never
-times. The folder holds code that will be run, so it must belong to the user and be closed to
-others; any other folder is refused. A file is an object, then JSON for ``treadle kernels``, then a
-footer with a checksum of both. One file cannot be half written by a crash, and ``objdump -d`` still
-reads it.
+The hash covers contents (the sources in ``SOURCES``), never times. The folder holds code that will
+be run, so it must belong to the user and be closed to others; any other folder is refused. A file
+is an object, then JSON for ``treadle kernels``, then a footer with a checksum of both. One file
+cannot be half written by a crash, and ``objdump -d`` still reads it.
 """
 
 from __future__ import annotations
