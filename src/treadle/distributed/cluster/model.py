@@ -18,7 +18,7 @@ OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")
 
 
 class StagedModel(Model):
-    """See ``treadle.distributed.cluster.load``. ``engine.n_lost`` counts the replaced stages."""
+    """See ``treadle.cluster.load``. ``engine.n_lost`` counts the replaced stages."""
 
     engine_type: ClassVar[type[Engine]] = FrontEngine
 
