@@ -48,7 +48,7 @@ def fetched() -> Fetched:
 
 
 def loaded(path: Path, **settings: Any) -> Iterator[treadle.Model]:
-    usual: dict[str, Any] = {"threads": 2, "context": 2048, "n_sequences": 4}
+    usual: dict[str, Any] = {"threads": 1, "context": 2048, "n_sequences": 4}
     with treadle.load(path, **usual | settings) as model:
         yield model
 
