@@ -82,7 +82,8 @@ def sweeper(megabytes: int) -> Callable[[], object]:
 def report(title: str, clock: Clock) -> None:
     """Print the table of what was timed, and forget it."""
     tokens = clock.tokens[len(clock.tokens) // 10 :]  # the first ones fetch and compile
-    clock.tokens, clock.spent = [], {}
+    clock.tokens = []
+    clock.spent = {}
     print(f"\n{title}")
     python = [sum(token.values()) - token.get("compiled", 0.0) for token in tokens]
     for name, _, _ in PARTS:

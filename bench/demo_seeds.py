@@ -13,7 +13,8 @@ from pathlib import Path
 
 import treadle
 
-MIN_TIMES, MIN_CHARACTERS = 3, 60
+MIN_TIMES = 3
+MIN_CHARACTERS = 60
 
 
 def loops(text: str) -> str:

@@ -30,7 +30,11 @@ from rival import Rival
 import treadle
 
 SHAPES = {"minilm": (6, "mean"), "bge-small": (12, "cls")}  # layers, pooling
-N_EMBD, N_FF, N_HEAD, N_VOCAB, N_POSITIONS = 384, 1536, 12, 30522, 512
+N_EMBD = 384
+N_FF = 1536
+N_HEAD = 12
+N_VOCAB = 30522
+N_POSITIONS = 512
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 QUERY = 16  # tokens
 
@@ -291,7 +295,8 @@ def main() -> None:
         print(f"{told}, {given.threads} threads: medians of {given.rounds}, in turns")
         rival = next((name for name in programs if not name.startswith("treadle")), "treadle F32")
         for name in programs:
-            a, b = vectors[name], vectors[rival]
+            a = vectors[name]
+            b = vectors[rival]
             cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
             print(
                 f"{name:26} {given.texts / median(many[name]):8.1f} texts/s"

@@ -127,10 +127,13 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
     w.add("tokenizer.ggml.token_type", kinds, ValueType.INT32)
     w.add("tokenizer.ggml.bos_token_id", 1)
     w.add("tokenizer.ggml.eos_token_id", 2)
-    row, rng, seed = ARCHS[arch], np.random.default_rng(0), 0
+    row = ARCHS[arch]
+    rng = np.random.default_rng(0)
+    seed = 0
     for tensor, places in tensors_of(arch, keys, path):
         asked = tensor.name in (*row.needs, "output.weight") or not tensor.optional
-        shared, bias = "shexp" in tensor.name, tensor.name.endswith("bias")
+        shared = "shexp" in tensor.name
+        bias = tensor.name.endswith("bias")
         asked = asked or (shared and not bias and "expert_shared_feed_forward_length" in own)
         # gpt-oss has a bias beside all its matrices but the output's.
         foreign = shared or tensor.name.startswith("output.")
@@ -149,7 +152,8 @@ def write(path: Path, shape: str, fmt: str, n_layer: int) -> None:
                 continue
             experts = "_exps" in name or fmt != "MXFP4"
             kind = by_name(fmt if experts else "Q8_0")
-            m, k = prod(dims[:-1]), dims[-1]
+            m = prod(dims[:-1])
+            k = dims[-1]
             kind = kind if k % kind.block == 0 else by_name("Q8_0")
             w.add_tensor(
                 name, dims, kind, lambda kind=kind, m=m, k=k, s=seed: random_rows(kind, m, k, s)
@@ -165,7 +169,8 @@ class Shared(Mine):
 
     def shares(self, ids: list[int]) -> dict[str, float]:
         """The share of a batch's time that each kind of step takes."""
-        engine, found = self.model.engine, dict[str, float]()
+        engine = self.model.engine
+        found = dict[str, float]()
         with closing(engine.cache.sequence()) as seq:
             times = engine.run_timed([BatchItem(seq, ids[: engine.max_tokens], 1)])
         for label, seconds in times:

@@ -26,7 +26,9 @@ HELD = 16  # tokens that each text has before
 
 def step(model: treadle.Model, ids: list[list[int]]) -> float:
     """Seconds of a token of each, the median of as many as there are behind those held."""
-    engine, seqs, times = model.engine, [], []
+    engine = model.engine
+    seqs = []
+    times = []
     for mine in ids:
         seqs.append(engine.cache.sequence())
         engine.run([BatchItem(seqs[-1], mine[:HELD], 1)])

@@ -91,7 +91,8 @@ def main() -> None:
     print(f"| {' | '.join(head)} |", "|---|" + "---:|" * 9, sep="\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        code, story = Path(textwrap.__file__), folder / "story.txt"
+        code = Path(textwrap.__file__)
+        story = folder / "story.txt"
         baby = args.data / BABYLLAMA
         if baby.exists():
             options = ("-n", "3000", "-c", "4096", "--temp", "1", "--seed", "1")

@@ -55,9 +55,11 @@ class Problem:
         from treadle.profiling.trial import KernelTrial
 
         k, m = shape
-        self.fmt, self.n_threads = fmt, n_threads
+        self.fmt = fmt
+        self.n_threads = n_threads
         self.trial = KernelTrial(fmt, row_in_use(), k, m, n_tokens, n_threads)
-        self.rows, self.x = self.trial.weights.reshape(m, -1), self.trial.x
+        self.rows = self.trial.weights.reshape(m, -1)
+        self.x = self.trial.x
 
     def weights(self) -> np.ndarray:
         """f32 ``[m, k]``."""
@@ -180,7 +182,8 @@ class LlamaCpp:
         self.n_threads = n_threads
         self.base = ctypes.CDLL(str(folder / "libggml-base.so"), ctypes.RTLD_GLOBAL)
         self.cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"), ctypes.RTLD_GLOBAL)
-        p, i = ctypes.c_void_p, ctypes.c_int
+        p = ctypes.c_void_p
+        i = ctypes.c_int
         for library, name, gives, takes in (
             (self.base, "ggml_init", p, [InitParams]),
             (self.base, "ggml_new_tensor_2d", p, [p, i, ctypes.c_int64, ctypes.c_int64]),
@@ -193,17 +196,20 @@ class LlamaCpp:
             (self.cpu, "ggml_graph_compute_with_ctx", i, [p, p, i]),
         ):
             function = getattr(library, name)
-            function.restype, function.argtypes = gives, takes
+            function.restype = gives
+            function.argtypes = takes
         self.cpu.ggml_cpu_init()
 
     def prepare(self, given: Problem) -> Prepared | None:
         import numpy as np
 
-        rows, x = given.rows, given.x
+        rows = given.rows
+        x = given.x
         (n, k), m = x.shape, len(rows)
         # Each call takes the memory of its work, the quantised tokens, from the context's.
         room = rows.nbytes + WORKS * x.nbytes + 4 * n * m + (16 << 20)
-        ggml, at = self.base, self.base.ggml_init(InitParams(room, None, False))
+        ggml = self.base
+        at = self.base.ggml_init(InitParams(room, None, False))
         w = ggml.ggml_new_tensor_2d(at, given.fmt.ggml_id, k, m)
         tokens = ggml.ggml_new_tensor_2d(at, 0, k, n)
         for tensor, array in ((w, rows), (tokens, x)):

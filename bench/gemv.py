@@ -78,7 +78,8 @@ class Problem:
     def fastest(self, seconds: float) -> float:
         """Seconds of the fastest run."""
         self.call()
-        best, end = 1.0, time.perf_counter() + seconds
+        best = 1.0
+        end = time.perf_counter() + seconds
         while (now := time.perf_counter()) < end:
             self.call()
             best = min(best, time.perf_counter() - now)

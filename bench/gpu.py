@@ -62,7 +62,9 @@ def on_card(path: Path, n_ctx: int, device: str = "cuda") -> Iterator[Any]:
 
 def check(folder: Path, fmt: str) -> None:
     """The card's logits beside the CPU's, of a tiny model."""
-    path, ids, made = folder / "tiny.gguf", list(range(3, 43)), []
+    path = folder / "tiny.gguf"
+    ids = list(range(3, 43))
+    made = []
     write(TINY, by_name(fmt), str(path))
     for device in ("cuda", "cpu"):
         with on_card(path, 256, device) as model, closing(model.engine.cache.sequence()) as seq:
@@ -119,7 +121,8 @@ def products(path: Path, shape: Shape, fmt: str, n: int, copy: float, blas: floa
     write(replace(shape, n_layer=1, n_vocab=min(shape.n_vocab, 4096)), by_name(fmt), str(path))
     with on_card(path, n + 32) as model:
         for tokens in (1, n):
-            rounds, plan = steps(model.engine, tokens), model.engine.plan(tokens)
+            rounds = steps(model.engine, tokens)
+            plan = model.engine.plan(tokens)
             for step in plan:
                 if step.label.removeprefix("L0.") not in PRODUCTS:
                     continue
@@ -169,15 +172,22 @@ def main() -> None:
     parser.add_argument("--folder", help="where the models are written: 6 GB")
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args()
-    shape, many, prompts, n_text = SHAPES["llama3-8b"], 512, (512, 2048), 128
-    copy, blas = 1.0, 0.0
+    shape = SHAPES["llama3-8b"]
+    many = 512
+    prompts = (512, 2048)
+    n_text = 128
+    copy = 1.0
+    blas = 0.0
     if given.rehearse:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
         from tests.gpu.emulated import EmulatedDriver
         from treadle.devices.cuda import libcuda
 
         libcuda.CudaDriver = lambda ordinal: EmulatedDriver()  # type: ignore[assignment, misc]
-        shape, many, prompts, n_text = TINY, 20, (16, 24), 3
+        shape = TINY
+        many = 20
+        prompts = (16, 24)
+        n_text = 3
         print("a rehearsal on an emulated card: every time is made up")
     else:
         facts = told()

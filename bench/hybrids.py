@@ -28,7 +28,10 @@ from treadle.files.gguf import GGUFWriter
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 
-N_LAYER, N_VOCAB, PROMPT, ROUNDS = 8, 32000, 512, 7
+N_LAYER = 8
+N_VOCAB = 32000
+PROMPT = 512
+ROUNDS = 7
 COMMON = {
     "block_count": N_LAYER,
     "context_length": 4096,
@@ -101,7 +104,9 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def write(name: str, fmt: str, path: Path) -> None:
     """A file of random weights; matrices whose rows fit are in ``fmt``."""
-    row, writer, given = ARCHS[name], GGUFWriter(path), COMMON | MODELS[name]
+    row = ARCHS[name]
+    writer = GGUFWriter(path)
+    given = COMMON | MODELS[name]
     writer.add("general.architecture", name)
     for key, value in given.items():
         writer.add(f"{name}.{key}", value)

@@ -26,7 +26,8 @@ from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.prefix_tree import Lora
 
-PROMPT, TOKENS = 512, 24
+PROMPT = 512
+TOKENS = 24
 MATRICES = re.compile(
     r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down|gate_up)(_exps)?)\.weight"
 )
@@ -34,7 +35,8 @@ MATRICES = re.compile(
 
 def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
     """As llama.cpp writes them; what is added is about a tenth of each product."""
-    rng, writer = np.random.default_rng(seed), GGUFWriter(path)
+    rng = np.random.default_rng(seed)
+    writer = GGUFWriter(path)
     with open_gguf(model) as gguf:
         writer.add("general.architecture", gguf.metadata["general.architecture"])
         said = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 0.1 * rank}
@@ -52,7 +54,8 @@ def write_adapter(model: str, path: Path, rank: int, seed: int) -> Path:
 
 def seconds(model: Model, loras: list[Lora]) -> tuple[float, float]:
     """Of one token of each text, the median; and of a prompt with the last one's adapters."""
-    engine, times = model.engine, []
+    engine = model.engine
+    times = []
     ids = [i % model.config.n_vocab for i in range(PROMPT)]
     seqs = [engine.cache.sequence((), lora) for lora in loras]
     # Each text has other tokens, as others would choose the same experts.

@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int)
     given = parser.parse_args()
-    n, context = given.sequences, given.prompt + given.tokens + 1
+    n = given.sequences
+    context = given.prompt + given.tokens + 1
     with treadle.load(
         given.model, threads=given.threads, context=context, n_sequences=n + 1
     ) as model:

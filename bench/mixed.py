@@ -23,7 +23,8 @@ WAYS = "chunk alone", "token alone", "together"
 
 def parts_of(engine: Engine, depth: int, chunk: int) -> dict[str, list[BatchItem]]:
     """The batch of each way."""
-    deep, fresh = engine.cache.sequence(), engine.cache.sequence()
+    deep = engine.cache.sequence()
+    fresh = engine.cache.sequence()
     for at in range(0, depth, engine.max_tokens):
         engine.cache.extend(deep, [5] * min(engine.max_tokens, depth - at))
         engine.cache.commit(deep)
@@ -33,12 +34,15 @@ def parts_of(engine: Engine, depth: int, chunk: int) -> dict[str, list[BatchItem
 
 def attention_s(engine: Engine, parts: list[BatchItem]) -> tuple[float, float]:
     """Seconds of one run's attention steps, and of the processor's; its tokens are forgotten."""
-    held, spent, worked = [len(part.seq) for part in parts], 0.0, 0.0
+    held = [len(part.seq) for part in parts]
+    spent = 0.0
+    worked = 0.0
     ready = engine._plan_of(parts)
     engine._prepare(ready, parts)
     for i, step in enumerate(ready.plan):
         if step.label.rpartition(".attn")[2] in ("", ".few", ".merge") and ".attn" in step.label:
-            began, before = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
+            before = time.process_time()
             engine.device.run(ready.program, range(i, i + 1))
             spent += time.perf_counter() - began
             worked += time.process_time() - before
@@ -48,7 +52,9 @@ def attention_s(engine: Engine, parts: list[BatchItem]) -> tuple[float, float]:
 
 
 def told(seconds: list[float]) -> str:
-    low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+    low = min(seconds)
+    middle = statistics.median(seconds)
+    high = max(seconds)
     return f"{middle * 1e3:8.2f} ({low * 1e3:.2f} to {high * 1e3:.2f})"
 
 

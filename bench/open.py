@@ -15,7 +15,8 @@ import numpy as np
 
 from treadle.files.gguf import GGUFWriter, open_gguf
 
-PIECES, MERGES = 262_144, 500_000
+PIECES = 262_144
+MERGES = 500_000
 
 
 def main() -> None:

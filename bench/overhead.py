@@ -34,7 +34,9 @@ Run = tuple[float, float, int, float]  # began, ended, sequences, CPU seconds of
 def noted(model: Model, loop_cpu: Any = lambda: 0.0) -> list[Run]:
     """What the engine's runs will have been."""
     runs: list[Run] = []
-    sample, run, n = model.engine.sample, model.engine.device.run, 0
+    sample = model.engine.sample
+    run = model.engine.device.run
+    n = 0
 
     def sampled(parts: Any) -> Any:
         nonlocal n
@@ -48,7 +50,8 @@ def noted(model: Model, loop_cpu: Any = lambda: 0.0) -> list[Run]:
         return made
 
     engine: Any = model.engine
-    engine.sample, engine.device.run = sampled, timed
+    engine.sample = sampled
+    engine.device.run = timed
     return runs
 
 
@@ -100,7 +103,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--notes", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    n, tokens, threads = given.streams, given.tokens, given.threads
+    n = given.streams
+    tokens = given.tokens
+    threads = given.threads
     if given.notes:
         serve(given.model, threads, n, tokens, given.notes)
         return

@@ -22,14 +22,16 @@ import treadle
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 
-WINDOW, PAGE = 512, 32
+WINDOW = 512
+PAGE = 32
 PROBABLE = 0.01
 ROWS = 16
 
 
 def predictions(model: treadle.Model, ids: list[int], run: int) -> np.ndarray:
     """Logits ``[n, n_vocab]`` of a window that is read ``run`` tokens at a time."""
-    seq, rows = model.engine.cache.sequence(), []
+    seq = model.engine.cache.sequence()
+    rows = []
     for at in range(0, len(ids), run):
         some = ids[at : at + run]
         rows.append(model.engine.run([BatchItem(seq, some, len(some))]))
@@ -41,7 +43,8 @@ def divergence(want: np.ndarray, got: np.ndarray) -> np.ndarray:
     """KL of each row of logits; few rows at a time, for vocabularies are large."""
     made = []
     for at in range(0, len(want), ROWS):
-        p, q = log_softmax(want[at : at + ROWS]), log_softmax(got[at : at + ROWS])
+        p = log_softmax(want[at : at + ROWS])
+        q = log_softmax(got[at : at + ROWS])
         made.append((np.exp(p) * (p - q)).sum(-1))
     return np.concatenate(made)
 
@@ -72,7 +75,8 @@ def moves(model: treadle.Model, windows: list[list[int]]) -> Iterator[tuple[int,
     for ids in windows:
         for n in (65, 98, 132, 200, 271, 300, 350, 415):
             cached = (n - 1) // PAGE * PAGE
-            fresh, again = last(model, ids[:n], 0), last(model, ids[:n], cached)
+            fresh = last(model, ids[:n], 0)
+            again = last(model, ids[:n], cached)
             probable = fresh > np.log(PROBABLE)
             yield n - cached, float(np.abs(fresh - again)[probable].max())
 

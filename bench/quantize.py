@@ -31,8 +31,10 @@ def ggml(path: Path) -> Quantize:
     """``ggml_quantize_chunk`` of a libggml-base; importances are of columns."""
     library = ctypes.CDLL(str(path))
     function = library.ggml_quantize_chunk
-    p, n = ctypes.c_void_p, ctypes.c_int64
-    function.restype, function.argtypes = ctypes.c_size_t, [ctypes.c_int, p, p, n, n, n, p]
+    p = ctypes.c_void_p
+    n = ctypes.c_int64
+    function.restype = ctypes.c_size_t
+    function.argtypes = [ctypes.c_int, p, p, n, n, n, p]
 
     def quantize(fmt: Format, x: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
         out = np.empty((len(x), fmt.row_bytes(x.shape[1])), np.uint8)
@@ -86,7 +88,8 @@ def measure(
     rounds: int,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Millions of weights a second and squared errors, by engine."""
-    best, errors = dict.fromkeys(engines, 0.0), {}
+    best = dict.fromkeys(engines, 0.0)
+    errors = {}
     for turn in range(rounds + 1):  # the first compiles
         for name, quantize in engines.items():
             began = time.thread_time()

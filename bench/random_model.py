@@ -99,7 +99,8 @@ def tensors_of(
 
 def random_rows(fmt: Format, m: int, k: int, seed: int) -> np.ndarray:
     """``m`` rows, in strips: one strip is quantised for all tensors, its rows shuffled for each."""
-    rng, data = np.random.default_rng(seed), quantised_strip(fmt.name, k)
+    rng = np.random.default_rng(seed)
+    data = quantised_strip(fmt.name, k)
     strips = (rng.permutation(len(data)) for _ in range(0, m, len(data)))
     rows: np.ndarray = data[np.concatenate(list(strips))[:m]]
     return rows
@@ -137,7 +138,8 @@ def write(shape: Shape, fmt: Format, path: str) -> None:
     w.add("tokenizer.ggml.token_type", kinds, ValueType.INT32)
     w.add("tokenizer.ggml.bos_token_id", 1)
     w.add("tokenizer.ggml.eos_token_id", 2)
-    n_q, n_kv = shape.n_head * shape.head_dim, shape.n_head_kv * shape.head_dim
+    n_q = shape.n_head * shape.head_dim
+    n_kv = shape.n_head_kv * shape.head_dim
     seed = 0
 
     def matrix(name: str, m: int, k: int) -> None:

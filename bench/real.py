@@ -43,7 +43,8 @@ from tools.fetch_models import fetch  # noqa: E402
 from tools.real_values import LLAMA_CPP  # noqa: E402
 from treadle.engine.batch import BatchItem  # noqa: E402
 
-N_PROMPT, N_TEXT = 512, 128
+N_PROMPT = 512
+N_TEXT = 128
 KINDS = {"smollm2": "SmolLM2 135M Instruct, Q4_1", "gemma3": "Gemma 3 270M, Q4_K_M"}
 
 
@@ -53,7 +54,8 @@ def speed(models: dict[str, Path], python: str, threads: int, rounds: int) -> No
     print("| model | prompt: treadle | llama-cpp-python | ratio ", end="")
     print("| text: treadle | llama-cpp-python | ratio |\n|---|---|---|---|---|---|---|")
     for name, path in models.items():
-        mine, theirs = Mine(path, threads), Theirs(python, path, threads)
+        mine = Mine(path, threads)
+        theirs = Theirs(python, path, threads)
         ids = mine.model.tokenize("\n".join(texts().values()))[:N_PROMPT]
         both = {"mine": mine, "theirs": theirs}
         for engine in both.values():

@@ -62,7 +62,9 @@ def main() -> None:
             calls[name] = lambda row, sampler=sampler, ids=ids: sampler.sample(row, ids)
         for name, call in calls.items():
             t = measure(call, rows, options.n)
-            median, low, high = t[len(t) // 2], t[0], t[int(len(t) * 0.95)]
+            median = t[len(t) // 2]
+            low = t[0]
+            high = t[int(len(t) * 0.95)]
             results.append(
                 {"case": name, "n_vocab": n_vocab, "us": median, "us_min": low, "us_p95": high}
             )

@@ -336,15 +336,19 @@ async def closed_loop(server: Server, n: int, given: argparse.Namespace) -> Load
             return round(mean * lengths.uniform(1 - given.spread, 1 + given.spread))
 
         while True:
-            n_prompt, n_tokens = length(given.prompt), length(given.tokens)
+            n_prompt = length(given.prompt)
+            n_tokens = length(given.tokens)
             streams.append(stream := Stream(n_prompt, time.perf_counter()))
             await ask(server, letters(n_prompt), n_tokens, stream)
 
     seconds = given.seconds
-    cpu, own = server.cpu_s(), time.process_time()
+    cpu = server.cpu_s()
+    own = time.process_time()
     workers = [asyncio.ensure_future(worker(i)) for i in range(n)]
     await asyncio.sleep(seconds)
-    cpu, own, mib = server.cpu_s() - cpu, time.process_time() - own, server.mib()
+    cpu = server.cpu_s() - cpu
+    own = time.process_time() - own
+    mib = server.mib()
     for each in workers:
         each.cancel()
     for result in await asyncio.gather(*workers, return_exceptions=True):
@@ -356,11 +360,14 @@ async def closed_loop(server: Server, n: int, given: argparse.Namespace) -> Load
 
 async def until_idle(server: Server, most_s: float = 60.0) -> float:
     """Seconds until it takes no processor time any more."""
-    began, last, since = time.perf_counter(), server.cpu_s(), time.perf_counter()
+    began = time.perf_counter()
+    last = server.cpu_s()
+    since = time.perf_counter()
     while (now := time.perf_counter()) - since < 0.3 and now - began < most_s:
         await asyncio.sleep(0.01)
         if (cpu := server.cpu_s()) > last + 1.5 / TICKS:
-            last, since = cpu, time.perf_counter()
+            last = cpu
+            since = time.perf_counter()
     return since - began
 
 
@@ -388,7 +395,8 @@ async def case_b(server: Server, given: argparse.Namespace) -> str:
 
 async def case_c(server: Server, given: argparse.Namespace) -> str:
     """Prompts with a shared beginning."""
-    n, shared = 16, letters(given.shared)
+    n = 16
+    shared = letters(given.shared)
     began = time.perf_counter()
     streams = [Stream(given.shared + 32) for _ in range(n)]
     await asyncio.gather(*(ask(server, shared + letters(36), 8, each) for each in streams))
@@ -400,7 +408,10 @@ async def case_c(server: Server, given: argparse.Namespace) -> str:
 
 async def case_d(server: Server, given: argparse.Namespace) -> str:
     """A conversation that grows."""
-    text, read, new, seconds = letters(given.turn), 0, given.turn, 0.0
+    text = letters(given.turn)
+    read = 0
+    new = given.turn
+    seconds = 0.0
     for turn in range(given.turns):
         stream = await ask(server, text, 16, Stream(0))
         read += stream.timings()["prompt_n"]
@@ -447,7 +458,9 @@ async def case_f(server: Server, given: argparse.Namespace) -> str:
 
 
 CASES = {"b": case_b, "c": case_c, "d": case_d, "e": case_e, "f": case_f}
-SERIAL, SERIAL_MOST = "llama-cpp-python", 4  # writes one text at a time: more only wait longer
+# writes one text at a time: more only wait longer
+SERIAL = "llama-cpp-python"
+SERIAL_MOST = 4
 
 
 # -- all ------------------------------------------------------------------------------------------

@@ -162,7 +162,9 @@ class Soak:
     """Clients and what has come of their calls."""
 
     def __init__(self, server: Server, asks: list[Ask], seed: int) -> None:
-        self.server, self.asks, self.seed = server, asks, seed
+        self.server = server
+        self.asks = asks
+        self.seed = seed
         self.alone = {ask: answer(server.port, ask) for ask in asks}
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -173,7 +175,8 @@ class Soak:
         """Calls at random until it is over."""
         order = random.Random(self.seed * 1000 + number)
         while not self.over.is_set():
-            ask, life = order.choice(self.asks), self.server.lives
+            ask = order.choice(self.asks)
+            life = self.server.lives
             leaves = order.random() < 0.2
             if leaves and not ask.stream:
                 leave = order.randrange(1, 20)
@@ -214,7 +217,9 @@ class Soak:
         clients = [threading.Thread(target=self.client, args=(i,)) for i in range(n_clients)]
         for each in clients:
             each.start()
-        order, began, memory = random.Random(self.seed), time.monotonic(), []
+        order = random.Random(self.seed)
+        began = time.monotonic()
+        memory = []
         next_end = began + restart_s
         try:
             while (now := time.monotonic()) < began + seconds or (
@@ -240,7 +245,8 @@ class Soak:
 def grown(memory: list[int]) -> float:
     """By how much the last fifth is above the second one, as a share of it."""
     fifth = max(len(memory) // 5, 1)
-    early, late = memory[fifth : 2 * fifth] or memory[:1], memory[-fifth:]
+    early = memory[fifth : 2 * fifth] or memory[:1]
+    late = memory[-fifth:]
     return sum(late) / len(late) / (sum(early) / len(early)) - 1
 
 

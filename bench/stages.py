@@ -53,7 +53,8 @@ def main() -> None:
     alone = min(found["one process"])
     for name, times in found.items():
         hops = int(name.split()[0]) + 1 if "stages" in name else 0
-        best, median = 1e3 * min(times), 1e3 * statistics.median(times)
+        best = 1e3 * min(times)
+        median = 1e3 * statistics.median(times)
         a_call = f", {(best - 1e3 * alone) / hops:.3f} ms a call" if hops else ""
         print(f"{name}: {best:.3f} ms a step (median {median:.3f}){a_call}")
     for model in models.values():

@@ -41,7 +41,8 @@ def process_s(
     env = dict(os.environ, PYTHONPYCACHEPREFIX=bytecode)
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env |= {"TREADLE_CACHE": cache} if cache else {}
-    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "treadle", "run", model, prompt, "-n", "1"]
     subprocess.run(
         command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

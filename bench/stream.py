@@ -62,7 +62,9 @@ def streams(data: np.ndarray, n_threads: int) -> tuple[Team, dict[str, Sample]]:
 
 def gemvs(name: str, rows: list[int], n_threads: int) -> tuple[KernelTrial, dict[str, Sample]]:
     """A format's, as shipped and with other numbers of rows together."""
-    fmt, isa, (k, m) = by_name(name), row_in_use(), SHAPE
+    fmt = by_name(name)
+    isa = row_in_use()
+    (k, m) = SHAPE
     trial, shipped = KernelTrial(fmt, isa, k, m, 1, n_threads), gemv(fmt, isa, k, 1)
     made: dict[str, Sample] = {}
     for mr in dict.fromkeys([shipped.mr, *rows]):
@@ -98,7 +100,8 @@ def main() -> None:
         trials.append(trial)
         samples |= made
     rates: dict[str, list[float]] = {name: [] for name in samples}
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     for _ in range(given.rounds):
         for name, sample in samples.items():
             rates[name].append(sample())

@@ -26,7 +26,8 @@ def requests(lines: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    source, target = Path(sys.argv[1]), Path(sys.argv[2])
+    source = Path(sys.argv[1])
+    target = Path(sys.argv[2])
     asked = target.with_suffix(".requests.jsonl")
     asked.write_text(requests(source.read_text("utf-8").splitlines()), "utf-8")
     model = ["--model", *sys.argv[3:4]] if sys.argv[3:] else []

@@ -15,7 +15,8 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.kvcache.cache import KVCache
 from treadle.scheduler.scheduler import Scheduler
 
-EOG, BOS = 256, 257
+EOG = 256
+BOS = 257
 N_VOCAB = 100_000
 
 
@@ -54,8 +55,11 @@ class FakeEngine:
         max_tokens: int = 512,
         cost: Callable[[int, int, int], float] = lambda prefill, decode, context: 0.01,
     ) -> None:
-        self.next_id, self.cost = next_id, cost
-        self.n_ctx, self.max_tokens, self.now = n_ctx, max_tokens, 0.0
+        self.next_id = next_id
+        self.cost = cost
+        self.n_ctx = n_ctx
+        self.max_tokens = max_tokens
+        self.now = 0.0
         self.cache: Any = KVCache(
             specs(0, window) if window else SEEN, CPU, n_ctx, n_sequences=n_sequences
         )

@@ -38,7 +38,8 @@ def draw_pairs(
     model: Path, rank: int, seed: int, only: Iterable[str] = MATRICES
 ) -> dict[str, Pair]:
     """By the names of a model's tensors; A x is about as large as x, and B A x as W x."""
-    rng, made = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    made = {}
     with open_gguf(model) as gguf:
         for name, tensor in gguf.tensors.items():
             if name.rpartition(".weight")[0].rpartition(".")[2] in only:
@@ -70,7 +71,8 @@ def write_peft(folder: Path, tensors: Mapping[str, np.ndarray], **config: Any) -
     folder.mkdir()
     said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "use_dora": False}
     (folder / "adapter_config.json").write_text(json.dumps({**said, **config}))
-    head, data = {}, b""
+    head = {}
+    data = b""
     for name, array in tensors.items():
         raw = array.astype(np.float32).tobytes()
         at = [len(data), len(data) + len(raw)]

@@ -88,7 +88,8 @@ def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
 
 def kl_divergence(reference: Array, logits: Array) -> float:
     """Mean over positions of KL(reference || logits), both [n_tokens, n_vocab], in nats."""
-    p, q = log_softmax(reference), log_softmax(logits)
+    p = log_softmax(reference)
+    q = log_softmax(logits)
     return float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1)))
 
 
@@ -131,7 +132,8 @@ def activate(x: Array, activation: str) -> Array:
 def rope(x: Array, inv_freq: Array, factor: float | Array, kind: str) -> Array:
     """Turn the first dims of each head by position * inv_freq; x [n_tokens, n_head, head_dim]."""
     angle = np.arange(len(x))[:, None, None] * inv_freq  # [n_tokens, 1, dims / 2]
-    cos, sin = np.cos(angle) * factor, np.sin(angle) * factor
+    cos = np.cos(angle) * factor
+    sin = np.sin(angle) * factor
     half = len(inv_freq)
     first = slice(0, 2 * half, 2) if kind == "norm" else slice(0, half)
     second = slice(1, 2 * half, 2) if kind == "norm" else slice(half, 2 * half)
@@ -160,7 +162,8 @@ def attention(
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
     """
     n_group = q.shape[1] // k.shape[1]  # query heads that share a key head
-    k, v = np.repeat(k, n_group, axis=1), np.repeat(v, n_group, axis=1)
+    k = np.repeat(k, n_group, axis=1)
+    v = np.repeat(v, n_group, axis=1)
     score = softcap(np.einsum("qhd,khd->hqk", q, k) * scale, cap)
     age = np.arange(len(q))[:, None] - np.arange(len(k))  # [query, key], tokens ago
     if alibi:
@@ -188,7 +191,10 @@ class Layer:
     """One layer's linear maps and norms."""
 
     def __init__(self, config: Config, i: int, tensor: Tensors) -> None:
-        self.config, self.i, self.tensor, self.at = config, i, tensor, config.layers[i]
+        self.config = config
+        self.i = i
+        self.tensor = tensor
+        self.at = config.layers[i]
 
     def has(self, name: str) -> bool:
         return name in self.config.optional
@@ -271,7 +277,8 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     """What attention makes of normed states. Keys and values are kept for layers that have none of
     their own.
     """
-    config, at = maps.config, maps.at
+    config = maps.config
+    at = maps.at
     sizes = [at.n_head * at.head_dim, at.n_head_kv * at.head_dim, at.n_head_kv * at.head_dim_v]
     ends = np.cumsum(sizes)
     if at.mixer == "attention_shared":
@@ -331,7 +338,9 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     name = "attn_sinks.weight"
     has_sinks = maps.has(name) or at.mixer.endswith("_sinks")
     sinks = maps.tensor(f"blk.{maps.i}.{name}") if has_sinks else None
-    chunk, scale, cap = at.window * at.chunked, config.attn_scale, config.attn_softcap
+    chunk = at.window * at.chunked
+    scale = config.attn_scale
+    cap = config.attn_softcap
     a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi)
     a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")
@@ -341,7 +350,8 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     """What experts make of normed states, a token after the other; ``routed``: the states that the
     router sees, if others.
     """
-    at, own = maps.at.experts, maps.at.activation or maps.config.arch.activation
+    at = maps.at.experts
+    own = maps.at.activation or maps.config.arch.activation
     assert at is not None
     fn = at.activation or maps.config.arch.activation
 
@@ -356,7 +366,8 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
         if maps.at.ffn in ("experts_plain", "experts_latent"):
             return product(activate(product(x, "ffn_up_exps", e), fn), "ffn_down_exps", e)
         if not maps.at.ffn.startswith("experts_gate_up"):
-            gate, up = product(x, "ffn_gate_exps", e), product(x, "ffn_up_exps", e)
+            gate = product(x, "ffn_gate_exps", e)
+            up = product(x, "ffn_up_exps", e)
         else:
             gate, up = np.split(product(x, "ffn_gate_up_exps", e), 2)
         return product(gate_of(gate, up, fn), "ffn_down_exps", e)
@@ -421,7 +432,8 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
 
 def gated(maps: Layer, h: Array) -> Array:
     """What the FFN makes of normed states."""
-    fn, n_ff = maps.at.activation or maps.config.arch.activation, maps.at.n_ff
+    fn = maps.at.activation or maps.config.arch.activation
+    n_ff = maps.at.n_ff
     if maps.at.ffn == "experts_dense":
         dense = gate_of(maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up"), fn)
         return (mixture(maps, h) + maps.linear(dense, "ffn_down")) / math.sqrt(2)
@@ -435,7 +447,8 @@ def gated(maps: Layer, h: Array) -> Array:
     if maps.at.ffn == "plain":
         return maps.linear(activate(maps.linear(h, "ffn_up"), fn), "ffn_down")
     if maps.at.ffn in ("gated", "gated_behind"):
-        gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
+        gate = maps.linear(h, "ffn_gate")
+        up = maps.linear(h, "ffn_up")
     else:
         gate, up = (maps.linear(h, "ffn_up", rows) for rows in (slice(n_ff), slice(n_ff, None)))
     return maps.linear(maps.norm(gate_of(gate, up, fn), "ffn_sub_norm"), "ffn_down")

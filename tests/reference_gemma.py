@@ -16,7 +16,9 @@ def given_its_own(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
 
 def own_part(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
     """What it makes of these. Tokens behind the table's rows have the first."""
-    config, n, eps = maps.config, maps.at.n_own, maps.config.norm_eps
+    config = maps.config
+    n = maps.at.n_own
+    eps = maps.config.norm_eps
     here = slice(maps.i * n, (maps.i + 1) * n)
     table = maps.tensor("per_layer_token_embd.weight")
     rows = [i if i < len(table) else 0 for i in ids]
@@ -30,7 +32,8 @@ def own_part(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
 
 def beside(maps: Layer, x: Array) -> Array:
     """The sum of an FFN and of experts, each with its norms."""
-    h, fn = maps.norm(x, "ffn_norm"), maps.config.arch.activation
+    h = maps.norm(x, "ffn_norm")
+    fn = maps.config.arch.activation
     h = gate_of(maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up"), fn)
     dense = maps.norm(maps.linear(h, "ffn_down"), "post_ffw_norm_1")
     routed = maps.norm(x, "ffn_gate_inp_norm") / np.sqrt(x.shape[1])

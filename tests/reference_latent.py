@@ -10,8 +10,10 @@ from tests.reference import Array, Layer, attention, rms_norm, rope
 
 
 def latent(maps: Layer, h: Array) -> Array:
-    config, at = maps.config, maps.at
-    sizes, blk = at.latent, f"blk.{maps.i}.attn"
+    config = maps.config
+    at = maps.at
+    sizes = at.latent
+    blk = f"blk.{maps.i}.attn"
     assert sizes is not None
     if sizes.n_q_rank:
         q = maps.linear(h, "attn_q_a")
@@ -33,7 +35,8 @@ def latent(maps: Layer, h: Array) -> Array:
         inv_freq, factor = config.ropes[at.rope].frequencies(config.n_ctx_train)
         q_turned, turned = (rope(x, inv_freq, factor, config.arch.rope) for x in (q_turned, turned))
     turned = np.repeat(turned, at.n_head, axis=1)
-    q, k = np.concatenate([q_plain, q_turned], -1), np.concatenate([k, turned], -1)
+    q = np.concatenate([q_plain, q_turned], -1)
+    k = np.concatenate([k, turned], -1)
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     y = attention(q, k, v, config.attn_scale, 0.0, 0)

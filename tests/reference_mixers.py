@@ -12,7 +12,9 @@ def sparse_mixer(scores: Array, n_used: int, jitter: float) -> tuple[npt.NDArray
     """SparseMixer without noise (arXiv 2409.12136): a token's experts, one after the other. Each
     weighs its share of a softmax over those left that are near it.
     """
-    left, chosen, weights = scores.copy(), [], []
+    left = scores.copy()
+    chosen = []
+    weights = []
     for _ in range(n_used):
         best = int(left.argmax())
         top = left[best]

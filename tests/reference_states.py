@@ -30,17 +30,20 @@ def rates_of(maps: Layer, x: Array) -> tuple[Array, Array]:
 
 
 def mamba2(maps: Layer, h: Array) -> Array:
-    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    s = maps.at.state
+    blk = f"blk.{maps.i}.ssm"
     assert s is not None
     z, xbc, dt = np.split(maps.linear(h, "ssm_in"), [s.n_inner, s.n_inner + s.n_channels], axis=-1)
     xbc = convolved(xbc, maps.tensor(f"{blk}_conv1d.weight"))
     if maps.has("ssm_conv1d.bias"):
         xbc = xbc + maps.tensor(f"{blk}_conv1d.bias")
     x, b, c = np.split(activate(xbc, "silu"), [s.n_inner, s.n_inner + s.n_keys], axis=-1)
-    x, d = x.reshape(len(h), s.n_head, -1), maps.tensor(f"{blk}_d").reshape(-1, 1)
+    x = x.reshape(len(h), s.n_head, -1)
+    d = maps.tensor(f"{blk}_d").reshape(-1, 1)
     b, c = (np.repeat(a.reshape(len(h), s.n_group, -1), s.n_head // s.n_group, 1) for a in (b, c))
     dt, decay = rates_of(maps, dt)
-    state, out = np.zeros((s.n_head, s.head_dim, s.n_state)), np.zeros_like(x)
+    state = np.zeros((s.n_head, s.head_dim, s.n_state))
+    out = np.zeros_like(x)
     for t in range(len(h)):
         state = state * decay[t][:, None, None]
         state += (dt[t][:, None] * x[t])[:, :, None] * b[t][:, None]
@@ -53,7 +56,8 @@ def mamba2(maps: Layer, h: Array) -> Array:
 
 
 def mamba1(maps: Layer, h: Array) -> Array:
-    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    s = maps.at.state
+    blk = f"blk.{maps.i}.ssm"
     assert s is not None
     x, z = np.split(maps.linear(h, "ssm_in"), 2, axis=-1)
     x = convolved(x, maps.tensor(f"{blk}_conv1d.weight"))
@@ -69,8 +73,11 @@ def mamba1(maps: Layer, h: Array) -> Array:
             parts[i] = rms_norm(parts[i], np.ones(1), s.norm_eps)
     dt, b, c = parts
     dt = maps.linear(dt, "ssm_dt") + maps.tensor(f"{blk}_dt.bias") * (not maps.has("ssm_dt.bias"))
-    dt, a, d = np.logaddexp(0, dt), maps.tensor(f"{blk}_a"), maps.tensor(f"{blk}_d")
-    state, out = np.zeros((s.n_inner, s.n_state)), np.zeros_like(x)
+    dt = np.logaddexp(0, dt)
+    a = maps.tensor(f"{blk}_a")
+    d = maps.tensor(f"{blk}_d")
+    state = np.zeros((s.n_inner, s.n_state))
+    out = np.zeros_like(x)
     for t in range(len(h)):
         state = state * np.exp(dt[t][:, None] * a) + (dt[t] * x[t])[:, None] * b[t]
         out[t] = state @ c[t] + d * x[t]
@@ -78,9 +85,11 @@ def mamba1(maps: Layer, h: Array) -> Array:
 
 
 def delta(maps: Layer, h: Array) -> Array:
-    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    s = maps.at.state
+    blk = f"blk.{maps.i}.ssm"
     assert s is not None
-    shape, share = (len(h), s.n_group, -1), s.n_head // s.n_group
+    shape = (len(h), s.n_group, -1)
+    share = s.n_head // s.n_group
     if maps.at.mixer == "delta_signed":
         parts = [maps.tensor(f"{blk}_conv1d_{x}.weight") for x in "qkv"]
         qkv = np.concatenate(
@@ -99,12 +108,16 @@ def delta(maps: Layer, h: Array) -> Array:
         beta, alpha = (a.reshape(len(h), -1) for a in both)
         q, k = (np.repeat(a, share, axis=1) for a in (q, k))
     else:
-        beta, alpha = maps.linear(h, "ssm_beta"), maps.linear(h, "ssm_alpha")
+        beta = maps.linear(h, "ssm_beta")
+        alpha = maps.linear(h, "ssm_alpha")
         signed = maps.at.mixer == "delta_signed"
         q, k = (np.repeat(a, share, 1) if signed else np.tile(a, (1, share, 1)) for a in (q, k))
-    q, v = q / np.sqrt(s.n_state), v.reshape(len(h), s.n_head, -1)
-    beta, decay = s.beta_most / (1 + np.exp(-beta)), rates_of(maps, alpha)[1]
-    state, out = np.zeros((s.n_head, s.n_state, s.head_dim)), np.zeros_like(v)
+    q = q / np.sqrt(s.n_state)
+    v = v.reshape(len(h), s.n_head, -1)
+    beta = s.beta_most / (1 + np.exp(-beta))
+    decay = rates_of(maps, alpha)[1]
+    state = np.zeros((s.n_head, s.n_state, s.head_dim))
+    out = np.zeros_like(v)
     for t in range(len(h)):
         state = state * decay[t][:, None, None]
         wrong = beta[t][:, None] * (v[t] - np.einsum("hn,hnp->hp", k[t], state))
@@ -116,7 +129,8 @@ def delta(maps: Layer, h: Array) -> Array:
 
 
 def kda(maps: Layer, h: Array) -> Array:
-    s, blk = maps.at.state, f"blk.{maps.i}.ssm"
+    s = maps.at.state
+    blk = f"blk.{maps.i}.ssm"
     assert s is not None
 
     def heads(x: Array) -> Array:
@@ -133,12 +147,14 @@ def kda(maps: Layer, h: Array) -> Array:
         for name in "qkv"
     )
     q, k = (heads(x) / np.sqrt((heads(x) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
-    q, v = q / np.sqrt(s.n_state), heads(v)
+    q = q / np.sqrt(s.n_state)
+    v = heads(v)
     decay = maps.linear(maps.linear(h, "ssm_f_a"), "ssm_f_b")
     decay = np.logaddexp(0, decay + maps.tensor(f"{blk}_dt.bias"))
     decay = np.exp(heads(decay) * maps.tensor(f"{blk}_a").reshape(-1, 1))
     beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
-    state, out = np.zeros((s.n_head, s.n_state, s.head_dim)), np.zeros_like(v)
+    state = np.zeros((s.n_head, s.n_state, s.head_dim))
+    out = np.zeros_like(v)
     for t in range(len(h)):
         state = state * decay[t][:, :, None]
         wrong = beta[t][:, None] * (v[t] - np.einsum("hn,hnp->hp", k[t], state))

@@ -24,7 +24,8 @@ def joined(config: Config, x: Array, ids: Sequence[int], tensor: Tensors) -> Arr
 
 
 def layer(maps: Layer, streams: Array, ids: Sequence[int], kept: Kept) -> Array:
-    n, coefs = len(streams), maps.linear(router(maps, streams[0]), "altup_predict_coef")
+    n = len(streams)
+    coefs = maps.linear(router(maps, streams[0]), "altup_predict_coef")
     predicted = streams.copy()
     for i in range(n):
         for j in range(n):
@@ -35,7 +36,8 @@ def layer(maps: Layer, streams: Array, ids: Sequence[int], kept: Kept) -> Array:
     mixed = maps.norm(attended(maps, h, kept), "post_attention_norm")
     y = (x + mixed + h + maps.norm(low, "laurel_post_norm")) / np.sqrt(2)
     h = maps.norm(y, "ffn_norm")
-    gate, up = maps.linear(h, "ffn_gate"), maps.linear(h, "ffn_up")
+    gate = maps.linear(h, "ffn_gate")
+    up = maps.linear(h, "ffn_up")
     if maps.at.ffn == "gated_sparse":
         spread = np.sqrt(np.mean((gate - gate.mean(-1, keepdims=True)) ** 2, -1, keepdims=True))
         gate = np.maximum(gate - gate.mean(-1, keepdims=True) - maps.at.cut * spread, 0.0)

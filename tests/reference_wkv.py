@@ -18,7 +18,8 @@ def sigmoid(x: Array) -> Array:
 
 def wkv(maps: Layer, h: Array, kept: Kept) -> Array:
     """``kept``: under -1 the first layer's values."""
-    s, blk = maps.at.state, f"blk.{maps.i}.time_mix"
+    s = maps.at.state
+    blk = f"blk.{maps.i}.time_mix"
     assert s is not None
     lerp = maps.tensor(f"{blk}_lerp_fused.weight").reshape(-1, 1, h.shape[1])
     r, w, k, v, a, *g = (h + (shifted(h) - h) * each for each in lerp)
@@ -47,7 +48,9 @@ def wkv(maps: Layer, h: Array, kept: Kept) -> Array:
     away = away / np.maximum(np.sqrt((away**2).sum(-1, keepdims=True)), 1e-12)
     k = k * (1 + (rate - 1) * vector("k_a"))
     r, k, v, decay, rate = (heads(x) for x in (r, k, own, decay, rate))
-    state, out = np.zeros((s.n_head, s.head_dim, s.n_state)), np.zeros_like(v)  # [value, key]
+    # [value, key]
+    state = np.zeros((s.n_head, s.head_dim, s.n_state))
+    out = np.zeros_like(v)
     for t in range(len(h)):
         turn = -away[t][:, :, None] * (away[t] * rate[t])[:, None]
         state = state * decay[t][:, None] + state @ turn + v[t][:, :, None] * k[t][:, None]

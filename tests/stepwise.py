@@ -73,13 +73,15 @@ def walk(engine: Engine, parts: Sequence[BatchItem]) -> Iterator[Compared]:
     """Run a batch; every step's output. The arena starts as NaN: nothing may be read unwritten."""
     ready = engine._plan_of(parts)
     engine._prepare(ready, parts)
-    run, arena = ready.run, ready.arena.bytes
+    run = ready.run
+    arena = ready.arena.bytes
     assert arena is not None
     arena[:] = 0xFF
     for i, step in enumerate(ready.plan):
         writes_pages = isinstance(step.spec, (RopeStore, LatentStore))
         pools = [pool.const.array for pool in engine.cache.pools if writes_pages]
-        twin, before = arena.copy(), [pool.copy() for pool in pools]
+        twin = arena.copy()
+        before = [pool.copy() for pool in pools]
         engine.device.run(ready.program, range(i, i + 1))
         actual = outputs(ready.plan, step, arena, run)
         after = [pool.copy() for pool in pools]
@@ -126,7 +128,8 @@ def outputs(
     plan: Plan, step: Step, arena: np.ndarray, run: RunInputs
 ) -> list[tuple[str, np.ndarray]]:
     """What a step has written, as values: (kind, array); padding is left out."""
-    spec, args = step.spec, plan.arrays(step, arena)
+    spec = step.spec
+    args = plan.arrays(step, arena)
     n = run["n_tokens"]
 
     def rows(buffer: Buffer, columns: slice) -> np.ndarray:
@@ -140,7 +143,8 @@ def outputs(
         chosen, weights = (np.array(a[: n * spec.n_used]) for a in (args.chosen, args.weights))
         return [("whole", chosen), ("f32", weights.reshape(n, -1))]
     if isinstance(spec, Sort):
-        n_tiles, n_rows = int(args.tiles[0]), int(args.rows[:2].view(np.int64)[0]) * spec.block
+        n_tiles = int(args.tiles[0])
+        n_rows = int(args.rows[:2].view(np.int64)[0]) * spec.block
         sorted_ = args.tiles[: 1 + 3 * n_tiles], args.rows[: 2 + n_rows]
         return [("whole", np.array(a)) for a in (*sorted_, args.places[: n * spec.n_used])]
     if isinstance(spec, ColumnNorm):
@@ -200,7 +204,8 @@ def outputs(
         return [("f32", q), *((kind, np.array(which)) for which in kept)]
     out = slice(spec.n_head * spec.dims_v if isinstance(spec, Attention) else None)
     if isinstance(spec, Attention):
-        y, items = rows(step.writes[0], out), run.attn_items(spec.pool, few=bool(args.few))
+        y = rows(step.writes[0], out)
+        items = run.attn_items(spec.pool, few=bool(args.few))
         whole = [
             int(i["token"]) + t
             for i, _ in items
@@ -212,7 +217,8 @@ def outputs(
         if not args.few:
             assert not n_partials
             return [(kind, y[whole])]
-        at, size = plan.offsets[step.writes[1]], spec.partial_values
+        at = plan.offsets[step.writes[1]]
+        size = spec.partial_values
         parts = arena[at : at + 4 * size * n_partials].view(np.float32)
         return [(kind, y[whole]), (kind, parts.reshape(-1, spec.dims_v + 2).copy())]
     if isinstance(spec, Softcap):

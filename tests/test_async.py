@@ -139,7 +139,8 @@ def test_a_timeout_while_a_long_prompt_is_read(
     model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is left after the batch in hand; what was read stays, and serves the next."""
-    session, engine = model.session(), model.engine
+    session = model.session()
+    engine = model.engine
     started, go, sample = threading.Event(), threading.Event(), engine.sample
     sizes: list[int] = []
 

@@ -38,9 +38,12 @@ def laid_out(
     cache = KVCache(specs, device, N_CTX, n_sequences=len(lengths))
     plan.inputs = inputs_of(plan, cache, DIMS)
     ropes = [RopeTable(inverse(i), 1.0, N_CTX) for i in range(len(DIMS))]
-    run, parts, starts = RunInputs(plan, cache, ropes, device), [], []
+    run = RunInputs(plan, cache, ropes, device)
+    parts = []
+    starts = []
     for which, (held, n) in enumerate(lengths):
-        seq, ids = cache.sequence(), [100_000 * which + at for at in range(held + n)]
+        seq = cache.sequence()
+        ids = [100_000 * which + at for at in range(held + n)]
         for at in range(0, held, 500):
             cache.extend(seq, ids[at : min(at + 500, held)])
             cache.commit(seq)
@@ -114,7 +117,8 @@ def test_every_query_meets_its_keys_once(
         whole = []
         both = [(f, *at) for f in (False, True) for at in found.attn_items(pool, few=f)]
         for is_few, item, pages in both:
-            first, last = int(item["key_begin"]), int(item["key_end"])
+            first = int(item["key_begin"])
+            last = int(item["key_end"])
             assert 0 <= first < last
             part, position = rows[item["token"]]
             assert is_few == (len(part.ids) <= few)
@@ -174,13 +178,15 @@ def test_rows_that_samplers_look_at() -> None:
         (LogitsQuery(masks[1], first=True),),
         (LogitsQuery(masks[2]),),
     ]
-    device, plan = Cpu(PORTABLE, 1), Plan(20, 10)
+    device = Cpu(PORTABLE, 1)
+    plan = Plan(20, 10)
     cache = KVCache(SPECS, device, N_CTX, n_sequences=4)
     plan.inputs = inputs_of(plan, cache, ()) | sampled_inputs(10, 70)
     run = RunInputs(plan, cache, [], device)
     parts = []
     for which, look in enumerate(looks):
-        seq, ids = cache.sequence(), [5] * (which + 1)
+        seq = cache.sequence()
+        ids = [5] * (which + 1)
         cache.extend(seq, ids)
         parts.append(BatchItem(seq, ids, 1, look))
     for order in (parts[::-1], parts):

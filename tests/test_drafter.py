@@ -38,7 +38,8 @@ class FakeDraft(FakeEngine):
 
     def __init__(self, next_id: Any, world: World, step_s: float, **given: Any) -> None:
         super().__init__(next_id, **given)
-        self.world, self.step_s = world, step_s
+        self.world = world
+        self.step_s = step_s
 
     def sample(self, parts: Sequence[BatchItem]) -> Any:
         rows = self.run(parts)
@@ -199,7 +200,8 @@ def test_a_model_writes_the_same_text(
     sizes: dict[str, Any], how: dict[str, Any], tiny: WriteTiny
 ) -> None:
     """With itself for a draft, and with another one."""
-    own, made = tiny(**sizes), []
+    own = tiny(**sizes)
+    made = []
     for draft in (None, own, tiny(n_layer=1, tied=0)):
         with treadle.load(
             own, threads=1, context=256, n_sequences=2, deterministic=True, draft=draft

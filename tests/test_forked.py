@@ -130,7 +130,8 @@ def test_a_signal_leaves_no_lock_taken() -> None:
 
 
 def test_the_own_thread_may_hold_a_lock() -> None:
-    lock, held = threading.RLock(), []
+    lock = threading.RLock()
+    held = []
     with lock:
         assert not is_held(lock)
         thread = threading.Thread(target=lambda: held.append(is_held(lock)))

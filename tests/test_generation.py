@@ -34,7 +34,8 @@ class Script:
     """A model that says ``ids`` behind any prompt, and a sampler that obeys."""
 
     def __init__(self, ids: Sequence[int], n_ctx: int = 10_000) -> None:
-        self.script, self.n_prompt = list(ids), 0
+        self.script = list(ids)
+        self.n_prompt = 0
         self.engine = FakeEngine(self.next_id, n_ctx=n_ctx)
         self.turns = CooperativeStepper(Scheduler(self.engine))  # type: ignore[arg-type]
 
@@ -45,7 +46,8 @@ class Script:
         return int(logits[0])
 
     def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
-        self.n_prompt, ids = prompt, [BOS] * prompt
+        self.n_prompt = prompt
+        ids = [BOS] * prompt
         sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None)
         words: Any = tokenizer or Bytes()
         answer = RequestOutput(words, ids, n_ctx=self.engine.n_ctx, **settings)
@@ -60,7 +62,8 @@ def say(text: str) -> list[int]:
 
 
 def test_lines_end_a_text_in_whatever_pieces_they_come() -> None:
-    text, now = "a\n  b\n\tc\n  d\n", 0.0
+    text = "a\n  b\n\tc\n  d\n"
+    now = 0.0
 
     def ended(lines: IndentStop, size: int) -> str:
         nonlocal now
@@ -70,7 +73,8 @@ def test_lines_end_a_text_in_whatever_pieces_they_come() -> None:
             end = lines.end(piece)
             if end is not None:
                 return said + piece[:end]
-            said, now = said + piece, now + 1
+            said = said + piece
+            now = now + 1
         return said
 
     for size in (1, 2, 3, 100):
@@ -156,7 +160,8 @@ words = st.text("abc", max_size=4)
 def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) -> None:
     script = Script([*range(258, 258 + len(pieces)), EOG])
     made = script.generate(tokenizer=Bytes(pieces), stop=stops)
-    found, text = list(made), "".join(pieces)
+    found = list(made)
+    text = "".join(pieces)
     assert "".join(found) == made.text
     assert "" not in found
     assert text.startswith(made.text)
@@ -167,7 +172,8 @@ def test_any_pieces_and_any_stop_strings(pieces: list[str], stops: list[str]) ->
 
 def test_compiling_is_in_no_other_number() -> None:
     script = Script(say("hello"))
-    run, kernels = script.engine.run, script.engine.kernels
+    run = script.engine.run
+    kernels = script.engine.kernels
 
     def compiles(parts: Sequence[BatchItem]) -> np.ndarray:
         began = time.perf_counter()
@@ -178,7 +184,8 @@ def test_compiling_is_in_no_other_number() -> None:
     script.engine.run = compiles  # type: ignore[method-assign]
     began, made = time.perf_counter(), script.generate()
     made.finish()
-    wall, t = time.perf_counter() - began, made.timings
+    wall = time.perf_counter() - began
+    t = made.timings
     assert t.compile_s == pytest.approx(kernels.seconds)
     assert t.compile_s >= 6 * 0.002
     assert t.prefill_s >= 0
@@ -391,7 +398,8 @@ def interrupt_at(line: int, work: Callable[[], object]) -> int:
 def test_ctrl_c_at_any_line_leaves_the_model_usable(model: treadle.Model) -> None:
     prompts = ["a text that is longer than one page of keys", "and one that is quite different"]
     truth = [greedy(model, prompt, 4) for prompt in prompts]
-    n_lines, caught = interrupt_at(-1, lambda: greedy(model, prompts[0], 4)), 0
+    n_lines = interrupt_at(-1, lambda: greedy(model, prompts[0], 4))
+    caught = 0
     assert n_lines > 500
     for line in range(1, n_lines, n_lines // 60):
         try:

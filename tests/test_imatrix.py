@@ -29,7 +29,9 @@ class Watched:
     __array_ufunc__ = None  # so that numpy leaves ``x @ matrix`` to __rmatmul__
 
     def __init__(self, array: np.ndarray, seen: list[np.ndarray]) -> None:
-        self.array, self.seen, self.T = array, seen, self
+        self.array = array
+        self.seen = seen
+        self.T = self
 
     def astype(self, dtype: Any) -> Watched:
         return Watched(self.array.astype(dtype), self.seen)
@@ -144,7 +146,8 @@ def test_what_experts_are_given(
         """Matrices of several experts, which note what is multiplied by them."""
 
         def __init__(self, name: str, array: np.ndarray) -> None:
-            self.name, self.array = name, array
+            self.name = name
+            self.array = array
 
         def astype(self, dtype: Any) -> Stack:
             return Stack(self.name, self.array.astype(dtype))
@@ -167,7 +170,8 @@ def test_what_experts_are_given(
     share = {"F32": 2e-3, "Q8_0": 0.05}[fmt]
     moved = {"F32": 0, "Q8_0": 3}[fmt]  # tokens
     for (name, e), rows in seen.items():
-        found, sums = matrix.entries[name], (np.stack(rows) ** 2).sum(0)
+        found = matrix.entries[name]
+        sums = (np.stack(rows) ** 2).sum(0)
         assert found.sums.shape == (n_expert, len(sums))
         assert abs(found.counts[e] - len(rows)) <= moved
         off = np.abs(found.sums[e] - sums).sum() / sums.sum()
@@ -181,7 +185,8 @@ def test_what_an_encoder_is_given(tiny: WriteTiny) -> None:
         with pytest.raises(TreadleError, match="bert does not generate text"):
             collect(model.engine, windows, "", bos=None, with_output=True)
         matrix = collect(model.engine, windows, "", bos=None)
-        gguf, eps = model.gguf, model.config.norm_eps
+        gguf = model.gguf
+        eps = model.config.norm_eps
         names = {n for n, t in gguf.tensors.items() if n.startswith("blk.") and len(t.shape) == 2}
 
         def of(name: str) -> np.ndarray:
@@ -221,7 +226,8 @@ def test_taps_see_what_int8_would_lose(tiny: WriteTiny, monkeypatch: pytest.Monk
 def test_normal_runs_are_as_before(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama", "Q8_0"), context=64, threads=2) as model:
         ids = list(range(5, 45))
-        before, labels = model.logits(ids), [step.label for step in model.plan(len(ids))]
+        before = model.logits(ids)
+        labels = [step.label for step in model.plan(len(ids))]
         collect(model.engine, np.array([ids], np.int32), "", bos=None)
         model.engine.cache.forget()
         assert np.array_equal(model.logits(ids), before)

@@ -74,7 +74,8 @@ class Known:
     def __init__(self, data: Path, fmt: str) -> None:
         padded = fmt.startswith("pad256-")
         name = f"babyllama105{'' if padded else '-'}{fmt}"
-        models, truth = data / "models", data / "truth"
+        models = data / "models"
+        truth = data / "truth"
         self.path = models / "babyllama105" / f"{name}.gguf"
         if padded:
             self.path = models / "babyllama105_pad256" / f"{fmt.removeprefix('pad256-')}.gguf"
@@ -135,16 +136,19 @@ def test_greedy_text_is_that_of_llamacpp(fmt: str, data: Path) -> None:
     with treadle.load(known.path, threads=2, kv="f32", context=256) as model:
         largest = np.abs(model.logits(known.ids) - known.theirs).max()
         assert largest < 0.5  # the logits' own spread is 20
-        n_other, n_tokens = 0, 0
+        n_other = 0
+        n_tokens = 0
         for case in known.greedy:
-            prompt, theirs = case["prompt_tokens"], case["tokens"]
+            prompt = case["prompt_tokens"]
+            theirs = case["tokens"]
             assert model.tokenize(case["prompt"]) == prompt
             rows = model.logits(prompt + theirs[:-1])[len(prompt) - 1 :]
             gaps = rows.max(-1) - rows[np.arange(len(theirs)), theirs]
             assert gaps.max() <= 2 * largest, (case["prompt"], int(gaps.argmax()), gaps.max())
             tops = np.abs(rows.max(-1) - case["top1_logits"])
             assert tops.max() <= 3 * largest, (case["prompt"], int(tops.argmax()))
-            n_other, n_tokens = n_other + int((gaps > 0).sum()), n_tokens + len(theirs)
+            n_other = n_other + int((gaps > 0).sum())
+            n_tokens = n_tokens + len(theirs)
 
             ours = model.generate(prompt, max_tokens=len(theirs), sampling=GREEDY)
             ours.finish()

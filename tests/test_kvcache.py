@@ -42,7 +42,8 @@ def lists(seq: Sequence) -> list[list[int]]:
 def check_pages(cache: KVCache, live: list[Sequence]) -> None:
     """Every page's holders are counted, and a page is free exactly when it has none."""
     live = [*live, *([cache._retired] if cache._retired is not None else [])]
-    nodes, waiting = [], list(cache.tree.roots.values())
+    nodes = []
+    waiting = list(cache.tree.roots.values())
     assert all(root.next for root in waiting if root is not cache.tree.root)
     while waiting:
         children = list(waiting.pop().next.values())
@@ -135,7 +136,8 @@ class Walk(RuleBasedStateMachine):
                 pool.copy = copied[id(pool)]  # type: ignore[method-assign]
 
     def extend_to(self, seq: Sequence, ids: list[int]) -> None:
-        start, before = len(seq), lists(seq)
+        start = len(seq)
+        before = lists(seq)
         own = before if start % PAGE == 0 else None  # a shared last page may have been copied
         try:
             with self.copies_followed():
@@ -169,7 +171,8 @@ class Walk(RuleBasedStateMachine):
         """What is reserved is there, whatever another one takes meanwhile."""
         seq = self.live[which % len(self.live)]
         n = min(n, N_CTX - len(seq))
-        before, promised = lists(seq), list(seq.promised)
+        before = lists(seq)
+        promised = list(seq.promised)
         try:
             self.cache.reserve(seq, n)
         except NoRoomError:
@@ -287,7 +290,8 @@ class StatesWalk(Walk):
     def fail(self, which: int, n: int) -> None:
         """A run that is undone has written beside the state."""
         seq = self.live[which % len(self.live)]
-        start, ids = len(seq), seq.ids[:]
+        start = len(seq)
+        ids = seq.ids[:]
         try:
             with self.copies_followed():
                 self.cache.extend(seq, range(n))
@@ -395,7 +399,8 @@ def test_a_fork_shares_all_and_copies_what_it_writes() -> None:
     seq = filled(cache, range(50))
     pool = cache.pools[0]
     page = seq.pages[0][1]
-    start, size = page * pool.cell_bytes, pool.cell_bytes
+    start = page * pool.cell_bytes
+    size = pool.cell_bytes
     pool.const.array[start : start + size] = 7
     fork = cache.fork(seq)
     assert fork.pages == seq.pages
@@ -410,7 +415,8 @@ def test_a_fork_shares_all_and_copies_what_it_writes() -> None:
 
 def test_sequences_that_computed_the_same_text_end_with_one_copy() -> None:
     cache = KVCache(SEEN, CPU, N_CTX, n_sequences=2)
-    a, b = cache.sequence(), cache.sequence()
+    a = cache.sequence()
+    b = cache.sequence()
     for seq in (a, b):
         cache.extend(seq, range(2 * PAGE))
     assert a.pages != b.pages
@@ -432,7 +438,8 @@ def test_a_full_context_is_refused_before_anything_changes() -> None:
 
 def test_no_page_left_is_said_before_anything_changes() -> None:
     cache = KVCache(SEEN, CPU, N_CTX)  # 8 pages
-    first, second = filled(cache, range(5 * PAGE)), cache.sequence()
+    first = filled(cache, range(5 * PAGE))
+    second = cache.sequence()
     for refuse in (cache.extend, lambda seq, ids: cache.check_room(seq, len(ids))):
         with pytest.raises(NoRoomError, match="the KV cache is full"):
             refuse(second, range(1000, 1000 + 4 * PAGE))
@@ -442,7 +449,8 @@ def test_no_page_left_is_said_before_anything_changes() -> None:
 
 
 def test_a_window_keeps_what_it_needs_and_no_more() -> None:
-    window, n_ctx = 100, 100 * PAGE
+    window = 100
+    n_ctx = 100 * PAGE
     cache = KVCache(specs(0, window), CPU, n_ctx)
     seen, local = cache.pools
     assert seen.n_pages == 101
@@ -513,7 +521,8 @@ def test_more_than_any_memory(n_ctx: int) -> None:
     share=st.floats(0, 1.5),
 )
 def test_as_many_pages_as_bytes_hold(pools: list[tuple[int, int]], share: float) -> None:
-    full, sizes = [n for n, _ in pools], [size for _, size in pools]
+    full = [n for n, _ in pools]
+    sizes = [size for _, size in pools]
 
     def n_bytes(pages: list[int]) -> int:
         return sum(n * size for n, size in zip(pages, sizes, strict=True))
@@ -540,7 +549,8 @@ def test_few_bytes_are_for_all_sequences() -> None:
     assert KVCache(both, CPU, N_CTX, n_sequences=3, kv_bytes=1 << 40).n_bytes == full.n_bytes
     cache = KVCache(both, CPU, N_CTX, n_sequences=3, kv_bytes=2 * 5 * page + page)
     assert (cache.n_bytes, cache.n_tokens, cache.n_ctx) == (10 * page, 5 * PAGE, N_CTX)
-    long, short = cache.sequence(), cache.sequence()
+    long = cache.sequence()
+    short = cache.sequence()
     cache.extend(long, range(4 * PAGE))
     cache.extend(short, range(PAGE))
     with pytest.raises(
@@ -555,7 +565,8 @@ def test_few_bytes_are_for_all_sequences() -> None:
         KVCache(both, CPU, N_CTX, kv_bytes=2 * page - 1)
     cache = KVCache(both, CPU, N_CTX, n_sequences=3, kv_tokens=4 * PAGE)
     assert (cache.n_bytes, cache.n_tokens) == (2 * 7 * page, 4 * PAGE)
-    long, short = cache.sequence(), cache.sequence()
+    long = cache.sequence()
+    short = cache.sequence()
     cache.extend(long, range(5 * PAGE))  # pages that are not full of others are there
     cache.extend(short, range(2 * PAGE))
     with pytest.raises(
@@ -645,7 +656,8 @@ def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
 
     def read(ids: list[int]) -> list[int]:
         """How many tokens are found, and those of each run."""
-        seq, sizes = cache.sequence(), []
+        seq = cache.sequence()
+        sizes = []
         sizes.append(cache.match(seq, ids))
         while len(seq.ids) < len(ids):
             left = ids[len(seq.ids) :]
@@ -655,7 +667,8 @@ def test_a_prompt_that_begins_like_another_is_cut_where_they_part() -> None:
         seq.close()
         return sizes
 
-    shared, n = list(range(2 * PAGE)), 2 * PAGE + 20
+    shared = list(range(2 * PAGE))
+    n = 2 * PAGE + 20
     assert read([*shared, *[7] * 20]) == [0, n]
     assert read([*shared, *[8] * 20]) == [0, 2 * PAGE, 20]
     assert read([*shared, *[9] * 20]) == [2 * PAGE, 20]
@@ -675,7 +688,8 @@ def test_a_state_does_not_go_back() -> None:
 @pytest.mark.parametrize("window", [0, 40])
 def test_what_reads_alone_shares_once_it_retires(window: int) -> None:
     cache = KVCache(specs(0, window), CPU, 400, n_sequences=3) if window else with_state()
-    first, seq = filled(cache, range(100)), cache.sequence()
+    first = filled(cache, range(100))
+    seq = cache.sequence()
     seq.alone = True
     assert cache.match(seq, range(200, 300)) == cache.match(seq, range(100)) == 0
     cache.extend(seq, range(100))

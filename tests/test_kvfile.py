@@ -42,7 +42,8 @@ def test_the_same_logits_afterwards(
     sizes: dict[str, Any], n: int, tiny: WriteTiny, tmp_path: Path
 ) -> None:
     """1000 tokens are more than a window's pool has room for at once."""
-    path, more = tiny(**sizes), text(40, seed=2)
+    path = tiny(**sizes)
+    more = text(40, seed=2)
     with treadle.load(path, threads=2, context=1040) as model:
         session = saved(tmp_path / "state", model, text(n))
         expected = [session.feed([token]) for token in more]
@@ -83,7 +84,8 @@ def test_what_others_left_in_the_last_page_is_not_saved(
     layout = PageLayout(kv, 2, 32, 64)
     rng = np.random.default_rng(3)
     page = rng.integers(1, 100, 3 * layout.layer_bytes).astype(np.uint8)
-    before, n = page.copy(), 5
+    before = page.copy()
+    n = 5
     layout.blank(page, n)
     for layer in range(3):
         for head in range(2):

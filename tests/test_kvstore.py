@@ -92,7 +92,9 @@ def found(model: treadle.Model, ids: list[int]) -> tuple[int, int, str]:
 def test_the_same_bits_after_a_restart(
     sizes: dict[str, Any], kv: str, n: int, tiny: WriteTiny, tmp_path: Path
 ) -> None:
-    path, ids, longer = tiny(**sizes), text(n), text(n) + text(40, seed=2)
+    path = tiny(**sizes)
+    ids = text(n)
+    longer = text(n) + text(40, seed=2)
     with load(path, tmp_path / "none", kv=kv) as model:
         expected = [read(model, each) for each in (ids, longer)]
     with load(path, tmp_path / "pages", kv=kv) as model:
@@ -353,7 +355,8 @@ def test_the_least_recently_used_go_and_the_bound_holds(tmp_path: Path) -> None:
 
 
 def test_others_files_count_too(tmp_path: Path) -> None:
-    mine, other = Folder(tmp_path, 64 * 100), Folder(tmp_path, 64 * 100)
+    mine = Folder(tmp_path, 64 * 100)
+    other = Folder(tmp_path, 64 * 100)
     for i in range(1, 200):
         put(mine, 2 * i)
         put(other, 2 * i + 1)
@@ -383,7 +386,8 @@ def test_a_full_disk(
     """The text is as ever, and it is said once; no part of a file stays; and when there is room
     again it is used.
     """
-    whole, full = cache.write_whole, [True]
+    whole = cache.write_whole
+    full = [True]
 
     def write(path: Path, *pieces: bytes) -> None:
         if full[0]:

@@ -106,10 +106,12 @@ def test_each_row_of_a_batch_has_its_own(model: Model, files: dict[str, Path]) -
             BatchItem(session.seq, IDS[start : start + n], n)
             for session, start, n in zip(sessions, at, sizes, strict=True)
         ]
-        rows, row = model.engine.run(parts), 0
+        rows = model.engine.run(parts)
+        row = 0
         for which, n in enumerate(sizes):
             check(model, rows[row : row + n], expected[which][at[which] : at[which] + n])
-            at[which], row = at[which] + n, row + n
+            at[which] = at[which] + n
+            row = row + n
     for session in sessions:
         session.close()
 
@@ -124,7 +126,8 @@ def test_without_adapters_not_a_bit_changes(model: Model, base: Path) -> None:
 def test_threads_do_not_change_a_bit(
     tiny: WriteTiny, files: dict[str, Path], deterministic: bool
 ) -> None:
-    path, rows = tiny("llama", "Q8_0"), []
+    path = tiny("llama", "Q8_0")
+    rows = []
     for threads in (1, 3):
         more: dict[str, Any] = {"threads": threads, "deterministic": deterministic}
         with treadle.load(path, lora=[files["one"]], **more) as model:
@@ -232,7 +235,9 @@ def test_session_files_name_their_adapters(
     """The bits of who went on, where the same adapters are in the same order, whatever they are
     called.
     """
-    path, plain, last = tmp_path / "saved", tmp_path / "plain", IDS[-1:]
+    path = tmp_path / "saved"
+    plain = tmp_path / "plain"
+    last = IDS[-1:]
     load: dict[str, Any] = {"threads": 1, "deterministic": True}
     with treadle.load(base, lora=[files["one"], files["few"]], **load) as model:
         with model.session(lora={"few": 0.3, "one": -0.5}) as session:
@@ -585,7 +590,8 @@ def test_quantize_merges_by_the_names_of_the_file(
 ) -> None:
     """T5's names are not the graph's; the scale of Gemma 4's router is one of its input."""
     model = with_names(tiny(arch, "F32", **sizes), tmp_path / "model.gguf", names)
-    pairs, target = draw_pairs(model, 3, 5, only), tmp_path / "merged.gguf"
+    pairs = draw_pairs(model, 3, 5, only)
+    target = tmp_path / "merged.gguf"
     file = write_gguf(tmp_path / "lora.gguf", pairs, arch=arch, alpha=3.0)
     assert main(["quantize", str(model), str(target), "F32", "--lora", str(file)]) == 0
     with open_gguf(model) as gguf, open_gguf(target) as made:
@@ -598,7 +604,9 @@ def test_perplexity_is_that_of_the_merged_weights(
     base: Path, files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And without the adapter another one."""
-    text, target, few = tmp_path / "text", tmp_path / "merged.gguf", f"{files['few']}=0.5"
+    text = tmp_path / "text"
+    target = tmp_path / "merged.gguf"
+    few = f"{files['few']}=0.5"
     text.write_text("the quick brown fox jumps over the lazy dog " * 4)
     assert main(["quantize", str(base), str(target), "F32", "--lora", few]) == 0
     found = []

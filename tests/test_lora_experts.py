@@ -26,7 +26,8 @@ WriteTiny = Callable[..., Path]
 
 def draw(model: Path, parts: tuple[str, ...], rank: int = 3, seed: int = 5) -> dict[str, Pair]:
     """Of each expert its own: A ``[E, rank, k]`` and B ``[E, m, rank]``."""
-    rng, made = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    made = {}
     with open_gguf(model) as gguf:
         for name, tensor in gguf.tensors.items():
             if name.endswith(tuple(f"{part}.weight" for part in parts)):
@@ -50,7 +51,8 @@ def fused(model: Path, path: Path) -> Path:
                 continue
             if "ffn_up_exps" in name:
                 gate = gguf.tensors[name.replace("_up_", "_gate_")].dequantize()
-                name, rows = name.replace("_up_", "_gate_up_"), np.concatenate([gate, rows], 1)
+                name = name.replace("_up_", "_gate_up_")
+                rows = np.concatenate([gate, rows], 1)
             writer.add_tensor(name, rows.shape, "F32", rows)
         writer.write()
     return path
@@ -87,7 +89,8 @@ def test_each_expert_has_its_own_product(
     for path in (tmp_path / "whole.gguf", tmp_path / "strips.gguf"):
         with open_gguf(model) as gguf, open_gguf(path) as made:
             for name, tensor in gguf.tensors.items():
-                w, found = tensor.dequantize(), made.tensors[name].dequantize()
+                w = tensor.dequantize()
+                found = made.tensors[name].dequantize()
                 a, b = pairs.get(name, (None, None))
                 if a is None or b is None:
                     assert np.array_equal(found, w), name
@@ -100,7 +103,8 @@ def test_each_expert_has_its_own_product(
 def test_gates_and_up_of_a_model_that_has_them_in_one_matrix(
     tiny: WriteTiny, tmp_path: Path, parts: tuple[str, ...]
 ) -> None:
-    apart, target = tiny("qwen3moe", "F32", **SIZES), tmp_path / "made.gguf"
+    apart = tiny("qwen3moe", "F32", **SIZES)
+    target = tmp_path / "made.gguf"
     pairs = draw(apart, tuple(f"ffn_{part}_exps" for part in parts))
     file = write_gguf(tmp_path / "lora.gguf", pairs, arch="qwen3moe", alpha=6.0)
     model = fused(apart, tmp_path / "fused.gguf")
@@ -123,7 +127,8 @@ def test_gates_and_up_of_a_model_that_has_them_in_one_matrix(
 
 
 def pair(*, n: int = 4, m: int = 32, k: int = 64, rank_b: int = 3, flat: bool = False) -> Pair:
-    a, b = np.ones((n, 3, k), np.float32), np.ones((n, m, rank_b), np.float32)
+    a = np.ones((n, 3, k), np.float32)
+    b = np.ones((n, m, rank_b), np.float32)
     return (a[0], b[0]) if flat else (a, b)
 
 
@@ -131,7 +136,8 @@ def pair(*, n: int = 4, m: int = 32, k: int = 64, rank_b: int = 3, flat: bool = 
 def test_pairs_that_do_not_fit(
     tiny: WriteTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], sizes: dict[str, Any]
 ) -> None:
-    model, given = tiny("qwen3moe", "F32", **SIZES), {"blk.0.ffn_up_exps.weight": pair(**sizes)}
+    model = tiny("qwen3moe", "F32", **SIZES)
+    given = {"blk.0.ffn_up_exps.weight": pair(**sizes)}
     file = write_gguf(tmp_path / "bad.gguf", given, arch="qwen3moe")
     assert quantize(model, tmp_path / "made.gguf", file) == 1
     said = capsys.readouterr().err
@@ -178,7 +184,8 @@ def test_at_run_time_they_equal_merged_weights(
     in one batch.
     """
     kind, parts = CASES[case]
-    model, with_gguf = models[kind], {}
+    model = models[kind]
+    with_gguf = {}
     with open_gguf(model) as gguf:
         arch = str(gguf.metadata["general.architecture"])
     for name, rank in (("one", 3), ("two", 8)):
@@ -202,17 +209,20 @@ def test_at_run_time_they_equal_merged_weights(
                 ends = [min(at + size, len(IDS)) - 1 for at in range(0, len(IDS), size)]
                 check(config, np.stack(fed), wanted[ends])
             session.close()
-        sessions, begun = [loaded.session(lora=scales) for scales in sets], [0] * len(sets)
+        sessions = [loaded.session(lora=scales) for scales in sets]
+        begun = [0] * len(sets)
         for sizes in ((3, 20, 1, 7), (1, 1, 1, 1), (2, 1, 40, 1)):
             batch = [
                 BatchItem(session.seq, IDS[start : start + n], n)
                 for session, start, n in zip(sessions, begun, sizes, strict=True)
             ]
-            rows, row = loaded.engine.run(batch), 0
+            rows = loaded.engine.run(batch)
+            row = 0
             for which, n in enumerate(sizes):
                 at = begun[which]
                 check(config, rows[row : row + n], expected[which][at : at + n])
-                begun[which], row = at + n, row + n
+                begun[which] = at + n
+                row = row + n
         for session in sessions:
             session.close()
 

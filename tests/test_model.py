@@ -409,7 +409,9 @@ def test_settings_by_name(tiny: WriteTiny) -> None:
 def test_a_prompt_that_is_read_anew(tiny: WriteTiny) -> None:
     """As in the server: its text is the same, and nothing of it comes from the cache."""
     with treadle.load(tiny("llama", "F32")) as model:
-        ids, texts, uses = [i % 90 for i in range(70)], [], []
+        ids = [i % 90 for i in range(70)]
+        texts = []
+        uses = []
         for cache_prompt in (True, True, False):
             made = model.generate(ids, max_tokens=3, temperature=0, cache_prompt=cache_prompt)
             texts.append(made.finish())
@@ -423,7 +425,8 @@ def test_a_sessions_prompt_that_is_read_anew(arch: str, tiny: WriteTiny) -> None
     """Neither what the session holds nor the cache is used; afterwards both have it."""
     settings: dict[str, Any] = {"threads": 1, "n_sequences": 2, "deterministic": True}
     with treadle.load(tiny(arch, window=16), context=128, **settings) as model:
-        ids, made = [i % 90 for i in range(70)], []
+        ids = [i % 90 for i in range(70)]
+        made = []
         with model.session() as session:
             for anew in (False, True, True, False):
                 made.append(

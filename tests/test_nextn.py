@@ -53,7 +53,8 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
     for name in ("enorm", "hnorm", "shared_head_norm"):
         tensors[f"{STEM}{name}.weight"] = 1.0 + 0.2 * rng.standard_normal(n_embd)
     change(tensors)
-    writer, f32 = GGUFWriter(path), by_name("F32")
+    writer = GGUFWriter(path)
+    f32 = by_name("F32")
     for key, (value, kind) in metadata.items():
         writer.add(key, value if isinstance(value, (str, int, float)) else list(value), kind)
     writer.add(f"{arch}.nextn_predict_layers", 1)
@@ -104,9 +105,11 @@ def ids_of(n: int, seed: int = 7) -> list[int]:
 
 def test_the_layer_against_float64(path: Path) -> None:
     """The model's states, and the layer's logits of them; ``reference.py`` has each on its own."""
-    ids, n = ids_of(20), 19
+    ids = ids_of(20)
+    n = 19
     with load(path, kv="f32") as model:
-        own, engine = drafter_of(model), model.engine
+        own = drafter_of(model)
+        engine = model.engine
         with closing(engine.cache.sequence()) as seq:
             plain = engine.run([BatchItem(seq, ids, 1)])[0]
         engine.cache.forget()
@@ -121,7 +124,8 @@ def test_the_layer_against_float64(path: Path) -> None:
         made.plan(1, 1, "ahead").check()
         engine.plan(1, 1, "ahead").check()
 
-        tensor, config = tensor_of(made.gguf), made.config
+        tensor = tensor_of(made.gguf)
+        config = made.config
         e = normed(tensor("token_embd.weight")[ids[1:]], tensor("nextn.enorm.weight"), config)
         h = normed(states[:n].astype(np.float64), tensor("nextn.hnorm.weight"), config)
         x = np.concatenate([e, h], 1) @ tensor("nextn.eh_proj.weight").T
@@ -137,7 +141,8 @@ def written(file: Path, how: dict[str, Any]) -> treadle.Generation:
     """Check that texts are those without the layer: several at once, one of them behind a beginning
     that the cache knows. Gives the first.
     """
-    prompts, made = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]], []
+    prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
+    made = []
     for speculate in (False, None):
         with load(file, deterministic=True, speculate=speculate) as model:
             model.generate(prompts[1], max_tokens=3).finish()
@@ -237,7 +242,8 @@ def test_the_layers_own_head_and_embeddings(tmp_path: Path) -> None:
 
 def test_states_of_a_text() -> None:
     """They are kept while they follow each other, and are the text's."""
-    kept, rows = HiddenStates(), np.arange(2000, dtype=np.float32)[:, None]
+    kept = HiddenStates()
+    rows = np.arange(2000, dtype=np.float32)[:, None]
     kept.put(10, [1, 2, 3, 4], rows[10:14])
     kept.put(12, [7, 8], rows[112:114])  # two were taken back
     assert (kept.start, kept.ids, kept.rows[:, 0].tolist()) == (

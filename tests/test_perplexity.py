@@ -131,7 +131,8 @@ def test_as_written_is_what_token_by_token_gives(tiny: WriteTiny, pool: ThreadPo
         ids = np.random.default_rng(0).integers(5, 200, 3 * 64).tolist()
         windows = cut(ids, 64, bos=None)
         found = measure(model.engine, windows, as_written=True)
-        nll, n_runs = [], []
+        nll = []
+        n_runs = []
         for window in range(len(windows)):
             row = windows.run_ids(window)
             seq = model.engine.cache.sequence()
@@ -150,7 +151,8 @@ def test_writing_loses_no_more_than_reading_where_both_meet_words(data: Path) ->
     """With AVX2 single tokens meet Q8_0 as i16, as prompts do: a small part of what int8 loses is
     lost by either. Elsewhere bytes are met by both.
     """
-    isa, known = rows.VECTORS[-1], GOLDEN["measured"]["64/Q8_0"]
+    isa = rows.VECTORS[-1]
+    known = GOLDEN["measured"]["64/Q8_0"]
     folder = data / "models" / "babyllama105"
     with (
         load(folder / "babyllama105-Q8_0.gguf", 64, isa.name) as model,
@@ -228,7 +230,8 @@ def test_a_stride_changes_windows_alone(data: Path, pool: ThreadPoolExecutor) ->
     """
     for fmt in ("Q4_0", "F32"):
         with load(data / f"models/babyllama105/babyllama105-{fmt}.gguf", 128) as model:
-            ids, bos = model.tokenize(GOLDEN["text"], special=False), model.tokenizer.bos
+            ids = model.tokenize(GOLDEN["text"], special=False)
+            bos = model.tokenizer.bos
             same = [cut(ids, 128, bos=bos, stride=stride, n_windows=1) for stride in (0, 63)]
             (halves,), (strided,) = (measure(model.engine, each).nll for each in same)
             assert np.array_equal(halves, strided)
@@ -279,7 +282,8 @@ def test_scores_are_those_of_float64(
     p = (8 * rng.standard_normal((50, 999))).astype(np.float32) + np.float32(30)
     q = p + rng.standard_normal(p.shape).astype(np.float32)
     targets = rng.integers(0, 999, 50).astype(np.int32)
-    log_p, log_q = log_softmax(p), log_softmax(q)
+    log_p = log_softmax(p)
+    log_q = log_softmax(q)
     rows = np.arange(50)
     np.testing.assert_allclose(
         score.surprise(q, targets, pool), -log_q[rows, targets], rtol=1e-6, atol=1e-6

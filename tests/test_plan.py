@@ -48,7 +48,8 @@ def plan_of(
     config = load_config(gguf)
     device = Cpu(isa, 2)
     cache = KVCache(GRAPHS[config.arch.graph].pools(config), device, 4096)
-    weights, output = Weights(gguf, device), next(iter(GRAPHS[config.arch.graph].outputs))
+    weights = Weights(gguf, device)
+    output = next(iter(GRAPHS[config.arch.graph].outputs))
     return device.plan(
         config, weights, cache, n_tokens, n_outputs, deterministic=deterministic, output=output
     )
@@ -143,7 +144,8 @@ def test_attention_of_many_tokens_and_of_few(tiny: WriteTiny) -> None:
         labels = ("L2.attn", "L2.attn.few", "L2.attn.merge")
         return {step.label: step.kernel for step in plan if step.label in labels}
 
-    alone, beside = kernels(1), kernels(512)
+    alone = kernels(1)
+    beside = kernels(512)
     assert [*alone] == ["L2.attn", "L2.attn.merge"]
     assert [*beside] == ["L2.attn", "L2.attn.few", "L2.attn.merge"]
     assert beside["L2.attn.few"] == alone["L2.attn"] != beside["L2.attn"]
@@ -206,7 +208,8 @@ def step(label: str, reads: Sequence[Buffer] = (), writes: Sequence[Buffer] = ()
 
 
 def small() -> tuple[Plan, Buffer, Buffer]:
-    a, b = Buffer("a", 2, 100), Buffer("b", 1, 64)
+    a = Buffer("a", 2, 100)
+    b = Buffer("b", 1, 64)
     plan = Plan(1, 1, [step("one", [], [a]), step("two", [a], [b]), step("three", [b])])
     plan.place()
     plan.check()
@@ -301,7 +304,8 @@ def test_inputs_are_named(tiny: WriteTiny) -> None:
 
 def test_a_tensor_that_nobody_uses_is_noticed() -> None:
     plan, _, _ = small()
-    plan.tensors, plan.tensors_used = frozenset({"x", "y", "z"}), {"x"}
+    plan.tensors = frozenset({"x", "y", "z"})
+    plan.tensors_used = {"x"}
     plan.tensors_ignored = frozenset({"z"})
     with pytest.raises(AssertionError, match=r"neither used nor ignored.*\['y'\]"):
         plan.check()
@@ -335,12 +339,14 @@ def test_buffers_that_live_at_once_never_share_a_byte(spans: list[tuple[int, int
 
 def batches(model: treadle.Model) -> list[list[BatchItem]]:
     """A chunk of a prompt, a single token far behind it, and both with a third text at once."""
-    cache, rng = model.engine.cache, np.random.default_rng(5)
+    cache = model.engine.cache
+    rng = np.random.default_rng(5)
 
     def ids(n: int) -> list[int]:
         return [int(i) for i in rng.integers(3, model.config.n_vocab, n)]
 
-    long, short = cache.sequence(), cache.sequence()
+    long = cache.sequence()
+    short = cache.sequence()
     for _ in range(2):  # far enough that decoding cuts the history into items and merges them
         model.engine.run([BatchItem(long, ids(300), 0)])
     return [
@@ -449,7 +455,8 @@ def test_every_step_of_a_trained_model_agrees_with_its_twin(data: Path) -> None:
 def test_a_wrong_step_is_found_by_its_label(tiny: WriteTiny) -> None:
     """Bisecting: up to and with any label, the reference holds what the compiled run holds."""
     with treadle.load(tiny(), threads=1, kv="f32") as model:
-        engine, seq = model.engine, model.engine.cache.sequence()
+        engine = model.engine
+        seq = model.engine.cache.sequence()
         for label in ("token_embd", "L1.attn.qkv", "L2.ffn.down", "output"):
             parts = [BatchItem(seq, list(range(3, 23)))]
             plan, reference = engine.run_reference(parts, until=label)

@@ -44,7 +44,9 @@ class Described(GGUF):
     """A model of which only the names and shapes of its tensors are known."""
 
     def __init__(self, metadata: dict[str, Any], shapes: dict[str, list[int]]) -> None:
-        self.path, self.metadata, self.alignment = Path("described.gguf"), metadata, ALIGN
+        self.path = Path("described.gguf")
+        self.metadata = metadata
+        self.alignment = ALIGN
         self.tensors = {
             name: Tensor(
                 name,
@@ -123,7 +125,8 @@ def test_every_mix_is_llama_cpps(model: str) -> None:
     ones = ImportanceMatrix({})
     compared = 0
     for case, types in known["types"].items():
-        name, with_imatrix = case.removesuffix("+imatrix"), case.endswith("+imatrix")
+        name = case.removesuffix("+imatrix")
+        with_imatrix = case.endswith("+imatrix")
         if types == "the same":
             types = known["types"][name]
         recipe = make_recipe(made, find_mix(name), imatrix=ones if with_imatrix else None)
@@ -339,9 +342,11 @@ def test_importances_meet_their_columns_and_experts(
     tmp_path: Path, toy: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output, "TASK_WEIGHTS", 24)  # strips that end inside an expert's matrix
-    name, rng = "blk.0.ffn_down_exps.weight", np.random.default_rng(2)
+    name = "blk.0.ffn_down_exps.weight"
+    rng = np.random.default_rng(2)
     x = rng.standard_normal((3, 5, 8)).astype(np.float32)
-    sums, counts = rng.uniform(1, 2, (3, 8)), np.array([4.0, 0.0, 8.0])
+    sums = rng.uniform(1, 2, (3, 8))
+    counts = np.array([4.0, 0.0, 8.0])
     matrix = ImportanceMatrix({name: ImatrixEntry(sums, counts)}, ("text",), 7)
     source = write_source(tmp_path / "source.gguf", x, name)
     with convert(source, tmp_path / "made.gguf", "toy", imatrix=matrix) as made:
@@ -407,7 +412,8 @@ def test_weights_that_were_quantized_before(tmp_path: Path) -> None:
         assert same.tensors[WEIGHTS].data.tobytes() == source.tensors[WEIGHTS].data.tobytes()
 
 
-SOURCE, TARGET = "source.gguf", "made.gguf"
+SOURCE = "source.gguf"
+TARGET = "made.gguf"
 HALF = [SOURCE, ".made.gguf.part", ".made.gguf.part.journal"]
 
 

@@ -359,7 +359,8 @@ def test_rules_that_exclude_each_other(model: treadle.Model) -> None:
 @pytest.mark.slow
 def test_the_loop(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model calls until it is told not to."""
-    chat, n = model.chat, 0
+    chat = model.chat
+    n = 0
 
     def twice(messages: Any, **settings: Any) -> Any:
         nonlocal n

@@ -60,7 +60,8 @@ def save(name: str, folder: Path) -> tuple[Any, Any]:
     import torch
 
     case, make = CASES[name]
-    model, tokenizer = build(case), make()
+    model = build(case)
+    tokenizer = make()
     model.to(torch.float32).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return model.to(torch.float64), tokenizer

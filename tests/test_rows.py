@@ -102,7 +102,8 @@ def test_a_late_mask_is_waited_for_before_the_steps_that_read_it(
 ) -> None:
     """The rows are those of a mask that was there; also where a signal stops the first try."""
     engine, run, order = model.engine, model.engine.device.run, list[Any]()
-    seq, other = engine.cache.sequence(), engine.cache.sequence()
+    seq = engine.cache.sequence()
+    other = engine.cache.sequence()
     (expected,) = engine.sample([BatchItem(seq, IDS, 1, (LogitsQuery(EVEN, total=True),))])
     n_runs = iter(range(9))
 
@@ -171,7 +172,8 @@ def test_a_row_is_read_between_runs_of_others(model: treadle.Model) -> None:
     engine = model.engine
     with closing(engine.cache.sequence()) as seq:
         row = one_row(engine, seq, 5)
-        x, found = row.logits(), []
+        x = row.logits()
+        found = []
         with engine.lock:
             asking = threading.Thread(target=lambda: found.append(row.logits()))
             asking.start()

@@ -47,7 +47,8 @@ def chosen(model: Model, n_tokens: int) -> dict[int, set[int]]:
     """Each layer's experts, by the numpy twins."""
     found = {}
     for i in range(len(model.config.layers)):
-        label, seq = f"L{i}.ffn.route", model.engine.cache.sequence()
+        label = f"L{i}.ffn.route"
+        seq = model.engine.cache.sequence()
         parts = [BatchItem(seq, list(range(3, 3 + n_tokens)))]
         plan, arena = model.engine.run_reference(parts, until=label)
         seq.close()
@@ -73,7 +74,8 @@ def test_experts_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those that are chosen, all of their matrices, before the products; no others."""
-    path, asked = tiny(arch, fmt, **SIZES), Asked()
+    path = tiny(arch, fmt, **SIZES)
+    asked = Asked()
     monkeypatch.setattr(SYSTEM, "fetch_call", lambda: (asked.address, ADVICE))
     with treadle.load(path, threads=2, context=640) as model:
         layers = chosen(model, n_tokens)
@@ -107,7 +109,8 @@ def test_the_same_bits(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file has of memory already is there for it, where it counts as taken."""
-    path, page = tmp_path / "model", mmap.PAGESIZE
+    path = tmp_path / "model"
+    page = mmap.PAGESIZE
     path.write_bytes(os.urandom(10 * page))
     size = path.stat().st_size
 

@@ -159,7 +159,8 @@ class Walk(RuleBasedStateMachine):
     @rule(n=st.integers(1, 20))
     def step(self, n: int) -> None:
         for _ in range(n):
-            n_runs, idle = len(self.world.engine.runs), self.scheduler.idle
+            n_runs = len(self.world.engine.runs)
+            idle = self.scheduler.idle
             fed = self.scheduler.step()
             assert idle or fed or len(self.world.engine.runs) > n_runs, "a step without any use"
             self.world.check()
@@ -302,7 +303,8 @@ def test_what_is_to_use_nothing_of_page_files() -> None:
 
 def test_a_follower_goes_on_alone_when_its_leader_is_gone() -> None:
     world = World(n_ctx=2000)
-    leader, follower = world.add(1100), world.add(1100)
+    leader = world.add(1100)
+    follower = world.add(1100)
     world.scheduler.step()
     assert world.engine.batches == [[512]]
     world.scheduler.cancel(leader)
@@ -411,7 +413,8 @@ def test_no_room_lets_the_last_wait_and_read_again() -> None:
 def test_what_gave_way_looks_at_its_new_sequence() -> None:
     """Though that one has changed as often as the one it had."""
     world = World()
-    request, cache = world.add(40, 30), world.engine.cache
+    request = world.add(40, 30)
+    cache = world.engine.cache
     while len(request.answer.ids) < 3:
         world.scheduler.step()
     assert world.scheduler.admission.take_pages(lambda other: True)
@@ -428,7 +431,8 @@ def test_what_cannot_run_beside_a_session_is_told_so() -> None:
     world = World(n_sequences=1)
     session = world.session()
     session.feed(list(range(4 * PAGE)))
-    fits, too_long = world.add(range(500, 600)), world.add(range(700, 700 + 6 * PAGE))
+    fits = world.add(range(500, 600))
+    too_long = world.add(range(700, 700 + 6 * PAGE))
     fed = world.scheduler.step()
     assert fed == [fits]
     world.run()
@@ -451,7 +455,8 @@ def test_what_can_never_fit_is_another_error() -> None:
 
 def test_a_request_of_nonsense_fails_alone() -> None:
     world = World()
-    fine, absent = world.add(50), world.add([1, N_VOCAB])
+    fine = world.add(50)
+    absent = world.add([1, N_VOCAB])
 
     def breaks(logits: np.ndarray, ids: list[int]) -> int:
         if len(ids) > 12:
@@ -507,7 +512,8 @@ def test_a_signal_in_a_run_costs_nobody_a_token(committed: bool) -> None:
 
 
 def test_ones_own_id_is_chosen_last_and_may_be_interrupted() -> None:
-    world, order = World(), []
+    world = World()
+    order = []
 
     def noting(name: str) -> Callable[..., int]:
         def note(logits: np.ndarray, ids: list[int]) -> int:
@@ -527,7 +533,8 @@ def test_ones_own_id_is_chosen_last_and_may_be_interrupted() -> None:
         def __exit__(self, *_: object) -> None:
             allowed.pop()
 
-    own, other = world.add(10, sample=noting("own")), world.add(20, sample=noting("other"))
+    own = world.add(10, sample=noting("own"))
+    other = world.add(20, sample=noting("other"))
     world.scheduler.step(own, Allow)
     world.scheduler.step(own, Allow)
     with pytest.raises(KeyboardInterrupt):
@@ -778,7 +785,8 @@ def test_shares_are_fair_whatever_is_wanted(budget: int) -> None:
     """Exhaustive: three clients, two prompts of each, until all is read."""
     for sizes in itertools.product(WANTED, repeat=5):
         queue = {(f"c{i // 2}", i): n for i, n in enumerate(sizes) if n}
-        served, shares = dict.fromkeys(("c0", "c1", "c2"), 0), Shares()
+        served = dict.fromkeys(("c0", "c1", "c2"), 0)
+        shares = Shares()
         wanted = {client: sum(n for (c, _), n in queue.items() if c == client) for client in served}
         while queue:
             asked = [(key[0], key, n) for key, n in queue.items()]
@@ -840,7 +848,8 @@ class Shelf:
     left_for = ""
 
     def __init__(self, world: World, cost: float) -> None:
-        self.world, self.cost = world, cost
+        self.world = world
+        self.cost = cost
 
     def fetch(self, seq: Any, ids: list[int]) -> int:
         at = len(seq)

@@ -126,7 +126,8 @@ def test_deterministic_bits_do_not_depend_on_the_batch(
             assert np.array_equal(a, b)
 
 
-FORMATS, KVS = ("F32", "Q8_0", "Q4_K", "BF16"), ("f16", "q8_0", "f32", "bf16")
+FORMATS = ("F32", "Q8_0", "Q4_K", "BF16")
+KVS = ("f16", "q8_0", "f32", "bf16")
 CUT = [("gemma3", isa) for isa in rows.VECTORS]
 CUT += [(arch, isa) for arch in ("llama", "qwen3") for isa in rows.DISTINCT if isa in rows.VECTORS]
 
@@ -148,13 +149,16 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(
     path = tiny(arch, fmt, window=100, n_layer=6, n_embd=256, n_ff=256, head_dim=64)
     settings = {"n_sequences": 2, "kv": kv, "threads": 2, "isa": isa, "context": 256}
     with engine_of(path, deterministic=True, **settings) as engine:
-        ids, beside = text(180), text(180, seed=2)
+        ids = text(180)
+        beside = text(180, seed=2)
         whole = prefill(engine, ids, OUTPUTS)
         for chunk in (1, 7, 33, 100):
             engine.cache.forget()
             assert np.array_equal(prefill(engine, ids, chunk), whole), chunk
         engine.cache.forget()
-        seq, other, found = engine.cache.sequence(), engine.cache.sequence(), []
+        seq = engine.cache.sequence()
+        other = engine.cache.sequence()
+        found = []
         for at, end in pairwise((0, 5, 6, 71, 72, 150, 180)):
             parts = [BatchItem(other, beside[at // 2 : end // 2 + 1], 0)]
             found.append(engine.run([*parts, BatchItem(seq, ids[at:end], end - at)]))
@@ -163,7 +167,8 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(
 
 @pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "Q8_0"), ("llama", "F32")])
 def test_deterministic_bits_of_a_text_of_several_runs(arch: str, fmt: str, tiny: WriteTiny) -> None:
-    path, ids = tiny(arch, fmt, window=100, n_layer=6), text(1100)
+    path = tiny(arch, fmt, window=100, n_layer=6)
+    ids = text(1100)
     with engine_of(path, deterministic=True, kv="f16", threads=2, context=1200) as engine:
         last = []
         for chunk in (512, 333, 100):
@@ -189,7 +194,8 @@ def test_without_it_they_are_only_close(tiny: WriteTiny) -> None:
 @pytest.mark.parametrize("arch", ["llama", "gemma3"])
 def test_a_mixed_batch_gives_what_each_part_gives_alone(arch: str, tiny: WriteTiny) -> None:
     with engine_of(tiny(arch, window=16, n_layer=6), n_sequences=3, threads=2) as engine:
-        ids, share = text(40), rounding(engine.config)
+        ids = text(40)
+        share = rounding(engine.config)
 
         def truth(part: Sequence[int]) -> Array:
             return reference.forward(engine._weights.gguf, engine.config, part)
@@ -221,7 +227,8 @@ def test_outputs_that_nobody_wants_are_not_computed(tiny: WriteTiny) -> None:
 
 def test_batches_that_make_no_sense_are_refused_untouched(tiny: WriteTiny) -> None:
     with engine_of(tiny("llama"), n_sequences=2) as engine:
-        a, b = engine.cache.sequence(), engine.cache.sequence()
+        a = engine.cache.sequence()
+        b = engine.cache.sequence()
         engine.run([BatchItem(a, [5, 6], 0)])
         cases: list[tuple[list[BatchItem], str]] = [
             ([], "0 tokens"),
@@ -294,7 +301,8 @@ def agrees(model: treadle.Model, logits: Array, ids: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 300])
 def test_a_text_of_many_windows(windowed: treadle.Model, chunk: int) -> None:
-    session, ids = windowed.session(), text(200)
+    session = windowed.session()
+    ids = text(200)
     for at in range(0, 200, chunk):
         logits = session.feed(ids[at : at + chunk])
     assert agrees(windowed, logits, ids)
@@ -305,7 +313,8 @@ def test_a_text_of_many_windows(windowed: treadle.Model, chunk: int) -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 20, 64, 150, 190, 195, 199, 200])
 def test_rewinding_reads_again_what_the_window_has_lost(windowed: treadle.Model, n: int) -> None:
-    session, ids = windowed.session(), text(200)
+    session = windowed.session()
+    ids = text(200)
     session.feed(ids)
     session.truncate(n)
     assert session.ids == ids[:n]
@@ -315,7 +324,8 @@ def test_rewinding_reads_again_what_the_window_has_lost(windowed: treadle.Model,
 
 
 def test_rewinding_without_the_help_of_the_cache(windowed: treadle.Model) -> None:
-    session, ids = windowed.session(), text(200)
+    session = windowed.session()
+    ids = text(200)
     session.feed(ids)
     windowed.engine.cache.forget()
     session.truncate(100)
@@ -326,7 +336,8 @@ def test_rewinding_without_the_help_of_the_cache(windowed: treadle.Model) -> Non
 
 @pytest.mark.parametrize("n", [10, 31, 32, 70, 150, 199])
 def test_prefill_keeps_the_common_beginning(windowed: treadle.Model, n: int) -> None:
-    session, ids = windowed.session(), text(200)
+    session = windowed.session()
+    ids = text(200)
     session.feed(ids)
     new = ids[:n] + text(12, seed=3)
     assert agrees(windowed, session.prefill(new), new)
@@ -335,11 +346,13 @@ def test_prefill_keeps_the_common_beginning(windowed: treadle.Model, n: int) -> 
 
 
 def test_a_fork_goes_its_own_way(windowed: treadle.Model) -> None:
-    engine, ids = windowed.engine, text(50)
+    engine = windowed.engine
+    ids = text(50)
     first = engine.cache.sequence()
     engine.run([BatchItem(first, ids, 0)])
     second = engine.cache.fork(first)
-    left, right = text(5, seed=2), text(5, seed=3)
+    left = text(5, seed=2)
+    right = text(5, seed=3)
     a = engine.run([BatchItem(first, left), BatchItem(second, right)])
     assert agrees(windowed, a[0], ids + left)
     assert agrees(windowed, a[1], ids + right)
@@ -352,7 +365,8 @@ def test_a_fork_goes_its_own_way(windowed: treadle.Model) -> None:
 def test_sessions_with_a_common_beginning_share_its_pages(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama"), threads=1, kv="f32", context=256, n_sequences=2) as model:
         ids = text(100)
-        first, second = model.session(), model.session()
+        first = model.session()
+        second = model.session()
         first.feed(ids)
         assert second.match([*ids[:80], 3]) == 64
         assert second.seq.pages[0][:2] == first.seq.pages[0][:2]
@@ -383,7 +397,8 @@ def test_a_session_that_is_too_long_is_refused_untouched(tiny: WriteTiny) -> Non
 
 def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama"), threads=1, context=1100) as model:
-        first, second = model.session(), model.session()
+        first = model.session()
+        second = model.session()
         first.feed(text(600))
         runs: list[int] = []
         usual = model.engine.run
@@ -403,7 +418,8 @@ def test_pages_that_run_out_are_noticed_before_anything_is_run(tiny: WriteTiny) 
 def test_what_are_no_ids_leaves_a_session_as_it_was(bad: Any, tiny: WriteTiny) -> None:
     """Such ids were counted in, and their keys and values never computed."""
     with treadle.load(tiny("llama"), threads=1, context=64, deterministic=True) as model:
-        session, other = model.session(), model.session()
+        session = model.session()
+        other = model.session()
         session.feed(text(5))
         for call in (session.feed, session.logits, session.match, session.prefill):
             with pytest.raises(TreadleError, match="token id"):
@@ -465,7 +481,8 @@ def test_formats_of_keys_and_values(kv: str, unit: float, arch: str, tiny: Write
     """``unit`` is a value's rounding. It enters every layer twice, as key and as value, and those
     of different layers add up like a random walk; 4 is for the softmax, which stretches scores.
     """
-    path, ids = tiny(arch, window=16, n_layer=6), text(60)
+    path = tiny(arch, window=16, n_layer=6)
+    ids = text(60)
     with engine_of(path) as engine:
         exact = prefill(engine, ids)
     with engine_of(path, kv=kv) as engine:
@@ -518,7 +535,8 @@ def test_texts_that_share_runs(pooling: str, tiny: WriteTiny) -> None:
         engine = model.engine
         engine.config = replace(engine.config, pooling=pooling)
         engine.plan(64, 2, "embedding").check()
-        n_before, batches = engine.cache.room(), list(engine.together(texts))
+        n_before = engine.cache.room()
+        batches = list(engine.together(texts))
         assert [len(batch) for batch in batches] == [5, 1, 3, 2, 29]
         found = np.concatenate([engine.embed(batch) for batch in batches])
         for row, ids in zip(found, texts, strict=True):
@@ -540,7 +558,8 @@ def test_neighbours_in_a_run_change_nothing_where_bits_are_kept(tiny: WriteTiny)
 def test_states_of_all_tokens(tiny: WriteTiny) -> None:
     plan = "states"
     with treadle.load(tiny("llama"), threads=2, kv="f32") as model:
-        engine, ids = model.engine, text(40)
+        engine = model.engine
+        ids = text(40)
         engine.plan(40, 1, plan).check()
         with closing(engine.cache.sequence()) as seq:
             found = engine._run(
@@ -604,7 +623,8 @@ def test_ctrl_c_that_a_handler_swallows_costs_no_run(tiny: WriteTiny) -> None:
     """A program may only take a note of it: then the run is wanted, to the same bits."""
     pressed: list[int] = []
     with treadle.load(tiny("llama"), threads=2, kv="f32", context=300) as model:
-        ids, session = text(60), model.session()
+        ids = text(60)
+        session = model.session()
         expected = session.feed(ids)
         session.reset()
         model.engine.cache.forget()
@@ -676,7 +696,8 @@ def test_vectors_whose_making_is_interrupted_hold_no_pages(
 
 def test_an_exception_in_a_run_leaves_nothing_of_it(tiny: WriteTiny) -> None:
     with treadle.load(tiny("llama"), threads=2, kv="f32", context=300) as model:
-        ids, session = text(60), model.session()
+        ids = text(60)
+        session = model.session()
         session.feed(ids[:40])
         device: Any = model.engine.device
         usual = device.run

@@ -198,7 +198,8 @@ def test_lookup() -> None:
 
 
 def test_a_track_learns_from_guesses_that_were_never_run() -> None:
-    track, text = AcceptanceTracker(), [1, 2, 3]
+    track = AcceptanceTracker()
+    text = [1, 2, 3]
     track.guessed(3, [4, 5, 6])
     track.guessed(3, [9, 9])  # the first is followed
     assert [track.settle(text + more) for more in ([], [4], [4, 5], [4, 5, 6, 7])] == [
@@ -259,7 +260,8 @@ def test_a_gate_chooses_what_pays() -> None:
         gate.note(2, 0, 0, 1.0)
     gate.note(2, 3, 3, 1.3)
     gate.note(2, 6, 6, 1.9)
-    good, bad = guess(3, 0.9), guess(3, 0.05)
+    good = guess(3, 0.9)
+    bad = guess(3, 0.05)
     assert gate.choose(2, [good, bad], 512) == 1
     assert gate.choose(2, [good, good], 512) == 2
     assert gate.choose(2, [good, good], 5) == 1  # of two texts, with three ids

@@ -23,7 +23,9 @@ from treadle.models.archs import ARCHS
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAX_MODEL_FILE, MAX_ARCH = 200, 30  # of a graph or a sublayer; of an architecture's row
+# of a graph or a sublayer; of an architecture's row
+MAX_MODEL_FILE = 200
+MAX_ARCH = 30
 
 # The folders where a format, an instruction set or an architecture may be told by its name.
 TABLES = {"format": "formats/", "isa": "isa/", "arch": "models/archs/"}

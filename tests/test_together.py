@@ -55,7 +55,8 @@ class Watched:
     def __init__(self, model: treadle.Model, patch: pytest.MonkeyPatch) -> None:
         self.sizes: list[int] = []
         self.n_first = 0  # requests that the first run waits for
-        self._sample, self._scheduler = model.engine.sample, model._turns.scheduler
+        self._sample = model.engine.sample
+        self._scheduler = model._turns.scheduler
         patch.setattr(model.engine, "sample", self.sample)
 
     def sample(self, parts: Any) -> LogitsBatch:
@@ -386,7 +387,8 @@ def test_a_session_leaves_no_room(tiny: WriteTiny) -> None:
 
 
 def test_a_lone_reader_changes_no_thread() -> None:
-    script, threads = Script(say("hello")), set[int]()
+    script = Script(say("hello"))
+    threads = set[int]()
     run = script.engine.run
 
     def noting(parts: Any) -> np.ndarray:

@@ -63,7 +63,8 @@ class Walk:
     # -- what is done --------------------------------------------------------------------------
 
     def prefill(self) -> None:
-        session, ids = self.session(), self.ids()
+        session = self.session()
+        ids = self.ids()
         self.expect(session.prefill(ids), ids)
 
     def feed(self) -> None:

@@ -83,7 +83,8 @@ def write_model(
     """
     size: dict[str, Any] = SIZES | sizes
     if ARCHS[arch].graph == "halves":
-        n_ff, n_head_kv = size["n_ff"], size["n_head_kv"]
+        n_ff = size["n_ff"]
+        n_head_kv = size["n_head_kv"]
         size["n_ff"] = ([0, n_ff] * size["n_layer"])[: size["n_layer"]]
         size["n_head_kv"] = ([0, 0, n_head_kv, 0] * size["n_layer"])[: size["n_layer"]]
     if ARCHS[arch].mixer.startswith("latent"):
@@ -130,7 +131,8 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
         table = SimpleNamespace(shape=(size["n_vocab"], size["n_own"] * size["n_layer"]))
         low = SimpleNamespace(shape=(16, size["n_embd"]))
         file.tensors |= {"per_layer_token_embd.weight": table, "blk.0.laurel_l.weight": low}
-    row, graph = ARCHS[arch], GRAPHS[ARCHS[arch].graph]
+    row = ARCHS[arch]
+    graph = GRAPHS[ARCHS[arch].graph]
     if EXPERTS_ROUTED in dict(row.keys) and size["n_expert"]:  # every other layer has a router
         routers = {f"blk.{i}.{ROUTER}": embd for i in range(1, size["n_layer"], 2)}
         file.tensors |= routers

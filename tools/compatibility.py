@@ -86,7 +86,8 @@ def read_report(path: Path) -> dict[str, dict[str, str]]:
     results = {}
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        outcome, message = "passed", ""
+        outcome = "passed"
+        message = ""
         for tag in ("failure", "error", "skipped"):
             found = case.find(tag)
             if found is not None:

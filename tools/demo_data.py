@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-BOS, EOS = "<|begin|>", "<|end|>"
+BOS = "<|begin|>"
+EOS = "<|end|>"
 # About 3 % of the text stays held out once near-duplicates are taken back.
 CANDIDATE_SHARE = 0.05
 # A held-out file may share this part of its telling lines with all training files together.
@@ -31,7 +32,8 @@ MAX_SHARED_LINES = 0.13
 MEAN_CUT = 700
 ENCODED_AT_ONCE = 20_000
 # Characters of the texts most like the library that two kinds of stream read beside it.
-WIDE, LIKE = 110_000_000, 32_000_000
+WIDE = 110_000_000
+LIKE = 32_000_000
 
 # Tests, third-party code, and tables that programs wrote: little to learn about writing Python.
 _SKIP_FOLDERS = {
@@ -52,7 +54,8 @@ _SKIP_PACKAGE_FOLDERS = {
     *("tests", "test", "testing", "_vendor", "models", "_internal", "typeshed", "test-data"),
     *("benchmarks", "lexers", "styles", "caffe2", "onnx", "quantization", "ao", "_inductor"),
 }
-MAX_CHARACTERS, MAX_LINE = 200_000, 400
+MAX_CHARACTERS = 200_000
+MAX_LINE = 400
 MAX_LEAKED = 3  # telling lines that a training document may share with all held-out files
 MAX_REPEATED = 0.3  # the share of a document's telling lines that earlier ones may have
 _WORD = re.compile(r"\w+|[^\w\s]+")
@@ -104,7 +107,8 @@ def read_tests(root: Path | None = None) -> list[Document]:
 
 def read_packages() -> tuple[list[Document], dict[str, str]]:
     """Sources of the installed PACKAGES, sorted by path, and each package's version."""
-    documents, versions = [], {}
+    documents = []
+    versions = {}
     for name in sorted(PACKAGES):
         try:
             distribution = importlib.metadata.distribution(name)
@@ -119,7 +123,8 @@ def read_packages() -> tuple[list[Document], dict[str, str]]:
 
 def read_wheels(folder: Path) -> tuple[list[Document], dict[str, str]]:
     """Sources inside a folder's wheels, sorted by wheel and path, and each package's version."""
-    documents, versions = [], {}
+    documents = []
+    versions = {}
     for file in sorted(folder.glob("*.whl")):
         name, version = file.name.split("-")[:2]
         versions[name] = version
@@ -170,7 +175,8 @@ def by_likeness(documents: Sequence[Document], library: Sequence[Document]) -> l
     documents): what picks text of one kind out of text of many (Moore and Lewis, 2010).
     """
     like, all_ = (_word_counts(part) for part in (library, documents))
-    n_like, n_all = like.total(), all_.total()
+    n_like = like.total()
+    n_all = all_.total()
     weight = {
         word: math.log((like[word] + 1) / n_like) - math.log((count + 1) / n_all)
         for word, count in all_.items()
@@ -287,7 +293,8 @@ class Sources:
         packages, versions = read_packages()
         if wheels is not None:
             more, more_versions = read_wheels(wheels)
-            packages, versions = [*packages, *more], {**versions, **more_versions}
+            packages = [*packages, *more]
+            versions = {**versions, **more_versions}
         kept = {id(d) for d in distinct([*library, *tests, *packages], held_out)}
         parts = ([d for d in part if id(d) in kept] for part in (library, tests, packages))
         return cls(*parts, versions)
@@ -336,7 +343,8 @@ def make_stream(
     segments = [list(_cuts(text, rng)) for text in texts]
     flat = [segment for group in segments for segment in group]
     encoded = _encoded(tokenizer, flat)
-    begin, end = id_of(tokenizer, BOS), id_of(tokenizer, EOS)
+    begin = id_of(tokenizer, BOS)
+    end = id_of(tokenizer, EOS)
     stream = array("H")
     for group in segments:
         stream.append(begin)

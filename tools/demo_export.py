@@ -17,7 +17,9 @@ from torch import Tensor
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.formats import by_name
 
-NORMAL, CONTROL = 1, 3  # token types
+# token types
+NORMAL = 1
+CONTROL = 3
 MOSTLY_Q4_K_S = 14  # general.file_type
 
 

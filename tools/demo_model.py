@@ -49,7 +49,10 @@ def initial_weights(size: Size, seed: int) -> Weights:
     def normal(*shape: int, std: float) -> Tensor:
         return torch.randn(*shape, generator=generator) * std
 
-    n, d, kv, ff = size.n_layer, size.n_embd, size.n_embd_kv, size.n_ff
+    n = size.n_layer
+    d = size.n_embd
+    kv = size.n_embd_kv
+    ff = size.n_ff
     std = 0.7 / math.sqrt(d)
     return {
         "token_embd": normal(size.n_vocab, d, std=0.02),
@@ -72,7 +75,8 @@ def grow(small: Weights, into: Weights) -> Weights:
     What the small one lacks is new: rows keep their fresh values, columns that read them are zero,
     and so is what new layers add. Those stand evenly among the old ones.
     """
-    n_old, n_new = len(small["attn_norm"]), len(into["attn_norm"])
+    n_old = len(small["attn_norm"])
+    n_new = len(into["attn_norm"])
     out = {"token_embd": small["token_embd"], "output_norm": small["output_norm"]}
     for stem in into.keys() - out.keys():
         out[stem] = torch.zeros_like(into[stem]) if stem == "ffn_down" else into[stem].clone()
@@ -101,7 +105,8 @@ def rope_table(size: Size, n_tokens: int) -> tuple[Tensor, Tensor]:
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE on halves, x [batch, n_tokens, heads, head_dim]; export reorders q and k into pairs."""
     a, b = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
+    cos = cos[:, None].to(x.dtype)
+    sin = sin[:, None].to(x.dtype)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
@@ -140,7 +145,8 @@ def _attention(layer: Weights, size: Size, x: Tensor, rope: tuple[Tensor, Tensor
     fused = torch.cat((layer["attn_q"], layer["attn_k"], layer["attn_v"]))
     heads = F.linear(x, fused).view(batch, n, -1, size.head_dim)
     q, k, v = heads.split((size.n_head, size.n_head_kv, size.n_head_kv), dim=2)
-    q, k = _rotate(q, *rope), _rotate(k, *rope)
+    q = _rotate(q, *rope)
+    k = _rotate(k, *rope)
     groups = size.n_head // size.n_head_kv
     k, v = (t.repeat_interleave(groups, dim=2) for t in (k, v))
     y = _attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
@@ -172,8 +178,13 @@ def _ffn(layer: Weights, x: Tensor) -> Tensor:
 class Optimizer:
     """Muon for the matrices, AdamW without decay for embeddings and norms; plain state tensors."""
 
-    muon_rate, muon_decay, momentum = 0.015, 0.05, 0.95
-    adam_rate, beta1, beta2, eps = 3e-3, 0.9, 0.95, 1e-8
+    muon_rate = 0.015
+    muon_decay = 0.05
+    momentum = 0.95
+    adam_rate = 3e-3
+    beta1 = 0.9
+    beta2 = 0.95
+    eps = 1e-8
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -198,7 +209,8 @@ class Optimizer:
                 self._adam(stem, gradient * scale, step, rate)
 
     def _muon(self, stem: str, gradient: Tensor, rate: float) -> None:
-        weight, m = self.weights[stem], self.state[f"{stem}.m"]
+        weight = self.weights[stem]
+        m = self.state[f"{stem}.m"]
         m.lerp_(gradient, 1 - self.momentum)
         update = orthogonal(gradient.lerp(m, self.momentum))
         rows, columns = weight.shape[-2:]
@@ -207,7 +219,9 @@ class Optimizer:
         weight.add_(update, alpha=-lr * math.sqrt(max(1.0, rows / columns)))
 
     def _adam(self, stem: str, gradient: Tensor, step: int, rate: float) -> None:
-        weight, m, v = self.weights[stem], self.state[f"{stem}.m"], self.state[f"{stem}.v"]
+        weight = self.weights[stem]
+        m = self.state[f"{stem}.m"]
+        v = self.state[f"{stem}.v"]
         m.lerp_(gradient, 1 - self.beta1)
         v.lerp_(gradient.square(), 1 - self.beta2)
         size = self.adam_rate * rate / (1 - self.beta1 ** (step + 1))
@@ -217,7 +231,10 @@ class Optimizer:
 
 def orthogonal(matrices: Tensor) -> Tensor:
     """The nearest half-orthogonal matrices of a stack, roughly: five Newton-Schulz iterations."""
-    a, b, c = 3.4445, -4.7750, 2.0315  # the quintic of the Muon optimiser (Jordan et al., 2024)
+    # the quintic of the Muon optimiser (Jordan et al., 2024)
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     x = matrices.to(torch.bfloat16)
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x

@@ -45,7 +45,8 @@ class Shape:
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """Rows and columns of a layer's matrices, by stem."""
-        q, kv = self.n_head * self.head_dim, self.n_head_kv * self.head_dim
+        q = self.n_head * self.head_dim
+        kv = self.n_head_kv * self.head_dim
         return {
             "attn_q": (q, self.n_embd),
             "attn_k": (kv, self.n_embd),
@@ -210,7 +211,8 @@ def write_gguf(shape: Shape, fmt: str, folder: Path) -> Path:
     }
     for key, value in keys.items():
         writer.add(f"{shape.arch}.{key}", value)
-    controls, n_bytes = ["<unk>", "<s>", "</s>"], 256
+    controls = ["<unk>", "<s>", "</s>"]
+    n_bytes = 256
     n_fill = shape.n_vocab - len(controls) - n_bytes
     words = [f"<0x{byte:02X}>" for byte in range(n_bytes)] + [f"\u2581{i}" for i in range(n_fill)]
     vocabulary: dict[str, Any] = {
@@ -297,7 +299,8 @@ def write_mlx(shape: Shape, fmt: str, folder: Path) -> Path:
 def write_safetensors(path: Path, arrays: Mapping[str, tuple[str, np.ndarray]]) -> None:
     """``arrays``: each array's type by safetensors' name, and its bytes, uint8 [..., bytes]."""
     n_bytes = {"U32": 4, "F32": 4, "F16": 2, "BF16": 2}
-    header, at = {}, 0
+    header = {}
+    at = 0
     for name, (kind, data) in arrays.items():
         size = [*data.shape[:-1], data.shape[-1] // n_bytes[kind]]
         header[name] = {"dtype": kind, "shape": size, "data_offsets": [at, at + data.nbytes]}

@@ -136,7 +136,8 @@ def fetch_root(root: Root, to: Path) -> None:
     """
     with tempfile.TemporaryDirectory(dir=to.parent) as name:
         folder = Path(name)
-        state, made = folder / "apt", folder / "root"
+        state = folder / "apt"
+        made = folder / "root"
         apt(state, root.architecture, root.suite, "apt-get", "update", folder=folder)
         install = ("apt-get", "install", "-y", "--download-only", "--no-install-recommends")
         apt(state, root.architecture, root.suite, *install, *root.packages, folder=folder)

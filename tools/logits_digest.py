@@ -191,7 +191,8 @@ def rows() -> list[str]:
 
 def quick_settings(subject: Subject) -> Iterator[Setting]:
     """A small part of ``settings``."""
-    name, (best, *others) = subject.name, rows()
+    name = subject.name
+    (best, *others) = rows()
     if name in QUICK:
         yield Setting(name, best, BASIC | (LONG if subject.random else {}))
     if name == QUICK_OTHER_ROW:
@@ -200,7 +201,8 @@ def quick_settings(subject: Subject) -> Iterator[Setting]:
 
 def settings(subject: Subject) -> Iterator[Setting]:
     """How a subject is run; the best row has more."""
-    name, (best, *others) = subject.name, rows()
+    name = subject.name
+    (best, *others) = rows()
     yield Setting(name, best, EVERY | (LONG if subject.random else {}))
     yield Setting(name, best, EVERY, threads=1)
     yield Setting(name, best, BASIC | BATCHES, deterministic=True)
@@ -282,7 +284,8 @@ class Selection:
     """The settings and cases that were asked for."""
 
     def __init__(self, data: Path, quick: bool, only: list[str] | None) -> None:
-        self.quick, self.only = quick, only
+        self.quick = quick
+        self.only = only
         self.subjects = {subject.name: subject for subject in subjects(data)}
 
     def wanted(self, name: str) -> bool:
@@ -299,7 +302,8 @@ class Selection:
 
     def run(self, name: str) -> tuple[dict[str, Entry], str]:
         """A subject's digests by name, and why it was refused, empty where it was not."""
-        subject, found = self.subjects[name], dict[str, Entry]()
+        subject = self.subjects[name]
+        found = dict[str, Entry]()
         if not (todo := self.cases(subject)):
             return {}, ""
         folder = Path(tempfile.mkdtemp(prefix="treadle-digest-"))

@@ -22,7 +22,8 @@ def bits(name: str) -> bytes:
     table.init_grid()
     points = table.grid.reshape(table.grid_shape)
     digits = np.searchsorted(np.array(table.grid_map, np.float32), points)
-    base, dim = len(table.grid_map), points.shape[1]
+    base = len(table.grid_map)
+    dim = points.shape[1]
     order = digits @ base ** np.arange(dim)
     if not (np.diff(order) > 0).all():
         raise SystemExit(f"{name}: its points are not in order, so a set cannot stand for them")

@@ -43,7 +43,9 @@ Case = dict[str, Any]
 HERE = Path(__file__).resolve().parent
 MODEL = Path(treadle.__file__).parent / "data" / "demo.gguf"
 USER = {"role": "user", "content": "Hey"}
-NO_TOOLS, REQUIRED, NO_REASONING = 2, 1, 0
+NO_TOOLS = 2
+REQUIRED = 1
+NO_REASONING = 0
 REASONING = 2  # of ``continue_final_message``
 # A GGUF file has what is written so as a control token: an answer's text lacks it.
 CONTROL = re.compile(r"<\|[A-Za-z_]+\|>")
@@ -126,12 +128,14 @@ def differs(told: ParsedOutput, case: Case) -> str:
     """How an answer differs from what is expected; nothing if it does not. llama.cpp repeats what a
     message that is gone on with has said.
     """
-    expect, before = case["expect"], {"content": "", "reasoning_content": ""}
+    expect = case["expect"]
+    before = {"content": "", "reasoning_content": ""}
     if case["continue_final_message"]:
         before |= {key: case["messages"][-1].get(key) or "" for key in before}
     if case["reasoning_format"] == NO_REASONING:
         before["reasoning_content"] = ""
-    content, reasoning = before["content"] + told.content, before["reasoning_content"]
+    content = before["content"] + told.content
+    reasoning = before["reasoning_content"]
     reasoning += told.reasoning
     if content.strip() != expect["content"].strip():
         return f"content {content!r}, not {expect['content']!r}"

@@ -58,7 +58,8 @@ sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), ctypes
 
 def pieces(text: str) -> list[str]:
     """Parts of about PIECE characters that end with a line."""
-    made, part = [], ""
+    made = []
+    part = ""
     for line in text.splitlines(keepends=True):
         part += line
         if len(part) >= PIECE:
@@ -106,7 +107,9 @@ class Bench:
 
     def prepare(self) -> None:
         """The model in F32, the importance matrix, and F32's predictions."""
-        exact, matrix, logits = self.file("F32.gguf"), self.file("imatrix"), self.file("logits")
+        exact = self.file("F32.gguf")
+        matrix = self.file("imatrix")
+        logits = self.file("logits")
         if not exact.exists():
             treadle("quantize", self.source, exact, "F32", "--allow-requantize")
         text = self.folder / "calibration.txt"

@@ -44,7 +44,9 @@ from tools.fetch_models import fetch  # noqa: E402
 VALUES = ROOT / "tests/real/values.json"
 MODELS = ("smollm2", "gemma3")
 CLEAR = 0.5  # between the two largest logits; rounding to 8 bits moves them by a fifth of it
-N_GREEDY, LEAST = 32, 8  # tokens of a greedy text, at most and at least
+# tokens of a greedy text, at most and at least
+N_GREEDY = 32
+LEAST = 8
 PROMPTS = (
     "Monday, Tuesday, Wednesday,",
     "1, 2, 3, 4, 5,",

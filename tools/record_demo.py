@@ -32,7 +32,11 @@ from pathlib import Path
 
 import pyte
 
-COLUMNS, CELL, LINE, PAD = 88, 8.4, 19, 16  # characters; pixels
+# characters; pixels
+COLUMNS = 88
+CELL = 8.4
+LINE = 19
+PAD = 16
 TYPED = 0.035  # seconds a character of the command
 COLOURS = {"default": "#d4d7dd", "green": "#7ec699", "red": "#ff7b72", "brown": "#e3b341"}
 COLOURS |= {"blue": "#79b8ff", "cyan": "#76d9e6", "magenta": "#d2a8ff", "black": "#8b949e"}
@@ -119,10 +123,12 @@ def svg(runs: Sequence[Run], command: str, end: float, title: str) -> str:
     lines = textwrap.wrap(command, COLUMNS - 6, break_long_words=False, subsequent_indent="    ")
     typing = " \\\n".join(lines)
     rows = max([run.row for run in runs], default=0) + 1 + len(lines)
-    width, height = COLUMNS * CELL + 2 * PAD, rows * LINE + 3 * PAD
+    width = COLUMNS * CELL + 2 * PAD
+    height = rows * LINE + 3 * PAD
     typed = []
     for i, character in enumerate(typing):
-        row, column = typing.count("\n", 0, i), i - typing.rfind("\n", 0, i) - 1
+        row = typing.count("\n", 0, i)
+        column = i - typing.rfind("\n", 0, i) - 1
         if not character.isspace():
             typed.append(Run(row, 2 + column, character, "default", round(TYPED * i, 3)))
     moved = [Run(r.row + len(lines), r.column, r.text, r.colour, r.on, r.off) for r in runs]
@@ -147,7 +153,8 @@ text {{ font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
 
 
 def _text(run: Run) -> str:
-    x, y = PAD + run.column * CELL, PAD + (run.row + 1) * LINE
+    x = PAD + run.column * CELL
+    y = PAD + (run.row + 1) * LINE
     delays = f"{run.on:g}s" if run.off is None else f"{run.on:g}s,{run.off:g}s"
     return (
         f'<text class="{"r" if run.off is None else "b"}" x="{x:g}" y="{y:g}" '

@@ -59,7 +59,9 @@ class Stages:
         free = [0.0] * len(self.compute_s)  # when each stage has ended its last run
         arrivals = [(took(self.latency_s), i, 0) for i in range(in_flight)]
         heapq.heapify(arrivals)
-        begun, ended, now = in_flight, 0, 0.0
+        begun = in_flight
+        ended = 0
+        now = 0.0
         while ended < n_runs:
             now, run, stage = heapq.heappop(arrivals)
             if stage == len(free):  # back at the front, which sends the next one

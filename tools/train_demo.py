@@ -44,7 +44,8 @@ from torch import Tensor
 from treadle.files.gguf import open_gguf
 
 CHECKPOINT_SECONDS = 180.0
-LOG_EVERY, EVALUATE_EVERY = 20, 500
+LOG_EVERY = 20
+EVALUATE_EVERY = 500
 PROMPTS = ("def fibonacci(n):", "class Stack:", "import os\n\ndef ")
 SAMPLE_TOKENS = 120
 
@@ -149,7 +150,8 @@ def prepare(recipe: Recipe, work: Path, tiny: bool, wheels: Path | None = None) 
     """Read, split and tokenise the texts; the tokenizer and the streams are kept in work."""
     train, held_out = demo_data.split(demo_data.read_library())
     if tiny:
-        train, held_out = train[:12], held_out[:1]
+        train = train[:12]
+        held_out = held_out[:1]
     library = demo_data.fingerprint([*train, *held_out])
     file = work / f"tokenizer-{library}-{recipe.size.n_vocab}.json"
     if not file.exists():
@@ -181,7 +183,8 @@ def batch_of(recipe: Recipe, text: Text, step: int, phase: Phase) -> tuple[Tenso
     Each pass over the text takes the next stream. Windows begin at multiples of the golden ratio,
     modulo one: they cover the stream evenly, whatever their length, and need no saved state.
     """
-    streams, context = text.streams[phase.streams], phase.context
+    streams = text.streams[phase.streams]
+    context = phase.context
     stream = streams[step * recipe.batch_tokens // len(streams[0]) % len(streams)]
     windows = recipe.batch_tokens // context
     index = np.arange(step * windows, (step + 1) * windows, dtype=np.float64)
@@ -277,7 +280,9 @@ def held_out_loss(
     the beginning of a file.
     """
     device = weights["token_embd"].device
-    total, n_tokens, n_bytes = 0.0, 0, 0
+    total = 0.0
+    n_tokens = 0
+    n_bytes = 0
     half = size.n_ctx // 2
     rope = tuple(t.to(device) for t in rope_table(size, size.n_ctx))
     for document in text.held_out:

@@ -166,7 +166,9 @@ def memory(pid: int, model: Path) -> tuple[list[str], dict[str, int]]:
     """Of a process: where in ``model`` its mappings begin (hex), and kB: of these mappings' pages
     that others map too (``shared``), and of its own elsewhere (``own``).
     """
-    starts, sizes, ours = [], {"shared": 0, "own": 0}, False
+    starts = []
+    sizes = {"shared": 0, "own": 0}
+    ours = False
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         words = line.split()
         if "-" in words[0] and not words[0].endswith(":"):

@@ -58,7 +58,8 @@ def told(path: Path) -> list[Any]:
 def one_go(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     """Requests, and what one run that nobody disturbs answers."""
     folder = tmp_path_factory.mktemp("batch")
-    source, target = folder / "in.jsonl", folder / "out.jsonl"
+    source = folder / "in.jsonl"
+    target = folder / "out.jsonl"
     source.write_text(requests(60))
     done = ran(source, target)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
@@ -89,7 +90,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_file(
     one_go: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
     source, expected = one_go
-    target, n, seed = tmp_path / "out.jsonl", 0, random.randrange(1 << 30)
+    target = tmp_path / "out.jsonl"
+    n = 0
+    seed = random.randrange(1 << 30)
     points = random.Random(seed)
     for _ in range(3):
         n = min(n + points.randrange(1, 18), 55)
@@ -118,7 +121,8 @@ def told_whole(path: Path) -> list[Any]:
 @pytest.mark.slow
 def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_path: Path) -> None:
     _, expected = one_go
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text(requests(6000))  # it is not done before the signal comes
     code, said = killed_at(5, signal.SIGINT, command(source, target), target)
     assert code == 130, said
@@ -133,7 +137,8 @@ def test_ctrl_c_ends_it_between_two_lines(one_go: tuple[Path, list[Any]], tmp_pa
 @pytest.mark.slow
 def test_what_a_line_says_with_null_it_does_not_say(tmp_path: Path) -> None:
     """Clients write null for what was not set: the command's options hold for it."""
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     limits: list[Any] = [
         {},
         {"max_tokens": None},
@@ -169,7 +174,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_it_needs_no_extra(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     embed = {"custom_id": "e", "url": "/v1/embeddings", "body": {"input": "a text"}}
     source.write_text(requests(3) + json.dumps(embed) + "\n")
     args = [sys.executable, "-c", NO_EXTRAS, "batch", str(source), str(target), *ARGS]
@@ -182,7 +188,8 @@ def test_it_needs_no_extra(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_job_of_another_file_is_refused(tmp_path: Path) -> None:
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    target = tmp_path / "out.jsonl"
     source.write_text(requests(2))
     target.write_text("notes of mine\n")
     done = ran(source, target)

@@ -132,7 +132,8 @@ def test_what_is_fed(run: Run, model: FakeModel, gguf: str) -> None:
     """What one repetition leaves, the next goes back from: 600 tokens are read once."""
     run("bench", gguf, "-p", "4", "-n", "2", "-d", "0,600", "-r", "1")
     done = [call for call in model.calls if call[0] in ("feed", "run", "truncate")]
-    read, write = ("feed", 4, 4), [("run", [(1, 1)]), ("run", [(1, 2)])]
+    read = ("feed", 4, 4)
+    write = [("run", [(1, 1)]), ("run", [(1, 2)])]
     deep = [("feed", 4, 604), ("truncate", 600)]
     deep_write = [("run", [(1, 601)]), ("run", [(1, 602)])]
     assert done == [

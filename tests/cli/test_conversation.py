@@ -207,7 +207,9 @@ def test_a_failed_retry_of_a_failed_retry(talk: Conversation) -> None:
 
 
 def test_saving_never_costs_another_file(talk: Conversation, tmp_path: Path) -> None:
-    other, pipe, record = tmp_path / "notes.txt", tmp_path / "pipe", tmp_path / "talk.json"
+    other = tmp_path / "notes.txt"
+    pipe = tmp_path / "pipe"
+    record = tmp_path / "talk.json"
     other.write_text("mine")
     os.mkfifo(pipe)
     assert "not a conversation" in talk.enter(f"/save {other}").note

@@ -48,7 +48,8 @@ def test_shards_to_one_file(run: Run, data: Path, tmp_path: Path) -> None:
 
 
 def test_json(run: Run, data: Path, tmp_path: Path) -> None:
-    source, out = data / "models" / "babyllama105" / "model5000.bin", tmp_path / "b.gguf"
+    source = data / "models" / "babyllama105" / "model5000.bin"
+    out = tmp_path / "b.gguf"
     ran = run(
         "convert",
         str(source),
@@ -78,7 +79,8 @@ def test_json(run: Run, data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("most", [60_000, 131_072, 200_000, 300_000, 500_000, 1_000_000])
 def test_shards_are_as_small_as_was_asked(most: int, run: Run, data: Path, tmp_path: Path) -> None:
     """Their headers count: of the first all keys, the vocabulary too. A tensor is not split."""
-    source, out = data / "models" / "stories260K.gguf", tmp_path / "m.gguf"
+    source = data / "models" / "stories260K.gguf"
+    out = tmp_path / "m.gguf"
     ran = run("convert", str(source), str(out), "--split-max-size", str(most), "--json")
     assert ran.code == 0
     files = [Path(file["path"]) for file in json.loads(ran.out)["files"]]
@@ -170,7 +172,8 @@ def test_every_malformed_file_is_an_error_or_a_file(run: Run, data: Path, tmp_pa
 
 def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
     """Refused by the kernel before anything is written."""
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     target.write_bytes(b"mine")
 
     def limit() -> None:
@@ -201,7 +204,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
     own = ["unshare", "-Urm", "mount", "-t", "tmpfs", "none", str(tmp_path)]
     if not shutil.which("unshare") or subprocess.run(own, capture_output=True).returncode:
         pytest.skip("no file systems of one's own here")
-    source, disk = write_model(tmp_path / "a.gguf"), tmp_path / "disk"
+    source = write_model(tmp_path / "a.gguf")
+    disk = tmp_path / "disk"
     disk.mkdir()
     program = (  # nobody says beforehand that there is no room
         "import sys; from treadle.convert import partial_file, writer; partial_file.SYNC = 1;"
@@ -226,7 +230,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     program = (
         "import os, sys; from treadle.convert import partial_file; partial_file.SYNC = 1;"
         "add = partial_file.Journal.add\n"
@@ -247,7 +252,8 @@ def test_a_signal_in_the_middle(tmp_path: Path, number: int) -> None:
 
 
 def test_weights_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
-    source, out = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    source = tmp_path / "a.gguf"
+    out = tmp_path / "b.gguf"
     writer = GGUFWriter(source)
     writer.add_tensor("blk.7.ffn_up.weight", (1, 32), "F32", np.full((1, 32), np.nan, np.float32))
     writer.write()
@@ -298,7 +304,9 @@ def test_a_hugging_face_folder(run: Run, tmp_path: Path) -> None:
     require_transformers()
     import torch
 
-    folder, out, small = tmp_path / "hf", tmp_path / "x.gguf", tmp_path / "q.gguf"
+    folder = tmp_path / "hf"
+    out = tmp_path / "x.gguf"
+    small = tmp_path / "q.gguf"
     model = build(CASES["llama3"])
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="60KB")
     assert run("convert", str(folder), str(out)).code == 0

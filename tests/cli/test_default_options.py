@@ -41,7 +41,8 @@ def test_they_reach_the_model(
         raise treadle.TreadleError("that is enough")
 
     monkeypatch.setattr(treadle, "load", load)
-    lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
     lines.write_text('{"prompt": "x"}\n')
     words = ["serve"] if command == "serve" else ["batch", str(lines), str(out)]
     options = [
@@ -89,7 +90,9 @@ def test_wrong_values_are_wrong_usage(
 ) -> None:
     """Told before a model is looked for."""
     if command.startswith("doctor") and option != "--chat-template":
-        option, value, message = "--chat-template", "", "expected a file or a name"
+        option = "--chat-template"
+        value = ""
+        message = "expected a file or a name"
     broken = tmp_path / "broken.jinja"
     broken.write_text("x\n{{ y %}")
     ran = run(*command.split(), option, str(broken) if value == "BROKEN" else value)
@@ -109,7 +112,8 @@ def test_other_machines_are_sent_the_text(template: str) -> None:
 
 def test_a_batch_with_defaults(run: Run, template: str, tmp_path: Path) -> None:
     """A line's own fields win."""
-    lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
     asked: list[dict[str, Any]] = [{"prompt": "def f("}] * 2
     asked += [{"prompt": "def f(", "temperature": 0}] * 2
     asked.append({"messages": [{"role": "user", "content": "hi"}]})
@@ -156,7 +160,8 @@ def test_settings_of_a_chat() -> None:
 def test_a_variable_that_the_template_does_not_read(
     run: Run, template: str, tmp_path: Path
 ) -> None:
-    lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
     lines.write_text('{"prompt": "x", "max_tokens": 1}\n')
     words = ["batch", str(lines), str(out), "-t", "1", "-c", "64", "--chat-template", template]
     ran = run(*words, "--chat-template-kwargs", '{"mood": "glad", "moood": "sad"}')
@@ -168,7 +173,8 @@ def test_a_variable_that_the_template_does_not_read(
 def test_reasoning_that_cannot_be_switched(
     reasoning: str, run: Run, template: str, tmp_path: Path
 ) -> None:
-    lines, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = tmp_path / "in.jsonl"
+    out = tmp_path / "out.jsonl"
     lines.write_text('{"prompt": "x", "max_tokens": 1}\n')
     words = ["batch", str(lines), str(out), "-t", "1", "-c", "64", "--chat-template", template]
     told = f"has no reasoning to switch {reasoning}"

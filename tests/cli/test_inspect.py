@@ -49,7 +49,8 @@ def test_what_a_token_reads_of_experts(name: str, run: Run, data: Path) -> None:
         "n_bytes": 4 * expected,
     }
     line = run("inspect", path).out.splitlines()[2]
-    few, every = n_weights(expected), n_weights(n_parameters)
+    few = n_weights(expected)
+    every = n_weights(n_parameters)
     assert line.startswith(f"8 experts, 2 used: {few} of {every} parameters and ")
 
 

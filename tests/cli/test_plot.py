@@ -84,7 +84,8 @@ def marks(panel: Element) -> dict[str, tuple[float, float, str]]:
         if title is None or not title.text:
             continue
         if element.tag == f"{SVG}circle":
-            x, y = float(element.attrib["cx"]), float(element.attrib["cy"])
+            x = float(element.attrib["cx"])
+            y = float(element.attrib["cy"])
         else:
             corners = [tuple(map(float, p.split(","))) for p in element.attrib["points"].split()]
             x = sum(c[0] for c in corners) / len(corners)
@@ -150,7 +151,8 @@ def test_a_speed_at_the_roof_is_drawn_on_the_roof() -> None:
 
 def test_another_program_does_the_same_work_slower() -> None:
     panel = panels(parse(OURS, WRITES, theirs(OURS, 4.0)))["roofline"]
-    ours, other = mark(panel, "treadle", "pp512"), mark(panel, "llama-cpp-python")
+    ours = mark(panel, "treadle", "pp512")
+    other = mark(panel, "llama-cpp-python")
     assert other[0] == pytest.approx(ours[0], abs=0.1)
     assert other[2] == "mark s2"
     tall = PLOT_HEIGHT / (log10(2e12 * 2) - log10(8e10 / 2))
@@ -170,7 +172,8 @@ def test_speed_by_depth() -> None:
     assert found[0][0] == LEFT + 8
     assert found[2][0] == RIGHT
     assert found[1][0] == pytest.approx(LEFT + 8 + (RIGHT - LEFT - 8) / 4, abs=0.1)
-    halves, tenth = found[1][1] - found[0][1], found[2][1] - found[0][1]
+    halves = found[1][1] - found[0][1]
+    tenth = found[2][1] - found[0][1]
     assert tenth / halves == pytest.approx(log10(10) / log10(2), abs=0.01)
     other = mark(panel, "llama-cpp-python", "depth 0,")
     assert other[1] - found[0][1] == pytest.approx(halves, abs=0.1)
@@ -178,7 +181,8 @@ def test_speed_by_depth() -> None:
     assert [c.attrib["class"] for c in curves] == ["curve s0", "curve s1"]
     assert len(curves[0].attrib["points"].split()) == 3
     whiskers = [e for e in panel.iter(f"{SVG}line") if e.attrib["class"] == "whisker s0"]
-    top, bottom = float(whiskers[0].attrib["y2"]), float(whiskers[0].attrib["y1"])
+    top = float(whiskers[0].attrib["y2"])
+    bottom = float(whiskers[0].attrib["y1"])
     assert top < found[0][1] < bottom  # from the lowest to the highest repetition
     assert {"0", "4096", "16384", "tokens in the context before"} <= set(texts(panel))
 
@@ -187,8 +191,10 @@ def test_speed_by_model_file() -> None:
     other = replace(OURS, model="b-Q4_0.gguf", format="Q4_0", tok_s=250.0, tok_s_min=245.0)
     slow = theirs(replace(OURS, tok_s=50.0), 1)
     panel = panels(parse(OURS, other, slow, WRITES))["models"]
-    x500, x250 = mark(panel, "a-Q8_0", "pp512", "treadle"), mark(panel, "b-Q4_0")
-    x50, x40 = mark(panel, "llama"), mark(panel, "tg64")
+    x500 = mark(panel, "a-Q8_0", "pp512", "treadle")
+    x250 = mark(panel, "b-Q4_0")
+    x50 = mark(panel, "llama")
+    x40 = mark(panel, "tg64")
     assert x500[0] - x250[0] == pytest.approx((x500[0] - x50[0]) * log10(2), abs=0.2)
     assert x500[1] == x50[1] < x250[1] < x40[1]  # a row a file, tests below each other
     assert "Speed by format" in texts(panel)
@@ -244,7 +250,8 @@ def test_names_are_escaped() -> None:
 
 def test_it_stands_alone_and_fits_both_backgrounds() -> None:
     root = parse(OURS, WRITES)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    width = float(root.attrib["width"])
+    height = float(root.attrib["height"])
     back = root.find(f"{SVG}rect")
     assert back is not None
     assert back.attrib["class"] == "back"
@@ -341,13 +348,15 @@ def test_everything_is_inside() -> None:
     results += [replace(r, model="b" * 50, format="Q4_K") for r in results]
     results += [theirs(r, 3) for r in results]
     root = parse(*results)
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    width = float(root.attrib["width"])
+    height = float(root.attrib["height"])
     for panel in panels(root).values():
         for x, y, _ in marks(panel).values():
             assert 0 < x < width
             assert 0 < y < height
     for text in root.iter(f"{SVG}text"):
-        x, length = float(text.attrib["x"]), 7 * len(text.text or "")
+        x = float(text.attrib["x"])
+        length = 7 * len(text.text or "")
         if text.attrib["text-anchor"] == "start" and "title" not in text.attrib["class"]:
             assert x + length < width + 20, text.text
         assert 0 < float(text.attrib["y"]) < height

@@ -168,7 +168,8 @@ def test_a_grammar_that_is_no_text(
 
 
 def test_errors_of_a_grammar_name_its_file(run: Run, data: Path, tmp_path: Path) -> None:
-    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    stories = str(data / "models" / "stories260K.gguf")
+    path = tmp_path / "rules"
     path.write_text('root ::= "a')
     ran = run("run", stories, "x", "--grammar", str(path))
     assert (ran.code, ran.out) == (1, "")
@@ -187,7 +188,8 @@ def test_errors_of_a_grammar_name_its_file(run: Run, data: Path, tmp_path: Path)
 def test_a_complete_grammar_ends_the_text_though_its_end_is_forbidden(
     run: Run, data: Path, tmp_path: Path
 ) -> None:
-    stories, path = str(data / "models" / "stories260K.gguf"), tmp_path / "rules"
+    stories = str(data / "models" / "stories260K.gguf")
+    path = tmp_path / "rules"
     for grammar, text in (('root ::= "ab" "c"?', ("ab", "abc")), ('root ::= ""', ("",))):
         path.write_text(grammar)
         ran = run("run", stories, "x", "--grammar", str(path), "--ignore-eos", "--json")

@@ -47,7 +47,8 @@ def test_every_setting_of_an_answer_can_be_set() -> None:
 def test_what_is_typed_is_set_and_shown_so_that_it_can_be_typed(
     name: str, text: str, value: Any
 ) -> None:
-    settings, setting = AnswerSettings().changed(name, text), find(name)
+    settings = AnswerSettings().changed(name, text)
+    setting = find(name)
     assert settings.value(setting.name) == value
     line = settings.line(setting)
     assert line.startswith("* ")
@@ -83,7 +84,8 @@ def test_the_default_is_what_the_file_recommends() -> None:
 
 
 def test_a_grammar_is_read_from_its_file(tmp_path: Path) -> None:
-    grammar, schema = tmp_path / "a.gbnf", tmp_path / "a.json"
+    grammar = tmp_path / "a.gbnf"
+    schema = tmp_path / "a.json"
     grammar.write_text('root ::= "a"')
     schema.write_text("{}")
     settings = AnswerSettings().changed("grammar", str(grammar))

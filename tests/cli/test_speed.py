@@ -80,7 +80,9 @@ def test_logits_that_nobody_wants_cost_nothing() -> None:
 @pytest.mark.parametrize("n", [1, 5, 9, 40, 512])
 def test_experts_of_few_rows_and_of_many_share_the_work(n: int) -> None:
     """Both steps name all that there is; what is expected of each, against random choices."""
-    rng, n_expert, few = np.random.default_rng(1), 20, range(1, 9)
+    rng = np.random.default_rng(1)
+    n_expert = 20
+    few = range(1, 9)
     whole = replace(step(Norm("q8", 64, 1, 1e-5), n_bytes=10**9, n_flops=10**9), used=0.1)
     parts = [replace(whole, met=met) for met in (few, range(few.stop, ANY.stop))]
     sizes = rng.binomial(n, 0.1, (4000, n_expert))

@@ -71,7 +71,9 @@ def test_no_line_is_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FakeModel(n_threads=1024, n_ctx=131072)
     model.isa.name = "avx512_vbmi"
     engine = model.engine
-    engine.kernels.n_compiled, engine.kernels.n_cached, engine.kernels.seconds = 1000, 1000, 1234.5
+    engine.kernels.n_compiled = 1000
+    engine.kernels.n_cached = 1000
+    engine.kernels.seconds = 1234.5
     monkeypatch.setattr(FakeModel, "engine", engine)
     turn = AnswerCost(Timings(131072, 99999, 0.001, 131072, 0.001), 131072, 131072)
     lines = report(model, turn).splitlines()  # type: ignore[arg-type]
@@ -98,7 +100,8 @@ def test_kernels(
     words: str,
 ) -> None:
     engine = model.engine
-    engine.kernels.n_compiled, engine.kernels.n_cached = n_compiled, n_cached
+    engine.kernels.n_compiled = n_compiled
+    engine.kernels.n_cached = n_cached
     monkeypatch.setattr(FakeModel, "engine", engine)
     assert f"\nkernels  {words} portable in 1.5 s\n" in run("run", gguf, "abc", "--stats").err
 

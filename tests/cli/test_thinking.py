@@ -21,7 +21,8 @@ TEXT = "<think>\nfirst then second </think>\n\nforty two"
 
 @pytest.fixture
 def thinker(model: FakeModel) -> FakeModel:
-    model.template, model.text = THOUGHTFUL, TEXT
+    model.template = THOUGHTFUL
+    model.text = TEXT
     return model
 
 
@@ -39,7 +40,8 @@ def test_reasoning_is_no_part_of_the_answer(
 
 
 def test_a_prompt_may_have_opened_it(run: Run, thinker: FakeModel, gguf: str) -> None:
-    thinker.text, thinker.opening = "first </think> forty two", "<assistant><think>\n"
+    thinker.text = "first </think> forty two"
+    thinker.opening = "<assistant><think>\n"
     assert run("chat", gguf, stdin="hi\n").out == " forty two\n"
 
 

@@ -332,7 +332,8 @@ def test_the_table(run: Run, measured: list[TuneResult]) -> None:
 
 
 def test_the_table_of_crossovers_with_matrix_registers(capsys: pytest.CaptureFixture[str]) -> None:
-    gemv_s, gemm_s = {2: 1e-6, 4: 5e-6}, {2: 2e-6, 4: 4e-6}
+    gemv_s = {2: 1e-6, 4: 5e-6}
+    gemm_s = {2: 2e-6, 4: 4e-6}
     with_matrix = Crossover("Q8_0", 2, gemv_s, gemm_s, 3, {2: 3e-6, 4: 3.5e-6})
     never = replace(with_matrix, vector_tokens=2)  # gemv serves two tokens, the registers more
     tune_results.print_crossovers([with_matrix, never, Crossover("F32", 4, gemv_s, gemm_s)])
@@ -485,7 +486,8 @@ def test_the_legend_has_only_what_is_drawn() -> None:
 def test_a_cell_shows_the_best_of_what_varies_beside_it() -> None:
     slow, fast = ({**shares_of(tiles())[0]} for _ in range(2))
     slow["fields"], fast["fields"] = ({"mr": 1, "nr": 4, "kc": kc} for kc in (0, 512))
-    slow["cold_ops_s"], fast["cold_ops_s"] = 5e9, 7e9
+    slow["cold_ops_s"] = 5e9
+    fast["cold_ops_s"] = 7e9
     other = {**shares_of(tiles())[2], "cold_ops_s": 6e9}
     other["fields"] = {"mr": 2, "nr": 8, "kc": 0}
     found = words(picture([fast, slow, other]))

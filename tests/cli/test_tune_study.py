@@ -117,7 +117,9 @@ def test_a_wrong_kernel_fails(
 def test_times_on_this_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(kernel: Kernel, isa: Any, repeat: int) -> list[SweepResult]:
         made = SweepResult(kernel.name, kernel.specs[0], 1024, 1024, {256: None})
-        made.hot_ns, made.cold_ns, made.best = 291.25, 1300.5, True
+        made.hot_ns = 291.25
+        made.cold_ns = 1300.5
+        made.best = True
         return [made]
 
     monkeypatch.setattr(clock, "measure", measure)

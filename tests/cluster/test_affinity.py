@@ -11,7 +11,8 @@ def talk(*contents: str) -> list[str]:
 
 def test_bodies_that_begin_alike_have_names_alike() -> None:
     system = "You are kind. " * 40
-    a, b = talk(system, "one"), talk(system, "two")
+    a = talk(system, "one")
+    b = talk(system, "two")
     shared = len(system) // BLOCK
     assert a[:shared] == b[:shared]
     assert a[-1] != b[-1]
@@ -25,7 +26,8 @@ def test_bodies_that_begin_alike_have_names_alike() -> None:
 
 
 def test_a_talk_stays_where_it_began() -> None:
-    affinity, loads = Affinity(), {"a": 0, "b": 0, "c": 0}
+    affinity = Affinity()
+    loads = {"a": 0, "b": 0, "c": 0}
     turns = ["first question " * 30]
     chosen = affinity.choose(talk(*turns), loads)
     for i in range(5):

@@ -66,7 +66,8 @@ def byte_level_tokenizer(data: Path, name: str, folder: Path, *, whole: bool = F
         pieces, types, merges = _vocabulary(gguf)
     if not whole:
         kept = [i for i, kind in enumerate(types) if i < FEW or kind != TokenType.NORMAL]
-        pieces, types = [pieces[i] for i in kept], [types[i] for i in kept]
+        pieces = [pieces[i] for i in kept]
+        types = [types[i] for i in kept]
         made = set(pieces)
         merges = [(left, right) for left, right in merges if left + right in made]
     # Added tokens behind the vocabulary get their ids when they are added; those within have them.

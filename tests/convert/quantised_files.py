@@ -69,7 +69,8 @@ def float8(
         import torch
 
         m, k = block or (0, 0)
-        m, k = m or len(w), k or w.shape[1]
+        m = m or len(w)
+        k = k or w.shape[1]
         grid = -(-len(w) // m), -(-w.shape[1] // k)
         scales = np.empty(grid, np.float32)
         for i, j in np.ndindex(*grid):
@@ -97,7 +98,8 @@ def whole(
         scales = np.abs(groups).max(-1) / (top // 2)
         zeros = np.full(scales.shape, 1 << (bits - 1))
     else:
-        low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+        low = np.minimum(groups.min(-1), 0)
+        high = np.maximum(groups.max(-1), 0)
         scales = (high - low) / top
         zeros = np.rint(-low / scales).astype(int)
     scales = rounded(scales.astype(np.float32), dtype)
@@ -123,8 +125,10 @@ def gptq(
         zeros = zeros.clip(1, None)  # what is stored less one is not negative
         weights = np.empty_like(w)
         weights[:, places] = told(codes, scales, zeros)
-        stored, index = np.empty_like(codes), np.empty_like(order)
-        stored[:, places], index[places] = codes, order
+        stored = np.empty_like(codes)
+        index = np.empty_like(order)
+        stored[:, places] = codes
+        index[places] = order
         made = {
             "qweight": in_words(stored, bits).T.contiguous(),
             "qzeros": in_words((zeros - first).T, bits),
@@ -375,7 +379,8 @@ def quantise(plain: Path, folder: Path, written: Written, expected: Path) -> lis
             continue
         made, stood = written.parts(tensor.float().numpy())
         parts |= {f"{module}.{end}": part for end, part in made.items()}
-        weights[name], names = torch_of(stood), [*names, name]
+        weights[name] = torch_of(stood)
+        names = [*names, name]
         if module.endswith("k_proj"):
             parts |= {f"{module}.{end}": torch.tensor(n) for end, n in BESIDE.items()}
     for to, which in ((folder, parts), (expected, weights)):

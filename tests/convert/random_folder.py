@@ -19,7 +19,8 @@ def write_random(
     """Float32 weights that keep states near 1, and attention uneven; what was written."""
     from safetensors.numpy import save_file
 
-    rng, made = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    made = {}
     for name, shape in shapes.items():
         rows = rng.standard_normal(shape)
         if len(shape) == 1:

@@ -149,7 +149,8 @@ def test_runs_in_place_and_converted(
 ) -> None:
     folder, model = saved(case)
     assert len(list(folder.glob("*.safetensors"))) > 1
-    ids, expected = prompt(), compute_logits(model, prompt())
+    ids = prompt()
+    expected = compute_logits(model, prompt())
     for path in (folder, convert(folder, tmp_path / "made.gguf")):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             error = worst(loaded.logits(ids), expected)

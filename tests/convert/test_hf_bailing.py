@@ -195,7 +195,8 @@ def test_sarvam(spelling: str, tmp_path: Path) -> None:
     case = Case(SECOND.family, SECOND.arch, {**SECOND.options, **more})
     config = {"model_type": "sarvam_moe", "head_dim": 32, "use_qk_norm": True}
     model = save_as(case, tmp_path / "hf", bailing, config | _SARVAM[spelling])
-    expected, ids = compute_logits(model, prompt()), prompt()
+    expected = compute_logits(model, prompt())
+    ids = prompt()
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         with treadle.load(path, threads=1, kv="f32") as loaded:
             assert loaded.config.ropes[0].dims == 32
@@ -209,8 +210,10 @@ ATTENTION = {"bailingmoe2": {"attn_qkv"}, "bailingmoe": {"attn_q", "attn_k", "at
 
 @pytest.mark.parametrize("arch", SAVED)
 def test_in_place_and_converted(arch: str, tmp_path: Path) -> None:
-    model, ids = SAVED[arch](tmp_path / "hf"), prompt()
-    expected, made = compute_logits(model, ids), convert(tmp_path / "hf", tmp_path / "made.gguf")
+    model = SAVED[arch](tmp_path / "hf")
+    ids = prompt()
+    expected = compute_logits(model, ids)
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     for path in (tmp_path / "hf", made):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.arch.name == arch
@@ -259,7 +262,8 @@ def test_layers_behind_the_last(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     save_second(tmp_path, num_nextn_predict_layers=1)
-    path, ids = tmp_path / "model.safetensors", prompt()
+    path = tmp_path / "model.safetensors"
+    ids = prompt()
     with treadle.load(tmp_path, threads=1) as model:
         alone = model.logits(ids)
     tensors = load_file(path)
@@ -280,7 +284,8 @@ def test_an_output_whose_columns_have_length_1(tmp_path: Path) -> None:
     """``norm_head``, of the first version: states meet the columns' directions."""
     import torch
 
-    model, ids = save_first(tmp_path, norm_head=True), prompt()
+    model = save_first(tmp_path, norm_head=True)
+    ids = prompt()
     with torch.no_grad():
         weight = model.lm_head.weight
         weight /= weight.norm(dim=0, keepdim=True) + 1e-7

@@ -79,14 +79,17 @@ SCORING: dict[str, tuple[Case, Callable[[], Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
     """With the bits of any number of threads, alone and beside other texts."""
-    model, ids = save(CASES[case], tmp_path / "hf"), prompt()
-    expected, bits = compute_logits(getattr(model, model.base_model_prefix, model), ids), []
+    model = save(CASES[case], tmp_path / "hf")
+    ids = prompt()
+    expected = compute_logits(getattr(model, model.base_model_prefix, model), ids)
+    bits = []
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as loaded:
                 assert loaded.config.ignored == ()
                 bits.append(loaded.states(ids))
-                error, allowed = worst(bits[-1], expected), rounding(loaded.config)
+                error = worst(bits[-1], expected)
+                allowed = rounding(loaded.config)
                 assert error <= allowed, (path, error / allowed)
                 mean = expected.mean(0) / np.linalg.norm(expected.mean(0))
                 vectors = loaded.engine.embed([ids[:7], ids, ids[5:8]])
@@ -97,7 +100,8 @@ def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
 def score(name: str, folder: Path) -> tuple[Any, Any]:
     """A folder of one that scores; its model in float64, and its tokenizer."""
     case, make = SCORING[name]
-    model, tokenizer = save(case, folder), make()
+    model = save(case, folder)
+    tokenizer = make()
     tokenizer.save(str(folder / "tokenizer.json"))
     return model, tokenizer
 
@@ -111,7 +115,8 @@ def test_scores(name: str, tmp_path: Path) -> None:
         with treadle.load(path, threads=2, kv="f32") as loaded:
             ids = [Reranker(loaded).pair(QUERY, document)[0] for document in DOCUMENTS]
             assert ids == [tokenizer.encode(QUERY, document).ids for document in DOCUMENTS]
-            found, allowed = loaded.rerank(QUERY, DOCUMENTS), 2 * rounding(loaded.config)
+            found = loaded.rerank(QUERY, DOCUMENTS)
+            allowed = 2 * rounding(loaded.config)
             error = np.abs(found - expected).max() / max(1.0, np.abs(expected).max())
             assert error <= allowed, (path, error / allowed)
 
@@ -238,7 +243,8 @@ def in_flash(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def with_tasks(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same with five adapters of each matrix, beside which it is called the original."""
-    rng, made = np.random.default_rng(3), {}
+    rng = np.random.default_rng(3)
+    made = {}
     for name, values in tensors.items():
         if values.ndim < 2:
             made[name] = values
@@ -264,7 +270,8 @@ def test_jina_as_it_was_published(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     """With adapters of tasks inside, which are left out: states are those of no task."""
     from safetensors.numpy import load_file
 
-    folder, ids = tmp_path / "hf", prompt()
+    folder = tmp_path / "hf"
+    ids = prompt()
     model = save(CASES["jina-v3"], folder)
     expected = compute_logits(model, ids)
     tensors = load_file(folder / "model.safetensors")
@@ -321,7 +328,8 @@ def test_jina_in_transformers_own_words(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     save(CASES["jina-v3"], tmp_path / "hf")
-    ids, bits = prompt(), []
+    ids = prompt()
+    bits = []
     for _ in range(2):
         with treadle.load(tmp_path / "hf", threads=1, kv="f32") as loaded:
             bits.append(loaded.states(ids))
@@ -380,11 +388,13 @@ def test_gte_as_it_was_published(tmp_path: Path) -> None:
     """Its rope has a larger base, and all pairs turn slower. llama.cpp has no such model."""
     import torch
 
-    folder, ids = tmp_path / "hf", prompt()
+    folder = tmp_path / "hf"
+    ids = prompt()
     model = save(CASES["gte"], folder)
     as_new(folder)
     plain = compute_logits(model, ids)
-    base, dims = 20000.0 * NTK["factor"], 16
+    base = 20000.0 * NTK["factor"]
+    dims = 16
     turns = base ** (-np.arange(0, dims, 2) / dims) / NTK["factor"] ** (2 / dims)
     with torch.no_grad():
         model.rotary_emb.inv_freq.copy_(torch.from_numpy(turns))

@@ -15,7 +15,8 @@ from tests.convert.test_hf_tokenizer import read
 from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.tokenizer.vocab import BEFORE
 
-MASK, SOP = "[gMASK]", "<sop>"
+MASK = "[gMASK]"
+SOP = "<sop>"
 
 
 def test_two_tokens_before_a_text(data: Path, tmp_path: Path) -> None:

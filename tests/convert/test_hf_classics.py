@@ -178,7 +178,8 @@ def test_norms_of_queries_and_keys_of_mpt(
     """LayerNorm of all heads together, as MPT 1B has it; transformers knows none."""
     folder = saved("mpt")[0]
     shutil.copytree(folder, tmp_path / "hf")
-    rng, norms = np.random.default_rng(3), {}
+    rng = np.random.default_rng(3)
+    norms = {}
     for i in range(3):
         for one in "qk":
             name = f"transformer.blocks.{i}.attn.{one}_ln.weight"
@@ -296,7 +297,8 @@ _FALCON_CUTS: list[dict[str, Any]] = [
 
 def test_cuts_of_published_tokenizers() -> None:
     """As BLOOM's, Falcon's and Tiny Aya's tokenizer.json spell them."""
-    path, model = Path("tokenizer.json"), {"vocab": {"12": 0, "\u0120a": 1}, "merges": []}
+    path = Path("tokenizer.json")
+    model = {"vocab": {"12": 0, "\u0120a": 1}, "merges": []}
 
     def found(cuts: Any, model: Any = model) -> str:
         whole = {"type": "Sequence", "pretokenizers": cuts}

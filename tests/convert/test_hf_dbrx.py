@@ -24,7 +24,9 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
 
-N_EXPERT, N_FF, CLIP = 6, 32, 1.5
+N_EXPERT = 6
+N_FF = 32
+CLIP = 1.5
 ATTENTION: dict[str, Any] = {"kv_n_heads": 2, "clip_qkv": CLIP, "rope_theta": 20000.0}
 FFN: dict[str, Any] = {"ffn_hidden_size": N_FF, "moe_num_experts": N_EXPERT, "moe_top_k": 3}
 SIZES: dict[str, Any] = {
@@ -77,7 +79,8 @@ def test_in_every_way(tmp_path: Path) -> None:
 def test_what_is_clipped_and_normed_counts(tmp_path: Path) -> None:
     """With neither of them the other logits are transformers' too, which has always a limit."""
     model = saved(tmp_path / "plain", {"clip_qkv": 1e9}, moe_normalize_expert_weights=None)
-    truth, path = compute_logits(model, prompt()), tmp_path / "plain" / "config.json"
+    truth = compute_logits(model, prompt())
+    path = tmp_path / "plain" / "config.json"
     path.write_text(path.read_text().replace("1000000000.0", "null"))
     made = convert(tmp_path / "plain", tmp_path / "plain.gguf")
     for path in (tmp_path / "plain", made):
@@ -128,9 +131,12 @@ def test_as_mlx_packs_it(tmp_path: Path) -> None:
     """Experts become Q4_1, whose scales and minimums are in f16: each loses 2**-11 of itself, of
     codes up to 15, whose range is about twice the largest weight.
     """
-    mx, bits, group = import_mlx(), 4, 32
+    mx = import_mlx()
+    bits = 4
+    group = 32
     saved(tmp_path / "hf")
-    packed, exact = {}, {}
+    packed = {}
+    exact = {}
     for name, rows in one_by_one(tmp_path / "hf").items():
         packed[name] = mx.array(rows)
         if rows.ndim == 1:

@@ -67,15 +67,18 @@ def without_distances(model: Any, ids: list[int]) -> np.ndarray:
 
 def test_mpnet_in_place(tmp_path: Path) -> None:
     """Alone and beside others, with the bits of any number of threads."""
-    model, ids = save(MPNET, tmp_path), text()
-    expected, mean = compute_logits(model, ids), compute_logits(model, ids[:250]).mean(0)
+    model = save(MPNET, tmp_path)
+    ids = text()
+    expected = compute_logits(model, ids)
+    mean = compute_logits(model, ids[:250]).mean(0)
     bits = []
     for threads in (1, 2):
         with treadle.load(tmp_path, threads=threads, kv="f32") as loaded:
             assert loaded.config.ignored == ()
             assert loaded.engine.cache.n_ctx == LENGTH
             loaded.engine.plan(1, 1, "embedding").check()
-            found, allowed = loaded.states(ids), rounding(loaded.config)
+            found = loaded.states(ids)
+            allowed = rounding(loaded.config)
             assert np.abs(found - expected).max() <= allowed * np.abs(expected).max()
             vectors = loaded.engine.embed([ids[:7], ids[:250], ids[5:8]])
             assert np.abs(vectors[1] - mean / np.linalg.norm(mean)).max() <= allowed
@@ -90,7 +93,8 @@ def test_mpnet_in_pages_of_16_bits(tmp_path: Path) -> None:
     and values lose half a unit of their last place, 2**-11 of them, in each of three layers, whose
     sums may double it.
     """
-    model, ids = save(MPNET, tmp_path), text()
+    model = save(MPNET, tmp_path)
+    ids = text()
     expected = compute_logits(model, ids)
     with treadle.load(tmp_path, threads=2, kv="f16") as loaded:
         found = loaded.states(ids)
@@ -150,13 +154,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", T5)
 def test_t5_in_place_and_converted(case: str, tmp_path: Path) -> None:
     """Scores are not divided by the root of head_dim, and neither is what their rounding does."""
-    model, ids = save(T5[case], tmp_path / "hf"), text(200)
-    expected, bits = compute_logits(model, ids), []
+    model = save(T5[case], tmp_path / "hf")
+    ids = text(200)
+    expected = compute_logits(model, ids)
+    bits = []
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     for path, threads in ((tmp_path / "hf", 1), (made, 2)):
         with treadle.load(path, threads=threads, kv="f32") as loaded:
             assert loaded.config.ignored == ()
-            found, allowed = loaded.states(ids), math.sqrt(32) * rounding(loaded.config)
+            found = loaded.states(ids)
+            allowed = math.sqrt(32) * rounding(loaded.config)
             assert np.abs(found - expected).max() <= allowed * np.abs(expected).max()
             bits.append(found)
     assert np.array_equal(bits[0], bits[1])
@@ -208,7 +215,8 @@ def test_sentences_of_t5(tmp_path: Path) -> None:
     """sentence-t5: a matrix behind the mean. A file that does not say so ends texts too, as in
     llama.cpp.
     """
-    model, reader = save(T5["t5"], tmp_path / "hf"), t5_unigram()
+    model = save(T5["t5"], tmp_path / "hf")
+    reader = t5_unigram()
     (matrix,) = put_dense(tmp_path / "hf", (48, 64))
     reader.save(str(tmp_path / "hf" / "tokenizer.json"))
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")

@@ -103,8 +103,10 @@ def save_first(folder: Path, **more: Any) -> Any:
 
 
 def test_deepseek(tmp_path: Path) -> None:
-    model, ids = save_first(tmp_path / "hf"), prompt()
-    expected, made = compute_logits(model, ids), convert(tmp_path / "hf", tmp_path / "made.gguf")
+    model = save_first(tmp_path / "hf")
+    ids = prompt()
+    expected = compute_logits(model, ids)
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     for path in (tmp_path / "hf", made):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.ignored == ()

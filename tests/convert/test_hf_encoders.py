@@ -73,7 +73,8 @@ def save(case: Case, folder: Path) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_states_in_place_and_converted(case: str, tmp_path: Path) -> None:
-    model, ids = save(CASES[case], tmp_path / "hf"), prompt()
+    model = save(CASES[case], tmp_path / "hf")
+    ids = prompt()
     expected = compute_logits(getattr(model, model.base_model_prefix, model), ids)
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         with treadle.load(path, threads=2, kv="f32") as loaded:
@@ -188,7 +189,8 @@ def put_dense(folder: Path, *shapes: tuple[int, int], activation: str | None = I
     """Dense modules as sentence-transformers writes them; the matrices."""
     from safetensors.numpy import save_file
 
-    rng, made = np.random.default_rng(5), []
+    rng = np.random.default_rng(5)
+    made = []
     modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
     modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
     (folder / "1_Pooling").mkdir(exist_ok=True)
@@ -210,7 +212,8 @@ def put_dense(folder: Path, *shapes: tuple[int, int], activation: str | None = I
 def test_matrices_behind_the_pooling(bert: Path, tmp_path: Path, deterministic: bool) -> None:
     """In place and converted: vectors are as wide as the last of them."""
     a, b = put_dense(bert, (96, 64), (32, 96))
-    made, texts = convert(bert, tmp_path / "made.gguf"), [prompt()[:9], prompt()[:21]]
+    made = convert(bert, tmp_path / "made.gguf")
+    texts = [prompt()[:9], prompt()[:21]]
     for path in (bert, made):
         with treadle.load(path, threads=2, kv="f32", deterministic=deterministic) as model:
             pooled = model.engine.embed(texts, unit=False).astype(np.float64)
@@ -461,7 +464,8 @@ def test_a_table_that_rewrites_text(bert: Path) -> None:
     pieces = range(theirs.get_piece_size())
     spec["model"]["vocab"] = [[theirs.id_to_piece(i), theirs.get_score(i)] for i in pieces]
     spec["model"]["unk_id"] = theirs.unk_id()
-    spec["added_tokens"], spec["post_processor"] = [], None
+    spec["added_tokens"] = []
+    spec["post_processor"] = None
     spec["normalizer"]["normalizers"][:0] = [
         {"type": "Precompiled", "precompiled_charsmap": _charsmap(raw.getvalue())}
     ]
@@ -612,7 +616,9 @@ def test_gemma_that_reads_both_ways(tmp_path: Path) -> None:
         },
         "TextModel",
     )
-    model, ids, path = save(case, tmp_path), prompt(), tmp_path / "config.json"
+    model = save(case, tmp_path)
+    ids = prompt()
+    path = tmp_path / "config.json"
     assert model.config.sliding_window == 9
     path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 16}))
     with treadle.load(tmp_path, threads=2, kv="f32") as loaded:

@@ -70,7 +70,8 @@ def test_layers_behind_the_last(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     save_exaone(tmp_path)
-    path, ids = tmp_path / "model.safetensors", prompt()
+    path = tmp_path / "model.safetensors"
+    ids = prompt()
     with treadle.load(tmp_path, threads=1) as model:
         alone = model.logits(ids)
     tensors = load_file(path)

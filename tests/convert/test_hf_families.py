@@ -195,7 +195,8 @@ def test_runs_in_place_and_converted(
     case: str, saved: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     folder, model = saved(case)
-    ids, expected = prompt(), compute_logits(model, prompt())
+    ids = prompt()
+    expected = compute_logits(model, prompt())
     for path in (folder, convert(folder, tmp_path / "made.gguf")):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.ignored == ()

@@ -24,8 +24,10 @@ from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.models.load import load_config
 
-_WIDE, _NARROW = "full_attention", "sliding_attention"
-N_LAYER, N_NEXTN = 4, 2
+_WIDE = "full_attention"
+_NARROW = "sliding_attention"
+N_LAYER = 4
+N_NEXTN = 2
 STEP: dict[str, Any] = {
     "vocab_size": N_VOCAB,
     "hidden_size": 64,
@@ -91,7 +93,8 @@ Saved = tuple[Path, np.ndarray]
 @pytest.fixture(scope="module")
 def step(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """A folder that transformers has written, and its logits of ``ids_of()``."""
-    model, folder = build_step(), tmp_path_factory.mktemp("step") / "hf"
+    model = build_step()
+    folder = tmp_path_factory.mktemp("step") / "hf"
     expected = logits(model, ids_of())
     save(model, folder)
     return folder, expected
@@ -143,7 +146,8 @@ def test_in_every_way(step: Saved, tmp_path: Path) -> None:
 def test_a_long_text(tmp_path: Path) -> None:
     """Past the window, and past the context of before the stretching; without limits."""
     none = {"swiglu_limits": None, "swiglu_limits_shared": None}
-    model, ids = build_step(**none, rope_scaling=None, num_sliding_attention_heads=None), prompt()
+    model = build_step(**none, rope_scaling=None, num_sliding_attention_heads=None)
+    ids = prompt()
     expected = logits(model, ids)
     save(model, tmp_path / "hf")
     with treadle.load(tmp_path / "hf", threads=2, kv="f32") as loaded:
@@ -263,7 +267,8 @@ def test_what_is_damaged(change: dict[str, Any], why: str, step: Saved, tmp_path
 def of_llama_cpp(made: Path, to: Path, **more: Any) -> Path:
     """A file with what its converter writes: keys for each layer, also those behind the last."""
     with open_gguf(made) as file:
-        writer, own = GGUFWriter(to), _longer(file)
+        writer = GGUFWriter(to)
+        own = _longer(file)
         own |= {"step35.moe_every_n_layers": 1, "step35.nextn_predict_layers": N_NEXTN}
         own |= {f"step35.{key}": value for key, value in more.items()}
         for key, value in {**file.metadata, **own}.items():
@@ -310,7 +315,8 @@ def test_limits_that_are_none(limits: list[float], why: str, step: Saved, tmp_pa
 
 
 def test_a_limit_by_its_name() -> None:
-    x, up = np.array([-3.0, 0.5, 9.0]), np.array([-9.0, 0.25, 2.0])
+    x = np.array([-3.0, 0.5, 9.0])
+    up = np.array([-9.0, 0.25, 2.0])
     silu = ACTIVATIONS["silu"].exact(x)
     assert gated("silu_to_1.5", x, up).tolist() == [silu[0] * -1.5, silu[1] * 0.25, 1.5 * 1.5]
     with pytest.raises(KeyError, match="sine"):

@@ -69,9 +69,11 @@ def test_as_it_is_published(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     save(case("gemma4-e"), tmp_path / "hf")
-    weights, said = tmp_path / "hf" / "model.safetensors", tmp_path / "hf" / "config.json"
+    weights = tmp_path / "hf" / "model.safetensors"
+    said = tmp_path / "hf" / "config.json"
     expected, _ = both(tmp_path / "hf")
-    tensors, config = load_file(weights), json.loads(said.read_text())
+    tensors = load_file(weights)
+    config = json.loads(said.read_text())
     for name in list(tensors):
         tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
     at = "model.language_model.layers."

@@ -39,7 +39,8 @@ CASE = Case("GPTNeo", "gptneo", OPTIONS)
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[int], np.ndarray]:
     """A folder, what is converted of it, and its logits in float64."""
     folder = tmp_path_factory.mktemp("gptneo")
-    model, ids = save(CASE, folder / "hf"), prompt()
+    model = save(CASE, folder / "hf")
+    ids = prompt()
     return (
         folder / "hf",
         convert(folder / "hf", folder / "made.gguf"),

@@ -25,7 +25,12 @@ from treadle.files.gguf import open_gguf
 from treadle.models.active_parameters import active
 from treadle.models.load import load_config
 
-N_EMBD, HEAD_DIM, N_FF, N_EXPERT, N_VOCAB, N_LAYER = 64, 32, 32, 8, 320, 3
+N_EMBD = 64
+HEAD_DIM = 32
+N_FF = 32
+N_EXPERT = 8
+N_VOCAB = 320
+N_LAYER = 3
 CONFIG = {
     "architectures": ["GroveMoeForCausalLM"],
     "model_type": "grove_moe",
@@ -47,10 +52,12 @@ N_SMALL = 128  # what the model's code says
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    n_q, n_kv = 4 * HEAD_DIM, 2 * HEAD_DIM
+    n_q = 4 * HEAD_DIM
+    n_kv = 2 * HEAD_DIM
     made: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, N_EMBD)}
     for i in range(N_LAYER):
-        at, moe = f"model.layers.{i}", f"model.layers.{i}.mlp"
+        at = f"model.layers.{i}"
+        moe = f"model.layers.{i}.mlp"
         made |= {
             f"{at}.input_layernorm.weight": (N_EMBD,),
             f"{at}.post_attention_layernorm.weight": (N_EMBD,),

@@ -23,7 +23,12 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
 
-N_LAYER, N_EMBD, N_HEAD, N_FF, N_VOCAB = 2, 96, 6, 85, 320  # no power of two, an odd width
+# no power of two, an odd width
+N_LAYER = 2
+N_EMBD = 96
+N_HEAD = 6
+N_FF = 85
+N_VOCAB = 320
 CONFIG: dict[str, Any] = {
     "model_type": "jais",
     "architectures": ["JAISLMHeadModel"],
@@ -121,7 +126,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     def save(kind: str) -> tuple[Path, np.ndarray]:
         if kind not in found:
             (root / kind).mkdir()
-            tensors, tied = drawn(), kind != "first"
+            tensors = drawn()
+            tied = kind != "first"
             if kind == "family":  # safetensors keeps one of two that are the same
                 del tensors["lm_head.weight"]
             save_file(tensors, root / kind / "model.safetensors")
@@ -167,7 +173,8 @@ def test_as_llama_cpps_converter_writes_it(
     saved: Callable[[str], tuple[Path, np.ndarray]], tmp_path: Path
 ) -> None:
     with open_gguf(convert(saved("first")[0], tmp_path / "made.gguf")) as gguf:
-        found, tensors = dict(gguf.metadata), gguf.tensors
+        found = dict(gguf.metadata)
+        tensors = gguf.tensors
         embeddings = tensors["token_embd.weight"].dequantize()
         gate = tensors["blk.1.ffn_gate.weight"].dequantize()
     own = drawn()

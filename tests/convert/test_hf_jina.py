@@ -20,7 +20,11 @@ from treadle.convert.hf.folder import open_hf
 from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 
-N_EMBD, N_FF, N_LAYER, N_VOCAB, EPS = 96, 160, 3, 320, 1e-12
+N_EMBD = 96
+N_FF = 160
+N_LAYER = 3
+N_VOCAB = 320
+EPS = 1e-12
 CODE_NORMS = ("attention.self.layer_norm_q", "attention.self.layer_norm_k", "layer_norm_1")
 
 
@@ -68,7 +72,9 @@ def write_folder(folder: Path, n_head: int, *, code: bool = False, **keys: Any) 
 def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.ndarray:
     """The model's formulae in float64."""
     formulae = Formulae(tensors, EPS)
-    w, norm, linear = formulae.w, formulae.norm, formulae.linear
+    w = formulae.w
+    norm = formulae.norm
+    linear = formulae.linear
 
     def heads(x: np.ndarray) -> np.ndarray:
         return x.reshape(len(ids), n_head, -1).swapaxes(0, 1)
@@ -88,12 +94,16 @@ def states(tensors: Tensors, ids: list[int], n_head: int, *, code: bool) -> np.n
         names = (f"{stem}attention.self.{name}" for name in ("query", "key", "value"))
         q, k, v = (linear(x, name) for name in names)
         if code:
-            q, k = norm(q, f"{stem}{CODE_NORMS[0]}"), norm(k, f"{stem}{CODE_NORMS[1]}")
-        q, k, v = heads(q), heads(k), heads(v)
+            q = norm(q, f"{stem}{CODE_NORMS[0]}")
+            k = norm(k, f"{stem}{CODE_NORMS[1]}")
+        q = heads(q)
+        k = heads(k)
+        v = heads(v)
         score = q @ k.swapaxes(1, 2) / math.sqrt(N_EMBD // n_head) + bias
         y = (softmax(score) @ v).swapaxes(0, 1).reshape(len(ids), -1)
         y = linear(y, f"{stem}attention.output.dense")
-        before, x = x, norm(x + y, f"{stem}attention.output.LayerNorm")
+        before = x
+        x = norm(x + y, f"{stem}attention.output.LayerNorm")
         if code:
             x = norm(before + x, f"{stem}layer_norm_1")
             up, gate = np.split(linear(x, f"{stem}mlp.up_gated_layer"), 2, axis=1)
@@ -113,13 +123,16 @@ def respell(path: Path, made: Path) -> Path:
         for key, value in file.metadata.items():
             writer.add(key, value, file.types[key])
         for name, tensor in file.tensors.items():
-            gate, (rows, *k) = name.replace("up", "gate"), tensor.shape
+            gate = name.replace("up", "gate")
+            (rows, *k) = tensor.shape
             parts = [(name, tensor.data)]
             if "ffn_up" in name and gate not in file.tensors:
-                half, rows = len(tensor.data) // 2, rows // 2
+                half = len(tensor.data) // 2
+                rows = rows // 2
                 parts = [(gate, tensor.data[:half]), (name, tensor.data[half:])]
             elif "ffn_up" in name:
-                both, rows = np.concatenate([tensor.data, file.tensors[gate].data]), 2 * rows
+                both = np.concatenate([tensor.data, file.tensors[gate].data])
+                rows = 2 * rows
                 parts = [(name, both)]
             elif "ffn_gate" in name:
                 parts = []
@@ -137,13 +150,15 @@ def test_states(n_head: int, code: bool, tmp_path: Path) -> None:
     tensors = write_folder(tmp_path / "hf", n_head, code=code)
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     ids = np.random.default_rng(7).integers(3, N_VOCAB, 150).tolist()
-    exact, bits = states(tensors, ids, n_head, code=code), []
+    exact = states(tensors, ids, n_head, code=code)
+    bits = []
     for path in (tmp_path / "hf", made, respell(made, tmp_path / "other.gguf")):
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
                 model.engine.plan(1, 1, "embedding").check()
-                found, allowed = model.states(ids), 2 * rounding(model.config)
+                found = model.states(ids)
+                allowed = 2 * rounding(model.config)
                 assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()
                 vectors = model.engine.embed([ids[:7], ids, ids[5:8]])
                 mean = exact.mean(0) / np.linalg.norm(exact.mean(0))

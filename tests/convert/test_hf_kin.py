@@ -30,7 +30,9 @@ from treadle.models.load import load_config
 Tensors = dict[str, np.ndarray]
 Spell = Callable[[Tensors], Tensors]
 
-N_HEAD, N_KV, HEAD_DIM = 4, 2, 16
+N_HEAD = 4
+N_KV = 2
+HEAD_DIM = 16
 _FILES = {"num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 320}
 _ROPE = {"rope_theta": 10000.0}
 

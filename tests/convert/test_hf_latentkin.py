@@ -63,10 +63,8 @@ KEYS = {
 def test_minicpm3(tmp_path: Path) -> None:
     """In one go, in chunks, by decode."""
     model = save(own(MINICPM3), tmp_path / "hf")
-    truth, made = (
-        compute_logits(model, ids_of()),
-        convert(tmp_path / "hf", tmp_path / "made.gguf"),
-    )
+    truth = compute_logits(model, ids_of())
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     check_truth(made, truth)
     check_truth(tmp_path / "hf", truth)
     with open_gguf(made) as gguf:
@@ -102,7 +100,8 @@ def test_other_sizes(more: dict[str, Any], says: set[str], tmp_path: Path) -> No
 @pytest.mark.parametrize("more", [{}, {"q_lora_rank": 32, "tie_word_embeddings": False}])
 def test_plm(more: dict[str, Any], tmp_path: Path) -> None:
     """transformers has no such model: DeepSeek's attention, around its own FFN."""
-    folder, model = tmp_path / "hf", squared(Case("DeepseekV2", "plm", {**PLM, **more}))
+    folder = tmp_path / "hf"
+    model = squared(Case("DeepseekV2", "plm", {**PLM, **more}))
     model.float().save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "plm", "architectures": ["PLMForCausalLM"], "hidden_act": "relu2"}
@@ -123,7 +122,8 @@ def squared(case: Case) -> Any:
     import torch
     from transformers.activations import ACT2FN
 
-    model, rng = build(own(case)), np.random.default_rng(5)
+    model = build(own(case))
+    rng = np.random.default_rng(5)
     for layer in model.model.layers:
         parts = {"up_proj": (96, 64), "act": None, "down_proj": (64, 96)}
         layer.mlp = torch.nn.Sequential()
@@ -201,7 +201,8 @@ def test_sarvam_as_its_own_code_spelt_it(tmp_path: Path) -> None:
         config.pop(key, None)
     config |= {"model_type": "sarvam_mla", "head_dim": 48, "q_head_dim": 48, "rope_theta": 10000.0}
     path.write_text(json.dumps({**config, "rope_scaling": {"type": "deepseek_yarn", **_YARN}}))
-    made, truth = convert(path.parent, tmp_path / "made.gguf"), compute_logits(model, ids_of())
+    made = convert(path.parent, tmp_path / "made.gguf")
+    truth = compute_logits(model, ids_of())
     check_truth(made, truth)
     check_truth(path.parent, truth)
 
@@ -247,9 +248,11 @@ def test_packed_by_mlx(tmp_path: Path) -> None:
     """A matrix in several arrays is unpacked to be cut."""
     from safetensors.numpy import load_file, save_file
 
-    mx, found = import_mlx(), []
+    mx = import_mlx()
+    found = []
     save(own(MINICPM3), tmp_path)
-    tensors, packed = load_file(tmp_path / "model.safetensors"), {}
+    tensors = load_file(tmp_path / "model.safetensors")
+    packed = {}
     for name in [name for name in tensors if "kv_b_proj" in name]:
         parts = mx.quantize(mx.array(tensors[name]), group_size=32, bits=4)
         for part, value in zip(("weight", "scales", "biases"), parts, strict=True):

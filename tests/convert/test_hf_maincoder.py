@@ -48,7 +48,8 @@ def respelt(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             if f"{one}_proj" in name:
                 x = halves_to_pairs(x, HEADS[one])
             elif f"{full}_layernorm" in name:
-                x, name = halves_to_pairs(x, 1), name.replace(f"{full}_layernorm", f"{one}_norm")
+                x = halves_to_pairs(x, 1)
+                name = name.replace(f"{full}_layernorm", f"{one}_norm")
         made[name] = np.ascontiguousarray(x)
     return made
 

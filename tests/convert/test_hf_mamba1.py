@@ -61,7 +61,8 @@ def test_in_every_way(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_names_of_tensors(name: str, tmp_path: Path) -> None:
     """Those that the gguf package lists."""
-    gguf, case = pytest.importorskip("gguf"), own(CASES[name])
+    gguf = pytest.importorskip("gguf")
+    case = own(CASES[name])
     arch = next(a for a, written in gguf.MODEL_ARCH_NAMES.items() if written == case.arch)
     known = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}
     save(case, tmp_path / "hf")

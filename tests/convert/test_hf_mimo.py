@@ -171,7 +171,8 @@ def test_what_is_refused(
 @pytest.mark.parametrize("fused", [False, True])
 def test_files_of_its_converter(fused: bool, mimo: Saved, tmp_path: Path) -> None:
     """It writes keys for layers behind the last too, and of V2.5 one matrix for q, k and v."""
-    made, theirs = convert(mimo[0], tmp_path / "made.gguf"), tmp_path / "theirs.gguf"
+    made = convert(mimo[0], tmp_path / "made.gguf")
+    theirs = tmp_path / "theirs.gguf"
     n_nextn = 3
     with open_gguf(made) as file:
         writer = GGUFWriter(theirs)
@@ -190,7 +191,8 @@ def test_files_of_its_converter(fused: bool, mimo: Saved, tmp_path: Path) -> Non
                 continue
             if fused and name.endswith("attn_q.weight"):
                 parts = (file.tensors[name.replace("_q", f"_{x}")].dequantize() for x in "qkv")
-                rows, name = np.concatenate(list(parts)), name.replace("_q", "_qkv")
+                rows = np.concatenate(list(parts))
+                name = name.replace("_q", "_qkv")
             writer.add_tensor(name, rows.shape, "F32", rows)
         for i in range(N_LAYER, N_LAYER + n_nextn):
             rows = np.ones((64, 128), np.float32)

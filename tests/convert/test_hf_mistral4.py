@@ -52,7 +52,8 @@ CASE = Case("Mistral4", "mistral4", OPTIONS)
 def test_in_place_and_converted(tmp_path: Path) -> None:
     """In one go, in chunks, by decode, and the keys that say how queries grow."""
     model = save(own(CASE, max_position_embeddings=64), tmp_path / "hf")
-    ids, made = ids_of(), convert(tmp_path / "hf", tmp_path / "made.gguf")
+    ids = ids_of()
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     truth = compute_logits(model, ids)
     check_truth(made, truth)
     check_truth(tmp_path / "hf", truth)
@@ -74,7 +75,8 @@ def test_as_the_converter_of_llama_cpp_writes_it(tmp_path: Path) -> None:
         CASE, max_position_embeddings=64, rope_parameters={**rope, "llama_4_scaling_beta": 0.0}
     )
     model = save(case, tmp_path / "hf")
-    made, theirs = convert(tmp_path / "hf", tmp_path / "made.gguf"), tmp_path / "theirs.gguf"
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    theirs = tmp_path / "theirs.gguf"
     left_out = (
         "gating_func",
         "group_count",
@@ -91,7 +93,8 @@ def test_as_the_converter_of_llama_cpp_writes_it(tmp_path: Path) -> None:
             values = tensor.dequantize()
             if "ffn_gate_exps" in name:
                 up = gguf.tensors[name.replace("gate", "up")].dequantize()
-                name, values = name.replace("gate", "gate_up"), np.concatenate([values, up], axis=1)
+                name = name.replace("gate", "gate_up")
+                values = np.concatenate([values, up], axis=1)
             if "ffn_up_exps" not in name:
                 writer.add_tensor(name, values.shape, "F32", values)
         writer.write()
@@ -120,8 +123,10 @@ def test_inside_a_model_of_pictures(tmp_path: Path) -> None:
 def test_large_3(tmp_path: Path) -> None:
     """Mistral's own converter calls such a model DeepSeek's: the same bits, temperature and all."""
     save(own(CASE, max_position_embeddings=64), tmp_path / "hf")
-    made, other = convert(tmp_path / "hf", tmp_path / "made.gguf"), tmp_path / "other.gguf"
-    writer, found = GGUFWriter(other), []
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    other = tmp_path / "other.gguf"
+    writer = GGUFWriter(other)
+    found = []
     with open_gguf(made) as gguf:
         for key, value in {**gguf.metadata, "general.architecture": "deepseek2"}.items():
             writer.add(key.replace("mistral4.", "deepseek2."), value)
@@ -143,9 +148,11 @@ def test_floats_of_eight_bits(tmp_path: Path) -> None:
 
     save(own(CASE, max_position_embeddings=64), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    whole, packed = load_file(tmp_path / "model.safetensors"), {}
+    whole = load_file(tmp_path / "model.safetensors")
+    packed = {}
     for name in [name for name in whole if name.endswith("_proj") or "_proj.w" in name]:
-        value, stem = whole[name], name.removesuffix(".weight")
+        value = whole[name]
+        stem = name.removesuffix(".weight")
         scale = value.abs().amax(tuple(range(value.dim() == 3, value.dim())), keepdim=True) / 448
         scale = scale if value.dim() == 3 else scale.reshape(())
         packed[name] = (value / scale).to(torch.float8_e4m3fn)

@@ -105,7 +105,8 @@ def test_as_llama_cpp_writes_it(tmp_path: Path) -> None:
         config = load_config(file)
         assert config.ropes[0].attn_factor == 1.25
         phi3 = math.sqrt(1 + math.log(32) / math.log(4096))
-        key, unsaid = "phimoe.rope.scaling.attn_factor", "phimoe.router_jitter_noise"
+        key = "phimoe.rope.scaling.attn_factor"
+        unsaid = "phimoe.router_jitter_noise"
         said = {name: it for name, it in file.metadata.items() if name != unsaid}
         file.metadata = {**said, key: float(np.float32(phi3))}
         config = load_config(file)

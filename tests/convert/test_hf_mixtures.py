@@ -188,8 +188,10 @@ def check(name: str, case: Case, tmp_path: Path, data: Path) -> None:
 
 def check_both(case: Case, tmp_path: Path) -> Path:
     """A folder in place and converted gives transformers' logits; the file that was made."""
-    model, ids = save(case, tmp_path / "hf"), prompt()
-    expected, made = compute_logits(model, ids), convert(tmp_path / "hf", tmp_path / "made.gguf")
+    model = save(case, tmp_path / "hf")
+    ids = prompt()
+    expected = compute_logits(model, ids)
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     for path in (tmp_path / "hf", made):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.ignored == ()
@@ -246,15 +248,18 @@ def test_mxfp4_stays_mxfp4(tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     save(own(CASES["gpt-oss"]), tmp_path / "hf")
-    path, rng = tmp_path / "hf" / "model.safetensors", np.random.default_rng(3)
-    tensors, exact = load_file(path), {}
+    path = tmp_path / "hf" / "model.safetensors"
+    rng = np.random.default_rng(3)
+    tensors = load_file(path)
+    exact = {}
     for name in [name for name in tensors if name.endswith("experts.down_proj")]:
         for stem, rows, k in (("gate_up", 192, 64), ("down", 64, 96)):
             at = name.replace("down", stem)
             del tensors[at]
             codes = rng.integers(0, 256, (8, rows, k // 32, 16), np.uint8)
             scales = rng.integers(118, 123, (8, rows, k // 32), np.uint8)
-            tensors[f"{at}_blocks"], tensors[f"{at}_scales"] = codes, scales
+            tensors[f"{at}_blocks"] = codes
+            tensors[f"{at}_scales"] = scales
             pairs = E2M1[np.stack([codes & 15, codes >> 4], -1)].reshape(8, rows, k // 32, 32)
             scale = np.ldexp(np.float32(1), scales.astype(np.int32) - 127)
             layer = name.split(".")[2]
@@ -310,8 +315,10 @@ def test_what_is_at_odds(change: Any, why: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 
     save(own(CASES["qwen3moe"]), tmp_path)
-    weights, said = tmp_path / "model.safetensors", tmp_path / "config.json"
-    tensors, config = load_file(weights), json.loads(said.read_text())
+    weights = tmp_path / "model.safetensors"
+    said = tmp_path / "config.json"
+    tensors = load_file(weights)
+    config = json.loads(said.read_text())
     change(tensors, config)
     save_file(tensors, weights)
     said.write_text(json.dumps(config))

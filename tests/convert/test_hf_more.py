@@ -19,7 +19,8 @@ from treadle.convert.hf.config import read_config
 from treadle.convert.lora.lora import write_adapter
 from treadle.errors import FileError, UnsupportedError
 
-_SLIDING, _WHOLE = "sliding_attention", "full_attention"
+_SLIDING = "sliding_attention"
+_WHOLE = "full_attention"
 _LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -98,7 +99,8 @@ THROUGHOUT = ("vaultgemma", "bamba", "flex_olmo")
 @pytest.mark.parametrize("name", CASES)
 def test_runs_in_place_and_converted(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    model, folder = saved(case, tmp_path / "hf"), tmp_path / "hf"
+    model = saved(case, tmp_path / "hf")
+    folder = tmp_path / "hf"
     expected = compute_logits(model, prompt())
     path = convert(folder, tmp_path / "made.gguf")
     for each in (folder, path):

@@ -30,7 +30,8 @@ from tests.test_nextn import drafter_of, ids_of, load
 from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 
-N_LAYER, N_EMBD = 4, 64
+N_LAYER = 4
+N_EMBD = 64
 LIKE = 3  # the layer that is there once more; in hybrids it has attention
 COUNTED = {
     "eh_proj": "eh_proj",
@@ -58,7 +59,8 @@ Tensors = dict[str, np.ndarray]
 
 
 def drawn(name: str) -> np.ndarray:
-    rng, n = np.random.default_rng(sum(name.encode())), N_EMBD
+    rng = np.random.default_rng(sum(name.encode()))
+    n = N_EMBD
     if "proj" in name:
         rows = rng.standard_normal((n, 2 * n)) / np.sqrt(n)
     elif "norm" in name:
@@ -89,8 +91,10 @@ def add_layer(folder: Path, name: str) -> None:
 def rewrite(folder: Path, change: Callable[[Tensors, dict[str, Any]], None]) -> None:
     from safetensors.numpy import load_file, save_file
 
-    path, said = folder / "model.safetensors", folder / "config.json"
-    tensors, config = load_file(path), json.loads(said.read_text())
+    path = folder / "model.safetensors"
+    said = folder / "config.json"
+    tensors = load_file(path)
+    config = json.loads(said.read_text())
     change(tensors, config)
     save_file(tensors, path)
     said.write_text(json.dumps(config))
@@ -110,7 +114,8 @@ def write_expected(without: Path, path: Path, name: str) -> Path:
             writer.add(key, value, file.types[key])
         writer.add(f"{arch}.nextn_predict_layers", 1)
         tensors: dict[str, Any] = {n: (t.shape, t.format, t.data) for n, t in file.tensors.items()}
-        like, to = f"blk.{LIKE}.", f"blk.{N_LAYER}."
+        like = f"blk.{LIKE}."
+        to = f"blk.{N_LAYER}."
         for key in [key for key in tensors if key.startswith(like)]:
             tensors[key.replace(like, to)] = tensors[key]
         f32 = tensors["output_norm.weight"][1]
@@ -130,7 +135,8 @@ def files(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Path, Path]:
     """The folder, what is made of it, and what should be."""
-    name, at = request.param, tmp_path_factory.mktemp("nextn")
+    name = request.param
+    at = tmp_path_factory.mktemp("nextn")
     save(test_hf_mixtures.own(CASES[name], max_position_embeddings=256), at / "hf")
     tiny_byte_level().save(str(at / "hf" / "tokenizer.json"))
     (at / "hf" / "tokenizer_config.json").write_text('{"bos_token": "a", "eos_token": "b"}')
@@ -160,7 +166,8 @@ def plain(file: GGUF) -> dict[str, Any]:
 
 def test_logits_drafts_and_texts(files: tuple[Path, Path, Path]) -> None:
     """Of all three the same; and texts are those without drafts."""
-    ids, found = ids_of(20), []
+    ids = ids_of(20)
+    found = []
     for path in files:
         with load(path, deterministic=True, kv="f32") as model:
             assert len(drafter_of(model).engine.gguf.tensors) > 8
@@ -250,7 +257,8 @@ def test_an_architecture_without(case: Case, names: list[str], tmp_path: Path) -
 
 def test_experts_in_one_tensor(tmp_path: Path) -> None:
     """As Qwen 3.5's checkpoints have them, and their further layer."""
-    folder, made = tmp_path / "hf", []
+    folder = tmp_path / "hf"
+    made = []
     save(test_hf_mixtures.own(CASES["qwen35moe"]), folder)
     add_layer(folder, "qwen35moe")
     for pack in (False, True):

@@ -20,8 +20,15 @@ from treadle.convert.hf.folder import open_hf
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 
-N_EMBD, N_FF, N_LAYER, N_VOCAB, N_HEAD, EPS = 64, 96, 4, 320, 4, 1e-5
-N_EXPERT, N_USED, BASE = 8, 2, 10000.0
+N_EMBD = 64
+N_FF = 96
+N_LAYER = 4
+N_VOCAB = 320
+N_HEAD = 4
+EPS = 1e-5
+N_EXPERT = 8
+N_USED = 2
+BASE = 10000.0
 
 
 def write_folder(
@@ -78,13 +85,18 @@ def write_folder(
 def states(tensors: Tensors, ids: list[int], *, bias: bool) -> np.ndarray:
     """The model's formulae in float64; ``bias``: of the sums of experts."""
     formulae = Formulae(tensors, EPS)
-    w, norm, linear = formulae.w, formulae.norm, formulae.linear
-    n, dims = len(ids), N_EMBD // N_HEAD
+    w = formulae.w
+    norm = formulae.norm
+    linear = formulae.linear
+    n = len(ids)
+    dims = N_EMBD // N_HEAD
 
     def turned(x: np.ndarray) -> np.ndarray:  # [heads, tokens, dims], halves together
         angle = np.arange(n)[:, None] * BASE ** (-np.arange(0, dims, 2) / dims)
-        a, b = x[..., : dims // 2], x[..., dims // 2 :]
-        cos, sin = np.cos(angle), np.sin(angle)
+        a = x[..., : dims // 2]
+        b = x[..., dims // 2 :]
+        cos = np.cos(angle)
+        sin = np.sin(angle)
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
     def experts(x: np.ndarray, at: str) -> np.ndarray:
@@ -134,13 +146,15 @@ def test_states(n: int, tmp_path: Path) -> None:
     ids = np.random.default_rng(7).integers(3, N_VOCAB, n).tolist()
     of_llama_cpp = without_bias(made, tmp_path / "without.gguf")
     for path in (tmp_path / "hf", made, of_llama_cpp):
-        exact, bits = states(tensors, ids, bias=path != of_llama_cpp), []
+        exact = states(tensors, ids, bias=path != of_llama_cpp)
+        bits = []
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
                 assert [bool(layer.experts) for layer in model.config.layers] == [False, True] * 2
                 model.engine.plan(n, n, "embedding").check()
-                found, allowed = model.states(ids), 2 * rounding(model.config)
+                found = model.states(ids)
+                allowed = 2 * rounding(model.config)
                 assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()
                 vectors = model.engine.embed([ids[:7], ids, ids[5:8] or ids])
                 mean = exact.mean(0) / np.linalg.norm(exact.mean(0))

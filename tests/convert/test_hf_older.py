@@ -29,7 +29,10 @@ from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
 from treadle.models.load import load_config
 
-N_EMBD, N_HEAD, N_VOCAB, CONTEXT = 64, 4, 320, 256
+N_EMBD = 64
+N_HEAD = 4
+N_VOCAB = 320
+CONTEXT = 256
 SIZES: dict[str, Any] = {
     "vocab_size": N_VOCAB,
     "hidden_size": N_EMBD,
@@ -215,7 +218,8 @@ def test_layers_as_the_file_has_them(made: Callable[[str], Made]) -> None:
         halves = [(layer.mixer, layer.ffn) for layer in model.config.layers]
         pools = GRAPHS[model.config.arch.graph].pools(model.config)
         steps = {step.label for step in model.plan(1)}
-    whole, matrix = ("attention", "gated"), ("linear", "gated")
+    whole = ("attention", "gated")
+    matrix = ("linear", "gated")
     last = [("attention", ""), ("linear", "")]
     assert halves == [whole, ("", "gated"), matrix, ("", ""), whole, *last]
     found = [(p.layers, p.n_head_kv) for p in pools if isinstance(p, PoolSpec)]
@@ -251,7 +255,9 @@ def test_texts_that_begin_alike(made: Callable[[str], Made]) -> None:
     other = [*ids[: 2 * PAGE], *ids[:9]]
     path = made("nemotron-nas").path
     with treadle.load(path, threads=2, deterministic=True, n_sequences=3) as model:
-        engine, truth, others = model.engine, model.logits(ids), model.logits(other)
+        engine = model.engine
+        truth = model.logits(ids)
+        others = model.logits(other)
         engine.cache.forget()
         with closing(model.session()) as first, closing(model.session()) as second:
             assert np.array_equal(first.prefill(ids), truth[-1])

@@ -29,8 +29,10 @@ from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
 
 ARCH = "olmo_hybrid"
-FULL, STATE = "full_attention", "linear_attention"
-N_KEYS, N_VALUES = 4 * 16, 4 * 32
+FULL = "full_attention"
+STATE = "linear_attention"
+N_KEYS = 4 * 16
+N_VALUES = 4 * 32
 OPTIONS: dict[str, Any] = {
     "num_hidden_layers": 4,  # of which the last one has keys and values
     "linear_key_head_dim": 16,
@@ -105,7 +107,8 @@ def respell(folder: Path, whole: bool) -> None:
 def test_as_it_is_published(tmp_path: Path) -> None:
     save(tmp_path / "hf")
     path = tmp_path / "hf" / "model.safetensors"
-    written, found = path.read_bytes(), []
+    written = path.read_bytes()
+    found = []
     for whole in (None, False, True):
         path.write_bytes(written)
         if whole is not None:
@@ -119,7 +122,8 @@ def test_as_it_is_published(tmp_path: Path) -> None:
 def test_adapters_of_a_folder_and_of_its_file(tmp_path: Path) -> None:
     save(tmp_path / "hf")
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
-    pairs, peft = draw_pairs(made, 4, 4, ("attn_q", "ssm_out")), {}
+    pairs = draw_pairs(made, 4, 4, ("attn_q", "ssm_out"))
+    peft = {}
     for stem, pair in pairs.items():
         i = int(stem.split(".")[1])
         part = "self_attn" if i == 3 else "linear_attn"
@@ -179,7 +183,8 @@ def read(**given: Any) -> dict[str, Any]:
 
 def test_keys() -> None:
     """A base that is null is none; without the key it is transformers' own."""
-    key, theta = "olmo_hybrid.rope.scaling.finetuned", "olmo_hybrid.rope.freq_base"
+    key = "olmo_hybrid.rope.scaling.finetuned"
+    theta = "olmo_hybrid.rope.freq_base"
     rope = {"rope_type": "default", "rope_theta": 5e5}
     assert read()[theta] == read(rope_parameters=None)[theta] == 1e4
     assert read(rope_parameters=rope, rope_theta=None)[theta] == 5e5

@@ -19,7 +19,9 @@ from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 
-HEADS, HEADS_KV, WIDTHS = [4, 4, 8], [2, 2, 4], [32, 64, 96]
+HEADS = [4, 4, 8]
+HEADS_KV = [2, 2, 4]
+WIDTHS = [32, 64, 96]
 CONFIG: dict[str, Any] = {
     "model_type": "openelm",
     "architectures": ["OpenELMForCausalLM"],
@@ -83,7 +85,8 @@ def respelt(model: Any) -> dict[str, np.ndarray]:
         "transformer.norm.weight": own["model.norm.weight"],
     }
     for i in range(len(HEADS)):
-        at, to = f"model.layers.{i}.", f"transformer.layers.{i}."
+        at = f"model.layers.{i}."
+        to = f"transformer.layers.{i}."
         qkv = [own[f"{at}self_attn.{x}_proj.weight"] for x in "qkv"]
         gated = [own[f"{at}mlp.{x}_proj.weight"] for x in ("gate", "up")]
         made |= {
@@ -105,7 +108,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, np.ndarr
     require_transformers()
     from safetensors.numpy import save_file
 
-    model, folder = twin(), tmp_path_factory.mktemp("openelm") / "hf"
+    model = twin()
+    folder = tmp_path_factory.mktemp("openelm") / "hf"
     folder.mkdir()
     save_file(respelt(model), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))

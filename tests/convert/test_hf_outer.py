@@ -145,7 +145,8 @@ def build(name: str) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_text_of_other_models(name: str, tmp_path: Path) -> None:
     model = build(name)
-    expected, folder = pictures.logits(model, ids_of()), pictures.save(model, tmp_path / "hf")
+    expected = pictures.logits(model, ids_of())
+    folder = pictures.save(model, tmp_path / "hf")
     for path in (folder, convert(folder, tmp_path / "made.gguf")):
         with treadle.load(path, threads=2, kv="f32") as loaded:
             assert loaded.config.arch.name == CASES[name][1]

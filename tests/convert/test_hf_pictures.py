@@ -211,7 +211,8 @@ def save(model: Any, folder: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
     model = build(name)
-    expected, folder = logits(model, ids_of()), save(model, tmp_path / "hf")
+    expected = logits(model, ids_of())
+    folder = save(model, tmp_path / "hf")
     made = convert(folder, tmp_path / "made.gguf")
     check_truth(made, expected)
     for path in (folder, made):
@@ -225,7 +226,8 @@ def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_known_decoders(name: str, tmp_path: Path) -> None:
     model = build(name)
-    expected, folder = logits(model, ids_of()), save(model, tmp_path / "hf")
+    expected = logits(model, ids_of())
+    folder = save(model, tmp_path / "hf")
     # transformers 5 forgets Cohere's own scale in models of pictures; it is that of the decoder.
     expected *= getattr(model.config.text_config, "logit_scale", 1.0)
     for path in (folder, convert(folder, tmp_path / "made.gguf")):
@@ -271,7 +273,8 @@ def rewrite(
     for name in list(tensors):
         before = next((one for one in names if name.startswith(one)), None)
         if before is not None:
-            rows, after = tensors.pop(name), names[before]
+            rows = tensors.pop(name)
+            after = names[before]
             if after:
                 tensors[after + name.removeprefix(before)] = rows
     save_file(tensors, to / "model.safetensors")
@@ -383,10 +386,12 @@ def test_a_layer_that_predicts_further_tokens_is_left_out(saved: Any, tmp_path: 
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_file_of_glm4_with_m_rope_turns_halves(share: float, saved: Any, tmp_path: Path) -> None:
     """llama.cpp's converter has put the rows so: the first of all pairs, then the second ones."""
-    made, moved = tmp_path / "made.gguf", tmp_path / "moved.gguf"
+    made = tmp_path / "made.gguf"
+    moved = tmp_path / "moved.gguf"
     convert(saved("glm4v" if share < 1 else "glm-ocr")[0], made)
     with open_gguf(made) as gguf:
-        writer, head_dim = GGUFWriter(moved), gguf.metadata["glm4.attention.key_length"]
+        writer = GGUFWriter(moved)
+        head_dim = gguf.metadata["glm4.attention.key_length"]
         assert isinstance(head_dim, int)
         dims = int(head_dim * share)
         order = [*range(0, dims, 2), *range(1, dims, 2), *range(dims, head_dim)]

@@ -22,7 +22,10 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.formats import by_name
 
-LAYERS, WIDTH, HEAD, PIECES = 3, 64, 32, 320
+LAYERS = 3
+WIDTH = 64
+HEAD = 32
+PIECES = 320
 CONFIG: dict[str, Any] = {
     "model_type": "rwkv7",
     "architectures": ["RWKV7ForCausalLM"],
@@ -109,7 +112,8 @@ def test_in_place_and_converted(files: tuple[Path, Path], tmp_path: Path) -> Non
     """
     source, folder = files
     made = convert(folder, tmp_path / "made.gguf")
-    ids, logits = text(40), []
+    ids = text(40)
+    logits = []
     for path in (source, folder, made):
         with treadle.load(path, threads=1, kv="f32") as model:
             logits.append(model.logits(ids))

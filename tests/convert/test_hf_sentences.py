@@ -88,7 +88,8 @@ def test_the_longest_text(folder: Path, tmp_path: Path) -> None:
 def test_the_command_and_the_server(folder: Path, run: Run) -> None:
     """Ids are taken as they are: nobody knows whether they have a prompt."""
     with treadle.load(folder, threads=2) as model, running(model) as service:
-        with_it, bare = model.embed(TEXTS), model.embed(TEXTS, default_prompt=False)
+        with_it = model.embed(TEXTS)
+        bare = model.embed(TEXTS, default_prompt=False)
         with talking(service) as client:
 
             def made(**body: Any) -> Any:

@@ -23,7 +23,11 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.models.load import load_config
 
-N_EMBD, HEAD_DIM, N_FF, N_EXPERT, N_VOCAB = 64, 32, 32, 8, 320
+N_EMBD = 64
+HEAD_DIM = 32
+N_FF = 32
+N_EXPERT = 8
+N_VOCAB = 320
 WINDOWS = [0, 1, 1, 1, 0]
 CONFIG = {
     "architectures": ["SmallThinkerForCausalLM"],
@@ -50,10 +54,12 @@ WHOLE = {"rope_layout": [1] * 5, "sliding_window_layout": [0] * 5}
 
 
 def shapes(tied: bool) -> dict[str, tuple[int, ...]]:
-    n_q, n_kv = 4 * HEAD_DIM, 2 * HEAD_DIM
+    n_q = 4 * HEAD_DIM
+    n_kv = 2 * HEAD_DIM
     made: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, N_EMBD)}
     for i in range(5):
-        at, moe = f"model.layers.{i}", f"model.layers.{i}.block_sparse_moe"
+        at = f"model.layers.{i}"
+        moe = f"model.layers.{i}.block_sparse_moe"
         made |= {
             f"{at}.input_layernorm.weight": (N_EMBD,),
             f"{at}.post_attention_layernorm.weight": (N_EMBD,),

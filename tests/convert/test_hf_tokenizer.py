@@ -113,7 +113,8 @@ def test_qwen_as_it_is_shipped(data: Path, tmp_path: Path) -> None:
 def test_tokens_that_drop_white_space(data: Path, tmp_path: Path) -> None:
     """GGUF has no keys for it; treadle's own go into converted files, too."""
     tokenizer = byte_level_tokenizer(data, "gpt-2", tmp_path)
-    n, whole = tokenizer.get_vocab_size(), AddedToken("<keeps>", special=True)
+    n = tokenizer.get_vocab_size()
+    whole = AddedToken("<keeps>", special=True)
     left = AddedToken("<left>", special=True, lstrip=True)
     right = AddedToken("<right>", special=False, rstrip=True, normalized=False)
     tokenizer.add_tokens([left, right, whole])
@@ -596,7 +597,8 @@ def test_written_as_gguf_and_read_again(data: Path, tmp_path: Path) -> None:
         writer.add(key, value)
     writer.write()
     with open_gguf(tmp_path / "made.gguf") as gguf:
-        again, ours = load_tokenizer(gguf), load_tokenizer(model(keys))
+        again = load_tokenizer(gguf)
+        ours = load_tokenizer(model(keys))
         for text, _ in read_pairs(data, "qwen2"):
             assert again.encode(text) == ours.encode(text) == tokenizer.encode(text).ids
         assert load_template(gguf).source == CHATML

@@ -142,7 +142,8 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
     case = own(CASES[name])
-    model, ids = save(case, tmp_path / "hf"), prompt()
+    model = save(case, tmp_path / "hf")
+    ids = prompt()
     exact = compute_logits(model, ids)
     for path in (tmp_path / "hf", convert(tmp_path / "hf", tmp_path / "made.gguf")):
         with treadle.load(path, threads=2, kv="f32") as loaded:
@@ -168,7 +169,8 @@ def test_dense_layers_that_no_key_tells(tmp_path: Path) -> None:
     save(own(CASES["hy_v3"]), tmp_path / "hf")
     made = convert(tmp_path / "hf", tmp_path / "made.gguf")
     with open_gguf(made) as file:
-        said, key = load_config(file), "hy_v3.leading_dense_block_count"
+        said = load_config(file)
+        key = "hy_v3.leading_dense_block_count"
         file.metadata = {name: it for name, it in file.metadata.items() if name != key}
         found = load_config(file)
     assert [layer.ffn for layer in found.layers] == ["gated", *["experts"] * 3]

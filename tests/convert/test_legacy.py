@@ -111,10 +111,8 @@ def test_a_vocabulary_alone(data: Path, tmp_path: Path) -> None:
     """LLaMA's, in a GGJT file: llama.cpp's 47 pairs, and the pieces of its GGUF."""
     (path,) = (data / "legacy").glob("*.ggml.bin")
     convert(open_source(path), tmp_path / "v.gguf", Options())
-    made, theirs = (
-        open_gguf(tmp_path / "v.gguf"),
-        open_gguf(data / "vocab/ggml-vocab-llama-spm.gguf"),
-    )
+    made = open_gguf(tmp_path / "v.gguf")
+    theirs = open_gguf(data / "vocab/ggml-vocab-llama-spm.gguf")
     for key in ("tokens", "scores", "token_type"):
         a, b = (list(g.metadata[f"tokenizer.ggml.{key}"]) for g in (made, theirs))  # type: ignore[arg-type]
         assert a == b, key
@@ -129,14 +127,16 @@ def test_the_scores_that_ggml_files_lack(data: Path, tmp_path: Path) -> None:
     """Of LLaMA's vocabulary, which is the one that such files have, they are known."""
     (path,) = (data / "legacy").glob("*.ggml.bin")
     raw = path.read_bytes()
-    head, at = raw[8:36], 36
+    head = raw[8:36]
+    at = 36
     pieces = bytearray()
     for _ in range(struct.unpack_from("<I", head)[0]):
         n = 4 + struct.unpack_from("<I", raw, at)[0]
         pieces += raw[at : at + n]
         at += n + 4
     (tmp_path / "old.bin").write_bytes(b"lmgg" + head + pieces)
-    without, with_scores = open_source(tmp_path / "old.bin"), open_source(path)
+    without = open_source(tmp_path / "old.bin")
+    with_scores = open_source(path)
     assert np.array_equal(
         without.metadata["tokenizer.ggml.scores"], with_scores.metadata["tokenizer.ggml.scores"]
     )
@@ -163,7 +163,9 @@ def test_gguf_of_version_1_with_tensors(stories: GGUF, tmp_path: Path) -> None:
     def string(text: bytes) -> bytes:
         return struct.pack("<I", len(text)) + text
 
-    kvs, infos, blobs = [], [], bytearray()
+    kvs = []
+    infos = []
+    blobs = bytearray()
     for key, value in stories.metadata.items():
         kind = int(stories.types[key])
         if isinstance(value, str):

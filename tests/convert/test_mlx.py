@@ -122,7 +122,8 @@ def test_runs_in_place(name: str, saved: Saved) -> None:
     after the other, four a layer. Twice that.
     """
     folder, model = saved(name)
-    ids, expected = prompt(), compute_logits(model, prompt())
+    ids = prompt()
+    expected = compute_logits(model, prompt())
     with treadle.load(folder, threads=2, kv="f32") as loaded:
         exact = forward(loaded.gguf, loaded.config, ids)
         assert worst(exact, expected) <= rounding(loaded.config)
@@ -201,7 +202,8 @@ def test_modes_of_floats(mode: str, tmp_path: Path) -> None:
     import_mlx()
     model = wide("llama")
     write_floats(model, tmp_path / "q", mode, ("model.embed_tokens",))
-    ids, expected = prompt(), compute_logits(model, prompt())
+    ids = prompt()
+    expected = compute_logits(model, prompt())
     with treadle.load(tmp_path / "q", threads=2, kv="f32") as loaded:
         kinds = {name: t.type_name for name, t in loaded.gguf.tensors.items()}
         assert kinds["token_embd.weight"] == "MLX8_G64_F32"
@@ -242,7 +244,8 @@ def test_damaged_modules_of_floats(change: Any, where: str, tmp_path: Path) -> N
     import_mlx()
     write_floats(wide("llama"), tmp_path / "q", "mxfp4")
     file = next((tmp_path / "q").glob("*.safetensors"))
-    arrays, at = load_file(file), "model.layers.0.self_attn.q_proj."
+    arrays = load_file(file)
+    at = "model.layers.0.self_attn.q_proj."
     module = {end: arrays.pop(at + end) for end in ("weight", "scales")}
     change(module)
     arrays |= {at + end: np.ascontiguousarray(array) for end, array in module.items()}
@@ -333,7 +336,8 @@ def test_the_text_part_of_a_model_of_text_and_images(tmp_path: Path) -> None:
 def test_converts(name: str, saved: Saved, tmp_path: Path) -> None:
     """In F32, exactly; by default in the type of its scales, each weight rounded once."""
     folder, model = saved(name)
-    ids, expected = prompt(), compute_logits(model, prompt())
+    ids = prompt()
+    expected = compute_logits(model, prompt())
     for kind in ("F32", None, "Q8_0"):
         source = open_hf_source(folder)
         path = tmp_path / f"{kind}.gguf"

@@ -198,7 +198,8 @@ def write(arrays: Arrays, config: Path, folder: Path) -> None:
 def check(ours: GGUF, expected: GGUF, most: float = 0.0) -> None:
     assert ours.tensors.keys() == expected.tensors.keys()
     for name, tensor in ours.tensors.items():
-        a, b = tensor.dequantize(), expected.tensors[name].dequantize()
+        a = tensor.dequantize()
+        b = expected.tensors[name].dequantize()
         allowed = most * np.abs(b).max() if tensor.type_name == "Q4_1" else 0.0
         np.testing.assert_allclose(a, b, rtol=0, atol=allowed, err_msg=name)
 
@@ -238,15 +239,19 @@ def test_packed(name: str, bits: int, group: int, mode: str, folders: Any, tmp_p
     """Every matrix of whole groups; routers in eight bits, as mlx-lm has most."""
     mx = import_mlx()
     folder, arrays = folders(name)
-    plain, packed, settings = dict(arrays), Arrays(), dict[str, Any]()
+    plain = dict(arrays)
+    packed = Arrays()
+    settings = dict[str, Any]()
     for tensor, array in arrays.items():
         module = tensor.removesuffix(".weight")
         if array.ndim < 2 or array.shape[-1] % group or ".conv" in tensor or module == tensor:
             packed[tensor] = array
             continue
-        own, each = mode, {"bits": bits, "group_size": group}
+        own = mode
+        each = {"bits": bits, "group_size": group}
         if module.endswith((".gate", ".router", "router.proj", "router.layer")):
-            own, each = "affine", {"bits": 8, "group_size": 32}
+            own = "affine"
+            each = {"bits": 8, "group_size": 32}
             settings[module] = {**each, "mode": own}
         parts = mx.quantize(mx.array(array), mode=own, **each)
         for part, value in zip(("weight", "scales", "biases"), parts, strict=False):

@@ -77,7 +77,8 @@ def test_the_type_that_was_asked_for(
     monkeypatch.setattr(writer, "TASK_WEIGHTS", 256 * 5)
     fmt = by_name(name)
     run(write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf", type=fmt)
-    a, b = open_gguf(tmp_path / "a.gguf"), open_gguf(tmp_path / "b.gguf")
+    a = open_gguf(tmp_path / "a.gguf")
+    b = open_gguf(tmp_path / "b.gguf")
     assert list(a.tensors) == list(b.tensors)
     for tensor in a.tensors.values():
         made = b.tensors[tensor.name]
@@ -99,7 +100,8 @@ def test_the_same_type_is_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alignment", [32, 64, mmap.PAGESIZE])
 def test_alignment(tmp_path: Path, alignment: int) -> None:
     run(write_model(tmp_path / "a.gguf", shape=(3, 7)), tmp_path / "b.gguf", alignment=alignment)
-    a, b = open_gguf(tmp_path / "a.gguf"), open_gguf(tmp_path / "b.gguf")
+    a = open_gguf(tmp_path / "a.gguf")
+    b = open_gguf(tmp_path / "b.gguf")
     assert b.alignment == alignment
     for name, tensor in b.tensors.items():
         assert tensor.offset % alignment == 0
@@ -147,7 +149,8 @@ def test_metadata_that_the_user_sets(tmp_path: Path) -> None:
 
 
 def test_an_existing_target_needs_force(tmp_path: Path) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     target.write_bytes(b"mine")
     with pytest.raises(FileError, match=r"b\.gguf: exists already .*--force"):
         run(source, target)
@@ -162,7 +165,8 @@ def test_an_existing_target_needs_force(tmp_path: Path) -> None:
 
 
 def test_two_at_once(tmp_path: Path) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     other = PartFile(target, 10)
     try:
         with pytest.raises(FileError, match=r"b\.gguf: another conversion is writing"):
@@ -241,7 +245,8 @@ writer.convert(open_source(Path(source)), Path(target), options, progress=progre
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.77, 0.999])
 def test_a_killed_run_is_continued(tmp_path: Path, kind: str, share: float) -> None:
     """kill -9 in the middle: nothing at the target; then the rest, and the same bytes."""
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     how: dict[str, Any] = {"type": by_name(kind) if kind else None}
     run(source, tmp_path / "whole.gguf", **how)
     n_bytes = sum(t.n_bytes for t in open_gguf(source).tensors.values())
@@ -298,7 +303,8 @@ def interrupted(source: Path, target: Path, error: BaseException, **how: Any) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("change", ["source", "type", "asked", "part", "journal"])
 def test_a_part_of_another_job_is_discarded(tmp_path: Path, change: str) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     interrupted(source, target, KeyboardInterrupt())
     only(tmp_path, "a.gguf", ".b.gguf.part", ".b.gguf.part.journal")
     how: dict[str, Any] = {}
@@ -328,7 +334,8 @@ def test_a_part_of_another_job_is_discarded(tmp_path: Path, change: str) -> None
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     interrupted(source, target, KeyboardInterrupt())
     said: list[str] = []
     run(source, target, said.append)
@@ -337,7 +344,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_a_half_written_line_of_the_journal_counts_for_nothing(tmp_path: Path) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     interrupted(source, target, KeyboardInterrupt())
     journal = tmp_path / ".b.gguf.part.journal"
     journal.write_bytes(journal.read_bytes() + b"1")  # of "10" or "11"
@@ -351,7 +359,8 @@ def test_a_half_written_line_of_the_journal_counts_for_nothing(tmp_path: Path) -
 def test_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, fmt: str | None
 ) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     target.write_bytes(b"mine")
     how: dict[str, Any] = {"force": True, "type": by_name(fmt) if fmt else None}
     with monkeypatch.context() as patch:
@@ -412,7 +421,8 @@ def test_bytes_that_stay_the_same_are_copied_by_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """And by us where it cannot, from the beginning or from the middle of a tensor."""
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     real = os.copy_file_range
     calls: list[int] = []
 
@@ -550,7 +560,8 @@ def test_pages_are_dropped_as_the_work_goes_on(tmp_path: Path) -> None:
     gguf = open_gguf(source)
     for tensor in gguf.tensors.values():
         before = int(tensor.data.sum())
-        first, last = tensor.offset // PAGE + 1, (tensor.offset + tensor.n_bytes) // PAGE
+        first = tensor.offset // PAGE + 1
+        last = (tensor.offset + tensor.n_bytes) // PAGE
         assert residents(source)[first:last].all()
         cache.drop([tensor])
         assert not residents(source)[first:last].any()
@@ -663,7 +674,8 @@ def test_what_a_source_promises_is_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_bytes", [222, 223, 224, 241, 242, 255, 256])
 def test_long_names(tmp_path: Path, letter: str, n_bytes: int) -> None:
     """As long as a name may be; what is longer is refused before the work."""
-    source, n = write_model(tmp_path / "a.gguf"), len(letter.encode())
+    source = write_model(tmp_path / "a.gguf")
+    n = len(letter.encode())
     target = tmp_path / (letter * (n_bytes // n) + "x" * (n_bytes % n))
     if n_bytes > 255:
         with pytest.raises(FileError, match="name too long"):
@@ -732,7 +744,8 @@ def test_a_shard_that_is_being_written_leaves_nothing_of_the_others(
 def test_a_continued_run_is_not_thrown_away_for_want_of_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, target = write_model(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    source = write_model(tmp_path / "a.gguf")
+    target = tmp_path / "b.gguf"
     interrupted(source, target, KeyboardInterrupt())
     about = os.statvfs(tmp_path)
     small = os.statvfs_result([*about[:3], 1, 1, *about[5:]])

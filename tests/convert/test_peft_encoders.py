@@ -36,7 +36,8 @@ OWN = {  # what is one matrix in files, and several modules
 @pytest.mark.parametrize("name", OWN)
 def test_own_names(name: str, tmp_path: Path) -> None:
     case, kinds = OWN[name]
-    model, ids = save(case, tmp_path / "hf"), prompt()
+    model = save(case, tmp_path / "hf")
+    ids = prompt()
     bare = compute_logits(model, ids)
     adapter = write_merged(model, kinds, tmp_path / "lora")
     expected = compute_logits(model, ids)
@@ -52,7 +53,9 @@ def test_one_module_of_three_matrices(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
     save(KIN["jina-v3"], tmp_path / "hf")
-    rng, ids, states = np.random.default_rng(3), prompt(), []
+    rng = np.random.default_rng(3)
+    ids = prompt()
+    states = []
     shapes = {"A": (4, 64), "B": (192, 4)}
     at = "base_model.model.roberta.encoder.layers.1.mixer.Wqkv.lora_"
     tensors = {f"{at}{side}.weight": rng.standard_normal(n) / 8 for side, n in shapes.items()}
@@ -67,7 +70,8 @@ def test_one_module_of_three_matrices(tmp_path: Path) -> None:
 
 def test_what_nobody_reads(tmp_path: Path) -> None:
     """The pooler, which PEFT's "all-linear" has too, makes no states."""
-    model, ids = save(CASES["bert"], tmp_path / "hf"), prompt()
+    model = save(CASES["bert"], tmp_path / "hf")
+    ids = prompt()
     adapter = write_merged(model, ("query", "dense"), tmp_path / "lora")
     tensors = (adapter / "adapter_model.safetensors").read_bytes()
     assert b"base_model.model.pooler.dense" in tensors
@@ -80,7 +84,8 @@ def embeddings_merged(model: Any, tables: tuple[str, ...], folder: Path, seed: i
     """An adapter of tables that tokens read rows of, as PEFT has them, merged into ``model``."""
     import torch
 
-    rng, tensors = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    tensors = {}
     for name, module in model.named_modules():
         if not name.endswith(tables):
             continue
@@ -99,13 +104,15 @@ def test_embeddings(tmp_path: Path) -> None:
     """Of tokens, and the one type that all of them get, beside a second adapter; as PEFT's folder,
     as a GGUF file, and in the weights.
     """
-    model, ids = save(KIN["jina-v3"], tmp_path / "hf"), prompt()
+    model = save(KIN["jina-v3"], tmp_path / "hf")
+    ids = prompt()
     base = convert(tmp_path / "hf", tmp_path / "made.gguf")
     other = embeddings_merged(model, ("word_embeddings",), tmp_path / "other", 4)
     once = compute_logits(model, ids)
     both = ("word_embeddings", "token_type_embeddings")
     adapter = embeddings_merged(model, both, tmp_path / "lora")
-    expected, file = compute_logits(model, ids), tmp_path / "lora.gguf"
+    expected = compute_logits(model, ids)
+    file = tmp_path / "lora.gguf"
     assert main(["convert", str(adapter), str(file), "--base", str(base)]) == 0
     given = [str(other), str(file)]
     merged = ["quantize", str(base), str(tmp_path / "merged.gguf"), "F32"]
@@ -129,7 +136,8 @@ def test_embeddings_that_are_the_output_matrix_too(
     import torch
 
     case = Case("Gemma", "gemma", {"head_dim": 32, "tie_word_embeddings": True})
-    model, ids = save(case, tmp_path / "hf"), prompt()
+    model = save(case, tmp_path / "hf")
+    ids = prompt()
     base = convert(tmp_path / "hf", tmp_path / "made.gguf")
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     adapter = embeddings_merged(model, ("embed_tokens",), tmp_path / "lora")
@@ -148,7 +156,8 @@ def test_tasks_of_jina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     """
     from safetensors.numpy import load_file
 
-    folder, ids = tmp_path / "hf", prompt()
+    folder = tmp_path / "hf"
+    ids = prompt()
     model = save(KIN["jina-v3"], folder)
     tensors = load_file(folder / "model.safetensors")
     tasks = ["retrieval.query", "classification", "three", "four", "five"]
@@ -166,7 +175,8 @@ def test_tasks_of_jina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     bare = compute_logits(model, ids)
     import torch
 
-    own, i = model.state_dict(), tasks.index("classification")
+    own = model.state_dict()
+    i = tasks.index("classification")
     for name, values in tensors.items():
         if values.ndim < 2 or "pooler" in name:
             continue
@@ -177,8 +187,10 @@ def test_tasks_of_jina(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         with torch.no_grad():
             for theirs, matrix in in_own_words({k: v.numpy() for k, v in merged.items()}).items():
                 own[theirs].copy_(torch.from_numpy(matrix))
-    expected, task = compute_logits(model, ids), folder / "classification"
-    base, file = convert(folder, tmp_path / "base.gguf"), tmp_path / "task.gguf"
+    expected = compute_logits(model, ids)
+    task = folder / "classification"
+    base = convert(folder, tmp_path / "base.gguf")
+    file = tmp_path / "task.gguf"
     assert main(["convert", str(task), str(file), "--base", str(base)]) == 0
     for path in (folder, base):
         for adapter in (task, file):

@@ -33,10 +33,13 @@ def write_merged(name: str, model: Any, folder: Path, **config: Any) -> Path:
     """An adapter of the experts of all layers but the first, which is merged into ``model``."""
     import torch
 
-    rng, tensors, (at, words) = np.random.default_rng(3), {}, NAMES[name]
+    rng = np.random.default_rng(3)
+    tensors = {}
+    (at, words) = NAMES[name]
     alphas = config.get("alpha_pattern", {})
     for i, layer in enumerate(model.model.layers[1:], 1):
-        gate_up, down = layer.mlp.experts.gate_up_proj, layer.mlp.experts.down_proj
+        gate_up = layer.mlp.experts.gate_up_proj
+        down = layer.mlp.experts.down_proj
         for e in (e for e in range(len(down)) if e != WITHOUT):
             for word, w in zip(words, (*gate_up[e].chunk(2), down[e]), strict=True):
                 m, k = w.shape
@@ -58,7 +61,8 @@ def test_logits_are_those_of_the_merged_model(
     name: str, alphas: dict[str, int], tmp_path: Path
 ) -> None:
     """The folder, and the GGUF file that is made of it."""
-    model, ids = save(own(CASES[name]), tmp_path / "hf"), prompt()
+    model = save(own(CASES[name]), tmp_path / "hf")
+    ids = prompt()
     file = convert(tmp_path / "hf", tmp_path / "model.gguf")
     bare = compute_logits(model, ids)
     folder = write_merged(name, model, tmp_path / "lora", alpha_pattern=alphas)

@@ -38,7 +38,8 @@ def write_merged(model: Any, kinds: tuple[str, ...], folder: Path) -> Path:
     """An adapter of all modules of these names, which are merged into ``model``."""
     import torch
 
-    rng, tensors = np.random.default_rng(3), {}
+    rng = np.random.default_rng(3)
+    tensors = {}
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear) or not name.endswith(kinds):
             continue
@@ -57,7 +58,8 @@ def write_merged(model: Any, kinds: tuple[str, ...], folder: Path) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_against_merged_weights(name: str, tmp_path: Path) -> None:
     case, kinds = CASES[name]
-    model, ids = save(own(case), tmp_path / "hf"), prompt()
+    model = save(own(case), tmp_path / "hf")
+    ids = prompt()
     file = convert(tmp_path / "hf", tmp_path / "made.gguf")
     bare = compute_logits(model, ids)
     adapter = write_merged(model, kinds, tmp_path / "lora")

@@ -63,11 +63,13 @@ def test_logits_are_those_of_the_merged_model(
     name: str, turned: bool, wrong: bool, tmp_path: Path
 ) -> None:
     """The folder, and the GGUF file that is made of it; gpt-oss' gates and ups take turns."""
-    model, ids = save(own(CASES[name]), tmp_path / "hf"), prompt()
+    model = save(own(CASES[name]), tmp_path / "hf")
+    ids = prompt()
     file = convert(tmp_path / "hf", tmp_path / "model.gguf")
     bare = compute_logits(model, ids)
     folder = write_merged(model, tmp_path / "lora", turned=turned, wrong=wrong)
-    expected, gguf = compute_logits(model, ids), tmp_path / "lora.gguf"
+    expected = compute_logits(model, ids)
+    gguf = tmp_path / "lora.gguf"
     assert main(["convert", str(folder), str(gguf), "--base", str(file)]) == 0
     for base, lora in ((tmp_path / "hf", folder), (file, folder), (file, gguf)):
         with treadle.load(base, lora=[lora], threads=1, kv="f32") as loaded:

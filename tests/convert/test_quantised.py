@@ -76,7 +76,8 @@ def weights(model: GGUF) -> dict[str, np.ndarray]:
     """All of them, with factors multiplied in."""
     found = {name: tensor.dequantize() for name, tensor in model.tensors.items()}
     for name in [name for name in found if name.endswith(".scale")]:
-        matrix, factor = f"{name.removesuffix('.scale')}.weight", found.pop(name)
+        matrix = f"{name.removesuffix('.scale')}.weight"
+        factor = found.pop(name)
         found[matrix] = found[matrix] * factor.reshape(-1, *[1] * (found[matrix].ndim - 1))
         found[matrix] = found[matrix].reshape(model.tensors[matrix].shape)
     return found
@@ -84,7 +85,8 @@ def weights(model: GGUF) -> dict[str, np.ndarray]:
 
 def check(ours: GGUF, expected: GGUF, kind: str, n_quantised: int) -> None:
     """The same numbers; in Q4_1 minimums are rounded to f16, by less than 2**-11 of themselves."""
-    a, b = weights(ours), weights(expected)
+    a = weights(ours)
+    b = weights(expected)
     assert a.keys() == b.keys()
     for name, values in a.items():
         most = 2.0**-11 * 2 * np.abs(b[name]).max() if kind == "Q4_1" else 0.0
@@ -121,7 +123,8 @@ def test_runs_in_place(method: str, model: str, plain: Plain, tmp_path: Path) ->
         treadle.load(tmp_path / "q", threads=2, kv="f32") as ours,
         treadle.load(tmp_path / "f32", threads=2, kv="f32") as theirs,
     ):
-        rows, expected = ours.logits(ids), theirs.logits(ids)
+        rows = ours.logits(ids)
+        expected = theirs.logits(ids)
         for n in (1, 4, 40):
             ours.plan(n).check()
     each = [rms(row, truth) for row, truth in zip(rows, expected, strict=True)]
@@ -145,7 +148,8 @@ def test_modelopts_own_file(plain: Plain, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["compression_config", "text_config"])
 def test_settings_in_other_places(place: str, plain: Plain, tmp_path: Path) -> None:
     """As compressed-tensors wrote them first, and as the text part of a larger model has them."""
-    at, written = tmp_path / "made", WRITTEN["ct-w8"]
+    at = tmp_path / "made"
+    written = WRITTEN["ct-w8"]
     quantise(plain("llama"), at, written, tmp_path / "expected")
     config = json.loads((at / "config.json").read_text())
     own = config.pop("quantization_config")
@@ -184,7 +188,9 @@ def test_several_matrices_with_scales(plain: Plain, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    rng, tensors, truth = np.random.default_rng(0), {}, {}
+    rng = np.random.default_rng(0)
+    tensors = {}
+    truth = {}
     for name, block in (("blocks", (48, 64)), ("matrices", None)):
         write = float8(block, "scale")
         each = [write(rng.standard_normal((96, 128)).astype(np.float32)) for _ in range(3)]
@@ -394,7 +400,8 @@ def test_a_rule_that_moves_rows_moves_blocks(plain: Plain, tmp_path: Path) -> No
     import torch
     from safetensors.torch import save_file
 
-    rng, truth = np.random.default_rng(0), dict[str, np.ndarray]()
+    rng = np.random.default_rng(0)
+    truth = dict[str, np.ndarray]()
     tensors: dict[str, Any] = {}
     for name in ("a", "b"):
         parts, weights = WRITTEN["gptq"].parts(rng.standard_normal((64, 64)).astype(np.float32))
@@ -502,7 +509,8 @@ def test_mxfp4s_scale_of_no_number() -> None:
 
     scale: Any = SimpleNamespace(dtype="F8_E8M0", error=error)
     make = _packed(scale, from_mxfp4)
-    pairs, scales = np.zeros((2, 16), np.uint8), np.full((2, 1), 127, np.uint8)
+    pairs = np.zeros((2, 16), np.uint8)
+    scales = np.full((2, 1), 127, np.uint8)
     assert make(pairs, scales).size == 2 * 17
     scales[1] = 255
     with pytest.raises(FileError, match="non-finite scale in row 1"):

@@ -92,7 +92,8 @@ def test_last_groups_that_are_cut(tmp_path: Path) -> None:
     """Of 64 of 96 weights: they were taken for two of 48."""
     import torch
 
-    codes, zeros = RNG.integers(0, 16, (16, 96)), np.full((16, 2), 8)
+    codes = RNG.integers(0, 16, (16, 96))
+    zeros = np.full((16, 2), 8)
     scales = rounded(RNG.uniform(0.5, 1, (16, 2)).astype(np.float32), "bfloat16")
     expected = told(codes, np.repeat(scales, [64, 32], 1), np.repeat(zeros, [64, 32], 1))
     parts = {

@@ -21,7 +21,8 @@ def run_python(machine: str, cpu: str, cache: Path, *args: str) -> str:
 
     Skips the test where the machine's root is not here; fails it where Python does.
     """
-    root, emulator = FOLDER / machine, found(f"qemu-{machine}")
+    root = FOLDER / machine
+    emulator = found(f"qemu-{machine}")
     if not root.is_dir() or emulator is None:
         pytest.skip(f"{root} is absent: tools/fetch_emulators.py --roots fetches it (0.7 GB)")
     (python,) = (root / "usr/bin").glob("python3.[0-9][0-9]")

@@ -33,10 +33,15 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 PROGRAM = 0x1000_0000  # where the loop lies
-BASE, PAGE = 0x6000_0000, 4096  # memory that is shared
-CODE, DATA = 96 << 20, 160 << 20  # bytes of it, in this order; the first page is the mailbox
+# memory that is shared
+BASE = 0x6000_0000
+PAGE = 4096
+# bytes of it, in this order; the first page is the mailbox
+CODE = 96 << 20
+DATA = 160 << 20
 PATIENCE = 300.0  # seconds for one call: emulated, on a busy machine
-READ_WRITE_RUN, SHARED_FIXED = 7, 0x11
+READ_WRITE_RUN = 7
+SHARED_FIXED = 0x11
 
 
 def loop(fd: int) -> str:
@@ -112,7 +117,8 @@ class Shared:
             raise OSError(ctypes.get_errno(), f"{BASE:#x} is taken")
         self.memory = memoryview((ctypes.c_uint8 * (CODE + DATA)).from_address(BASE)).cast("B")
         self.bytes: np.ndarray = np.frombuffer(self.memory, np.uint8)
-        self.code, self.data = PAGE, CODE
+        self.code = PAGE
+        self.data = CODE
 
     def pages(self, n_bytes: int) -> int:
         """Offset of that many bytes, of whole pages."""
@@ -120,7 +126,8 @@ class Shared:
         assert n_bytes <= DATA, "more than the guests' memory"
         if self.data + n_bytes > CODE + DATA:
             self.data = CODE
-        at, self.data = self.data, self.data + n_bytes
+        at = self.data
+        self.data = self.data + n_bytes
         return at
 
 
@@ -240,7 +247,8 @@ class Guest:
 
     def stop(self, *, kill: bool = False) -> None:
         """End the process; the next call starts another, in which every page is open."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         assert process.stdin is not None

@@ -65,7 +65,11 @@ from treadle.profiling import peaks
 peaks.ROUNDS, peaks.BUFFER_BYTES = 10, (1 << 22, 1 << 22)
 main(["doctor", "--json"])
 """
-OPENAT, READ, PRCTL, HWPROBE, HERE = 56, 63, 167, 258, -100
+OPENAT = 56
+READ = 63
+PRCTL = 167
+HWPROBE = 258
+HERE = -100
 CALL = """
 define void @ask(ptr %answer, ptr %function, i64, i64, i64) nounwind {
   %got = call i64 %function()
@@ -76,7 +80,8 @@ define void @ask(ptr %answer, ptr %function, i64, i64, i64) nounwind {
 
 def auxiliary(guest: Guest) -> dict[int, int]:
     """The auxiliary vector that the guest's system gave it."""
-    path, held = guest.pages(4096), guest.pages(4096)
+    path = guest.pages(4096)
+    held = guest.pages(4096)
     path[:16] = np.frombuffer(b"/proc/self/auxv\0", np.uint8)
     fd = guest.system(OPENAT, HERE, path.ctypes.data, 0, 0)
     assert fd >= 0
@@ -101,7 +106,8 @@ def streaming_bits(guest: Guest) -> int:
 
 def vector_bits(guest: Guest) -> int:
     """As ``linux_cpu._vector_bits`` asks."""
-    code, answer = guest.pages(4096), guest.pages(4096)[:8].view(np.int64)
+    code = guest.pages(4096)
+    answer = guest.pages(4096)[:8].view(np.int64)
     code[: len(linux_cpu.VLENB)] = np.frombuffer(linux_cpu.VLENB, np.uint8)
     run = guest.function("ask", lambda: emit(guest))
     run(answer.ctypes.data, code.ctypes.data)
@@ -134,7 +140,8 @@ def test_features_are_those_of_the_cpu(cpu: Cpu, monkeypatch: pytest.MonkeyPatch
 def test_doctor(cpu: Cpu, tmp_path: Path) -> None:
     """Features, the row, cores and memory of this machine, and shares that are shares."""
     report = json.loads(run_python(cpu.machine, cpu.name, tmp_path / "cache", "-c", DOCTOR))
-    told, chosen = report["cpu"], report["instruction_set"]
+    told = report["cpu"]
+    chosen = report["instruction_set"]
     assert told["architecture"] == cpu.machine
     known = {*told["used"], *told["unused"], *told["missing"]}
     assert {*told["used"], *told["unused"]} & known >= set(cpu.has.split()) & known

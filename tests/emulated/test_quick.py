@@ -128,11 +128,14 @@ def test_a_step_outside_a_buffer_is_caught(row: Emulated, memory: Memory) -> Non
     def build(k: Builder, p: Val, at: Val, *_: Val) -> None:
         k.store(p + k.load(at, i64), k.const(7, u8))
 
-    guest, text = row.guest(), ir_text(row.isa, 5, build, "poke")
+    guest = row.guest()
+    text = ir_text(row.isa, 5, build, "poke")
     poke = guest.function("poke", lambda: emit_object(text, row.isa))
-    x, at = memory.array(100), memory.array(1, np.int64)
+    x = memory.array(100)
+    at = memory.array(1, np.int64)
     for index, front in ((100, False), (-1, True)):
-        x, at[0] = memory.array(100, front=front), index
+        x = memory.array(100, front=front)
+        at[0] = index
         with pytest.raises(GuestError, match="SIGSEGV"):
             poke(x.ctypes.data, at.ctypes.data)
     at[0] = 99

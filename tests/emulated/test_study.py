@@ -33,7 +33,9 @@ def test_right_at_every_length(kernel: Kernel, qemu: str) -> None:
 
 def test_the_count_is_that_of_single_steps(qemu: str) -> None:
     """With one instruction a block every execution is a line of the log."""
-    spec, isa, cpu = VecDotF16(2, 2), rv64gcv(256), emulated_cpu(256)
+    spec = VecDotF16(2, 2)
+    isa = rv64gcv(256)
+    cpu = emulated_cpu(256)
     case = spec.case(isa, 1024, np.random.default_rng(0))
     single = Emulator(qemu, cpu, ("-one-insn-per-tb",))
     counts = [
@@ -80,7 +82,8 @@ def test_a_wrong_kernel_is_told(spec: ScaleRow, why: str, qemu: str) -> None:
 
 
 def test_a_cpu_without_the_vectors_is_told(qemu: str) -> None:
-    spec, isa = ScaleRow(), rv64gcv(256)
+    spec = ScaleRow()
+    isa = rv64gcv(256)
     case = spec.case(isa, 1024, np.random.default_rng(0))
     with pytest.raises(EmulatorError, match="status -4"):
         Emulator(qemu, "rv64,v=false").run(spec, isa, case.arrays, numbers(case))

@@ -55,7 +55,8 @@ def logits_of(device: Cpu, path: Path, ids: list[int], theirs: list[int]) -> np.
     """The same on any device."""
     with open_gguf(path) as gguf:
         engine = Engine(gguf, load_config(gguf), device, n_ctx=128, kv="f32", n_sequences=1)
-        sequence, rows = engine.cache.sequence(), []
+        sequence = engine.cache.sequence()
+        rows = []
         for part in (ids, *([token] for token in theirs[:-1])):
             rows.append(engine.run([BatchItem(sequence, part)])[0].copy())
         sequence.close()
@@ -73,7 +74,8 @@ def known(data: Path, name: str) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize(("row", "name"), CASES)
 def test_text_is_that_of_llamacpp(row: str, name: str, data: Path) -> None:
     """On one thread and on others the same bits."""
-    path, (ids, theirs) = data / "models" / FILES[name], known(data, name)
+    path = data / "models" / FILES[name]
+    (ids, theirs) = known(data, name)
     found = logits(row, path, ids, theirs, 1)
     assert found.argmax(-1).tolist() == theirs
     for threads in (2, 3) if EVERY else (3,):
@@ -84,7 +86,8 @@ def test_text_is_that_of_llamacpp(row: str, name: str, data: Path) -> None:
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"] if EVERY else ["Q4_K"])
 def test_files_that_treadle_quantizes(row: str, kind: str, data: Path, tmp_path: Path) -> None:
     """From F32, by ``treadle quantize``: the text of F32, of llama.cpp."""
-    source, made = data / "models/babyllama105_pad256/F32.gguf", tmp_path / "made.gguf"
+    source = data / "models/babyllama105_pad256/F32.gguf"
+    made = tmp_path / "made.gguf"
     assert main(["quantize", str(source), str(made), kind]) == 0
     ids, theirs = known(data, "babyllama105pad256-F32")
     assert logits(row, made, ids, theirs, 2).argmax(-1).tolist() == theirs

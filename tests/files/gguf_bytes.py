@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-STRING, ARRAY, U32 = 8, 9, 4
+STRING = 8
+ARRAY = 9
+U32 = 4
 
 
 def string(text: bytes) -> bytes:

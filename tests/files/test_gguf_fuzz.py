@@ -18,7 +18,8 @@ from treadle.files.gguf import GGUFArray, open_gguf
 
 # What a file may cost in memory: the reader's own objects for each entry (a tensor described
 # in 24 bytes is under a kilobyte of Python), and the windows in which strings are sought.
-FACTOR, FIXED = 40, 6 << 20
+FACTOR = 40
+FIXED = 6 << 20
 
 MARKS = (1, 4, 31, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 

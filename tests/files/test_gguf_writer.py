@@ -48,7 +48,8 @@ def test_a_copy_of_a_real_file_is_the_file(data: Path, tmp_path: Path, name: str
 def test_a_copy_of_random_values_has_the_same(data: Path, tmp_path: Path) -> None:
     source = data / "malformed" / "seed1_KV_RANDOM_KV__accept.gguf"
     copy(source, tmp_path / "copy.gguf")
-    a, b = open_gguf(source), open_gguf(tmp_path / "copy.gguf")
+    a = open_gguf(source)
+    b = open_gguf(tmp_path / "copy.gguf")
     assert list(a.types.items()) == list(b.types.items())
     assert len(a.metadata) > 90
     for key, value in a.metadata.items():
@@ -119,7 +120,8 @@ def test_reads_what_the_gguf_package_writes(tmp_path: Path) -> None:
     theirs.close()
     ours = open_gguf(path)
     assert (ours.metadata["big"], ours.metadata["f64"], ours.metadata["i8"]) == (1 << 40, 0.1, -3)
-    words, floats = ours.metadata["words"], ours.metadata["floats"]
+    words = ours.metadata["words"]
+    floats = ours.metadata["floats"]
     assert isinstance(words, GGUFArray)
     assert isinstance(floats, GGUFArray)
     assert (list(words), list(floats)) == (["x", "yy"], [0.5, 1.5])

@@ -156,7 +156,8 @@ def test_gguf_of_version_1(tmp_path: Path, magic: bytes) -> None:
     assert file.metadata["n"] == 513
     assert file.types["n"] == ValueType.UINT16
     assert file.metadata["yes"] is True
-    words, xs = file.metadata["words"], file.metadata["xs"]
+    words = file.metadata["words"]
+    xs = file.metadata["xs"]
     assert isinstance(words, GGUFArray)
     assert isinstance(xs, GGUFArray)
     assert list(words) == ["a", "é"]

@@ -104,7 +104,8 @@ def test_a_name_that_went_to_another_file(path: Path, tmp_path: Path) -> None:
 
 def test_the_latest_mapping_of_a_path(path: Path, tmp_path: Path) -> None:
     """One that is kept from before the file changed says nothing of what is read now."""
-    before, closed = map_file(path, "a file"), map_file(path, "a file")
+    before = map_file(path, "a file")
+    closed = map_file(path, "a file")
     closed.close()
     os.utime(path, ns=(1, 1))
     found = mappings_of([tmp_path / "other", path])

@@ -92,7 +92,8 @@ def test_every_file_of_a_model_is_a_source(tmp_path: Path) -> None:
     shards = [tmp_path / f"m-0000{i}-of-00002.gguf" for i in (1, 2)]
     folder = tmp_path / "hf"
     folder.mkdir()
-    weights, config = folder / "model.safetensors", folder / "config.json"
+    weights = folder / "model.safetensors"
+    config = folder / "config.json"
     for path in (*shards, weights, config, tmp_path / "other.gguf"):
         path.touch()
     link = tmp_path / "link"

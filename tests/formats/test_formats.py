@@ -285,7 +285,8 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
 @EVERY
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(1, 1.0)
-    packed, weights = fmt.quantize_rows(x), fmt.dequantize_rows(fmt.quantize_rows(x))
+    packed = fmt.quantize_rows(x)
+    weights = fmt.dequantize_rows(fmt.quantize_rows(x))
     monkeypatch.setattr(format, "CACHED_WEIGHTS", max(96, 3 * fmt.block))
     assert np.array_equal(fmt.quantize_rows(x), packed)
     assert np.array_equal(fmt.dequantize_rows(packed), weights)

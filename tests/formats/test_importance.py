@@ -48,7 +48,8 @@ def test_they_change_blocks_and_lower_the_weighted_error(
     fmt: Format, quantize: Callable[..., npt.NDArray[np.uint8]]
 ) -> None:
     x, w = sample(1)
-    plain, aware = quantize(fmt, x), quantize(fmt, x, w)
+    plain = quantize(fmt, x)
+    aware = quantize(fmt, x, w)
     assert not np.array_equal(plain, aware)
     ratio = weighted_error(fmt, aware, x, w) / weighted_error(fmt, plain, x, w)
     assert ratio < (0.99 if fmt.name == "MXFP4" else 0.95), ratio  # whose scales are powers of 2
@@ -102,7 +103,8 @@ def test_q4_0_is_near_the_best_there_is() -> None:
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1.0])
 def test_blocks_far_from_zero_of_one_value_or_of_none(fmt: Format, offset: float) -> None:
     x, w = sample(6)
-    x[0], x[1] = 0, 0.375
+    x[0] = 0
+    x[1] = 0.375
     x[2] += np.float32(offset)
     w[:64] = 0
     y = fmt.dequantize_rows(quantize_rows(fmt, x, w))

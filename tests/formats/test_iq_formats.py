@@ -207,7 +207,8 @@ assert "gguf" not in sys.modules
 
 def vectors_near(nearest: Nearest, seed: int) -> F32Array:
     """Normal numbers, without their signs where the codebook has none, at the scale that suits."""
-    low, high = nearest.grid.alphabet[0], nearest.grid.alphabet[-1]
+    low = nearest.grid.alphabet[0]
+    high = nearest.grid.alphabet[-1]
     u = np.random.default_rng(seed).standard_normal((1000, nearest.grid.dim))
     u = u * 0.9 if low < 0 else np.abs(u) * (high / 2.2)
     return u.astype(np.float32)
@@ -340,7 +341,8 @@ def test_weights_are_heeded(fmt: Format) -> None:
     """Their loss falls, in every block, and that of all alike rises."""
     x = blocks_of(fmt, 64, 1)
     weights = np.random.default_rng(2).chisquare(1, x.shape).astype(np.float32)
-    blind, seeing = round_trip(fmt, x), round_trip(fmt, x, weights)
+    blind = round_trip(fmt, x)
+    seeing = round_trip(fmt, x, weights)
     assert (loss(seeing, x, weights) <= loss(blind, x, weights)).mean() > 0.95
     assert loss(seeing, x, weights).mean() < 0.97 * loss(blind, x, weights).mean()
     assert loss(seeing, x).mean() > loss(blind, x).mean()
@@ -438,7 +440,8 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = blocks_of(fmt, 7, 9)
     weights = np.abs(blocks_of(fmt, 7, 10))
-    packed, weighted = fmt.quantize(x), quantize(fmt, x, weights)
+    packed = fmt.quantize(x)
+    weighted = quantize(fmt, x, weights)
     monkeypatch.setattr(format, "CACHED_WEIGHTS", 512)
     monkeypatch.setattr(scale_search, "SEARCHED_WEIGHTS", 512)
     assert np.array_equal(fmt.quantize(x), packed)

@@ -36,8 +36,12 @@ U8Array = npt.NDArray[np.uint8]
 Vectors = dict[str, npt.NDArray[Any]]
 
 FOUR = [Q4_0, Q4_1]
-FIVE, TERNARY, FP4, NEW = [Q5_0, Q5_1], [TQ1_0, TQ2_0], [MXFP4, NVFP4], [Q1_0, Q2_0]
-OFFSET, SIGNED = [Q2_K, Q4_K, Q5_K], [Q3_K, Q6_K]
+FIVE = [Q5_0, Q5_1]
+TERNARY = [TQ1_0, TQ2_0]
+FP4 = [MXFP4, NVFP4]
+NEW = [Q1_0, Q2_0]
+OFFSET = [Q2_K, Q4_K, Q5_K]
+SIGNED = [Q3_K, Q6_K]
 K = [*OFFSET, *SIGNED]
 
 
@@ -207,7 +211,8 @@ def rwkv_tensors(path: Path) -> Iterator[tuple[bytes, int, tuple[int, ...], U8Ar
         n_dims, n_name, kind = struct.unpack_from("<3i", file, at)
         dims = struct.unpack_from(f"<{n_dims}i", file, at + 12)
         at += 12 + 4 * n_dims
-        name, at = file[at : at + n_name], at + n_name
+        name = file[at : at + n_name]
+        at = at + n_name
         n = int(np.prod(dims))
         size = {0: n * 4, 1: n * 2, 7: n // 32 * 22, 8: n // 32 * 24}[kind]
         yield name, kind, dims[::-1], np.frombuffer(file, np.uint8, size, at)
@@ -278,7 +283,8 @@ def test_importance_buys_precision_where_it_is(fmt: Format, seed: int) -> None:
 @of(SEARCHES)
 def test_equal_importance_is_none(fmt: Format) -> None:
     x = normals(3, 1.0)
-    plain, equal = fmt.quantize(x), quantize(fmt, x, np.full_like(x, 2.5))
+    plain = fmt.quantize(x)
+    equal = quantize(fmt, x, np.full_like(x, 2.5))
     assert np.allclose(loss(fmt.dequantize(plain), x), loss(fmt.dequantize(equal), x), rtol=0.01)
 
 
@@ -287,7 +293,8 @@ def test_equal_importance_is_none(fmt: Format) -> None:
 def test_any_importance_gives_sound_blocks(fmt: Format, bad: float) -> None:
     x = normals(4, 1.0).reshape(-1, fmt.block)
     weights = np.ones_like(x)
-    weights[0], weights[1, ::2] = bad, bad
+    weights[0] = bad
+    weights[1, ::2] = bad
     out = fmt.dequantize(quantize(fmt, x, weights))
     # Codes reach every weight, so what does not count still comes back within a coarse step.
     assert (loss(out, x) < loss(x * 0, x) * 0.6).all()
@@ -371,7 +378,9 @@ def test_what_f16_cannot_scale_spoils_its_block(fmt: Format, values: list[float]
 @of(FP4)
 def test_four_bit_floats_have_no_nan_and_no_infinity(fmt: Format) -> None:
     x = normals(0, 1.0).reshape(-1, fmt.block)
-    x[0, 3], x[1, 5], x[2, 7] = np.nan, np.inf, -np.inf
+    x[0, 3] = np.nan
+    x[1, 5] = np.inf
+    x[2, 7] = -np.inf
     out = fmt.dequantize(fmt.quantize(x))
     assert np.isfinite(out).all()
     assert out[0, 3] == 0
@@ -381,7 +390,8 @@ def test_four_bit_floats_have_no_nan_and_no_infinity(fmt: Format) -> None:
 
 def test_e4m3_keeps_its_own_values_and_rounds_halves_up() -> None:
     code = np.arange(120, dtype=np.uint8)
-    exponent, mantissa = code >> 3, code & 7
+    exponent = code >> 3
+    mantissa = code & 7
     value = np.where(exponent > 0, mantissa + 8, mantissa) * 2.0 ** (np.maximum(exponent, 1) - 10.0)
     assert np.array_equal(to_e4m3(value.astype(np.float32)), code)
     half = ((value[1:] + value[:-1]) / 2).astype(np.float32)
@@ -400,7 +410,9 @@ def test_packed_codes_come_back(bits: int, run: int) -> None:
     assert codes.shape == (3, 2, 64 * 8 // bits)
     assert codes.max() == (1 << bits) - 1
     assert np.array_equal(join_bits(codes, bits, run), packed)
-    byte, up = run - 1, 8 // bits - 1  # the last weight of a run, in the uppermost bits
+    # the last weight of a run, in the uppermost bits
+    byte = run - 1
+    up = 8 // bits - 1
     assert codes[0, 0, up * run + byte] == packed[0, 0, byte] >> (8 - bits)
 
 
@@ -443,7 +455,8 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
 @of([*ALL, *COMPILED])
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = normals(1, 1.0)
-    packed, weights = fmt.quantize_rows(x), fmt.dequantize_rows(fmt.quantize_rows(x))
+    packed = fmt.quantize_rows(x)
+    weights = fmt.dequantize_rows(fmt.quantize_rows(x))
     monkeypatch.setattr(format, "CACHED_WEIGHTS", 3 * fmt.block)
     monkeypatch.setattr(k_search, "SEARCHED_WEIGHTS", 2 * fmt.block)
     assert np.array_equal(fmt.quantize_rows(x), packed)
@@ -457,7 +470,8 @@ def test_the_weights_given_are_left_as_they_were(fmt: Format) -> None:
     x = normals(2, 1.0).reshape(-1, fmt.block)
     x[0, 0], x[1] = np.nan, np.abs(x[1]) + 1  # one to be spoilt, one to be negated
     for part in (x, x[:1], x[1:2]):
-        before, importance = part.copy(), np.full_like(part, 3)
+        before = part.copy()
+        importance = np.full_like(part, 3)
         quantize(fmt, part, importance)
         assert np.array_equal(part, before, equal_nan=True)
         assert (importance == 3).all()

@@ -39,7 +39,8 @@ class EmulatedDriver:
     """A card of ``FACTS``; ``calls`` has the name of each verb that was asked for."""
 
     def __init__(self, n_bytes: int = FACTS.n_bytes, *, seed: int = 1) -> None:
-        self.facts, self.isa = FACTS._replace(n_bytes=n_bytes), ISA
+        self.facts = FACTS._replace(n_bytes=n_bytes)
+        self.isa = ISA
         self.calls: list[str] = []
         self.held: dict[int, np.ndarray] = {}  # by address
         self.pins: dict[int, np.ndarray] = {}
@@ -78,7 +79,8 @@ class EmulatedDriver:
         start = -raw.ctypes.data % 256
         data = raw[start : start + n_bytes]
         address = int(raw.ctypes.data) + start
-        self.held[address], self._raw[address] = data, raw
+        self.held[address] = data
+        self._raw[address] = raw
         return address
 
     def free(self, address: int) -> None:
@@ -104,7 +106,8 @@ class EmulatedDriver:
         bases = sorted(self.held)
         i = bisect_right(bases, address) - 1
         assert i >= 0, f"{address:#x} lies before all memory that is held"
-        data, at = self.held[bases[i]], address - bases[i]
+        data = self.held[bases[i]]
+        at = address - bases[i]
         assert at + n_bytes <= len(data), f"{n_bytes} bytes at {address:#x}: not held"
         return data[at : at + n_bytes]
 

@@ -40,7 +40,9 @@ class Record:
     """A record of i64 at an address, field by field."""
 
     def __init__(self, k: Builder, p: Val, fields: Any) -> None:
-        self.k, self.p, self._names = k, p, fields.names
+        self.k = k
+        self.p = p
+        self._names = fields.names
 
     def __getitem__(self, name: str) -> Val:
         return self.get(name, i64)
@@ -96,7 +98,8 @@ def note(k: Builder, mine: Record, kind: int, place: Operand = 0) -> None:
     """Note a fault, where there is none yet."""
     fault = Record(k, mine.get("fault"), FAULT)
     with k.if_(fault["kind"].eq(0)):
-        fault["kind"], fault["place"] = kind, place
+        fault["kind"] = kind
+        fault["place"] = place
         fault["cta"], fault["tid"] = mine["cta"], mine["tid"]
 
 
@@ -168,7 +171,8 @@ def _ask(k: Builder, mine_at: Val, to: Val, frm: Val, n_bytes: Val) -> None:
 
 
 def _do(k: Builder, copy: Record) -> None:
-    to, frm = copy.get("to"), copy.get("frm")
+    to = copy.get("to")
+    frm = copy.get("frm")
     with k.loop(copy["n_bytes"], step=4) as i:
         k.store(to + i, k.load(frm + i, i32))
 
@@ -202,7 +206,8 @@ def _finish(k: Builder, mine_at: Val, n: Val) -> None:
 def _exchange(k: Builder, values: Sequence[Val]) -> tuple[Val, Val]:
     """Show values to the warp: where all its lanes' lie, and which lane this is."""
     mine = thread(k)
-    turn, lane = mine["turn"], mine["tid"] % 32
+    turn = mine["turn"]
+    lane = mine["tid"] % 32
     mine["turn"] = turn + 1
     area = mine.get("exchange") + turn % 2 * (32 * LANE)
     at = area + lane * LANE
@@ -246,7 +251,8 @@ def _mma(ty: Ty) -> Any:
         return [k.load(sums, f32, offset=4 * i) for i in range(4)]
 
     def multiply(k: Builder, area: Val, lane: Val, sums: Val) -> None:
-        g, t = lane // 4, lane % 4
+        g = lane // 4
+        t = lane % 4
         for r in range(4):
             total = k.var(k.load(sums, f32, offset=4 * r))
             a_row = area + g * (4 * LANE) + 4 * (r // 2)

@@ -87,7 +87,10 @@ class Kernel:
         first = 0
         if items is not None:
             assert isinstance(self.spec, PerBlock), self.spec
-            first, count, base, per = items.start, 0, items.stop, 1
+            first = items.start
+            count = 0
+            base = items.stop
+            per = 1
             scratch -= n_scratch(self.spec, self.isa, first)
         with _launching:
             fault = _run(self, (args, run, count, base, per, scratch), first, n_ctas, seed)
@@ -161,15 +164,21 @@ def _block(address: int, n_threads: int, n_shared: int) -> tuple[_Block, int]:
 
 
 def _run(kernel: Kernel, given: tuple[int, ...], first: int, n_ctas: int, seed: int) -> Any:
-    n_threads, n_shared = threads_of(kernel.spec), -(-shared_of(kernel.spec) // 16) * 16
+    n_threads = threads_of(kernel.spec)
+    n_shared = -(-shared_of(kernel.spec) // 16) * 16
     assert n_threads % 32 == 0, n_threads
     block, n_frame = _block(kernel.address, n_threads, n_shared)
-    launch, fault = np.zeros(1, LAUNCH), np.zeros(1, FAULT)
+    launch = np.zeros(1, LAUNCH)
+    fault = np.zeros(1, FAULT)
     launch["function"] = kernel.address
     for name, value in zip(("args", "run", "count", "base", "per", "scratch"), given, strict=True):
         launch[name] = value
-    launch["begin"], launch["end"], launch["n_ctas"] = first, first + n_ctas, n_ctas
-    launch["n_threads"], launch["n_shared"], launch["n_frame"] = n_threads, n_shared, n_frame
+    launch["begin"] = first
+    launch["end"] = first + n_ctas
+    launch["n_ctas"] = n_ctas
+    launch["n_threads"] = n_threads
+    launch["n_shared"] = n_shared
+    launch["n_frame"] = n_frame
     for name in block.arrays:
         launch[name] = block.address(name)
     launch["shared"] += PAD

@@ -18,7 +18,10 @@ import numpy as np
 
 from treadle.devices.cuda.library import CONSTANTS, SIGNATURES
 
-INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE = 1, 2, 201, 400
+INVALID_VALUE = 1
+OUT_OF_MEMORY = 2
+INVALID_CONTEXT = 201
+INVALID_HANDLE = 400
 CONTEXT = 0xC0
 
 
@@ -34,7 +37,10 @@ class FakeCuda:
         count: int = 1,
         without: str = "",
     ) -> None:
-        self.room, self.capability, self.version, self.count = room, capability, version, count
+        self.room = room
+        self.capability = capability
+        self.version = version
+        self.count = count
         self.calls: list[str] = []
         self.fails: dict[str, int] = {}
         self.broken: list[BaseException] = []  # what went wrong in here: tests look at it
@@ -44,7 +50,8 @@ class FakeCuda:
         self.asked_shared: dict[int, int] = {}
         self.ptx: list[bytes] = []
         self.log = b""
-        self._next, self._retained = 0x1000, 0
+        self._next = 0x1000
+        self._retained = 0
         self._current = threading.local()
         self._recording: list[Any] | None = None
         self._graphs: dict[int, list[Any]] = {}
@@ -153,7 +160,8 @@ class FakeCuda:
         return self.room - sum(map(len, self.memory.values()))
 
     def _cuMemGetInfo(self, free: Any, total: Any) -> None:
-        free[0], total[0] = self._free(), self.room
+        free[0] = self._free()
+        total[0] = self.room
 
     def _cuMemAlloc(self, out: Any, n_bytes: int) -> int:
         if not n_bytes:
@@ -173,7 +181,8 @@ class FakeCuda:
             return INVALID_VALUE
         block = (ctypes.c_ubyte * n_bytes)()
         out[0] = at = ctypes.addressof(block)
-        self._host[at], self.held[at] = block, "host"
+        self._host[at] = block
+        self.held[at] = "host"
         return 0
 
     def _cuMemFreeHost(self, at: int) -> int:
@@ -245,7 +254,8 @@ class FakeCuda:
         if self._recording is None:
             return INVALID_VALUE
         out[0] = at = self._new("recorded")
-        self._graphs[at], self._recording = self._recording, None
+        self._graphs[at] = self._recording
+        self._recording = None
         return 0
 
     def _cuGraphInstantiateWithFlags(self, out: Any, graph: int, flags: int) -> None:

@@ -64,7 +64,8 @@ def assemble(spec: Spec, isa: Isa, folder: Path) -> Assembled:
     """The kernel through ptxas, for the row's own card; a failure shows what it said."""
     __tracebackhide__ = True
     path = required("ptxas")
-    source, cubin = folder / "kernel.ptx", folder / f"{isa.name}.cubin"
+    source = folder / "kernel.ptx"
+    cubin = folder / f"{isa.name}.cubin"
     source.write_text(emit_ptx(spec, isa))
     command = [path, f"-arch={isa.cpu}", "-v", "-O3", str(source), "-o", str(cubin)]
     done = subprocess.run(command, capture_output=True, text=True)

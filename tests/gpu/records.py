@@ -14,7 +14,8 @@ THREAD_FIELDS = "tid cta n_ctas shared exchange turn waits copies n_copies n_don
 THREAD_FIELDS += " seed room frame fault"
 THREAD = np.dtype([(name, "i8") for name in THREAD_FIELDS.split()])
 COPY = np.dtype([(name, "i8") for name in ("to", "frm", "n_bytes", "group")])
-MOST_COPIES, LANE = 512, 64
+MOST_COPIES = 512
+LANE = 64
 # Of a launch; the first one is kept.
 FAULT = np.dtype([(name, "i8") for name in ("kind", "cta", "tid", "place", "other")])
 FAULTS = (

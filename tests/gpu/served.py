@@ -23,7 +23,8 @@ def write_demo(folder: Path) -> Path:
     with open_gguf(packaged_model()) as demo:
         told: Any = demo.metadata
         own = {k.removeprefix(WORDS): v for k, v in told.items() if k.startswith(WORDS)}
-    path, n_vocab = folder / packaged_model().name, len(own["tokens"])
+    path = folder / packaged_model().name
+    n_vocab = len(own["tokens"])
     write_model(path, "llama", "F32", vocabulary=own, n_layer=2, n_vocab=n_vocab)
     return path
 

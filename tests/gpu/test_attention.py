@@ -98,8 +98,10 @@ def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -
     """The kernel of ``spec``, with histories cut and joined, under two orders of threads."""
     cache = Cache(spec, rng)
     n = sum(sequence.n for sequence in BATCH)
-    width, out_width = spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
-    stride, out_stride = width + 8, out_width + 4
+    width = spec.n_head * spec.head_dim
+    out_width = spec.n_head * spec.dims_v
+    stride = width + 8
+    out_stride = out_width + 4
     x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
     x[:, width:] = np.nan
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}

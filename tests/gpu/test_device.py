@@ -77,7 +77,8 @@ def check_logits(arch: str, fmt: str, path: Path) -> None:
     """Of a prompt in chunks and of single tokens: near the truth, and the CPU's where that rounds
     as little.
     """
-    ids, made = text(20), []
+    ids = text(20)
+    made = []
     for device in ("cuda", "cpu"):
         with model_on(device, path) as model:
             truth = reference.forward(model.gguf, model.config, ids)
@@ -102,7 +103,8 @@ def test_the_logits_of_the_cpu(
 
 
 def test_vectors_of_an_encoder(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
-    path, made = tiny("bert", "F32"), []
+    path = tiny("bert", "F32")
+    made = []
     for device in ("cuda", "cpu"):
         with model_on(device, path) as model:
             made.append(model.engine.embed([text(9), text(3)]))
@@ -139,8 +141,10 @@ def test_the_same_bits(model: Any) -> None:
 
 def test_sequences(model: Any, tmp_path: Path) -> None:
     """A fork whose page is not full, a beginning that is shared, a session from a file."""
-    engine, ids = model.engine, text(90)
-    cache, whole = engine.cache, prefill(engine, ids)
+    engine = model.engine
+    ids = text(90)
+    cache = engine.cache
+    whole = prefill(engine, ids)
     a = cache.sequence()
     engine.run([BatchItem(a, ids[:70], 0)])
     fork = cache.fork(a)
@@ -213,7 +217,8 @@ def test_text_of_several_models(drivers: list[EmulatedDriver], tmp_path: Path) -
 
 
 def test_a_draft_on_the_same_card(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
-    path, made = tiny("llama", "F32"), []
+    path = tiny("llama", "F32")
+    made = []
     for settings in ({"draft": path}, {}):
         with model_on("cuda", path, **settings) as model:
             made.append("".join(model.generate("hello", max_tokens=8, temperature=0)))

@@ -57,8 +57,10 @@ class BlockSum(PerBlock):
         return 4 * self.n
 
     def build(self, k: Any, isa: Any, frame: Any) -> None:
-        simt, item = isa.simt, frame.begin
-        tid, room = simt.tid(k), simt.shared(k)
+        simt = isa.simt
+        item = frame.begin
+        tid = simt.tid(k)
+        room = simt.shared(k)
         k.store(room + tid * 4, k.load(frame.x + (item * self.n + tid) * 4, f32))
         if self.barrier:
             simt.barrier(k)
@@ -160,7 +162,8 @@ def _outside(k: Any, simt: Any, frame: Any) -> None:
 
 def _copies(k: Any, simt: Any, frame: Any) -> None:
     """Three groups, of which the last may be late: the first two are there after ``wait(1)``."""
-    tid, room = simt.tid(k), simt.shared(k)
+    tid = simt.tid(k)
+    room = simt.shared(k)
     for group in range(3):
         simt.copy_async(k, room + (group * 64 + tid) * 16, frame.x + (group * 64 + tid) * 16)
         simt.commit(k)
@@ -179,7 +182,8 @@ def _mma(ty: Any, transposed: bool) -> Callable[[Any, Any, Any], None]:
     """``y = A B`` of one warp: A 16 by 16 and B 16 by 8, as they lie in shared memory."""
 
     def body(k: Any, simt: Any, frame: Any) -> None:
-        tid, room = simt.tid(k), simt.shared(k)
+        tid = simt.tid(k)
+        room = simt.shared(k)
         for i in range(12):  # 32 lanes times 12 values of A (row by row) and then B
             at = (tid * 12 + i) * 2
             k.store(room + at, k.load(frame.x + at, u16))
@@ -193,7 +197,8 @@ def _mma(ty: Any, transposed: bool) -> Callable[[Any, Any, Any], None]:
         zero = [k.const(1.0, f32)] * 4
         c = (simt.mma_f16 if ty == f16 else simt.mma_bf16)(k, zero, a, b)
         for r in range(4):
-            row, column = tid // 4 + 8 * (r // 2), tid % 4 * 2 + r % 2
+            row = tid // 4 + 8 * (r // 2)
+            column = tid % 4 * 2 + r % 2
             k.store(frame.y + (row * 8 + column) * 4, c[r])
 
     return body
@@ -257,7 +262,9 @@ def test_copies_come_by_their_groups(memory: Memory) -> None:
 @pytest.mark.parametrize("body", ["mmaf16", "mmaf16t", "mmabf16"])
 def test_a_warp_multiplies_matrices(memory: Memory, body: str) -> None:
     rng = np.random.default_rng(2)
-    a, b = rng.integers(-8, 8, (16, 16)), rng.integers(-8, 8, (16, 8))  # exact in every type
+    # exact in every type
+    a = rng.integers(-8, 8, (16, 16))
+    b = rng.integers(-8, 8, (16, 8))
 
     def as_bits(m: np.ndarray) -> np.ndarray:
         if "bf16" in body:

@@ -74,7 +74,8 @@ def ctype(text: str) -> Any:
     text = text.strip()
     found = re.fullmatch(r"(?:const )?([\w ]+?) ?(\**) ?\w+(\[\])?", text)
     assert found, text
-    name, stars = found[1].replace(" ", ""), len(found[2]) + bool(found[3])
+    name = found[1].replace(" ", "")
+    stars = len(found[2]) + bool(found[3])
     kind: Any = C_TYPES.get(name, ctypes.c_void_p)  # a handle
     for i in range(stars):
         if kind is None:
@@ -165,7 +166,8 @@ def test_opening(fake: FakeCuda, driver: CudaDriver) -> None:
 
 def test_memory(fake: FakeCuda, driver: CudaDriver) -> None:
     data = np.arange(100, dtype=np.uint8)
-    a, b = driver.alloc(100), driver.alloc(50)
+    a = driver.alloc(100)
+    b = driver.alloc(50)
     driver.write(a, data)
     driver.copy(b, a + 10, 50)
     assert np.array_equal(driver.read(b, 50), data[10:60])
@@ -225,7 +227,8 @@ def test_a_kernel_that_is_refused(fake: FakeCuda, driver: CudaDriver) -> None:
 
 
 def test_a_graph(fake: FakeCuda, driver: CudaDriver) -> None:
-    kernel, there = driver.load(SPEC, CODE), driver.alloc(16)
+    kernel = driver.load(SPEC, CODE)
+    there = driver.alloc(16)
     upload = Upload(there, driver.pinned(16))
     small = Launch(kernel, 3, 64, 1024, 1 << 40, 2, 0, 4, 5, 6)
     large = small._replace(blocks=1, shared=100 << 10, base=9)
@@ -246,7 +249,8 @@ def test_a_graph(fake: FakeCuda, driver: CudaDriver) -> None:
 
 
 def test_a_recording_that_fails_ends(fake: FakeCuda, driver: CudaDriver) -> None:
-    kernel, upload = driver.load(SPEC, CODE), Upload(driver.alloc(16), driver.pinned(16))
+    kernel = driver.load(SPEC, CODE)
+    upload = Upload(driver.alloc(16), driver.pinned(16))
     launch = Launch(kernel, 1, 32, 0, 1, 2, 3, 4, 5, 6)
     fake.fails["cuLaunchKernel"] = 1
     with pytest.raises(DeviceError, match="cuLaunchKernel"):
@@ -259,7 +263,8 @@ def test_a_recording_that_fails_ends(fake: FakeCuda, driver: CudaDriver) -> None
 
 
 def test_times_are_those_of_events(fake: FakeCuda, driver: CudaDriver) -> None:
-    kernel, upload = driver.load(SPEC, CODE), Upload(driver.alloc(16), driver.pinned(16))
+    kernel = driver.load(SPEC, CODE)
+    upload = Upload(driver.alloc(16), driver.pinned(16))
     launch = Launch(kernel, 1, 32, 0, 1, 2, 3, 4, 5, 6)
     times = driver.timed(upload, [launch] * 3)
     assert times == pytest.approx([0.016] * 3)  # the fake's events are 16 apart
@@ -285,7 +290,8 @@ def test_any_thread_may_ask(driver: CudaDriver) -> None:
 def test_a_forked_child_is_refused(
     fake: FakeCuda, driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at, n = driver.alloc(8), len(fake.calls) + 0
+    at = driver.alloc(8)
+    n = len(fake.calls) + 0
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: -1)
         with pytest.raises(DeviceError, match="a forked process"):

@@ -47,7 +47,8 @@ def test_products_are_on_the_units_for_them(spec: Matmul, isa: str, tmp_path: Pa
         return
     assert made.registers < 255, made
     planes = 1 if spec.act == "bf16" else 3
-    rows, tokens = 16 * spec.mr, spec.nr
+    rows = 16 * spec.mr
+    tokens = spec.nr
     per_warp = rows * tokens * 64 // (16 * 8 * 16) * planes  # of 64 values of K
     assert ops["HMMA"] >= (per_warp // 4 if spec.mr == LARGE[0] else per_warp)
     assert ops["LDSM"] >= 4 * 3

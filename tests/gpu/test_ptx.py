@@ -59,7 +59,8 @@ def test_a_lookup_is_byte_permutes(tmp_path: Path) -> None:
 
 
 def test_ptx_is_kept_in_the_cache() -> None:
-    spec, tally = Norm("f32", 96, 1, 1e-5), CompileStats()
+    spec = Norm("f32", 96, 1, 1e-5)
+    tally = CompileStats()
     first = emit_ptx(spec, nvptx.SM_80, tally)
     assert emit_ptx(spec, nvptx.SM_80, tally) == first
     assert (tally.n_compiled, tally.n_cached) == (1, 1)
@@ -80,7 +81,8 @@ def test_16_bit_fields_lie_at_even_bytes() -> None:
     """The row says that a scalar is aligned to its size: so is each field of every format."""
     for fmt in FORMATS.values():
         for name in fmt.dtype.names or ():
-            size, (_, offset) = fmt.dtype[name].base.itemsize, fmt.place(name)
+            size = fmt.dtype[name].base.itemsize
+            (_, offset) = fmt.place(name)
             if size == 2:
                 assert offset % 2 == 0, (fmt.name, name)
                 assert fmt.dtype.itemsize % 2 == 0, fmt.name

@@ -84,7 +84,8 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
     client: TestClient, service: Service, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Together in batches: no step is made until all have come."""
-    turns, found = service.engine.turns, dict.fromkeys(PROMPTS, "")
+    turns = service.engine.turns
+    found = dict.fromkeys(PROMPTS, "")
     step, come = turns.step, threading.Event()
 
     def wait() -> Any:
@@ -96,7 +97,8 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
         found[prompt] = completed(client, prompt)
 
     monkeypatch.setattr(turns, "step", wait)
-    steps, fed = service.tally.n_steps, service.tally.n_fed
+    steps = service.tally.n_steps
+    fed = service.tally.n_fed
     threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
         thread.start()

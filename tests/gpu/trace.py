@@ -52,8 +52,10 @@ def trace_scheduler(isa: Isa) -> str:
     def build(k: Builder, launch_at: Val) -> None:
         launch = Record(k, launch_at, LAUNCH)
         fault = Record(k, launch.get("fault"), FAULT)
-        random, backwards = k.var(launch["seed"]), launch["seed"] % 2 > 0
-        begin, end = launch["begin"], launch["end"]
+        random = k.var(launch["seed"])
+        backwards = launch["seed"] % 2 > 0
+        begin = launch["begin"]
+        end = launch["end"]
         with k.loop(end, start=begin) as i, k.if_(fault["kind"].eq(0)):
             cta = k.select(backwards, begin + end - 1 - i, i)
             _Block(k, launch, fault, cta, random).run()
@@ -65,7 +67,11 @@ class _Block:
     """The code that runs one block's threads to their end, or to a fault."""
 
     def __init__(self, k: Builder, launch: Record, fault: Record, cta: Val, random: Var) -> None:
-        self.k, self.launch, self.fault, self.cta, self.random = k, launch, fault, cta, random
+        self.k = k
+        self.launch = launch
+        self.fault = fault
+        self.cta = cta
+        self.random = random
         self.n, self.shared = launch["n_threads"], launch.get("shared")
 
     def run(self) -> None:
@@ -105,7 +111,9 @@ class _Block:
         return Record(self.k, self.launch.get("threads") + t * THREAD.itemsize, THREAD)
 
     def _start(self, t: Val) -> None:
-        k, launch, mine = self.k, self.launch, self._thread(t)
+        k = self.k
+        launch = self.launch
+        mine = self._thread(t)
         for name in ("turn", "waits", "n_copies", "n_done", "n_groups"):
             mine[name] = 0
         mine["tid"], mine["cta"], mine["n_ctas"] = t, self.cta, launch["n_ctas"]
@@ -121,8 +129,10 @@ class _Block:
 
     def _ready_warp(self) -> Val:
         """A warp, any, with a thread that waits for nothing; -1 where there is none."""
-        k, n_warps = self.k, self.n // 32
-        found, first = k.var(k.i64(-1)), self._next()
+        k = self.k
+        n_warps = self.n // 32
+        found = k.var(k.i64(-1))
+        first = self._next()
         with k.loop(n_warps) as i:
             warp = (first + i) % n_warps
             with k.loop(32) as lane, k.if_(self._thread(warp * 32 + lane)["waits"].eq(READY)):
@@ -131,7 +141,9 @@ class _Block:
 
     def _resume(self, warp: Val) -> None:
         """Each of its threads that waits for nothing, once, in any order."""
-        k, first, step = self.k, self._next(), self._next() | 1
+        k = self.k
+        first = self._next()
+        step = self._next() | 1
         with k.loop(32) as i:
             t = warp * 32 + ((first + i * step) & 31)
             with k.if_(self._thread(t)["waits"].eq(READY)):
@@ -140,9 +152,11 @@ class _Block:
 
     def _settle_warp(self, warp: Val) -> None:
         """Where all its threads wait for each other, none does any more."""
-        k, first = self.k, warp * 32
+        k = self.k
+        first = warp * 32
         waits = self._thread(first)["waits"]
-        other, exchanging = k.var(waits), k.var((waits & 3).eq(WARP))
+        other = k.var(waits)
+        exchanging = k.var((waits & 3).eq(WARP))
         with k.loop(32) as lane:
             now = self._thread(first + lane)["waits"]
             exchanging.v = exchanging.v | (now & 3).eq(WARP)
@@ -175,7 +189,5 @@ class _Block:
         none = self.k.i64(0)
         with self.k.if_(self.fault["kind"].eq(0)):
             self.fault["kind"], self.fault["cta"], self.fault["tid"] = kind, self.cta, tid
-            self.fault["place"], self.fault["other"] = (
-                none if place is None else place,
-                none if other is None else other,
-            )
+            self.fault["place"] = none if place is None else place
+            self.fault["other"] = none if other is None else other

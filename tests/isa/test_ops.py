@@ -125,7 +125,8 @@ def signed_operands(
     rng: np.random.Generator, n: int, size: int = 128
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """``n`` weights of at most ``size``, at the ends and any, and as many activations."""
-    low, high = -size, min(size, 127)
+    low = -size
+    high = min(size, 127)
     made = [
         (np.full(n, w, np.int8), np.full(n, x, np.int8))
         for w in (low, high, 0)
@@ -145,7 +146,8 @@ def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Gener
         pytest.skip("no row here adds up dots in i16")
     shorts = isa.shorts
     assert shorts is not None
-    room, n = shorts.room(size), isa.vector_bits // 8
+    room = shorts.room(size)
+    n = isa.vector_bits // 8
     assert room >= 1
     for ty in (i8, u8) if size < 128 else (i8,) if size == 128 else (u8,):
 
@@ -169,7 +171,8 @@ def test_dots_that_an_i16_holds(isa: Isa | None, size: int, rng: np.random.Gener
 
 @pytest.mark.parametrize("isa", rows.WORDS, ids=rows.name)
 def test_dot_words(isa: Isa, rng: np.random.Generator) -> None:
-    n, op = isa.lanes, isa.dot_words
+    n = isa.lanes
+    op = isa.dot_words
     assert op is not None
 
     def build(k: Builder, acc: Val, a: Val, b: Val) -> None:
@@ -194,7 +197,8 @@ def test_dot_words(isa: Isa, rng: np.random.Generator) -> None:
 def test_dot_bf16(isa: Isa | None, rng: np.random.Generator) -> None:
     if isa is None:
         pytest.skip("no row of this machine multiplies bf16")
-    n, op = isa.lanes, isa.dot_bf16
+    n = isa.lanes
+    op = isa.dot_bf16
     assert op is not None
 
     def build(k: Builder, acc: Val, a: Val, b: Val) -> None:
@@ -242,7 +246,9 @@ def test_registers_hold_what_was_loaded(isa: Isa, rng: np.random.Generator) -> N
     """All sums at once, from rows that lie apart to rows that lie otherwise apart; and nothing
     between those is touched.
     """
-    wide, wider = 3 * SIDE, 5 * SIDE  # dwords from row to row
+    # dwords from row to row
+    wide = 3 * SIDE
+    wider = 5 * SIDE
 
     def body(k: Builder, matrix: MatrixUnit, given: Val, out: Val, empty: Val) -> None:
         for r in range(4):
@@ -267,7 +273,8 @@ def test_registers_hold_what_was_loaded(isa: Isa, rng: np.random.Generator) -> N
 def test_turned_rows_are_columns(isa: Isa, rng: np.random.Generator) -> None:
     """Twice is not at all."""
     assert isa.matrix is not None
-    turn, wide = isa.matrix.turn, 3 * SIDE
+    turn = isa.matrix.turn
+    wide = 3 * SIDE
     if turn is None:
         pytest.skip("the machine takes rows")
 
@@ -277,7 +284,8 @@ def test_turned_rows_are_columns(isa: Isa, rng: np.random.Generator) -> None:
                 turn(k, p, wide * 4)
 
     given = rng.integers(0, 2**32, (SIDE, wide), dtype=np.uint32)
-    turned, again = given.copy(), given.copy()
+    turned = given.copy()
+    again = given.copy()
     on_registers(isa, 2, body)(turned, again)
     assert (turned[:, :SIDE] == given[:, :SIDE].T).all()
     assert (turned[:, SIDE:] == given[:, SIDE:]).all()
@@ -321,7 +329,8 @@ def check_matrix_dots(
     assert_close(got, want, n_rounded * U32 * size, isa.name)
 
 
-SUMS, OPERAND = (2, 2, SIDE, SIDE), (2, SIDE, SIDE, 2)
+SUMS = (2, 2, SIDE, SIDE)
+OPERAND = (2, SIDE, SIDE, 2)
 
 
 @MATRIX_ROWS

@@ -22,7 +22,8 @@ from treadle.system.macos import MacOS
 from treadle.system.posix import Posix
 from treadle.system.windows import Windows
 
-NAME, KEY = "embed_F32_k32", "portable"
+NAME = "embed_F32_k32"
+KEY = "portable"
 
 
 @pytest.fixture

@@ -19,7 +19,8 @@ KINDS = {"half": theirs.HalfType(), "float": theirs.FloatType(), "double": their
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", FLOATS, ids=str)
 def test_floats_are_spelt_as_llvmlite_spells_them(kind: str, value: float) -> None:
-    mine, other = str(ir.number(kind, value)), str(theirs.Constant(KINDS[kind], value))
+    mine = str(ir.number(kind, value))
+    other = str(theirs.Constant(KINDS[kind], value))
     assert mine.split()[0] == other.split()[0] == kind
     assert int(mine.split()[1], 16) == int(other.split()[1], 16)
     assert len(mine.split()[1]) == len(ZERO)

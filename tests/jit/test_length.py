@@ -12,7 +12,8 @@ from treadle.kernels.matmul.gemv import Gemv
 
 
 def test_whole_registers_are_loaded_where_their_length_is_known() -> None:
-    spec, row = Gemv("F32", "f32", 64, 4, 1), ROWS["rvv256"]
+    spec = Gemv("F32", "f32", 64, 4, 1)
+    row = ROWS["rvv256"]
     loads = {}
     for exact in (True, False):
         isa = replace(row, exact=exact)

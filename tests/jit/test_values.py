@@ -91,7 +91,8 @@ def test_mixed_types_raise_everywhere_else(k: Builder) -> None:
 
 
 def test_operations_that_a_type_lacks(k: Builder) -> None:
-    x, n = k.zero(f32), k.zero(i32)
+    x = k.zero(f32)
+    n = k.zero(i32)
     with pytest.raises(TypeError, match=r"/ is not defined for integers \(i32\); use //"):
         n / 2
     for op in (
@@ -129,7 +130,8 @@ def test_integers_wrap_divide_shift_and_compare_by_their_sign(
     out = np.zeros((10, 8), dtype)
 
     def build(k: Builder, pa: Val, pb: Val, to: Val) -> None:
-        x, y = k.load(pa, ty * 8), k.load(pb, ty * 8)
+        x = k.load(pa, ty * 8)
+        y = k.load(pb, ty * 8)
         made = [x + y, x - y, x * y, x // y, x % y, x >> shift, x << shift, -x, 7 - x]
         made.append(k.select(x < y, k.const(1, ty * 8), k.zero(ty * 8)))
         for i, v in enumerate(made):
@@ -315,7 +317,8 @@ def test_vector_shuffles() -> None:
     out = np.zeros((5, 8), np.int32)
 
     def build(k: Builder, to: Val) -> None:
-        a, b = k.const(range(8), i32 * 8), k.const(range(10, 18), i32 * 8)
+        a = k.const(range(8), i32 * 8)
+        b = k.const(range(10, 18), i32 * 8)
         rows_ = [
             k.shuffle(a, b, [0, 8, 1, 9, 2, 10, 3, 11]),
             k.concat(*k.split(a, 2)),
@@ -359,7 +362,8 @@ def test_max_and_min_take_the_second_where_there_is_a_nan() -> None:
     out = np.zeros((2, 4), np.float32)
 
     def build(k: Builder, pa: Val, pb: Val, to: Val) -> None:
-        a, b = k.load(pa, f32 * 4), k.load(pb, f32 * 4)
+        a = k.load(pa, f32 * 4)
+        b = k.load(pb, f32 * 4)
         k.store(to, k.max(a, b))
         k.store(to, k.min(a, b), offset=16)
 
@@ -380,7 +384,8 @@ def test_loops_run_as_ranges_do(rng: np.random.Generator) -> None:
     def build(k: Builder, p: Val, to: Val) -> None:
         for i in range(len(cases)):
             start, stop, step = (k.load(p, i64, offset=24 * i + 8 * j) for j in range(3))
-            count, total = k.var(k.i64(0)), k.var(k.i64(0))
+            count = k.var(k.i64(0))
+            total = k.var(k.i64(0))
             with k.loop(stop, start=start, step=step) as at:
                 count.v = count.v + 1
                 total += at

@@ -30,7 +30,8 @@ def wanted(items: Iterable[pytest.Item]) -> list[tuple[Any, Any]]:
     found = {}
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        spec, isa = params.get("spec"), params.get("isa")
+        spec = params.get("spec")
+        isa = params.get("isa")
         if isinstance(spec, Spec) and isinstance(isa, Isa) and isa.simt is None:
             found[spec.name, isa.name] = spec, isa
     return list(found.values())

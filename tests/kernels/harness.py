@@ -149,7 +149,9 @@ class Run:
         made["n_tokens"], made["n_outputs"] = self["n_tokens"], self["n_outputs"]
         made["n_sampled"], records = len(self.picked), np.zeros(len(self.picked), SAMPLED)
         for record, (row, mask, first, total) in zip(records, self.picked, strict=True):
-            record["row"], record["first"], record["total"] = row, first, total
+            record["row"] = row
+            record["first"] = first
+            record["total"] = total
             if mask is not None:
                 bits = np.packbits(mask, bitorder="little")
                 record["mask"] = away(np.pad(bits, (0, -len(bits) % 4)), "mask")
@@ -216,7 +218,8 @@ def assert_close(
 ) -> None:
     """Every element within its own tolerance; a failure names the one that exceeds it most."""
     __tracebackhide__ = True
-    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    actual = np.asarray(actual, np.float64)
+    expected = np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     if not actual.size:
         return

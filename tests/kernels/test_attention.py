@@ -58,7 +58,8 @@ class Cache:
     """
 
     def __init__(self, spec: Attention, rng: np.random.Generator) -> None:
-        self.spec, page = spec, spec.page
+        self.spec = spec
+        page = spec.page
         self.layer_off = 128
         self.page_bytes = self.layer_off + page.layer_bytes
         self.places = {"page_bytes": self.page_bytes, "layer_off": self.layer_off}
@@ -67,7 +68,8 @@ class Cache:
         self.pool = np.full(sum(counts) * self.page_bytes, 0xFF, np.uint8)
         order = rng.permutation(sum(counts))
         for sequence, count in zip(BATCH, counts, strict=True):
-            mine, order = order[:count], order[count:]
+            mine = order[:count]
+            order = order[count:]
             self.pages.append(mine)
             for t in range(sequence.history + sequence.n):
                 for head in range(spec.n_head_kv):
@@ -89,7 +91,8 @@ def build_run(
     token = n_partials = 0
     for sequence, pages in zip(BATCH, cache.pages, strict=True):
         for first in range(0, sequence.n, spec.tokens):
-            n, position = min(spec.tokens, sequence.n - first), sequence.history + first
+            n = min(spec.tokens, sequence.n - first)
+            position = sequence.history + first
             begin = max(0, position - spec.window + 1) if spec.window else 0
             end = position + n
             if not spec.causal:
@@ -120,7 +123,8 @@ def sinks_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
 
 def distances_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
     """A number of each head for each distance; past the reach equal ones."""
-    end, n_head = spec.reach + PAGE, spec.n_head
+    end = spec.reach + PAGE
+    n_head = spec.n_head
     made = rng.standard_normal((n_head, row_values(spec.reach))).astype(np.float32)
     made[:, : end - spec.reach] = made[:, :1]
     made[:, end + spec.reach :] = made[:, -1:]
@@ -130,7 +134,8 @@ def distances_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
-    largest, longest_key = [0.0, 0.0], 0.0
+    largest = [0.0, 0.0]
+    longest_key = 0.0
     for home in cache.pool.reshape(-1, cache.page_bytes)[:, cache.layer_off :].reshape(
         -1, page.head_bytes
     ):
@@ -178,8 +183,10 @@ def test_slopes_of_heads() -> None:
 def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
     n = sum(sequence.n for sequence in BATCH)
-    width, out_width = spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
-    stride, out_stride = width + 7, out_width + 3
+    width = spec.n_head * spec.head_dim
+    out_width = spec.n_head * spec.dims_v
+    stride = width + 7
+    out_stride = out_width + 3
     x = rng.standard_normal((n, stride)).astype(np.float32) * spec.head_dim**-0.5
     x[:, width:] = np.nan
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
@@ -221,15 +228,14 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
 )
 def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> None:
     cache = Cache(spec, rng)
-    n_tokens, width = sum(s.n for s in BATCH), spec.n_head * spec.dims_v
+    n_tokens = sum(s.n for s in BATCH)
+    width = spec.n_head * spec.dims_v
     x = rng.standard_normal((n_tokens, spec.n_head * spec.head_dim))
     outs = []
     for split in (False, True):
         run, n_partials = build_run(spec, cache, split=split)
-        out, partials = (
-            np.full((n_tokens, width), np.nan),
-            np.full(n_partials * spec.partial_values, np.nan),
-        )
+        out = np.full((n_tokens, width), np.nan)
+        partials = np.full(n_partials * spec.partial_values, np.nan)
         parts = {"out": out, "partials": partials, "out_stride": width}
         parts["sinks"] = sinks_of(spec, np.random.default_rng(3))
         parts["distances"] = distances_of(spec, np.random.default_rng(3))
@@ -260,7 +266,8 @@ def test_large_scores_do_not_overflow(
     width = spec.n_head * spec.head_dim
     x = (rng.standard_normal((run.n_tokens, width)) * 1000).astype(np.float32)
     args = {"stride": width, "out_stride": width, "few": 0, **cache.places}
-    expected, out = np.empty((run.n_tokens, width)), memory.array((run.n_tokens, width), np.float32)
+    expected = np.empty((run.n_tokens, width))
+    out = memory.array((run.n_tokens, width), np.float32)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, **args), run)
     buffers = {"qkv": memory.copy(x), "pool": memory.copy(cache.pool), "out": out}
     n_items = run["n_attn_items"] * spec.n_groups
@@ -286,7 +293,8 @@ def test_bits_are_a_rows_own(
     spec = Attention(kv, 4, 2, 32, 4, 150, pool=1)
     if latent:
         spec = Attention(kv, 4, 1, 64, 4, 150, pool=1, head_dim_v=32, latent=True)
-    history, n = 210, 60
+    history = 210
+    n = 60
     page_bytes = spec.page.layer_bytes
     pool = np.zeros(-(-(history + n) // PAGE) * page_bytes, np.uint8)
     for t, head in product(range(history + n), range(spec.n_head_kv)):
@@ -295,7 +303,8 @@ def test_bits_are_a_rows_own(
         value = 1.5 * np.exp2(np.rint(value)) * np.sign(value)
         key[: spec.dims_v] = value[: spec.dims_v] if latent else key[: spec.dims_v]
         spec.page.write_ref(home, t % PAGE, key, value[: spec.dims_v])
-    width, out_width = spec.n_head * spec.head_dim, spec.n_head * spec.dims_v
+    width = spec.n_head * spec.head_dim
+    out_width = spec.n_head * spec.dims_v
     x = rng.standard_normal((n, width)).astype(np.float32) * spec.head_dim**-0.5
     outs = []
     for cuts in ([*range(0, n, 4)], [0, *range(1, n, 4)], [0, *range(3, n, 4)], [*range(n)]):

@@ -25,9 +25,12 @@ def test_channel_rates(
     """As ``test_rates``: softplus and its argument 6 u of both, which times ``a`` is an absolute
     error of the exponential's argument; sigmoid 4 u.
     """
-    n, h = spec.heads * spec.k, spec.heads
-    x, beta = 8 * floats(rng, 4, n + 5), 4 * floats(rng, 4, h + 7)
-    a, bias = -np.abs(floats(rng, h)), floats(rng, n)
+    n = spec.heads * spec.k
+    h = spec.heads
+    x = 8 * floats(rng, 4, n + 5)
+    beta = 4 * floats(rng, 4, h + 7)
+    a = -np.abs(floats(rng, h))
+    bias = floats(rng, n)
     width = COLUMNS * -(-h // COLUMNS) + n + 1
     args: dict[str, Any] = {"x": x, "beta": beta, "a": a, "bias": bias}
     args |= {"out": np.full((4, width), np.nan, np.float32), "out_stride": width}
@@ -44,7 +47,8 @@ def test_channels_decay_apart(spec: ChannelDelta, memory: Memory, rng: np.random
     """A channel that forgets all at once leaves the others' as they are, and nothing of it is no
     number: products of its decays are zero.
     """
-    args, run = given(spec, rng), Run(parts=np.array([(0, 9, 4, 0, 1, 0)], PART))
+    args = given(spec, rng)
+    run = Run(parts=np.array([(0, 9, 4, 0, 1, 0)], PART))
     decays = args["rates"][:, COLUMNS:][:, : spec.n_head * spec.n_state]
     decays[:] = 1.0
     decays.reshape(9, spec.n_head, -1)[:, :, 0] = 1e-30

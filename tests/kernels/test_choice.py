@@ -31,10 +31,12 @@ ISAS = pytest.mark.parametrize("isa", ROWS.values(), ids=lambda row: row.name)
 READ = [fmt for fmt in FORMATS.values() if fmt.codes or fmt.load]
 MANY = GEMV_TOKENS[-1] + 1
 Q8_0, Q4_0 = by_name("Q8_0"), by_name("Q4_0")
-VNNI, AMX = ROWS["avx512_vnni"], ROWS["amx_bf16"]
+VNNI = ROWS["avx512_vnni"]
+AMX = ROWS["amx_bf16"]
 SME = ROWS["sme"]
 assert AMX.matrix is not None
-VECTOR_TOKENS, PANEL_BYTES = AMX.matrix.vector_tokens, AMX.matrix.panel_bytes
+VECTOR_TOKENS = AMX.matrix.vector_tokens
+PANEL_BYTES = AMX.matrix.panel_bytes
 PROMPT = 512
 NO_BYTES = replace(AMX, matrix=replace(AMX.matrix, dot_bytes=None))
 
@@ -143,7 +145,8 @@ def test_some_tokens_stand_in_lanes() -> None:
     """Up to half a vector of them, of blocks with several scales; or sixteen groups of a whole one,
     at most.
     """
-    large, vnni = by_name("Q4_K"), ROWS["avx2_vnni"]
+    large = by_name("Q4_K")
+    vnni = ROWS["avx2_vnni"]
     assert matmul(large, VNNI, 2048, 8) == LanesGemm("Q4_K", "q8", 2048, 8, 8)
     for fmt, n in ((large, 9), (Q8_0, 16), (Q8_0, 128)):
         spec = LanesGemm(fmt.name, "q8", 2048, 8, 16, groups=16)
@@ -184,7 +187,8 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
             codes = (16,) if isa.name == "avx2" else ()
             floats = (*codes, 32)
         elif isa.name.startswith("avx512"):
-            codes, floats = () if isa.name == "avx512" else (8, 128), (8, 128)
+            codes = () if isa.name == "avx512" else (8, 128)
+            floats = (8, 128)
         assert select.batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
         assert select.batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
 
@@ -390,7 +394,8 @@ def test_what_matrix_registers_can_use() -> None:
 
 
 def test_few_strips_are_cut_into_more_items() -> None:
-    gemm, gemv = Gemm("F32", "f32", 64, 2, 6), Gemv("F32", "f32", 64, 2, 4)
+    gemm = Gemm("F32", "f32", 64, 2, 6)
+    gemv = Gemv("F32", "f32", 64, 2, 4)
     assert select.tokens_per_item(gemv, 1, 4, 64) == 4
     assert select.tokens_per_item(gemm, 100, 512, 2) == 516  # all tokens, in whole groups
     assert select.tokens_per_item(gemm, 2, 512, 2) == 132  # four items for each of two threads

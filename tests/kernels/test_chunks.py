@@ -35,9 +35,13 @@ def given(spec: Chunked, rng: np.random.Generator, *, whole: bool) -> dict[str, 
     """``whole``: small numbers that bf16 holds, and so few tokens that add that sums are as well;
     a key is one direction.
     """
-    heads, dims, n, groups = spec.n_head, spec.head_dim, spec.n_state, spec.n_group
+    heads = spec.n_head
+    dims = spec.head_dim
+    n = spec.n_state
+    groups = spec.n_group
     size = heads * dims * n
-    values, keys = np.zeros((N, heads * dims)), np.zeros((2, N, groups, n))
+    values = np.zeros((N, heads * dims))
+    keys = np.zeros((2, N, groups, n))
     states: np.ndarray = rng.standard_normal((CELLS, size))
     rates = np.full((N, 2 * COLUMNS), np.nan)
     if whole:
@@ -126,8 +130,10 @@ def test_rounded_numbers_are_near(
     a larger share of it than six such roundings of each.
     """
     args = given(spec, rng, whole=False)
-    expected, found = exact(spec, args), compiled(spec, isa, memory, args)
-    states, out = of_states(expected), expected["out"][:, : spec.n_head * spec.head_dim]
+    expected = exact(spec, args)
+    found = compiled(spec, isa, memory, args)
+    states = of_states(expected)
+    out = expected["out"][:, : spec.n_head * spec.head_dim]
     assert_close(of_states(found), states, 6 * 4 * U16 * np.abs(states).max(), spec.name)
     assert_close(found["out"][:, :-1], out, 6 * 4 * U16 * np.abs(out).max(), spec.name)
 
@@ -148,7 +154,8 @@ def test_keys_of_chunks(
     both = (chunks.reshape(-1, spec.n_bytes) for chunks in (found, expected))
     assert isa.matrix is not None
     for a, b in zip(*both, strict=True):
-        mine, theirs = spec.read_ref(a, turns=isa.matrix.turn is not None), spec.read_ref(b)
+        mine = spec.read_ref(a, turns=isa.matrix.turn is not None)
+        theirs = spec.read_ref(b)
         assert mine.keys() == theirs.keys()
         for name, values in theirs.items():
             dots = name in ("seen", "known")

@@ -17,11 +17,13 @@ from treadle.kernels.elementwise.softcap import Softcap
 @pytest.mark.parametrize("spec", CLAMPS, ids=registry.name)
 def test_clamp(spec: Clamp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """It rounds nothing."""
-    n, column = 4, 6
+    n = 4
+    column = 6
     stride = column + spec.k + 3
     x = 2 * spec.limit * rng.standard_normal((n, stride)).astype(np.float32)
     x[1, column : column + 3] = np.nan, np.inf, -np.inf
-    expected, strides = x.copy(), {"stride": stride, "column": column}
+    expected = x.copy()
+    strides = {"stride": stride, "column": column}
     spec.run_ref(spec.args(x=expected, **strides), Run(n))
     inside = expected[:, column : column + spec.k]
     assert np.nanmax(np.abs(inside)) == np.float32(spec.limit)
@@ -39,10 +41,12 @@ def test_cap(spec: Softcap, isa: Isa, memory: Memory, rng: np.random.Generator) 
     """In units of 2**-24, on arguments up to 1: tanh 2 (``jit/math.py``), its argument 2, the last
     product 1. Larger ones give the cap, and NaN stays NaN.
     """
-    n, stride = 4, spec.k + 3
+    n = 4
+    stride = spec.k + 3
     x = rng.uniform(-spec.cap, spec.cap, (n, stride)).astype(np.float32)
     x[1, :3] = np.nan, 1e6, -1e6
-    expected, inside = x.astype(np.float64), slice(spec.k)
+    expected = x.astype(np.float64)
+    inside = slice(spec.k)
     spec.run_ref(spec.args(y=expected, stride=stride), Run(n))
     assert np.nanmax(np.abs(expected[:, inside])) == spec.cap
     for front in (False, True):

@@ -17,7 +17,8 @@ from treadle.kernels.elementwise.column_norm import ColumnNorm
 @pytest.mark.parametrize("spec", COLUMN_NORMS, ids=registry.name)
 def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """In place; what lies before and behind the columns stays."""
-    n, column = 4, 6
+    n = 4
+    column = 6
     width = spec.heads * spec.k
     stride = column + width + 3
     x = 3 * rng.standard_normal((n, stride)).astype(np.float32)
@@ -26,10 +27,12 @@ def test_column_norm(spec: ColumnNorm, isa: Isa, memory: Memory, rng: np.random.
     vectors = {"w": w.ravel()}
     if spec.bias:
         vectors["bias"] = rng.standard_normal(spec.k).astype(np.float32)
-    expected, strides = x.astype(np.float64), {"stride": stride, "column": column}
+    expected = x.astype(np.float64)
+    strides = {"stride": stride, "column": column}
     parts = expected[:, column : column + width].copy().reshape(n, spec.heads, spec.k)
     spec.run_ref(spec.args(x=expected, **vectors, **strides), Run(n))
-    relative, tolerance = norm_error(spec.k, isa) + U32, np.zeros((n, stride))
+    relative = norm_error(spec.k, isa) + U32
+    tolerance = np.zeros((n, stride))
     off = centring_error(spec, isa, parts, w)
     off = off + relative * np.abs(vectors.get("bias", 0.0))  # it may cancel what it is added to
     inside = slice(column, column + width)

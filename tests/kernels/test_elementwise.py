@@ -107,7 +107,9 @@ def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", EMBEDS, ids=registry.name)
 def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    fmt, n_vocab, stride = by_name(spec.w), 7, spec.k + 5
+    fmt = by_name(spec.w)
+    n_vocab = 7
+    stride = spec.k + 5
     tokens = np.array([6, 0, 3, 3, 6], np.int32)
     run = Run(n_tokens=5, tokens=tokens)
     w = fmt.quantize_rows(rng.standard_normal((n_vocab, spec.k)).astype(np.float32))
@@ -147,7 +149,8 @@ def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarr
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", NORMS, ids=registry.name)
 def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n_tokens, stride = 7, round_up(spec.k + 3, step(isa))
+    n_tokens = 7
+    stride = round_up(spec.k + 3, step(isa))
     run = Run(n_tokens=n_tokens, output_rows=np.array([6, 2, 5], np.int32))
     n = run["n_outputs" if spec.outputs else "n_tokens"]
     x = rng.standard_normal((n_tokens, stride)).astype(np.float32) * 3
@@ -202,7 +205,8 @@ def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 
 def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
     """``add`` may write over its own residual: the plan does."""
-    spec, isa = next(s for s in NORMS if s.add), rows.DISTINCT[-1]
+    spec = next(s for s in NORMS if s.add)
+    isa = rows.DISTINCT[-1]
     x = memory.copy(rng.standard_normal((3, spec.k)).astype(np.float32))
     w = memory.copy(np.ones(spec.k, np.float32))
     residual = memory.copy(rng.standard_normal((3, spec.k)).astype(np.float32))
@@ -220,7 +224,8 @@ def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", PACKS, ids=registry.name)
 def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n, up = 8, round_up(spec.k + 2, step(isa))
+    n = 8
+    up = round_up(spec.k + 2, step(isa))
     stride = round_up(up + spec.k + 1, step(isa))
     x = rng.standard_normal((n, stride)).astype(np.float32) * 4
     x[2] = 0

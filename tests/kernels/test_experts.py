@@ -38,7 +38,8 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     """Weights: exp or sigmoid 3 units of 2**-24, their sum in chains 8, a division and the scale
     2. Scores of half of the tokens are whole numbers, so that many are equal.
     """
-    n, stride = 9, spec.n + 3
+    n = 9
+    stride = spec.n + 3
     scores = rng.standard_normal((n, stride)).astype(np.float32)
     scores[::2] = rng.integers(-2, 3, scores[::2].shape)
     # Of one group many are equal, too. Of several, the sums of each one's two best must not be
@@ -52,7 +53,8 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
         "bias": bias if spec.bias else None,
         "scales": scales if spec.own else None,
     }
-    chosen, weights = np.zeros(n * spec.n_used, np.int32), np.zeros(n * spec.n_used)
+    chosen = np.zeros(n * spec.n_used, np.int32)
+    weights = np.zeros(n * spec.n_used)
     args = spec.args(**given, chosen=chosen, weights=weights, stride=stride)
     spec.run_ref(args, Run(n))
     if not spec.bias and spec.n_groups == 1:
@@ -68,7 +70,9 @@ def test_route(spec: Route, isa: Isa, memory: Memory, rng: np.random.Generator) 
     assert_close(weighed, weights, 16 * U32 * np.abs(weights), spec.name)
 
 
-FIRST, LEFT_OUT = 1000, -1  # places
+# places
+FIRST = 1000
+LEFT_OUT = -1
 
 
 def sorted_rows(
@@ -109,7 +113,9 @@ def test_sort(spec: Sort, isa: Isa, memory: Memory, rng: np.random.Generator) ->
         assert np.array_equal(places != LEFT_OUT, met[chosen])
         assert records["n"].sum() == sizes[met].sum()
         assert records["n"].max(initial=0) <= spec.most
-        tokens, places, there = into[2:], places - FIRST, np.flatnonzero(met[chosen])
+        tokens = into[2:]
+        places = places - FIRST
+        there = np.flatnonzero(met[chosen])
         assert np.array_equal(tokens[places[there]], there // spec.n_used)
         for expert, first, n in records.tolist():
             assert first % spec.block == 0
@@ -122,7 +128,8 @@ def test_sort(spec: Sort, isa: Isa, memory: Memory, rng: np.random.Generator) ->
 @pytest.mark.parametrize("spec", GATHERS, ids=registry.name)
 def test_gather(spec: Gather, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """What is gathered is what would be written there: bytes are moved, none is computed."""
-    n, act = 7, spec.layout()
+    n = 7
+    act = spec.layout()
     tokens = rng.integers(0, n, 3 * spec.block).astype(np.int32)
     x = rng.standard_normal((n, spec.k)).astype(np.float32)
     one = replace(act, group=1)
@@ -157,7 +164,8 @@ def groups_of(raw: np.ndarray, act: ActivationLayout) -> np.ndarray:
 @pytest.mark.parametrize("spec", COMBINES, ids=registry.name)
 def test_combine(spec: Combine, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A product or a sum for each slot and each of the two others, and 3 for the sigmoid."""
-    n, stride = 5, spec.k + 3
+    n = 5
+    stride = spec.k + 3
     n_slots = n * spec.n_used
     y = rng.standard_normal((n_slots + 4, stride)).astype(np.float32)
     weights = rng.uniform(0, 1, n_slots).astype(np.float32)
@@ -168,7 +176,8 @@ def test_combine(spec: Combine, isa: Isa, memory: Memory, rng: np.random.Generat
     given = {name: a for name, a in optional.items() if getattr(spec, name)}
     given |= {"y": y, "weights": weights}
     sizes = {"stride": stride, "gate_stride": 5}
-    expected, sums = np.full((n, stride), np.nan), np.full((n, stride), np.nan)
+    expected = np.full((n, stride), np.nan)
+    sums = np.full((n, stride), np.nan)
     spec.run_ref(spec.args(**given, **sizes, out=expected), Run(n))
     magnitudes: dict[str, Any] = {name: np.abs(a) for name, a in given.items()}
     spec.run_ref(spec.args(**{**magnitudes, "gate": gate}, **sizes, out=sums), Run(n))
@@ -199,7 +208,8 @@ def stacked(
 ) -> tuple[list[tuple[np.ndarray, ...]], list[np.ndarray]]:
     """Weights and biases of all experts, a tensor for each segment."""
     fmt = parts[0].spec.fmt
-    w, biases = [], []
+    w = []
+    biases = []
     for s in range(parts[0].spec.segments):
         split = fmt.split(np.concatenate([p.weights[s] for p in parts]))
         w.append(tuple(memory.copy(np.ascontiguousarray(a)) for a in split))
@@ -211,19 +221,27 @@ def stacked(
 
 def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Rows of y are to the bit those of the expert's own product; the twin's are near them."""
-    parts, layout = problems(spec, isa, rng), spec.layout()
+    parts = problems(spec, isa, rng)
+    layout = spec.layout()
     if isinstance(spec, Gemm):
-        block, most = spec.nr, 3 * spec.nr  # rows of a tile
+        # rows of a tile
+        block = spec.nr
+        most = 3 * spec.nr
         firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
         made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]
         cut = [(e, at + i, min(most, n - i)) for e, at, n in made for i in range(0, n, most)]
         tiles = np.array([len(cut), *np.array(cut).ravel()])
-        n_rows, n_items, tokens = sum(round_up(n, block) for n in COUNTS), len(cut), 0
+        n_rows = sum(round_up(n, block) for n in COUNTS)
+        n_items = len(cut)
+        tokens = 0
         source = np.arange(n_rows)
     else:  # two rows of y of each row of x
         slots = [e for e, n in enumerate(COUNTS) for _ in range(n)] + [0]
-        tiles, n_rows, tokens = np.array(slots, np.int32), len(slots), 2
-        n_items, source = n_rows, np.arange(n_rows) // 2
+        tiles = np.array(slots, np.int32)
+        n_rows = len(slots)
+        tokens = 2
+        n_items = n_rows
+        source = np.arange(n_rows) // 2
         made = []
         for e, n in enumerate(COUNTS):
             made += [(e, slots.index(e), n)] if n else []
@@ -260,7 +278,8 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     spec.run_ref(spec.args(**{**args, "x": raw, "y": twin}), run)
     for e, at, n in made:
         for i in range(0, n, n if isinstance(spec, Gemm) else 1):  # a gemv's rows, one by one
-            many, p = n if isinstance(spec, Gemm) else 1, parts[e]
+            many = n if isinstance(spec, Gemm) else 1
+            p = parts[e]
             own = replace(p, n=many, x=p.x[i : i + many], residual=p.residual[i : i + many])
             want = own.compute(memory)
             for column in like.columns:
@@ -287,7 +306,8 @@ BOTH = ("Q8_0", "Q4_K", "MXFP4", "F32")
 
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 or n in BOTH])
 def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
-    fmt, isa = by_name(name), rows.VECTORS[-1]
+    fmt = by_name(name)
+    isa = rows.VECTORS[-1]
     spec = select.gemm(fmt, isa, 3 * max(fmt.block, 32), matrix=False)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
@@ -329,23 +349,30 @@ def test_gemm_of_experts_of_floats(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 == 0 or n in BOTH])
 def test_gemv_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
-    fmt, isa = by_name(name), rows.VECTORS[-1]
+    fmt = by_name(name)
+    isa = rows.VECTORS[-1]
     spec = select.gemv(fmt, isa, 3 * max(fmt.block, 32), 1)
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
 
 def test_gated_of_experts(memory: Memory, rng: np.random.Generator) -> None:
     """With biases; the result's groups begin anew for each expert."""
-    isa, m, spare = rows.VECTORS[-1], 64, 96
+    isa = rows.VECTORS[-1]
+    m = 64
+    spare = 96
     spec = Gated(
         "Q8_0", "q8", 96, 2, 4, 2, True, experts=2, fn="swiglu_clamped", m=m, to="f32", to_group=8
     )
-    counts, firsts, n_rows = (3, 9), (0, 8), 24
+    counts = (3, 9)
+    firsts = (0, 8)
+    n_rows = 24
     x = (4 * rng.standard_normal((n_rows, spec.k))).astype(np.float32)
-    raw, layout = np.zeros(spec.layout().n_bytes(n_rows), np.uint8), spec.layout()
+    raw = np.zeros(spec.layout().n_bytes(n_rows), np.uint8)
+    layout = spec.layout()
     layout.write_ref(raw, x)
     # Both halves are in one tensor, and there are rows of neither.
-    fmt, pitch = by_name("Q8_0"), 2 * m + spare
+    fmt = by_name("Q8_0")
+    pitch = 2 * m + spare
     whole = fmt.quantize_rows(rng.standard_normal((2 * pitch, spec.k)).astype(np.float32))
     bias = rng.standard_normal(2 * pitch + 128).astype(np.float32)
     parts = [(memory.copy(whole[first:]),) for first in (0, m)]

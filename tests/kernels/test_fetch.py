@@ -21,7 +21,9 @@ from treadle.kernels.moe.page_in_experts import Fetch
 @pytest.mark.skipif("TREADLE_TEST_ROW" in os.environ, reason="calls a function of this process")
 def test_kernel(isa: Isa, tiled: bool, memory: Memory) -> None:
     """Whole pages from where an expert begins; the last argument of each array is its own."""
-    experts, page, asked = [3, 0, 3, 6], 4096, Asked()
+    experts = [3, 0, 3, 6]
+    page = 4096
+    asked = Asked()
     given: dict[str, Any] = {"chosen": np.array(experts, np.int32)}
     if tiled:
         tiles = np.zeros(len(experts), TILE)

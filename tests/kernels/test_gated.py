@@ -63,7 +63,9 @@ class Problem:
     """Inputs of one fused kernel, and what it ought to make of them."""
 
     def __init__(self, spec: Gated, isa: Isa, rng: np.random.Generator, n: int) -> None:
-        self.spec, self.isa, self.n = spec, isa, n
+        self.spec = spec
+        self.isa = isa
+        self.n = n
         self.products = random(replace(spec.product, segments=2), isa, rng, n, [spec.m] * 2)
         for b in self.products.biases:
             b[:] = 0
@@ -71,16 +73,21 @@ class Problem:
 
     def exact(self) -> tuple[np.ndarray, np.ndarray]:
         """float64 ``[n, m]``, and how far the kernel may be off before it writes."""
-        p, m, fn = self.products, self.spec.m, self.spec.fn
-        y, error = p.reference(), bound(p)
+        p = self.products
+        m = self.spec.m
+        fn = self.spec.fn
+        y = p.reference()
+        error = bound(p)
         (g, u), (dg, du) = ([a[:, column : column + m] for column in p.columns] for a in (y, error))
         off = SLOPE * dg * (np.abs(u) + du) + np.abs(activated(fn, g)) * du
         return activated(fn, g) * u, off + 16 * U32 * np.abs(g * u)
 
     def compute(self, memory: Memory, chunk: int = 0, front: bool = False) -> np.ndarray:
         """The result's bytes."""
-        spec, p = self.spec, self.products
-        layout, result = spec.layout(), spec.result()
+        spec = self.spec
+        p = self.products
+        layout = spec.layout()
+        result = spec.result()
         raw = np.full(layout.n_bytes(self.n), 0xFF, np.uint8)
         layout.write_ref(raw, p.x)
         poison(raw, layout, self.n)
@@ -120,7 +127,8 @@ def test_the_twin_says_the_same(spec: Gated, memory: Memory, rng: np.random.Gene
     problem = Problem(spec, rows.ALL[0], rng, 5)
     exact, _ = problem.exact()
     plain = replace(spec, to="f32", to_group=1, to_sub=32)
-    layout, out = spec.layout(), np.zeros(plain.result().n_bytes(5), np.uint8)
+    layout = spec.layout()
+    out = np.zeros(plain.result().n_bytes(5), np.uint8)
     x = np.zeros(layout.n_bytes(5), np.uint8)
     layout.write_ref(x, problem.products.x)
     w = [spec.fmt.split(w) for w in problem.products.weights]

@@ -31,7 +31,8 @@ CHOSEN = (0, 2, 3, 0, 2, 0, 0, 3, 2, 0)  # of five, none, three and two rows
 
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 4 == 1 or n in BOTH])
 def test_gemv_of_groups(name: str, memory: Memory, rng: np.random.Generator) -> None:
-    fmt, isa = by_name(name), rows.VECTORS[-1]
+    fmt = by_name(name)
+    isa = rows.VECTORS[-1]
     spec = select.group_gemv(fmt, isa, 3 * max(fmt.block, 32))
     compare(with_experts(spec, NAMES.index(name)), isa, memory, rng)
 
@@ -50,11 +51,14 @@ def test_gemv_of_groups_on_every_row(
 def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Rows of y are to the bit what a gemv of as many tokens makes; the twin's are near them."""
     assert isinstance(spec, GroupGemv)
-    parts, layout, chosen = problems(spec, isa, rng), spec.layout(), np.array(CHOSEN, np.int32)
+    parts = problems(spec, isa, rng)
+    layout = spec.layout()
+    chosen = np.array(CHOSEN, np.int32)
     sort = Sort(len(parts), spec.experts, 1, GROUPED)
     tiles, sources, _ = sorted_rows(sort, chosen, memory, None)
     w, biases = stacked(parts, memory)
-    like, n = parts[0], len(chosen)
+    like = parts[0]
+    n = len(chosen)
     for of_tokens in (True, False):  # x has a row of each token, or of each slot
         some = replace(spec, of_tokens=of_tokens)
         token_of = sources[2:] if of_tokens else np.arange(n)

@@ -16,7 +16,8 @@ from treadle.kernels.attention.hadamard import MOST, Rotate, points, rotate_ref
 @pytest.mark.parametrize("spec", ROTATIONS, ids=registry.name)
 def test_rotate(spec: Rotate, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """In place; what lies behind the heads stays."""
-    n, width = 4, spec.heads * spec.k
+    n = 4
+    width = spec.heads * spec.k
     x = rng.standard_normal((n, width + 5)).astype(np.float32)
     expected = x.astype(np.float64)
     spec.run_ref(spec.args(x=expected, stride=width + 5), Run(n))

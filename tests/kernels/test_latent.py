@@ -30,23 +30,31 @@ from treadle.kernels.matmul.matmul import Matmul
 def test_latent_store(
     spec: LatentStore, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
-    n, page, rank = 5, spec.page, spec.dims_v
-    n_q, n_out = spec.n_head * spec.head_dim_q, spec.n_head * spec.head_dim
-    n_pages, layer_off = 4, 64
+    n = 5
+    page = spec.page
+    rank = spec.dims_v
+    n_q = spec.n_head * spec.head_dim_q
+    n_out = spec.n_head * spec.head_dim
+    n_pages = 4
+    layer_off = 64
     page_bytes = layer_off + 2 * page.layer_bytes
     angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     slots = np.array([2 * PAGE + 3, 0, PAGE - 1, 3 * PAGE + 31, PAGE + 7])
     run = Run(n, ropes={spec.table: table}, slots={spec.pool: slots})
     # Queries begin at the third column; rows of keys lie behind them, as a product leaves them.
-    q_column, kv_column, stride, out_stride = 3, n_q + 5, n_q + spec.head_dim + 6, n_out + 2
+    q_column = 3
+    kv_column = n_q + 5
+    stride = n_q + spec.head_dim + 6
+    out_stride = n_out + 2
     x = rng.standard_normal((n, stride)).astype(np.float32)
     before = rng.standard_normal((n, out_stride)).astype(np.float32)
     norm = (1 + rng.random(rank)).astype(np.float32)
     args: dict[str, Any] = {"stride": stride, "kv_stride": stride, "out_stride": out_stride}
     args |= {"q_column": q_column, "kv_column": kv_column}
     args |= {"page_bytes": page_bytes, "layer_off": layer_off}
-    expected, pool_ref = before.astype(np.float64), np.full(n_pages * page_bytes, 0xFF, np.uint8)
+    expected = before.astype(np.float64)
+    pool_ref = np.full(n_pages * page_bytes, 0xFF, np.uint8)
     given = {"q": x, "kv": x, "out": expected, "pool": pool_ref, "norm": norm}
     spec.run_ref(spec.args(**given, **args), run)
     for front in (False, True):
@@ -72,7 +80,10 @@ def test_latent_store(
 @pytest.mark.parametrize("spec", PACK_HEADS, ids=registry.name)
 def test_pack_heads(spec: PackHeads, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """What ``emit_store`` rounds is for ``test_pack`` to say: here a head's own columns."""
-    n, column, pitch, act = 7, 2, spec.k + 3, spec.layout()
+    n = 7
+    column = 2
+    pitch = spec.k + 3
+    act = spec.layout()
     stride = column + spec.heads * pitch
     x = rng.standard_normal((n, stride)).astype(np.float32)
     head_bytes = act.n_bytes(n) + act.group_bytes  # one group more than there are tokens
@@ -98,10 +109,14 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator, n:
     """Each head's columns are to the bit what its matrix and its x make by themselves; the twin's
     are near them.
     """
-    layout, fmt, heads = spec.layout(), spec.fmt, spec.heads
+    layout = spec.layout()
+    fmt = spec.fmt
+    heads = spec.heads
     m = 2 * spec.rows_per_item(isa.lanes)
-    y_pitch, padded = m + 5, -(-n // spec.nr) * spec.nr
-    stride, x_pitch = heads * y_pitch, layout.n_bytes(padded) + layout.group_bytes
+    y_pitch = m + 5
+    padded = -(-n // spec.nr) * spec.nr
+    stride = heads * y_pitch
+    x_pitch = layout.n_bytes(padded) + layout.group_bytes
     x = rng.standard_normal((heads, n, spec.k)).astype(np.float32)
     raw = np.zeros(heads * x_pitch, np.uint8)
     for head in range(heads):
@@ -143,7 +158,8 @@ def test_products_by_head(spec: Matmul, isa: Isa, memory: Memory, rng: np.random
 def test_products_by_head_as_they_are_chosen(
     name: str, memory: Memory, rng: np.random.Generator
 ) -> None:
-    fmt, isa = by_name(name), rows.VECTORS[-1]
+    fmt = by_name(name)
+    isa = rows.VECTORS[-1]
     spec = select.gemm(fmt, isa, 256, matrix=False)
     compare(replace(spec, heads=2), isa, memory, rng, 13)
 
@@ -152,7 +168,8 @@ def test_products_by_head_as_they_are_chosen(
 def test_a_page_whose_values_are_keys(kv: str, rng: np.random.Generator) -> None:
     page, plain = (PageLayout(kv, 1, 96, 64, latent) for latent in (True, False))
     assert page.layer_bytes == plain.v_off < plain.layer_bytes
-    home, key = np.zeros(page.head_bytes, np.uint8), rng.standard_normal(96).astype(np.float32)
+    home = np.zeros(page.head_bytes, np.uint8)
+    key = rng.standard_normal(96).astype(np.float32)
     page.write_ref(home, 7, key, key)
     keys, values = page.read_ref(home)
     assert np.array_equal(values, keys[:, :64])
@@ -168,11 +185,13 @@ def test_rotated_scores_and_sums_stay(rng: np.random.Generator) -> None:
     first dims alone is rotated back by that part's matrix.
     """
     store = LatentStore("none", "q4_0", 1, 160, 96, 80, 64, 1.0, 0.0)
-    page, slots = store.page, np.arange(9)
+    page = store.page
+    slots = np.arange(9)
     places = {"page_bytes": page.layer_bytes, "layer_off": 0, "q_column": 0, "kv_column": 0}
     strides = {"stride": 80, "kv_stride": 160, "out_stride": 160}
     q, row, absorbed = (rng.standard_normal((9, n)) for n in (80, 160, 160))
-    made, pool = absorbed.copy(), np.zeros(page.layer_bytes, np.uint8)
+    made = absorbed.copy()
+    pool = np.zeros(page.layer_bytes, np.uint8)
     given = {"q": q, "kv": row, "out": made, "pool": pool, "norm": np.ones(96)}
     store.run_ref(store.args(**given, **places, **strides), Run(9, slots={0: slots}))
     absorbed[:, 96:] = q[:, 16:]

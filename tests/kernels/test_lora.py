@@ -14,7 +14,9 @@ from treadle.isa.isa import Isa
 from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, LoraDown, LoraUp
 
 TILES = ((0, 1, (0.0, 1.5, -0.25)), (1, 5, (2.0, 0.0, 1.0)), (9, 16, (0.0, 0.0, 0.5)))
-N_ROWS, N_ADAPTERS, STRIDE = 26, 3, 7
+N_ROWS = 26
+N_ADAPTERS = 3
+STRIDE = 7
 
 
 def run_of() -> Run:
@@ -32,7 +34,8 @@ def wanted(adapter: int) -> np.ndarray:
 def test_down(spec: LoraDown, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of k products in f32, k roundings and one of each product; and two of the scale."""
     groups = np.array([(0, 0.5), (1, 2.0), (1, 2.0), (2, -1.0)], GROUP_OF)
-    stride, n_columns = spec.width + STRIDE, GROUP * len(groups)
+    stride = spec.width + STRIDE
+    n_columns = GROUP * len(groups)
     x = np.full((N_ROWS, stride), np.nan, np.float32)
     x[:, : spec.width] = 0.0
     x[:, : spec.k] = rng.standard_normal((N_ROWS, spec.k))
@@ -60,16 +63,19 @@ def test_down(spec: LoraDown, isa: Isa, memory: Memory, rng: np.random.Generator
 @pytest.mark.parametrize("spec", [s for s in LORAS if isinstance(s, LoraUp)], ids=registry.name)
 def test_up(spec: LoraUp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of y and r products in f32: r + 1 roundings. The second adapter has no last strip."""
-    ranks, firsts = (5, 16, 1), (0, 8, 24)
+    ranks = (5, 16, 1)
+    firsts = (0, 8, 24)
     pieces = np.zeros((N_ADAPTERS, spec.n_strips), PIECE)
-    parts, at = [], 0
+    parts = []
+    at = 0
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):
         for strip in range(spec.n_strips - (adapter == 1)):
             pieces[adapter, strip] = first, rank, at, 0
             parts.append(rng.standard_normal((rank, STRIP)).astype(np.float32))
             at += rank * spec.fmt.row_bytes(STRIP)
     blocks = spec.fmt.quantize_rows(np.concatenate(parts))
-    stride, t_stride = spec.n_strips * STRIP + 3, 28
+    stride = spec.n_strips * STRIP + 3
+    t_stride = 28
     y = rng.standard_normal((N_ROWS, stride)).astype(np.float32)
     t = np.full((N_ROWS, t_stride), np.nan, np.float32)
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):

@@ -22,7 +22,9 @@ from treadle.kernels.matmul.lora_experts import (
 )
 from treadle.kernels.moe.route import Sort, blocks_most
 
-N_TOKENS, BLOCK, MOST = 23, 4, 8
+N_TOKENS = 23
+BLOCK = 4
+MOST = 8
 SCALES = ((0.0, 1.5, -0.25), (0.0, 0.0, 0.0), (2.0, 0.0, 1.0), (0.0, 0.0, 0.5))
 
 
@@ -51,7 +53,8 @@ class Problem:
     """Which rows meet which expert, of which token they are, and what this wants."""
 
     def __init__(self, spec: OfExperts, rng: np.random.Generator) -> None:
-        self.run, n_slots = Run(N_TOKENS), N_TOKENS * spec.n_used
+        self.run = Run(N_TOKENS)
+        n_slots = N_TOKENS * spec.n_used
         used = np.array([[0, 1], [4, 2], [0, 4]])[np.arange(N_TOKENS) % 3]
         used[0] = 3, 0  # of the fourth expert one row; most are of the first
         self.wants = np.array(SCALES, np.float32)[rng.integers(0, len(SCALES), N_TOKENS)]
@@ -98,7 +101,8 @@ def test_down(spec: ExpertDown, isa: Isa, memory: Memory, rng: np.random.Generat
     problem = Problem(spec, rng)
     groups = np.array([(0, 0.5), (1, 2.0), (1, 2.0), (2, -1.0)], GROUP_OF)
     n_rows = N_TOKENS if spec.of_tokens else problem.n_rows
-    stride, t_stride = spec.width + 7, GROUP * len(groups) + 3
+    stride = spec.width + 7
+    t_stride = GROUP * len(groups) + 3
     x = np.full((n_rows, stride), np.nan, np.float32)
     x[:, : spec.width] = 0.0
     x[:, : spec.k] = rng.standard_normal((n_rows, spec.k))
@@ -118,7 +122,8 @@ def test_down(spec: ExpertDown, isa: Isa, memory: Memory, rng: np.random.Generat
         given |= {"groups": memory.copy(groups, front=front), **problem.args(memory)}
         t = given["t"] = memory.array(expected.shape, np.float32, name="t", front=front)
         call(spec, isa, memory, {**given, **common}, problem.run, len(groups) * problem.units)
-        found, of_it = t[:, :-3][wanted], expected[:, :-3][wanted]
+        found = t[:, :-3][wanted]
+        of_it = expected[:, :-3][wanted]
         assert_close(found, of_it, tolerance[wanted], spec.name)
 
 
@@ -126,10 +131,15 @@ def test_down(spec: ExpertDown, isa: Isa, memory: Memory, rng: np.random.Generat
 @pytest.mark.parametrize("spec", of(ExpertUp), ids=registry.name)
 def test_up(spec: ExpertUp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of y and r products in f32: r + 1 roundings. The second adapter has no last strip."""
-    problem, before = Problem(spec, rng), 3  # rows of y
-    ranks, firsts = (5, 16, 1), (0, 8, 24)
+    # rows of y
+    problem = Problem(spec, rng)
+    before = 3
+    ranks = (5, 16, 1)
+    firsts = (0, 8, 24)
     pieces = np.zeros((spec.n_adapters, spec.n_strips), PIECE)
-    parts, at, row_bytes = [], 0, spec.fmt.row_bytes(STRIP)
+    parts = []
+    at = 0
+    row_bytes = spec.fmt.row_bytes(STRIP)
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):
         n_strips = spec.n_strips - (adapter == 1)
         pitch = n_strips * rank * row_bytes
@@ -138,7 +148,8 @@ def test_up(spec: ExpertUp, isa: Isa, memory: Memory, rng: np.random.Generator) 
         parts.append(rng.standard_normal((spec.n * n_strips * rank, STRIP)).astype(np.float32))
         at += spec.n * pitch
     blocks = spec.fmt.quantize_rows(np.concatenate(parts))
-    stride, t_stride = spec.n_strips * STRIP + 3, 28
+    stride = spec.n_strips * STRIP + 3
+    t_stride = 28
     y = rng.standard_normal((before + problem.n_rows, stride)).astype(np.float32)
     t = np.full((problem.n_rows, t_stride), np.nan, np.float32)
     for adapter, (rank, first) in enumerate(zip(ranks, firsts, strict=True)):

@@ -109,7 +109,8 @@ def counts(spec: Matmul) -> list[int]:
     if isinstance(spec, Gemv):
         return [spec.nr]
     if isinstance(spec, StripGemm) and spec.groups > 1:
-        half, whole = spec.nr // 2, spec.groups * spec.nr
+        half = spec.nr // 2
+        whole = spec.groups * spec.nr
         return [1, half, half + 1, spec.nr, spec.nr + half, whole, whole + half - 1]
     return [1, spec.nr - 1, spec.nr, 2 * spec.nr + 13 if spec.nr > 13 else 13]
 
@@ -168,7 +169,8 @@ class Problem:
     def compute(self, memory: Memory, chunk: int = 0) -> np.ndarray:
         """y by the kernel, ``[n, stride]``; NaN where nothing is to be written."""
         spec = self.spec
-        layout, n_rows = spec.layout(), round_up(self.n, spec.nr)
+        layout = spec.layout()
+        n_rows = round_up(self.n, spec.nr)
         raw = np.full(layout.n_bytes(self.n), 0xFF, np.uint8)
         layout.write_ref(raw, self.x)
         poison(raw, layout, self.n)
@@ -193,7 +195,8 @@ class Problem:
         return written
 
     def check(self, memory: Memory, tolerance: np.ndarray | float, chunk: int = 0) -> None:
-        got, want = self.compute(memory, chunk), self.reference()
+        got = self.compute(memory, chunk)
+        want = self.reference()
         what = f"{self.spec.name} on {self.isa.name}, M={self.heights}, N={self.n}, chunk={chunk}"
         assert_close(got, want, tolerance, what)
 
@@ -247,7 +250,8 @@ def whole(
     """Data that leaves nothing to round; ``make(rng, shape)`` gives the blocks of formats whose
     fields do not take any byte.
     """
-    fmt, k = spec.fmt, spec.k
+    fmt = spec.fmt
+    k = spec.k
 
     def weights(m: int) -> np.ndarray:
         if fmt.codes is None:
@@ -390,7 +394,8 @@ def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.
     the same results are none.
     """
     for spec in (s for s in registry.FOLDED if s.k <= 768):
-        plain, (make, _) = replace(spec, folded=False), EXTREMES[spec.w]
+        plain = replace(spec, folded=False)
+        (make, _) = EXTREMES[spec.w]
         problem = whole(spec, isa, rng, spec.nr, [50] * spec.segments, make)
         fields = [name for name in ("d", "dmin") if name in (spec.fmt.dtype.names or ())]
         for w in problem.weights:
@@ -399,7 +404,8 @@ def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.
                 blocks[7 * i, 0][field] = value
                 blocks[7 * i + 1, -1][field] = -value
                 blocks[7 * i + 1, -1]["scales"] = 0  # zero times infinity, in Q2_K
-        folded, other = problem.compute(memory), replace(problem, spec=plain).compute(memory)
+        folded = problem.compute(memory)
+        other = replace(problem, spec=plain).compute(memory)
         kept = np.isfinite(folded)
         assert (kept == np.isfinite(other)).all(), spec.name
         assert (folded[kept] == other[kept]).all(), spec.name

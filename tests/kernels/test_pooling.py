@@ -27,7 +27,9 @@ SPECS = [
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_pooling(spec: Pooling, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     lengths = 5, 1, 40
-    stride, out_stride, n = spec.k + 9, spec.k + 2, sum(lengths)
+    stride = spec.k + 9
+    out_stride = spec.k + 2
+    n = sum(lengths)
     x = memory.array((n, stride), np.float32, name="x")
     x[:, : spec.k] = rng.standard_normal((n, spec.k)) + 0.5
     starts = np.cumsum([0, *lengths[:-1]])
@@ -37,7 +39,8 @@ def test_pooling(spec: Pooling, isa: Isa, memory: Memory, rng: np.random.Generat
     )
     out = memory.array((len(lengths), out_stride), np.float32, name="out")
     expected = out.astype(np.float64)
-    run, strides = Run(parts=parts), {"stride": stride, "out_stride": out_stride}
+    run = Run(parts=parts)
+    strides = {"stride": stride, "out_stride": out_stride}
     spec.run_ref(spec.args(x=x, out=expected, **strides), run)
     call(spec, isa, memory, {"x": x, "out": out, **strides}, run, len(lengths))
     relative = norm_error(spec.k, isa) if spec.unit else 0.0
@@ -47,7 +50,8 @@ def test_pooling(spec: Pooling, isa: Isa, memory: Memory, rng: np.random.Generat
 
 
 def test_zeros_stay_zeros() -> None:
-    memory, spec = Memory(), Pooling("mean", 64, unit=True)
+    memory = Memory()
+    spec = Pooling("mean", 64, unit=True)
     x = memory.copy(np.zeros((3, 64), np.float32), name="x")
     out = memory.array((1, 64), np.float32, name="out")
     run = Run(parts=np.array([(0, 3, 0, 0, 0, 0)], PART))

@@ -22,11 +22,14 @@ from treadle.kernels.spec import round_up
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", [*ROPES, *ROPES_TURNED], ids=registry.name)
 def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n, dims, page = 5, spec.head_dim, spec.page
+    n = 5
+    dims = spec.head_dim
+    page = spec.page
     k_column = spec.n_head * dims
     v_column = k_column + spec.n_head_kv * dims
     stride = round_up(v_column + spec.n_head_kv * spec.dims_v + 1, step(isa))
-    n_pages, layer_off = 4, 64
+    n_pages = 4
+    layer_off = 64
     page_bytes = layer_off + 2 * page.layer_bytes
     angles = rng.uniform(0, 100, (n, spec.rope_dims // 2))
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -54,7 +57,8 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
         # Norm: gamma of the mean square's chain, halved by the root, and six products; a turn
         # adds three roundings of two terms, and the twin's own table is the f32 one.
         relative = ((dims / 8 + 12) / 2 + 10) * U32
-        q, q_ref = qkv[:, :k_column], x_ref[:, :k_column]
+        q = qkv[:, :k_column]
+        q_ref = x_ref[:, :k_column]
         heads = np.abs(q_ref).reshape(n, -1, dims).max(-1).repeat(dims, -1)
         assert_close(q, q_ref, 2 * heads * relative, f"{spec.name}: queries")
         assert (qkv[:, k_column:] == x[:, k_column:]).all(), "keys and values stay where they were"
@@ -82,7 +86,8 @@ def check_pool(
             untouched[start : start + page.head_bytes] = False
             poisoned = np.isnan(page.read_ref(want)[0]) if not page.fmt.scaled else None
             for name, a, b in zip("kv", page.read_ref(got), page.read_ref(want), strict=True):
-                a, b = a[int(slot) % PAGE], b[int(slot) % PAGE]
+                a = a[int(slot) % PAGE]
+                b = b[int(slot) % PAGE]
                 # Rounding to the page's format may fall either way: one whole unit of it.
                 unit = {
                     "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
@@ -105,7 +110,8 @@ def check_pool(
 
 def test_f16_pages_clamp(memory: Memory) -> None:
     """An infinity would turn a masked key's zero weight into NaN."""
-    spec, isa = ROPES[0], rows.DISTINCT[-1]
+    spec = ROPES[0]
+    isa = rows.DISTINCT[-1]
     stride = (spec.n_head + 2 * spec.n_head_kv) * spec.head_dim
     qkv = memory.copy(np.full((1, stride), 1e6, np.float32))
     table = np.stack([np.ones((1, 4)), np.zeros((1, 4))], 1).astype(np.float32)

@@ -16,11 +16,14 @@ from treadle.models.rope import still
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", TEMPERS, ids=registry.name)
 def test_temper(spec: Temper, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n, column, stride = 5, 3, spec.k + 6
+    n = 5
+    column = 3
+    stride = spec.k + 6
     x = rng.standard_normal((n, stride)).astype(np.float32)
     gains = rng.uniform(0.5, 2, n).astype(np.float32)
     table = np.stack([gains, np.zeros_like(gains)], 1)[:, :, None]
-    run, args = Run(n, ropes={spec.table: table}), {"stride": stride, "column": column}
+    run = Run(n, ropes={spec.table: table})
+    args = {"stride": stride, "column": column}
     expected = x.copy()
     expected[:, column : column + spec.k] *= gains[:, None]
     twin = x.copy()
@@ -36,10 +39,14 @@ def test_temper(spec: Temper, isa: Isa, memory: Memory, rng: np.random.Generator
 @pytest.mark.parametrize("spec", TIMES, ids=registry.name)
 def test_times(spec: ScaleColumns, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """One product each: the same bits."""
-    n, column, stride = 5, 3, spec.k + 6
+    n = 5
+    column = 3
+    stride = spec.k + 6
     x = rng.standard_normal((n, stride)).astype(np.float32)
-    run, args = Run(n), {"stride": stride, "column": column}
-    expected, twin = x.copy(), x.copy()
+    run = Run(n)
+    args = {"stride": stride, "column": column}
+    expected = x.copy()
+    twin = x.copy()
     expected[:, column : column + spec.k] *= np.float32(spec.gain)
     spec.run_ref(spec.args(x=twin, **args), run)
     assert np.array_equal(twin, expected)
@@ -55,7 +62,8 @@ def test_weigh(spec: ScaleByExpert, isa: Isa, memory: Memory, rng: np.random.Gen
     """A sigmoid is within 8 roundings, and a product is one more. A score past the last is not
     looked at.
     """
-    n, strides = 5, {"stride": spec.k + 3, "scores_stride": spec.n + 1, "out_stride": spec.k + 5}
+    n = 5
+    strides = {"stride": spec.k + 3, "scores_stride": spec.n + 1, "out_stride": spec.k + 5}
     x = rng.standard_normal((n, spec.k + 3)).astype(np.float32)
     scores = 4 * rng.standard_normal((n, spec.n + 1)).astype(np.float32)
     scores[:, spec.n] = 100
@@ -81,5 +89,6 @@ def test_a_table_that_turns_nothing() -> None:
     assert angles.tolist() == [0.0]
     assert factor == 1.0
     gains = table.gains(np.array([0, 14, 15, 30, 31]))
-    second, third = 1 + 0.5 * np.log(2), 1 + 0.5 * np.log(3)
+    second = 1 + 0.5 * np.log(2)
+    third = 1 + 0.5 * np.log(3)
     np.testing.assert_allclose(gains, [1, 1, second, second, third])

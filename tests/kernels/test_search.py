@@ -30,8 +30,11 @@ def some_blocks(spec: SearchKernel, rng: np.random.Generator) -> np.ndarray:
     """
     x = (rng.standard_normal((N, spec.block)) * rng.uniform(0.01, 3, (N, 1))).astype(np.float32)
     x[1] += 10
-    x[2], x[3] = 0, -0.375
-    x[4, 7], x[5, 200 % spec.block], x[6, 31] = np.nan, np.inf, 1e38
+    x[2] = 0
+    x[3] = -0.375
+    x[4, 7] = np.nan
+    x[5, 200 % spec.block] = np.inf
+    x[6, 31] = 1e38
     steps = rng.integers(1, max(spec.how.top, 2), (8, spec.n_sub, 1)) * np.float32(0.01)
     whole = rng.integers(0, 4, (8, spec.n_sub, spec.length))
     x[8:16] = (steps * whole).reshape(8, spec.block)
@@ -72,7 +75,9 @@ def searched(
 def some_weights(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
     """With such as are none."""
     weights = rng.gamma(0.5, size=shape).astype(np.float32)
-    weights[20], weights[21, ::2], weights[22, 3] = 0, -1, np.nan
+    weights[20] = 0
+    weights[21, ::2] = -1
+    weights[22, 3] = np.nan
     return weights
 
 
@@ -93,7 +98,8 @@ def test_search(spec: SearchKernel, isa: Isa, memory: Memory, rng: np.random.Gen
     # weight in steps: a handful of roundings of numbers no larger than these.
     scale = ours.d[sound, None].astype(np.float64) * ours.sc[sound]
     step = np.repeat(np.abs(scale), spec.length, axis=1)
-    q, off = ours.q[sound], (y - x)[sound]
+    q = ours.q[sound]
+    off = (y - x)[sound]
     ends = (0, spec.how.levels) if "dmin" in spec.scales else (-spec.how.half, spec.how.half - 1)
     inner = (q > ends[0]) & (q < ends[1]) & (step > 0)
     terms = np.abs(x[sound]) + np.abs(y[sound]) + step * ends[1]
@@ -119,7 +125,8 @@ def test_search_of_points(
     fmt = by_name(spec.w)
     magnitude = 10.0 ** rng.uniform(-5, 4, (N, 1))
     x: np.ndarray = (rng.standard_normal((N, spec.block)) * magnitude).astype(np.float32)
-    x[2], x[3] = 0, -0.375
+    x[2] = 0
+    x[3] = -0.375
     x[4, 7], x[5, 200 % spec.block], x[6], x[7] = np.nan, np.inf, x[6] * 1e30, x[7] * 1e-30
     weights = some_weights(x.shape, rng)
     outs, twins = searched(spec, isa, memory, x, weights)

@@ -23,13 +23,15 @@ TOKENS = 5  # of a part, at most
 
 def given(spec: Selective, rng: np.random.Generator) -> dict[str, Any]:
     """Rows of awkward strides; decays from nearly none to nearly all of a state."""
-    k, n = spec.k, spec.n_state
+    k = spec.k
+    n = spec.n_state
     cell = 4 * k * n + 2 * FRONT
     states = np.full(CELLS * cell, 0xFF, np.uint8)
     for slot in range(CELLS):
         at = slot * cell + FRONT
         states[at : at + 4 * k * n] = floats(rng, k * n).view(np.uint8)
-    x, dt = floats(rng, N, 2 * k + 3), 3 * floats(rng, N, k + 1)
+    x = floats(rng, N, 2 * k + 3)
+    dt = 3 * floats(rng, N, k + 1)
     bc = floats(rng, N, 2 * n + 7)
     return {
         "x": x,
@@ -112,7 +114,8 @@ def test_states_are_read_and_written(
     2 u of the power itself. With the products that makes at most 16 u of a state a token; sums of
     n_state terms, silu's 8 u, and 5 tokens.
     """
-    args, run = given(spec, rng), Run(parts=np.array(PARTS, PART))
+    args = given(spec, rng)
+    run = Run(parts=np.array(PARTS, PART))
     expected = exact(spec, args, run)
     state, out = magnitudes(spec, args)
     for front in (False, True):
@@ -134,7 +137,8 @@ def test_bits_do_not_depend_on_how_a_text_is_cut(
     args = given(spec, rng)
     whole = compiled(spec, isa, memory, args, Run(parts=np.array([(0, N, 0, 0, 1, 0)], PART)))
     for cuts in ((0, 1, 2, 5, N), (0, 8, N)):
-        piece, slot = args, 0
+        piece = args
+        slot = 0
         for start, end in pairwise(cuts):
             part = (start, end - start, start, slot, slot + 1, 0)
             piece = compiled(spec, isa, memory, piece, Run(parts=np.array([part], PART)))

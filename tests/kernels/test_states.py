@@ -49,7 +49,8 @@ def front_of(spec: Row) -> int:
 
 def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
     """Arguments with rows of awkward strides; keys and queries of length about 1."""
-    n, front = 9, front_of(spec)
+    n = 9
+    front = front_of(spec)
     cell = 4 * values_of(spec) + 2 * front
     states = np.full(CELLS * cell, 0xFF, np.uint8)
     for slot in range(CELLS):
@@ -63,7 +64,8 @@ def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
         made["w"] = rng.standard_normal((spec.taps, spec.k))
         made |= {"bias": rng.standard_normal(spec.k)} if spec.bias else {}
     else:
-        n_values, n_keys = spec.n_head * spec.head_dim, spec.n_group * spec.n_state
+        n_values = spec.n_head * spec.head_dim
+        n_keys = spec.n_group * spec.n_state
         x = rng.standard_normal((n, 3 + n_values + 2 * n_keys))
         x[:, 3 + n_values :] /= np.sqrt(spec.n_state)
         made |= {"x": x, "stride": x.shape[1]}
@@ -121,7 +123,8 @@ def magnitudes(spec: Row, args: dict[str, Any]) -> float:
         u = max(x * x if spec.gates else x, np.abs(states_in(spec, args)).max())
         most = u * np.abs(args["w"]).max() * spec.taps + np.abs(args.get("bias", np.zeros(1))).max()
         return float(most * (x if spec.gates else 1.1))
-    s, n = float(np.abs(states_in(spec, args)).max()), spec.n_state
+    s = float(np.abs(states_in(spec, args)).max())
+    n = spec.n_state
     key = float(np.abs(args["x"][:, args["keys"] :]).max())
     for _ in range(5):
         seen = key * n * s if isinstance(spec, Delta) else 0.0
@@ -138,7 +141,8 @@ def test_states_are_read_and_written(
     of taps), 5 tokens; with decays of channels keys take one more each; silu's Lipschitz constant
     is 1.1.
     """
-    args, run = given(spec, rng), Run(parts=np.array(PARTS, PART))
+    args = given(spec, rng)
+    run = Run(parts=np.array(PARTS, PART))
     expected = exact(spec, args, run)
     n_sum = spec.taps if isinstance(spec, Convolution) else spec.n_state
     tolerance = 5 * (2 * n_sum + 8) * U32 * magnitudes(spec, args)
@@ -159,10 +163,12 @@ ONE_BY_ONE = [spec for spec in of((Convolution, Scan)) if getattr(spec, "block",
 def test_bits_do_not_depend_on_how_a_text_is_cut(
     spec: Row, memory: Memory, rng: np.random.Generator
 ) -> None:
-    args, isa = given(spec, rng), rows.ALL[-1]
+    args = given(spec, rng)
+    isa = rows.ALL[-1]
     whole = compiled(spec, isa, memory, args, Run(parts=np.array([(0, 9, 0, 0, 1, 0)], PART)))
     for cuts in ((0, 1, 2, 5, 9), (0, 8, 9)):
-        piece, slot = args, 0
+        piece = args
+        slot = 0
         for start, end in pairwise(cuts):
             part = (start, end - start, start, slot, slot + 1, 0)
             piece = compiled(spec, isa, memory, piece, Run(parts=np.array([part], PART)))
@@ -203,7 +209,9 @@ def test_rates(spec: Rates, isa: Isa, memory: Memory, rng: np.random.Generator) 
     """Softplus and its argument: 6 u of both; the exponential turns an absolute error of its own
     argument, at most |a| of that and a rounding, into a relative one; sigmoid 4 u.
     """
-    x, a, bias = 8 * floats(rng, 4, 100), -np.abs(floats(rng, spec.heads)), floats(rng, spec.heads)
+    x = 8 * floats(rng, 4, 100)
+    a = -np.abs(floats(rng, spec.heads))
+    bias = floats(rng, spec.heads)
     out = np.full((4, PAIR), np.nan, np.float32)
     args = {
         "x": x,
@@ -229,7 +237,8 @@ def test_lengths_and_gates(
     are positive), and a gate 8; of products both.
     """
     n = spec.k * (spec.heads if isinstance(spec, UnitHeads) else 1)
-    x, w = floats(rng, 4, n + 5), floats(rng, spec.k)
+    x = floats(rng, 4, n + 5)
+    w = floats(rng, spec.k)
     args: dict[str, Any] = {"x": x, "stride": n + 5, "column": 2}
     if isinstance(spec, OutputGate):
         args |= {"gate": floats(rng, 4, n + 9), "gate_stride": n + 9, "column": 7}

@@ -67,8 +67,10 @@ def test_spread(spec: SpreadStreams, isa: Isa, memory: Memory, rng: np.random.Ge
     """A product of three factors, two of them square roots of sums; a small row is not made large:
     the root of LEAST is the least that it is divided by.
     """
-    k, column = spec.k, 4
-    x, y = drawn(rng, N, k + 3), drawn(rng, N, column + k * (spec.n - 1) + 2, size=3.0)
+    k = spec.k
+    column = 4
+    x = drawn(rng, N, k + 3)
+    y = drawn(rng, N, column + k * (spec.n - 1) + 2, size=3.0)
     y[1] *= 1e-6
     strides = {"stride": k + 3, "y_stride": y.shape[1], "out_stride": k * spec.n + 1}
     given = {"x": x, "y": y, "out": empty(k * spec.n + 1), **strides, "column": column}
@@ -89,7 +91,9 @@ def test_take(spec: CopyColumns, isa: Isa, memory: Memory, rng: np.random.Genera
 def test_join(spec: Join, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """As Spread, and a sum."""
     k = spec.k
-    x, y, total = drawn(rng, N, 2 * k), drawn(rng, N, k + 3, size=3.0), drawn(rng, N, k + 3)
+    x = drawn(rng, N, 2 * k)
+    y = drawn(rng, N, k + 3, size=3.0)
+    total = drawn(rng, N, k + 3)
     given: Given = {"x": x, "y": y, "total": None if spec.first else total, "out": empty(k + 3)}
     before = np.abs(x[:, :k] / spec.n if spec.first else total[:, :k])
     relative, size = 2 * norm_error(k, isa) + 2 * U32, np.zeros((N, k + 3))
@@ -137,7 +141,9 @@ def said(spec: Any, given: Given, x: np.ndarray, isa: Isa) -> tuple[np.ndarray, 
 @pytest.mark.parametrize("spec", of(Predict), ids=registry.name)
 def test_predict(spec: Predict, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of n + 1 products, each off by its coefficient's error and by roundings."""
-    k, n, stride = spec.k, spec.n, spec.k * spec.n + 3
+    k = spec.k
+    n = spec.n
+    stride = spec.k * spec.n + 3
     x = drawn(rng, N, stride)
     x[2] = 0
     given = {**routers(rng, k, n, n * n), "x": x, "out": empty(stride), "stride": stride}
@@ -153,8 +159,12 @@ def test_predict(spec: Predict, isa: Isa, memory: Memory, rng: np.random.Generat
 @pytest.mark.parametrize("spec", of(Correct), ids=registry.name)
 def test_correct(spec: Correct, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A difference, a product and a sum; the first of them times the scale as well."""
-    k, n, stride = spec.k, spec.n, spec.k * spec.n + 3
-    x, y, scale = drawn(rng, N, stride), drawn(rng, N, k + 2), 1 + drawn(rng, k, size=0.3)
+    k = spec.k
+    n = spec.n
+    stride = spec.k * spec.n + 3
+    x = drawn(rng, N, stride)
+    y = drawn(rng, N, k + 2)
+    scale = 1 + drawn(rng, k, size=0.3)
     strides = {"stride": stride, "y_stride": k + 2}
     given = {
         **routers(rng, k, n, n),
@@ -182,7 +192,9 @@ def test_correct(spec: Correct, isa: Isa, memory: Memory, rng: np.random.Generat
 @pytest.mark.parametrize("spec", of(AddBeside), ids=registry.name)
 def test_add_beside(spec: AddBeside, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A norm and a sum; the first stream stays, and what is behind the last."""
-    k, n, stride = spec.k, spec.n, spec.k * spec.n + 3
+    k = spec.k
+    n = spec.n
+    stride = spec.k * spec.n + 3
     x, y, w = drawn(rng, N, stride), drawn(rng, N, k + 2, size=3.0), 1 + drawn(rng, k, size=0.3)
     given = {"x": x, "y": y, "w": w, "stride": stride, "y_stride": k + 2}
     relative, inside = norm_error(k, isa) + U32, slice(k, n * k)
@@ -219,23 +231,28 @@ def test_sparse_gate(spec: SparseGate, isa: Isa, memory: Memory, rng: np.random.
     """The least value that passes is off by the mean's error, once more for each deviation, and by
     that of a deviation, as a norm's; GELU is no steeper than 1.13, and as exact as in Pack.
     """
-    k, n = spec.k, 7
+    k = spec.k
+    n = 7
     up = round_up(k + 2, step(isa))
     stride = round_up(up + k + 1, step(isa))
     x = drawn(rng, n, stride, size=2.0)
     x[3] = 0
-    act, run, given = spec.layout(), Run(n_tokens=n), {"stride": stride, "up": up}
+    act = spec.layout()
+    run = Run(n_tokens=n)
+    given = {"stride": stride, "up": up}
     plain = replace(spec, act="f32", group=1)
     exact_out = np.empty(plain.layout().n_bytes(n), np.uint8)
     plain.run_ref(plain.args(x=x, out=exact_out, **given), run)
     exact = plain.layout().read_ref(exact_out, n)
-    gate, ups = np.abs(x[:, :k]).astype(np.float64), np.abs(x[:, up : up + k])
+    gate = np.abs(x[:, :k]).astype(np.float64)
+    ups = np.abs(x[:, up : up + k])
     mean = U32 * (sum_chain(k, isa) + 2) * gate.mean(-1, keepdims=True)
     deviation = x[:, :k].std(-1, keepdims=True, dtype=np.float64)
     least = (1 + abs(spec.cut)) * mean + abs(spec.cut) * deviation * norm_error(k, isa)
     least = least + 3 * U32 * (gate + np.abs(x[:, :k].mean(-1, keepdims=True)))
     least += 3 * U32 * abs(spec.cut) * deviation
-    relative, absolute = (12 + 3 * 87) * U32, 1.13 * least * ups + 1e-37
+    relative = (12 + 3 * 87) * U32
+    absolute = 1.13 * least * ups + 1e-37
     for front in (False, True):
         out = memory.array(act.n_bytes(n), name="out", front=front)
         args = {**given, "x": memory.copy(x, name="x", front=front), "out": out}

@@ -14,13 +14,15 @@ from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.spec import PART
 
-LENGTHS, POSITIONS = (5, 1, 3), (2, 0, 7)
+LENGTHS = (5, 1, 3)
+POSITIONS = (2, 0, 7)
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 @pytest.mark.parametrize("spec", [s for s in SUMS if isinstance(s, Add)], ids=registry.name)
 def test_add(spec: Add, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    n, stride = 4, spec.k + 3
+    n = 4
+    stride = spec.k + 3
     x, h = (rng.standard_normal((n, stride)).astype(np.float32) for _ in range(2))
     expected = np.full((n, stride), np.nan)
     spec.run_ref(spec.args(x=x, h=h, out=expected, stride=stride), Run(n))
@@ -35,7 +37,8 @@ def test_add(spec: Add, isa: Isa, memory: Memory, rng: np.random.Generator) -> N
 @pytest.mark.parametrize("spec", [s for s in SUMS if isinstance(s, AddRows)], ids=registry.name)
 def test_add_rows(spec: AddRows, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Rows of each part's own positions, and nothing behind the columns."""
-    stride, starts = spec.k + 3, np.cumsum([0, *LENGTHS[:-1]])
+    stride = spec.k + 3
+    starts = np.cumsum([0, *LENGTHS[:-1]])
     records = zip(starts, LENGTHS, POSITIONS, strict=True)
     parts = np.array([(at, n, position, 0, 0, 5) for at, n, position in records], PART)
     x = rng.standard_normal((sum(LENGTHS), stride)).astype(np.float32)

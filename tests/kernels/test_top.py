@@ -45,7 +45,9 @@ def largest(
 ) -> np.ndarray:
     """RESULTs of rows ``x`` by both kernels; what each wrote is held against its twin."""
     n, k = x.shape
-    memory, run, (top, join) = memory or Memory(), Run(picked=picked), kernels
+    memory = memory or Memory()
+    run = Run(picked=picked)
+    (top, join) = kernels
     stride = -(-k // WORD_KEYS) * WORD_KEYS + WORD_KEYS
     row = memory.array((n, stride), np.float32, name="x")  # NaN behind k
     row[:, :k] = x
@@ -55,7 +57,8 @@ def largest(
     twin = np.zeros(partials.size, np.uint8)
     TopLogitsKernel().run_ref(TopLogitsKernel.args(**{**args, "out": twin}), run)
     call(top, isa, memory, args, run, n_parts, pieces=pieces)
-    made, expected = partials.view(PARTIAL), twin.view(PARTIAL)
+    made = partials.view(PARTIAL)
+    expected = twin.view(PARTIAL)
     for field in ("keys", "ids"):
         assert (made[field] == expected[field]).all(), field
     wanted = np.array([look.total for look in picked], bool)
@@ -63,10 +66,12 @@ def largest(
     assert (made["max"] == expected["max"])[sound].all()
     check_sums(made, expected, sound & np.repeat(wanted, slices(k)))
     out = memory.array(len(picked) * RESULT.itemsize, name="out")
-    args, twin = {"partials": partials, "out": out, "n": k}, np.zeros(out.size, np.uint8)
+    args = {"partials": partials, "out": out, "n": k}
+    twin = np.zeros(out.size, np.uint8)
     JoinTop().run_ref(JoinTop.args(**{**args, "out": twin}), run)
     call(join, isa, memory, args, run, len(picked), pieces=pieces)
-    result, expected = out.view(RESULT), twin.view(RESULT)
+    result = out.view(RESULT)
+    expected = twin.view(RESULT)
     assert (result["ids"] == expected["ids"]).all()
     assert np.array_equal(result["values"], expected["values"], equal_nan=True)
     sound = (result["values"][:, 0] < INF) & np.isfinite(expected["total"])
@@ -75,7 +80,8 @@ def largest(
 
 
 def check_sums(made: np.ndarray, expected: np.ndarray, where: np.ndarray) -> None:
-    made, expected = made["total"][where], expected["total"][where]
+    made = made["total"][where]
+    expected = expected["total"][where]
     assert_close(made, expected, expected * TOTAL_ERROR, "sums")
 
 
@@ -94,7 +100,8 @@ def check(x: np.ndarray, isa: Isa, picked: list[Picked], **given: Any) -> None:
     for made, look in zip(found, picked, strict=True):
         ids, values, total = expected_of(x[look.row], look.mask)
         if look.first:
-            ids, values = ids[values == values[0]], values[values == values[0]]
+            ids = ids[values == values[0]]
+            values = values[values == values[0]]
         n = len(ids)
         assert made["ids"][:n].tolist() == ids.tolist()
         assert made["values"][:n].tolist() == values.tolist()
@@ -197,7 +204,8 @@ def test_what_is_no_number_comes_first(
 
 
 def test_how_items_are_cut_changes_no_bit(rng: np.random.Generator) -> None:
-    x, masks = spread(rng, 3, 5 * SLICE + 9), [Picked(row) for row in (0, 2, 1)]
+    x = spread(rng, 3, 5 * SLICE + 9)
+    masks = [Picked(row) for row in (0, 2, 1)]
     one, two, five = (largest(x, rows.ALL[-1], masks, pieces=n) for n in (1, 2, 5))
     for field in ("values", "ids", "total"):
         assert one[field].tobytes() == two[field].tobytes() == five[field].tobytes()
@@ -226,7 +234,8 @@ def test_softcap(spec: Softcap, isa: Isa, memory: Memory, rng: np.random.Generat
     """In units of 2**-24, on arguments up to 1: tanh 2 (``jit/math.py``), its argument 2, the last
     product 1.
     """
-    n, stride = 3, spec.k + 3
+    n = 3
+    stride = spec.k + 3
     y = memory.array((n, stride), np.float32, name="y")
     y[:, : spec.k] = rng.uniform(-spec.cap, spec.cap, (n, spec.k))
     run = Run(output_rows=np.arange(n, dtype=np.int32))

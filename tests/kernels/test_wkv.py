@@ -16,7 +16,9 @@ from treadle.isa.isa import Isa
 from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import LINE, PART
 
-N, TOKENS = 9, 5  # of a run; of a part, at most
+# of a run; of a part, at most
+N = 9
+TOKENS = 5
 Row = TokenShift | Wkv
 
 
@@ -34,7 +36,8 @@ def front_of(spec: Row) -> int:
 
 def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
     """Rows of awkward strides. What is removed has length 1, and what is added is shorter."""
-    front, n_values = front_of(spec), values_of(spec)
+    front = front_of(spec)
+    n_values = values_of(spec)
     cell = 4 * n_values + 2 * front
     states = np.full(CELLS * cell, 0xFF, np.uint8)
     for slot in range(CELLS):
@@ -42,17 +45,21 @@ def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
         states[at : at + 4 * n_values] = floats(rng, n_values).view(np.uint8)
     made: dict[str, Any] = {"states": states, "cell_bytes": cell, "state_off": front}
     if isinstance(spec, TokenShift):
-        x, width = floats(rng, N, spec.k + 3), spec.n * spec.k + 1
+        x = floats(rng, N, spec.k + 3)
+        width = spec.n * spec.k + 1
         made |= {"x": x, "w": floats(rng, spec.n * spec.k)}
     else:
-        width, shape = spec.n_head * spec.head_dim, (N, spec.n_head, spec.n_state)
-        decays, rate = rng.uniform(0.55, 1, shape), rng.uniform(0, 1, shape)
+        width = spec.n_head * spec.head_dim
+        shape = (N, spec.n_head, spec.n_state)
+        decays = rng.uniform(0.55, 1, shape)
+        rate = rng.uniform(0, 1, shape)
         removed = rng.standard_normal(shape)
         removed /= np.sqrt((removed**2).sum(-1, keepdims=True))
         key, value = (rng.standard_normal(shape) for _ in range(2))
         parts = [part.reshape(N, -1) for part in (decays, removed, removed * rate, key, value)]
         x = np.concatenate([*parts, np.zeros((N, 3))], -1).astype(np.float32)
-        r, width = floats(rng, N, width + 2), width + 1
+        r = floats(rng, N, width + 2)
+        width = width + 1
         made |= {"x": x, "r": r, "r_stride": r.shape[1]}
     out = np.full((N, width), np.nan, np.float32)
     return made | {"stride": x.shape[1], "out": out, "out_stride": width}
@@ -88,7 +95,9 @@ def allowed(spec: Row, args: dict[str, Any]) -> tuple[float, float]:
     if isinstance(spec, TokenShift):
         most = max(x, float(np.abs(states_in(spec, args)).max()))
         return 0.0, 3 * U32 * most * (1 + 2 * float(np.abs(args["w"]).max()))
-    n, width, parts = spec.n_state, spec.n_head * spec.head_dim, len(ROW)
+    n = spec.n_state
+    width = spec.n_head * spec.head_dim
+    parts = len(ROW)
     state = states_in(spec, args).reshape(CELLS, spec.n_head, n, -1)
     norm = float(np.sqrt((state**2).sum(-2)).max())
     both = args["x"][:, : parts * width].reshape(N, parts, spec.n_head, n)
@@ -109,7 +118,8 @@ def test_states_are_read_and_written(
     spec: Row, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """Three sequences in one run, the first of which begins."""
-    args, run = given(spec, rng), Run(parts=np.array(PARTS, PART))
+    args = given(spec, rng)
+    run = Run(parts=np.array(PARTS, PART))
     twin: Any = spec
     args["out"][:] = 0  # behind the columns of a token nothing is written
     expected = exact(twin, args, run)
@@ -127,10 +137,12 @@ def test_states_are_read_and_written(
 def test_bits_do_not_depend_on_how_a_text_is_cut(
     spec: Row, memory: Memory, rng: np.random.Generator
 ) -> None:
-    args, isa = given(spec, rng), rows.ALL[-1]
+    args = given(spec, rng)
+    isa = rows.ALL[-1]
     whole = compiled(spec, isa, memory, args, Run(parts=np.array([(0, N, 0, 0, 1, 0)], PART)))
     for cuts in ((0, 1, 2, 5, N), (0, 8, N)):
-        piece, slot = args, 0
+        piece = args
+        slot = 0
         for start, end in pairwise(cuts):
             part = (start, end - start, start, slot, slot + 1, 0)
             piece = compiled(spec, isa, memory, piece, Run(parts=np.array([part], PART)))
@@ -181,7 +193,8 @@ def test_what_is_removed_has_length_1(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("spec", of(WkvOut), ids=registry.name)
 def test_out(spec: WkvOut, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A normed value is at most the root of k; sums of k terms, and a dozen other roundings."""
-    width, parts = spec.heads * spec.k, len(ROW)
+    width = spec.heads * spec.k
+    parts = len(ROW)
     names = ["x", "r", *(("gate",) if spec.gate else ())]
     args: dict[str, Any] = {name: floats(rng, 4, width + 3) for name in names}
     args |= {"rows": floats(rng, 4, parts * width + 1), "r_k": floats(rng, width)}

@@ -264,7 +264,8 @@ def llama3_factors(config: Any) -> npt.NDArray[np.float32] | None:
         return None
     dims = config.hidden_size // config.num_attention_heads
     wave = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dims, 2) / dims)  # tokens per turn
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    low = rope["low_freq_factor"]
+    high = rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] / wave
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     factors = 1.0 / ((1.0 - smooth) / rope["factor"] + smooth)

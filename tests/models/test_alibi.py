@@ -68,7 +68,8 @@ def test_a_long_text(chunk: int, model: treadle.Model, exact: np.ndarray) -> Non
 @pytest.mark.slow
 def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -> None:
     """Forks share pages, and a text that is taken back reads what it had kept."""
-    ids, engine = text(N), model.engine
+    ids = text(N)
+    engine = model.engine
     with closing(engine.cache.sequence()) as seq, closing(engine.cache.sequence()) as other:
         for at in range(0, 900, 300):
             engine.run([BatchItem(seq, ids[at : at + 300], 0), BatchItem(other, text(20, at), 0)])

@@ -118,15 +118,18 @@ ENCODERS = ("bert", "modernbert", "embeddinggemma")
 @pytest.mark.parametrize("name", ENCODERS)
 def test_states_of_encoders_agree_with_transformers(name: str, data: Path) -> None:
     """Alone and beside others in one run, and the vectors that are pooled of them."""
-    path, ids = data / "arch" / f"{name}.gguf", ids_of()
-    truth, bits = np.load(data / "arch" / f"{name}.npy"), []
+    path = data / "arch" / f"{name}.gguf"
+    ids = ids_of()
+    truth = np.load(data / "arch" / f"{name}.npy")
+    bits = []
     for threads in (1, 2, 3):
         with treadle.load(path, threads=threads, kv="f32") as model:
             assert model.config.ignored == ()
             for output in ("states", "embedding"):
                 for n in (1, 512):
                     model.engine.plan(n, 1, output).check()
-            states, allowed = model.states(ids), 2 * rounding(model.config)
+            states = model.states(ids)
+            allowed = 2 * rounding(model.config)
             error = np.abs(states - truth).max() / np.abs(truth).max()
             assert error <= allowed, (threads, error / allowed)
             vectors = model.engine.embed([ids_of(7)[::-1], ids, ids_of(3)])
@@ -155,7 +158,8 @@ def test_encoders_of_transformers(name: str, tmp_path: Path) -> None:
 def test_states_of_a_decoder(data: Path) -> None:
     """They are what its logits are made of."""
     with treadle.load(data / "arch" / "cohere.gguf", threads=2, kv="f32") as model:
-        states, logits = model.states(ids_of()), model.logits(ids_of())
+        states = model.states(ids_of())
+        logits = model.logits(ids_of())
         weight = model.gguf.tensors["token_embd.weight"].dequantize().astype(np.float64)
         exact = states @ weight.T * model.config.logit_scale
         assert np.abs(logits - exact).max() <= rounding(model.config) * np.abs(exact).max()
@@ -167,9 +171,12 @@ def test_states_of_a_decoder(data: Path) -> None:
 @pytest.mark.parametrize("name", ["qwen3moe", "gpt-oss"])
 def test_gate_and_up_of_experts_in_one_matrix(name: str, data: Path, tmp_path: Path) -> None:
     """The same bits as of two, by many tokens and by few; layers behind the last are ignored."""
-    source, fused, ids = data / "arch" / f"{name}.gguf", tmp_path / "fused.gguf", ids_of()
+    source = data / "arch" / f"{name}.gguf"
+    fused = tmp_path / "fused.gguf"
+    ids = ids_of()
     with open_gguf(source) as gguf:
-        arch, writer = gguf.metadata["general.architecture"], GGUFWriter(fused)
+        arch = gguf.metadata["general.architecture"]
+        writer = GGUFWriter(fused)
         n_layer = gguf.metadata[f"{arch}.block_count"]
         assert isinstance(n_layer, int)
         changes = {f"{arch}.block_count": n_layer + 1, f"{arch}.nextn_predict_layers": 1}

@@ -334,7 +334,8 @@ def test_windows_that_sizes_of_an_architecture_leave_out(arch: str) -> None:
 def test_keys_that_encoders_obey(data: Path) -> None:
     """Granite's ModernBERT has silu; no encoder's tokens see only those before them."""
     with open_gguf(data / "arch/modernbert.gguf") as gguf:
-        arch, whole = "modern-bert", gguf.metadata
+        arch = "modern-bert"
+        whole = gguf.metadata
         for word, activation in (("gelu", "gelu_erf"), ("silu", "silu")):
             gguf.metadata = {**whole, f"{arch}.hidden_activation": word}
             assert load_config(gguf).arch.activation == activation

@@ -37,7 +37,8 @@ def test_each_is_what_it_is_alone(tiny: WriteTiny, fmt: str) -> None:
             ]
             plan = engine.plan_for(n, n, "logits").plan
             sorts = [step for step in plan.match("L0.*") if isinstance(step.spec, Sort)]
-            rows, arena = engine.run(parts), engine.plan_for(n, n, "logits").arena.bytes
+            rows = engine.run(parts)
+            arena = engine.plan_for(n, n, "logits").arena.bytes
             assert arena is not None
             met = [plan.arrays(sort, arena).tiles[0] > 0 for sort in sorts]
             assert met == {3: [], 5: [True, False]}.get(n, [True, True])

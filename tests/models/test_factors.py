@@ -40,14 +40,16 @@ def write(source: Path, to: Path, factors: bool, odd: dict[str, np.ndarray] | No
     """The file with its matrices in Q8_0; with ``factors`` each is divided by a power of two,
     which stands beside it; ``odd``: more tensors.
     """
-    rng, writer = np.random.default_rng(0), GGUFWriter(to)
+    rng = np.random.default_rng(0)
+    writer = GGUFWriter(to)
     with open_gguf(source) as gguf:
         for key, value in gguf.metadata.items():
             writer.add(key, value)
         stems = matrices(gguf)
         assert len(stems) > 5
         for name, tensor in gguf.tensors.items():
-            values, stem = tensor.dequantize(), name.removesuffix(".weight")
+            values = tensor.dequantize()
+            stem = name.removesuffix(".weight")
             if stem == name or stem not in stems:
                 writer.add_tensor(name, tensor.shape, "F32", values)
                 continue
@@ -67,7 +69,8 @@ def write(source: Path, to: Path, factors: bool, odd: dict[str, np.ndarray] | No
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_products_are_multiplied(arch: str, data: Path, tmp_path: Path) -> None:
-    source, made = data / "arch" / f"{arch}.gguf", []
+    source = data / "arch" / f"{arch}.gguf"
+    made = []
     ids = np.random.default_rng(1).integers(3, 300, 40).tolist()
     for factors in (False, True):
         path = write(source, tmp_path / f"{factors}.gguf", factors)

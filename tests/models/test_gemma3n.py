@@ -33,7 +33,10 @@ from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
 
-N_VOCAB, N_ROWS, N_LAYER, N_SPARSE = 320, 300, 8, 3
+N_VOCAB = 320
+N_ROWS = 300
+N_LAYER = 8
+N_SPARSE = 3
 OPTIONS: dict[str, Any] = {
     "vocab_size": N_VOCAB,
     "vocab_size_per_layer_input": N_ROWS,
@@ -70,7 +73,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     import torch
     import transformers
 
-    config, kind = transformers.Gemma3nTextConfig(**OPTIONS), transformers.Gemma3nForCausalLM
+    config = transformers.Gemma3nTextConfig(**OPTIONS)
+    kind = transformers.Gemma3nForCausalLM
     with float64_only():
         model = kind(config).eval()
     rng = np.random.default_rng(1)
@@ -214,8 +218,11 @@ def text(n: int, seed: int = 7) -> list[int]:
 
 def test_texts_that_begin_alike(model: treadle.Model) -> None:
     """Found in pages, taken back, forked: the bits are those of one go."""
-    engine, ids, other = model.engine, text(3 * PAGE + 12), [*text(2 * PAGE), *text(30, 8)]
-    truth, others = model.logits(ids), model.logits(other)
+    engine = model.engine
+    ids = text(3 * PAGE + 12)
+    other = [*text(2 * PAGE), *text(30, 8)]
+    truth = model.logits(ids)
+    others = model.logits(other)
     engine.cache.forget()
     with closing(model.session()) as first, closing(model.session()) as second:
         assert np.array_equal(first.prefill(ids), truth[-1])
@@ -235,7 +242,8 @@ def test_every_step_agrees_with_its_twin(fmt: str, made: Made, tmp_path: Path) -
     with treadle.load(
         tmp_path / "made.gguf", threads=2, kv="f32", n_sequences=2, context=256
     ) as model:
-        engine, ids = model.engine, text(100)
+        engine = model.engine
+        ids = text(100)
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
             engine.run([BatchItem(long, ids[:60], 0)])
             for batch in (
@@ -255,7 +263,8 @@ def test_first_files_say_layers_as_a_number(made: Made, tmp_path: Path) -> None:
     changes = {"attention.shared_kv_layers": 3.0, "rope.freq_base_swa": None}
     rewrite(made.path, tmp_path / "old.gguf", changes)
     with treadle.load(tmp_path / "old.gguf", threads=1) as old:
-        logits, config = old.logits(ids_of()), old.config
+        logits = old.logits(ids_of())
+        config = old.config
     with treadle.load(made.path, threads=1) as new:
         assert config.layers == new.config.layers
         assert np.array_equal(new.logits(ids_of()), logits)

@@ -38,8 +38,11 @@ def model(request: pytest.FixtureRequest, data: Path) -> Iterator[treadle.Model]
 
 def test_texts_that_begin_alike(model: treadle.Model) -> None:
     """Found in pages, taken back, forked: the bits are those of one go."""
-    engine, ids, other = model.engine, text(LONG), [*text(2 * PAGE), *text(30, 8)]
-    truth, others = model.logits(ids), model.logits(other)
+    engine = model.engine
+    ids = text(LONG)
+    other = [*text(2 * PAGE), *text(30, 8)]
+    truth = model.logits(ids)
+    others = model.logits(other)
     engine.cache.forget()
     with closing(model.session()) as first, closing(model.session()) as second:
         assert np.array_equal(first.prefill(ids), truth[-1])
@@ -57,7 +60,8 @@ def test_every_step_agrees_with_its_twin(data: Path) -> None:
     for name in ("gemma4-e", "gemma4-moe"):
         path = data / "arch" / f"{name}.gguf"
         with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=256) as model:
-            engine, ids = model.engine, text(100)
+            engine = model.engine
+            ids = text(100)
             with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as one:
                 engine.run([BatchItem(long, ids[:60], 0)])
                 for batch in (

@@ -25,7 +25,14 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.load import load_config
 
-N_EMBD, N_HEAD, N_KV, HEAD_DIM, N_FF, N_EXPERT, N_VOCAB, N_LAYER = 64, 4, 2, 16, 96, 6, 320, 2
+N_EMBD = 64
+N_HEAD = 4
+N_KV = 2
+HEAD_DIM = 16
+N_FF = 96
+N_EXPERT = 6
+N_VOCAB = 320
+N_LAYER = 2
 Tensors = dict[str, np.ndarray]
 KEYS: dict[str, Any] = {
     "context_length": 8192,
@@ -90,7 +97,9 @@ def shapes(second: bool) -> dict[str, tuple[int, ...]]:
 
 def write(path: Path, second: bool, **more: Any) -> Tensors:
     """A file of random weights; these, in float64."""
-    rng, made, writer = np.random.default_rng(4), dict[str, np.ndarray](), GGUFWriter(path)
+    rng = np.random.default_rng(4)
+    made = dict[str, np.ndarray]()
+    writer = GGUFWriter(path)
     writer.add("general.architecture", "grok")
     for key, value in (KEYS | (SECOND if second else {}) | more).items():
         writer.add(f"grok.{key}", value)
@@ -110,7 +119,8 @@ class Grok:
     """The formulae: of xAI's code of Grok-1, and of SGLang's of Grok-2."""
 
     def __init__(self, w: Tensors, keys: dict[str, Any]) -> None:
-        self.w, self.keys = w, keys
+        self.w = w
+        self.keys = keys
         self.attn_scale = keys.get("attention.output_scale", 0.08838834764831845)
         self.attn_cap = keys.get("attn_logit_softcapping", 30.0)
 
@@ -121,16 +131,20 @@ class Grok:
     def angles(self, n: int) -> tuple[np.ndarray, float]:
         """Of each position and pair, and what cos and sin are multiplied by."""
         pair = np.arange(HEAD_DIM // 2)
-        speed, factor = 10000.0 ** (-2 * pair / HEAD_DIM), 1.0
+        speed = 10000.0 ** (-2 * pair / HEAD_DIM)
+        factor = 1.0
         if scale := self.keys.get("rope.scaling.factor"):
-            n_ctx, log = self.keys["rope.scaling.original_context_length"], math.log(10000.0)
+            n_ctx = self.keys["rope.scaling.original_context_length"]
+            log = math.log(10000.0)
             turns = [
                 HEAD_DIM * math.log(n_ctx / (beta * 2 * math.pi)) / (2 * log)
                 for beta in (self.keys["rope.scaling.yarn_beta_fast"], 1.0)
             ]
-            low, high = max(0, math.floor(turns[0])), min(HEAD_DIM - 1, math.ceil(turns[1]))
+            low = max(0, math.floor(turns[0]))
+            high = min(HEAD_DIM - 1, math.ceil(turns[1]))
             kept = 1 - np.clip((pair - low) / max(0.001, high - low), 0, 1)
-            speed, factor = speed * (kept + (1 - kept) / scale), 1 + 0.1 * math.log(scale)
+            speed = speed * (kept + (1 - kept) / scale)
+            factor = 1 + 0.1 * math.log(scale)
         return np.arange(n)[:, None] * speed, factor
 
     def attention(self, h: np.ndarray, at: str) -> np.ndarray:
@@ -162,7 +176,8 @@ class Grok:
         score = h @ self.w[f"{at}.ffn_gate_inp"].T
         if cap := self.keys.get("router_logit_softcapping"):
             score = cap * np.tanh(score / cap)
-        p, three = softmax(score), [f"{at}.ffn_{x}" for x in ("gate", "up", "down")]
+        p = softmax(score)
+        three = [f"{at}.ffn_{x}" for x in ("gate", "up", "down")]
         out = np.zeros_like(h)
         for i, x in enumerate(h):
             chosen = np.argsort(-p[i])[:2]

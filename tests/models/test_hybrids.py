@@ -67,7 +67,8 @@ def test_bits_do_not_depend_on_the_cut(model: treadle.Model, truth: np.ndarray) 
 
 def test_a_prompt_is_found_up_to_its_last_page(model: treadle.Model, truth: np.ndarray) -> None:
     """The end of a prompt is read in a run of its own, so that its last page has a checkpoint."""
-    engine, ids = model.engine, text(LONG)
+    engine = model.engine
+    ids = text(LONG)
     engine.cache.forget()
     with closing(model.session()) as first, closing(model.session()) as second:
         assert np.array_equal(first.prefill(ids), truth[-1])
@@ -95,7 +96,8 @@ def test_a_text_is_taken_back(model: treadle.Model, truth: np.ndarray) -> None:
 
 
 def test_forks_go_their_own_ways(model: treadle.Model, truth: np.ndarray) -> None:
-    engine, ids = model.engine, text(LONG)
+    engine = model.engine
+    ids = text(LONG)
     engine.cache.forget()
     seq = engine.cache.sequence()
     engine.run([BatchItem(seq, ids[:50], 0)])
@@ -115,7 +117,8 @@ def test_forks_go_their_own_ways(model: treadle.Model, truth: np.ndarray) -> Non
 def test_a_run_that_fails_has_changed_nothing(
     model: treadle.Model, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, ids = model.engine, text(LONG)
+    engine = model.engine
+    ids = text(LONG)
     engine.cache.forget()
     with closing(model.session()) as session:
         session.feed(ids[:40])

@@ -55,7 +55,8 @@ SIZES: dict[str, Any] = {"n_layer": 2, "n_expert": 8, "n_ff_exp": 32, "n_expert_
 
 def published(config: dict[str, Any]) -> dict[str, Any]:
     """The same in the words of the published folder."""
-    made, kinds = dict(config), config["layer_types"]
+    made = dict(config)
+    kinds = config["layer_types"]
     full = [i + 1 for i, kind in enumerate(kinds) if kind == "full_attention"]
     made["linear_attn_config"] = {
         "full_attn_layers": full,
@@ -189,7 +190,8 @@ def test_the_list_of_ranks(tmp_path: Path) -> None:
 def test_chunks_and_threads(tmp_path: Path) -> None:
     """In one go, in chunks, by single tokens."""
     write_model(tmp_path / "k.gguf", ARCH, **SIZES)
-    ids, first = hybrids.text(70), None
+    ids = hybrids.text(70)
+    first = None
     for threads in (1, 3):
         with treadle.load(tmp_path / "k.gguf", kv="f32", threads=threads) as model:
             made = []
@@ -200,7 +202,8 @@ def test_chunks_and_threads(tmp_path: Path) -> None:
                 made.append(np.concatenate(rows))
                 session.close()
             if first is None:
-                first, exact = made, forward(model.gguf, model.config, ids)
+                first = made
+                exact = forward(model.gguf, model.config, ids)
                 for found in made:
                     error = np.abs(found - exact).max() / np.abs(exact).max()
                     assert error <= rounding(model.config)

@@ -29,7 +29,10 @@ from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 
 ARCH = "deepseek2"
-NOPE, ROPE, RANK, VALUE = 32, 16, 64, 32
+NOPE = 32
+ROPE = 16
+RANK = 64
+VALUE = 32
 LITE: dict[str, Any] = {  # V2-Lite's shape: no q_a, softmax that is not made to add up, YaRN
     "vocab_size": hf_tiny.N_VOCAB,
     "hidden_size": 64,
@@ -138,10 +141,12 @@ def converted(name: str, value: np.ndarray) -> dict[str, np.ndarray]:
     layer, _, stem = name.removeprefix("model.").removeprefix("layers.").partition(".")
     if not layer.isdecimal():
         return {f"{STEMS[name.removeprefix('model.').removesuffix('.weight')]}.weight": value}
-    stem, blk = stem.removesuffix(".weight"), f"blk.{layer}."
+    stem = stem.removesuffix(".weight")
+    blk = f"blk.{layer}."
     if stem == "self_attn.kv_b_proj":
         heads = value.reshape(4, NOPE + VALUE, RANK)
-        k_b, v_b = heads[:, :NOPE].swapaxes(1, 2), heads[:, NOPE:]
+        k_b = heads[:, :NOPE].swapaxes(1, 2)
+        v_b = heads[:, NOPE:]
         return {f"{blk}attn_k_b.weight": k_b, f"{blk}attn_v_b.weight": v_b}
     if stem == "mlp.experts.gate_up_proj":
         gate, up = np.split(value, 2, axis=1)
@@ -245,9 +250,12 @@ def test_types_of_rows(kv: str, unit: float, tiny: WriteTiny) -> None:
     the layers as key and as value. Texts of one model side by side, found again, cut and forked
     have the bits of one go, for any number of threads.
     """
-    path, ids, bits = tiny(ARCH, n_head=5), ids_of(2 * PAGE + 6), []
+    path = tiny(ARCH, n_head=5)
+    ids = ids_of(2 * PAGE + 6)
+    bits = []
     with treadle.load(path, threads=2, kv="f32") as model:
-        exact, n_layer = model.logits(ids), len(model.config.layers)
+        exact = model.logits(ids)
+        n_layer = len(model.config.layers)
     for threads in (1, 2):
         load: dict[str, Any] = {
             "threads": threads,
@@ -290,7 +298,9 @@ def test_importances_of_each_head(tiny: WriteTiny) -> None:
         names = {name for name, t in model.gguf.tensors.items() if len(t.shape) == 3}
         assert names <= found.keys()
         maps = Layer(model.config, 0, tensor_of(model.gguf))
-        sizes, blk, scale = maps.at.latent, "blk.0.attn", model.config.attn_scale
+        sizes = maps.at.latent
+        blk = "blk.0.attn"
+        scale = model.config.attn_scale
         assert sizes is not None
         x = maps.tensor("token_embd.weight")[ids]
         h = normed(x, maps.tensor("blk.0.attn_norm.weight"), model.config)
@@ -302,7 +312,8 @@ def test_importances_of_each_head(tiny: WriteTiny) -> None:
         plain, turned = np.split(q, [sizes.n_nope], axis=-1)
         absorbed = np.einsum("thn,hrn->thr", plain, maps.tensor(f"{blk}_k_b.weight"))
         turned, turn = (rope(y, inv_freq, factor, "norm") for y in (turned, turn[:, None]))
-        q, k = np.concatenate([absorbed, turned], -1), np.concatenate([row, turn], -1)
+        q = np.concatenate([absorbed, turned], -1)
+        k = np.concatenate([row, turn], -1)
         given = attention(q, k, row, scale, 0.0, 0)
     for name, rows in ((f"{blk}_k_b.weight", plain), (f"{blk}_v_b.weight", given)):
         entry = found[name]
@@ -312,12 +323,15 @@ def test_importances_of_each_head(tiny: WriteTiny) -> None:
 
 def test_quantised(tiny: WriteTiny, tmp_path: Path) -> None:
     """Matrices of heads are matrices: they are quantised, and the file is still read."""
-    source, target, ids = tiny(ARCH, "F32", n_layer=2), tmp_path / "small.gguf", ids_of()
+    source = tiny(ARCH, "F32", n_layer=2)
+    target = tmp_path / "small.gguf"
+    ids = ids_of()
     with open_gguf(source) as gguf:
         write(gguf, make_recipe(gguf, find_mix("Q8_0")), target, n_threads=2)
     with open_gguf(target) as gguf:
         for name in ("attn_k_b", "attn_v_b", "attn_kv_a_mqa", "attn_q_a", "attn_q_b"):
             assert gguf.tensors[f"blk.0.{name}.weight"].type_name == "Q8_0", name
     with treadle.load(source, threads=2) as whole, treadle.load(target, threads=2) as small:
-        exact, logits = whole.logits(ids), small.logits(ids)
+        exact = whole.logits(ids)
+        logits = small.logits(ids)
     assert np.abs(logits - exact).max() < 0.1 * np.abs(exact).max()

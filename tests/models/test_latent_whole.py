@@ -48,7 +48,8 @@ def changed(source: Path, target: Path, keys: dict[str, Any], tensors: dict[str,
 @pytest.mark.parametrize(("arch", "n_q_rank"), ARCHS)
 def test_is_what_the_reference_computes(arch: str, n_q_rank: int, tiny: WriteTiny) -> None:
     """In one go and by decode, the same bits for every number of threads."""
-    path, bits = tiny(arch, n_q_rank=n_q_rank, n_head=3), []
+    path = tiny(arch, n_q_rank=n_q_rank, n_head=3)
+    bits = []
     for threads in (1, 2, 3):
         with treadle.load(path, threads=threads, kv="f32") as model:
             kind = "latent_kv_b" if n_q_rank else "latent_q_kv_b"
@@ -76,7 +77,8 @@ def test_formats(fmt: str, tiny: WriteTiny) -> None:
             name: tensor.dequantize() for name, tensor in gguf.tensors.items() if "kv_b" in name
         }
     with treadle.load(whole, threads=1, kv="f32") as model:
-        found, made = model.logits(IDS), model.engine._weights.made
+        found = model.logits(IDS)
+        made = model.engine._weights.made
         turned, kept = (made[f"blk.1.attn_{x}_b.weight"] for x in "kv")
         assert turned.type_name == ("F16" if by_name(fmt).block > 1 else fmt)
         assert kept.type_name == fmt
@@ -95,7 +97,8 @@ def test_numbers_that_f16_does_not_reach(tiny: WriteTiny, tmp_path: Path) -> Non
         tensor = gguf.tensors["blk.0.attn_kv_b.weight"]
         rows = tensor.dequantize()
     rows[0, 0] = 8 * F16_MOST
-    q8, writer = by_name("Q8_0"), GGUFWriter(tmp_path / "large.gguf")
+    q8 = by_name("Q8_0")
+    writer = GGUFWriter(tmp_path / "large.gguf")
     with open_gguf(path) as gguf:
         for key, value in gguf.metadata.items():
             writer.add(key, value)
@@ -149,7 +152,8 @@ def test_files_of_the_old_kind(data: Path, tmp_path: Path) -> None:
 
 def test_as_the_converter_of_llama_cpp_writes_it(tiny: WriteTiny, tmp_path: Path) -> None:
     """MiniCPM 3's files have no scales, nor how wide a value is."""
-    path, keys = tiny("minicpm3", n_embd=128), {"minicpm3.attention.value_length": None}
+    path = tiny("minicpm3", n_embd=128)
+    keys = {"minicpm3.attention.value_length": None}
     less = changed(path, tmp_path / "less.gguf", keys, {})
     with treadle.load(path, threads=1) as whole, treadle.load(less, threads=1) as model:
         residual = 1.4 / 3**0.5
@@ -176,19 +180,22 @@ def test_texts_that_share_pages(tiny: WriteTiny) -> None:
 
 def test_quantised(tiny: WriteTiny, tmp_path: Path) -> None:
     """The matrix stays one, as llama.cpp wants it."""
-    source, target = tiny("minicpm3"), tmp_path / "small.gguf"
+    source = tiny("minicpm3")
+    target = tmp_path / "small.gguf"
     with open_gguf(source) as gguf:
         write(gguf, make_recipe(gguf, find_mix("Q8_0")), target, n_threads=2)
     with open_gguf(target) as gguf:
         assert gguf.tensors["blk.0.attn_kv_b.weight"].type_name == "Q8_0"
         assert "blk.0.attn_k_b.weight" not in gguf.tensors
     with treadle.load(source, threads=2) as whole, treadle.load(target, threads=2) as small:
-        exact, logits = whole.logits(IDS), small.logits(IDS)
+        exact = whole.logits(IDS)
+        logits = small.logits(IDS)
     assert 0 < np.abs(logits - exact).max() < 0.1 * np.abs(exact).max()
 
 
 def test_what_is_refused(tiny: WriteTiny, tmp_path: Path) -> None:
-    path, name = tiny("minicpm3"), "blk.0.attn_kv_b.weight"
+    path = tiny("minicpm3")
+    name = "blk.0.attn_kv_b.weight"
     rows = np.ones((4 * 128, 64), np.float32)
     for tensors, keys, error, says in (
         ({name: None}, {}, FileError, rf"{name}: the tensor is missing"),
@@ -203,7 +210,8 @@ def test_what_is_refused(tiny: WriteTiny, tmp_path: Path) -> None:
 
 def test_an_adapter_of_the_matrix_is_refused(tiny: WriteTiny, tmp_path: Path) -> None:
     """No product has it whole."""
-    writer, rng = GGUFWriter(tmp_path / "adapter.gguf"), np.random.default_rng(1)
+    writer = GGUFWriter(tmp_path / "adapter.gguf")
+    rng = np.random.default_rng(1)
     said = {"general.type": "adapter", "general.architecture": "minicpm3", "adapter.type": "lora"}
     for key, value in {**said, "adapter.lora.alpha": 4.0}.items():
         writer.add(key, value)

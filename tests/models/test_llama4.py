@@ -48,7 +48,8 @@ def test_layers(model: treadle.Model) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", [1, 7, 100, 300])
 def test_a_text_of_many_chunks(model: treadle.Model, cut: int) -> None:
-    session, ids = model.session(), text(220)
+    session = model.session()
+    ids = text(220)
     for at in range(0, 220, cut):
         logits = session.feed(ids[at : at + cut])
     assert agrees(model, logits, ids)
@@ -70,7 +71,9 @@ def test_all_logits_of_a_text(model: treadle.Model) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [0, 49, 50, 51, 130, 199, 200])
 def test_rewinding_and_beginnings_that_are_kept(model: treadle.Model, n: int) -> None:
-    session, ids, other = model.session(), text(200), text(9, seed=2)
+    session = model.session()
+    ids = text(200)
+    other = text(9, seed=2)
     session.feed(ids)
     session.truncate(n)
     check_pages(model.engine.cache, [session.seq])
@@ -86,7 +89,8 @@ def test_rewinding_and_beginnings_that_are_kept(model: treadle.Model, n: int) ->
 
 def test_a_mixed_batch(tiny: WriteTiny) -> None:
     with engine_of(tiny("llama4", window=17, **SIZES), n_sequences=3, threads=2) as engine:
-        ids, share = text(40), rounding(engine.config)
+        ids = text(40)
+        share = rounding(engine.config)
 
         def truth(part: Any) -> np.ndarray:
             return reference.forward(engine._weights.gguf, engine.config, part)
@@ -106,7 +110,9 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(kv: str, tiny: Wr
             engine.cache.forget()
             assert np.array_equal(prefill(engine, ids, cut), whole), cut
         engine.cache.forget()
-        seq, other, found = engine.cache.sequence(), engine.cache.sequence(), []
+        seq = engine.cache.sequence()
+        other = engine.cache.sequence()
+        found = []
         for at, end in pairwise((0, 5, 6, 71, 72, 150, 180)):
             parts = [BatchItem(other, ids[at // 2 : end // 2 + 1], 0)]
             found.append(engine.run([*parts, BatchItem(seq, ids[at:end], end - at)]))
@@ -118,7 +124,8 @@ def test_wide_tiles(tiny: WriteTiny) -> None:
     """Of narrow pages, whose tiles have more queries than a chunk has tokens."""
     path = tiny("llama4", window=CHUNK, head_dim=64, **SIZES)
     with engine_of(path, kv="f16", threads=2, context=1200) as engine:
-        ids, seq = text(700), engine.cache.sequence()
+        ids = text(700)
+        seq = engine.cache.sequence()
         truth = reference.forward(engine._weights.gguf, engine.config, ids)
         for at, end in ((0, 120), (120, 620), (620, 700)):
             logits = engine.run([BatchItem(seq, ids[at:end], 80)])

@@ -34,7 +34,8 @@ def test_states_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     with treadle.load(tmp_path, threads=2, kv="f32") as loaded:
         assert loaded.n_ctx == 2048
         for n in (700, 1500):
-            states, expected = loaded.states(text(n)), compute_logits(model, text(n))
+            states = loaded.states(text(n))
+            expected = compute_logits(model, text(n))
             error = worst(states, expected)
             assert error <= rounding(loaded.config), (n, error / rounding(loaded.config))
             vector = expected.mean(0) / np.linalg.norm(expected.mean(0))
@@ -48,7 +49,8 @@ def test_a_window_to_both_sides(tmp_path: Path) -> None:
     write_model(path, "gemma-embedding", n_layer=1, window=WINDOW)
     with treadle.load(path, threads=2, kv="f32", deterministic=True) as model:
         ids = text(1000)
-        whole, cut = model.states(ids), model.states(ids[:600])
+        whole = model.states(ids)
+        cut = model.states(ids[:600])
         seen = 600 - WINDOW // 2
         assert np.array_equal(whole[:seen], cut[:seen])
         assert not np.array_equal(whole[seen:600], cut[seen:])
@@ -99,7 +101,8 @@ def test_experts_meet_any_cut(tmp_path: Path) -> None:
     with treadle.load(tmp_path / "tiny.gguf", threads=2, deterministic=True) as model:
         assert [pool.window for pool in model.engine.cache.windows] == [64]
         ids = text(2500)
-        whole, parts = model.session(), model.session()
+        whole = model.session()
+        parts = model.session()
         last = whole.feed(ids)
         for at in range(0, len(ids), 700):
             cut = parts.feed(ids[at : at + 700])

@@ -99,8 +99,10 @@ def build(ffn: str, latent: int | None) -> Any:
 
 def write(model: Any, path: Path, **more: Any) -> None:
     """As llama.cpp's converter does."""
-    config, moe = model.config, "moe" in model.config.layers_block_type
-    writer, arch = GGUFWriter(path), "nemotron_h_moe" if moe else "nemotron_h"
+    config = model.config
+    moe = "moe" in model.config.layers_block_type
+    writer = GGUFWriter(path)
+    arch = "nemotron_h_moe" if moe else "nemotron_h"
     n_ff = config.moe_intermediate_size if moe else config.intermediate_size
     writer.add("general.architecture", arch)
     keys = {
@@ -135,7 +137,8 @@ def write(model: Any, path: Path, **more: Any) -> None:
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         x = value.detach().numpy().astype(np.float32)
         kind = ".bias" if name.endswith(".bias") else ".weight"
-        stem, layer = name.removeprefix("model.").removesuffix(kind), ""
+        stem = name.removeprefix("model.").removesuffix(kind)
+        layer = ""
         if stem.startswith("layers."):
             _, number, stem = stem.split(".", 2)
             layer = f"blk.{number}."

@@ -43,7 +43,8 @@ def test_yarn_keeps_short_waves_and_stretches_long_ones() -> None:
 
 
 def test_long_factors_are_chosen_by_the_context() -> None:
-    short, long = (1.0,) * 8, (1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0)
+    short = (1.0,) * 8
+    long = (1.0, 1.1, 1.3, 1.7, 2.0, 3.0, 4.0, 4.0)
     rope = dataclasses.replace(PLAIN, factors=short, long_factors=long, n_ctx_orig=64)
     for n_ctx, factors in ((0, short), (64, short), (65, long)):
         inv_freq, _ = rope.frequencies(n_ctx)

@@ -205,7 +205,8 @@ def test_errors_in_words(script: Scripted, visit: Opened) -> None:
 
 
 def test_the_queue_and_progress_of_the_prompt(script: Scripted, visit: Opened) -> None:
-    more, begun = threading.Event(), threading.Event()
+    more = threading.Event()
+    begun = threading.Event()
     progress = {"total": 3000, "cache": 500, "processed": 0, "time_ms": 100, "queue": 2}
     reading = {**progress, "processed": 1500, "queue": 0}
     script.answers.append(

@@ -132,7 +132,8 @@ def merges_of(pieces: dict[str, int], scores: list[float]) -> list[tuple[str, st
     found: list[tuple[float, int, int, str, str]] = []
     for piece, i in pieces.items():
         for at in range(1, len(piece)):
-            left, right = pieces.get(piece[:at]), pieces.get(piece[at:])
+            left = pieces.get(piece[:at])
+            right = pieces.get(piece[at:])
             if left is not None and right is not None:
                 found.append((-scores[i], left, right, piece[:at], piece[at:]))
     return [(left, right) for *_, left, right in sorted(found)]

@@ -132,7 +132,8 @@ def compare(expected: np.ndarray[Any, Any], logits: np.ndarray[Any, Any]) -> tup
     """
     kl = []
     for wanted, got in zip(expected, logits, strict=True):  # few rows of 262144 at once
-        p, q = log_softmax(wanted), log_softmax(got)
+        p = log_softmax(wanted)
+        q = log_softmax(got)
         kl.append(float(np.sum(np.exp(p) * (p - q), dtype=np.float64)))
     return float(np.mean(kl)), float(np.mean(expected.argmax(1) == logits.argmax(1)))
 

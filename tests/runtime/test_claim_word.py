@@ -225,7 +225,8 @@ def test_a_job_is_believed_after_a_second_look_only() -> None:
 # Of one worker. The futex is the kernel's: whoever is about to wait is counted (QUEUED) and holds a
 # lock while it compares; then it sleeps or goes. Who wakes looks at the count, and takes the lock.
 NEWS: dict[str, Any] = {"claim": 0, "generation": 0, "sleepers": 0, "futex": 0}
-QUEUED, ASLEEP = 1, 2
+QUEUED = 1
+ASLEEP = 2
 
 
 def tell(order: tuple[str, ...]) -> Next:

@@ -29,7 +29,8 @@ class Odd(Spec):
     args = Args("list:out")
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        tokens, found = frame.run("tokens", ptr), k.var(k.i64(0))
+        tokens = frame.run("tokens", ptr)
+        found = k.var(k.i64(0))
         with (
             k.loop(frame.run("n_tokens")) as n,
             k.if_((k.load(tokens, i32, offset=n * 4) & 1).eq(1)),
@@ -75,9 +76,11 @@ def test_a_step_counts_what_another_step_found(n_threads: int) -> None:
     assert inputs.bytes is not None
     state = inputs.bytes[: RUN_STATE.itemsize].view(RUN_STATE)
     tokens = inputs.bytes[RUN_STATE.itemsize :].view(np.int32)
-    state["n_tokens"], state["tokens"] = MOST, RUN_STATE.itemsize
+    state["n_tokens"] = MOST
+    state["tokens"] = RUN_STATE.itemsize
     ready = cpu.ready(plan, cpu.memory(plan.arena_bytes), inputs)
-    rng, expected = np.random.default_rng(7), np.zeros(MOST, np.int64)
+    rng = np.random.default_rng(7)
+    expected = np.zeros(MOST, np.int64)
     for round_ in range(200):
         tokens[:] = rng.integers(0, 9, MOST) * 2
         tokens[rng.permutation(MOST)[: (MOST, 1, 0, 77)[round_ % 4]]] += 1

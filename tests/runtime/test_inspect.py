@@ -43,7 +43,8 @@ def test_the_code_of_a_kernel_in_the_cache() -> None:
 
 def test_of_several_instruction_sets_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TREADLE_ISA", raising=False)
-    lowest, best = rows.ALL[0], choose(host_features())
+    lowest = rows.ALL[0]
+    best = choose(host_features())
     kernel.object_code(SPEC, lowest)
     assert kernel_inspect.find(SPEC.name)[1] is lowest  # the only one that is there
     kernel.object_code(SPEC, best)

@@ -106,7 +106,8 @@ def test_handlers_are_given_back_whatever_they_raise(
     at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both signals arrive while the handlers are changed: at the ``at``-th change."""
-    usual, changes = signal.signal(signal.SIGALRM, raising), [0]
+    usual = signal.signal(signal.SIGALRM, raising)
+    changes = [0]
     change = _signal.signal
 
     def changing(number: int, handler: Any) -> Any:

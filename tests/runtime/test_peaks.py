@@ -46,7 +46,9 @@ def ids(value: object) -> str:
 def test_dots_against_the_twin(
     isa: Isa, act: str, memory: Memory, rng: np.random.Generator
 ) -> None:
-    spec, rounds, n_items = DotPeakKernel(act, *isa.tiles.peak), 5, 3
+    spec = DotPeakKernel(act, *isa.tiles.peak)
+    rounds = 5
+    n_items = 3
     w = memory.copy(operands(act, spec.mr, isa.lanes, rng))
     x = memory.copy(operands(act, spec.nr, isa.lanes, rng))
     dtype = np.int32 if act in WHOLE else np.float32
@@ -69,7 +71,8 @@ def test_streams_against_the_twin(
     isa: Isa, shape: tuple[int, int], memory: Memory, rng: np.random.Generator
 ) -> None:
     data = memory.copy(rng.integers(0, 256, 3 * PIECE, np.uint8))
-    out, want = memory.array(3, np.int32), np.zeros(3, np.int32)
+    out = memory.array(3, np.int32)
+    want = np.zeros(3, np.int32)
     call(
         StreamReadKernel(*shape), isa, memory, {"data": data, "out": out, "piece": PIECE}, Run(), 3
     )
@@ -84,7 +87,8 @@ def hot_loop(assembly: str) -> list[str]:
     body: list[str] = []
     for line in map(str.strip, assembly.splitlines()):
         if line.startswith(".L") and ":" in line:
-            label, body = line.partition(":")[0], []
+            label = line.partition(":")[0]
+            body = []
         elif line and line[0] not in ".#":
             body.append(line)
             if re.fullmatch(rf"j\w+\s+{re.escape(label)}", line) and len(body) > len(found):
@@ -113,7 +117,9 @@ DOT = {
 
 @pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
 def test_matrix_dots_against_the_twin(isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
-    spec, rounds, n_items = MatrixDots(), 5, 3
+    spec = MatrixDots()
+    rounds = 5
+    n_items = 3
     a, b = (memory.copy(operands("bf16", 2 * 16, 16, rng)) for _ in range(2))
     out = memory.array((n_items, 2, 2, 16, 16), np.float32)
     args = {"w": a, "x": b, "rounds": rounds}

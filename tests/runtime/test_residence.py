@@ -26,7 +26,8 @@ Rss:              100 kB
 
 
 def test_as_proc_says(tmp_path: Path) -> None:
-    folder, path = tmp_path / "self", tmp_path / "a model.gguf"
+    folder = tmp_path / "self"
+    path = tmp_path / "a model.gguf"
     folder.mkdir()
     (folder / "status").write_text("Name:\tx\nVmPeak:\t 900 kB\nVmHWM:\t 300 kB\n")
     (folder / "smaps").write_text(SMAPS.format(path=path))

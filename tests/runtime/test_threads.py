@@ -43,7 +43,9 @@ class Relay(Spec):
     work: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, out, n = frame.x, frame.out, frame.n
+        x = frame.x
+        out = frame.out
+        n = frame.n
         with k.loop(frame.end, start=frame.begin) as i:
             with k.loop(self.work):
                 isa.pause(k)
@@ -62,7 +64,8 @@ class Held(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin):
             k.store(frame.scratch, k.load(frame.scratch, i64) + 1)
-            again, done = k.label("again"), k.label("done")
+            again = k.label("again")
+            done = k.label("done")
             k.goto(again)
             k.at(again)
             isa.pause(k)
@@ -116,7 +119,8 @@ def test_every_item_runs_once_and_every_step_in_its_turn(
     n_threads: int, work: int, isa: Isa
 ) -> None:
     team, chain = Team(n_threads, isa, 64), Chain(isa, SIZES * 3, work)
-    n_runs, end = 0, time.monotonic() + PATIENCE_S
+    n_runs = 0
+    end = time.monotonic() + PATIENCE_S
 
     def counts() -> list[int]:
         return [int(scratch.bytes[:8].view(np.int64)[0]) for scratch in team._scratch]
@@ -147,7 +151,9 @@ class Begins(Spec):
 
 @pytest.mark.parametrize("whole", [1, 3, 8, 100])
 def test_items_that_share_cache_lines_are_not_parted(whole: int, isa: Isa) -> None:
-    team, marks, state = Team(3, isa, 64), np.zeros(N, np.int64), np.zeros(1, RUN_STATE)
+    team = Team(3, isa, 64)
+    marks = np.zeros(N, np.int64)
+    state = np.zeros(1, RUN_STATE)
     kernel = load_kernels([Begins()], isa)[Begins().name]
     args = np.array(Begins.args.slots({"out": marks.ctypes.data}), np.int64)
     steps = np.zeros(40, STEP)
@@ -171,7 +177,8 @@ def test_runs_that_change_in_length(isa: Isa) -> None:
 
 
 def test_nothing_to_do_at_all(isa: Isa) -> None:
-    team, chain = Team(3, isa, 64), Chain(isa, [0] * 4)
+    team = Team(3, isa, 64)
+    chain = Chain(isa, [0] * 4)
     for _ in range(20):
         chain.run(team)
         team.run(0, 0, 0)
@@ -180,7 +187,8 @@ def test_nothing_to_do_at_all(isa: Isa) -> None:
 
 
 def test_times_of_each_step(isa: Isa) -> None:
-    team, chain = Team(2, isa, 64), Chain(isa, SIZES)
+    team = Team(2, isa, 64)
+    chain = Chain(isa, SIZES)
     for _ in range(20):
         times = np.zeros((len(SIZES) + 1, 2), np.int64)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -224,10 +232,13 @@ def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
 @pytest.mark.parametrize("left", [-1, -(2**62), 2**24, 2**40 + 7, 2**63 - 1])
 def test_an_alarm_ends_a_run_whose_items_were_not_counted(left: int, isa: Isa) -> None:
     """What counts them is an earlier step, which is not done: something else is left there."""
-    team, alarm, state = Team(3, isa, 64), np.ones(1, np.int64), np.zeros(1, RUN_STATE)
+    team = Team(3, isa, 64)
+    alarm = np.ones(1, np.int64)
+    state = np.zeros(1, RUN_STATE)
     kernel = load_kernels([Held()], isa)[Held().name]
     args = np.array(Held.args.slots({"word": alarm.ctypes.data}), np.int64)
-    count, steps = np.array([left]), np.zeros(4, STEP)
+    count = np.array([left])
+    steps = np.zeros(4, STEP)
     steps[:] = [
         (kernel, args.ctypes.data, base, count.ctypes.data, per, whole)
         for base, per, whole in ((1, 1, 1), (1, 1, 8), (5, 3, 1), (1, 4, 1))
@@ -258,9 +269,11 @@ def workers() -> Callable[[], int]:
 
 
 def test_an_idle_team_uses_no_processor(isa: Isa) -> None:
-    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    team = Team(4, isa, 64)
+    chain = Chain(isa, SIZES)
     chain.run(team)
-    end, spent = time.monotonic() + PATIENCE_S, 1.0
+    end = time.monotonic() + PATIENCE_S
+    spent = 1.0
     while spent > 0.1:  # one spinning thread would use 0.5 s, each time
         assert time.monotonic() < end
         before = time.process_time()
@@ -274,7 +287,8 @@ def test_an_idle_team_uses_no_processor(isa: Isa) -> None:
 def test_close_sends_the_workers_home_and_a_run_brings_new_ones(
     isa: Isa, workers: Callable[[], int]
 ) -> None:
-    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    team = Team(4, isa, 64)
+    chain = Chain(isa, SIZES)
     assert workers() == 0  # none before the first run
     chain.run(team)
     assert workers() == 3
@@ -289,7 +303,8 @@ def test_close_sends_the_workers_home_and_a_run_brings_new_ones(
 
 def test_a_system_that_starts_no_more_threads(isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container with few processes: an error, and none of the workers stays."""
-    team, chain = Team(4, isa, 64), Chain(isa, SIZES)
+    team = Team(4, isa, 64)
+    chain = Chain(isa, SIZES)
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:
@@ -310,7 +325,8 @@ def test_a_system_that_starts_no_more_threads(isa: Isa, monkeypatch: pytest.Monk
 def test_a_team_that_is_forgotten_sends_its_workers_home(
     isa: Isa, workers: Callable[[], int]
 ) -> None:
-    team, chain = Team(3, isa, 64), Chain(isa, SIZES)
+    team = Team(3, isa, 64)
+    chain = Chain(isa, SIZES)
     chain.run(team)
     assert workers() == 2
     del team

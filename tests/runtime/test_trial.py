@@ -237,7 +237,8 @@ def test_a_tiny_product_is_not_run_a_million_times(monkeypatch: pytest.MonkeyPat
     with trial_of(Q8_0, k=32, m=8) as trial:
         spec = select.gemv(Q8_0, BEST, 32, 1)
         assert trial.compile(spec) is None
-        run, ran = trial._run, []
+        run = trial._run
+        ran = []
 
         def note(spec: Matmul, n: int, order: list[int]) -> float:
             ran.append(len(order))

@@ -31,11 +31,14 @@ from treadle.profiling.tune import (
     tune,
 )
 
-VNNI, AVX2, AMX = ROWS["avx512_vnni"], ROWS["avx2"], ROWS["amx_bf16"]
+VNNI = ROWS["avx512_vnni"]
+AVX2 = ROWS["avx2"]
+AMX = ROWS["amx_bf16"]
 assert AMX.matrix
 TWO_PARTS = replace(AMX, matrix=replace(AMX.matrix, parts=2))  # where an F32 is too long for it
 Q8_0 = by_name("Q8_0")
-K, N = 2048, 512
+K = 2048
+N = 512
 
 Cost = Callable[[Matmul, int], float]
 

@@ -100,7 +100,8 @@ class Explorer:
         threads = tuple((code, registers, self.nothing) for code, registers in programs)
         begin: State = self.first, self.nothing, threads
         sources: dict[State, list[State]] = {begin: []}
-        left, ends = [begin], []
+        left = [begin]
+        ends = []
         while left:
             state = left.pop()
             code, registers, _ = state[2][0]
@@ -135,7 +136,8 @@ class Explorer:
         """A thread up to its next operation that others can notice. Loads that are not TOTAL come
         just before that: earlier ones could have given nothing else.
         """
-        seen, left = {thread}, [(memory, latest, thread)]
+        seen = {thread}
+        left = [(memory, latest, thread)]
         while left:
             memory, latest, (code, registers, view) = left.pop()
             op, then = code(registers)
@@ -169,14 +171,17 @@ class Explorer:
             yield memory, latest, view, None
             return
         assert not isinstance(op, End)
-        at, order = self.places[op.place], self.orders[op.site]
+        at = self.places[op.place]
+        order = self.orders[op.site]
         if isinstance(op, Load):
             for n in range(max(view[at], latest[at] if order == TOTAL else 0), len(memory[at])):
                 value, carried = memory[at][n]
                 seen = _put(view, at, n)
                 yield memory, latest, _joined(seen, carried) if order else seen, value
             return
-        value, carried, found = op[2], self.nothing, None
+        value = op[2]
+        carried = self.nothing
+        found = None
         if not isinstance(op, Store):  # it reads the latest value, and hands on what that carries
             before, carried = memory[at][-1]
             view = _put(view, at, len(memory[at]) - 1)

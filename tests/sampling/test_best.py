@@ -35,7 +35,8 @@ class Largest:
         order = np.argsort(-self.x, kind="stable")[: 1 if self.look.first else N_TOP]
         self.values = np.full(N_TOP, -np.inf, np.float32)
         self.ids = np.full(N_TOP, -1, np.int32)
-        self.values[: len(order)], self.ids[: len(order)] = self.x[order], order
+        self.values[: len(order)] = self.x[order]
+        self.ids[: len(order)] = order
         self.first = float(self.values[0]), int(self.ids[0])
 
     @property

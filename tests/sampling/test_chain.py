@@ -74,7 +74,8 @@ def test_what_comes_first() -> None:
 
 @pytest.mark.slow
 def test_the_chain_is_its_stages_one_after_the_other() -> None:
-    x, ids = some_logits(), [5, 9, 5, 9, 5]
+    x = some_logits()
+    ids = [5, 9, 5, 9, 5]
     settings = Sampling(
         seed=4,
         repeat_penalty=1.3,
@@ -164,7 +165,8 @@ def test_greedy_is_the_limit_of_a_low_temperature(seed: int, order: list[str], a
     rest = [name for name in order[at:] if name != "penalties"]
     samplers = [name for name in order if name not in rest] + ["temperature", *rest]
     knobs = {**EVERYTHING, "xtc_probability": 1.0, "samplers": samplers, "seed": 1, "top_k": 5}
-    x, ids = some_logits(seed=seed), [3, 4, int(some_logits(seed=seed).argmax())]
+    x = some_logits(seed=seed)
+    ids = [3, 4, int(some_logits(seed=seed).argmax())]
     cold = Sampler(Sampling(temperature=1e-6, **knobs), 300)
     greedy = Sampler(Sampling(temperature=0, **knobs), 300)
     assert greedy.chain[-1] == "greedy"

@@ -75,9 +75,11 @@ class Pieces:
 
 
 def generate(custom: object, n: int, seed: int, **knobs: object) -> list[int]:
-    pieces, rng = Pieces(), np.random.default_rng(seed)
+    pieces = Pieces()
+    rng = np.random.default_rng(seed)
     settings = Sampling(seed=seed, samplers="temperature", temperature=1.0, custom=custom, **knobs)  # type: ignore[arg-type]
-    sampler, ids = Sampler(settings, pieces.n_vocab), [0]
+    sampler = Sampler(settings, pieces.n_vocab)
+    ids = [0]
     while len(ids) < n and ids[-1] not in pieces.eog:
         x = rng.normal(0, 1, pieces.n_vocab).astype(np.float32)
         x[1] = -9  # seldom the end

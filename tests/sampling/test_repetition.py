@@ -184,7 +184,8 @@ class Letters:
 
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
         assert bos is False
-        ids, rest = [], text.encode()
+        ids = []
+        rest = text.encode()
         while rest:
             best = max(
                 (i for i, p in enumerate(self.pieces) if rest.startswith(p)),

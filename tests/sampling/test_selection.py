@@ -103,7 +103,8 @@ def mirostat_1_count(x: np.ndarray, mu: float, n_vocab: int) -> int:
     p = np.sort(softmax(x))[::-1]
     s_tb = s_tt = 0.0
     for i in range(min(99, len(p) - 1)):
-        t, b = math.log((i + 2) / (i + 1)), math.log(p[i] / p[i + 1])
+        t = math.log((i + 2) / (i + 1))
+        b = math.log(p[i] / p[i + 1])
         s_tb += t * b
         s_tt += t * t
     s = s_tb / s_tt
@@ -147,7 +148,8 @@ def test_mirostat_2(seed: int) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_mirostat_brings_the_surprise_to_its_target(version: int) -> None:
     x = (-1.1 * np.log(np.arange(1, 5001))).astype(np.float32)  # Zipf
-    m, u = Mirostat(version, 4.0, 0.1, 5000), Uniforms(5)
+    m = Mirostat(version, 4.0, 0.1, 5000)
+    u = Uniforms(5)
     p = softmax(x)
     surprises = [-math.log2(p[m(Candidates(x), [], u)]) for _ in range(600)]
     # The surprise is measured among the kept tokens, so the whole distribution's is a little above.
@@ -161,7 +163,8 @@ def test_mirostat_brings_the_surprise_to_its_target(version: int) -> None:
     ids=["one", "flat", "one alive", "sure", "s = 1"],
 )
 def test_mirostat_of_degenerate_distributions(version: int, x: list[float]) -> None:
-    m, u = Mirostat(version, 5.0, 0.1, len(x)), Uniforms(5)
+    m = Mirostat(version, 5.0, 0.1, len(x))
+    u = Uniforms(5)
     for _ in range(200):
         token = m(Candidates(np.array(x, np.float32)), [], u)
         assert x[token] > -np.inf
@@ -170,11 +173,14 @@ def test_mirostat_of_degenerate_distributions(version: int, x: list[float]) -> N
 
 def test_adaptive_p() -> None:
     # llama.cpp's formula, with its logits and its average, over a fixed sequence of draws
-    target, decay = 0.4, 0.8
+    target = 0.4
+    decay = 0.8
     x = np.array([2, 1.5, 1, 0.2, -1, -np.inf], np.float32)
     p = softmax(x)
-    total, weight = target / (1 - decay), 1 / (1 - decay)
-    sampler, ids = AdaptiveP(target, decay), [9]
+    total = target / (1 - decay)
+    weight = 1 / (1 - decay)
+    sampler = AdaptiveP(target, decay)
+    ids = [9]
     for step, u in enumerate((0.1, 0.6, 0.95, 0.4, 0.7, 0.2)):
         aim = min(max(2 * target - total / weight, 0), 1)
         d = np.abs((p - aim) / 0.3)
@@ -185,12 +191,16 @@ def test_adaptive_p() -> None:
             ids = [*ids, 17]  # the caller put something else there: not counted
             continue
         ids = [*ids, expected]
-        total, weight = p[expected] + decay * total, 1 + decay * weight
+        total = p[expected] + decay * total
+        weight = 1 + decay * weight
 
 
 def test_adaptive_p_holds_the_average_near_its_target() -> None:
-    rng, u = np.random.default_rng(0), Uniforms(3)
-    sampler, ids, chosen = AdaptiveP(0.3, 0.9), [0], []
+    rng = np.random.default_rng(0)
+    u = Uniforms(3)
+    sampler = AdaptiveP(0.3, 0.9)
+    ids = [0]
+    chosen = []
     for _ in range(600):
         x = rng.normal(0, 2, 50).astype(np.float32)
         ids.append(sampler(Candidates(x), ids, u))

@@ -129,20 +129,24 @@ def test_queues_of_stages_over_probabilities_that_rise_with_the_id(
     queue: str, min_p_at: float
 ) -> None:
     # llama.cpp's queue test: token i has probability i / sum; every stage leaves the last tokens.
-    n, first = 10_000, 0
+    n = 10_000
+    first = 0
     c = of_probabilities([float(i) for i in range(n)])
     for stage in queue:
         if stage == "k":
-            c, first = top_k(c, 100), max(first, n - 100)
+            c = top_k(c, 100)
+            first = max(first, n - 100)
         elif stage == "p":
             c = top_p(c, 0.8)
-            total, reached = sum(range(first, n)), 0
+            total = sum(range(first, n))
+            reached = 0
             first = n
             while reached < 0.8 * total:
                 first -= 1
                 reached += first
         else:
-            c, first = min_p(c, min_p_at), max(first, math.ceil(min_p_at * (n - 1)))
+            c = min_p(c, min_p_at)
+            first = max(first, math.ceil(min_p_at * (n - 1)))
         assert sorted(c.token(i) for i in range(len(c.logits))) == list(range(first, n))
 
 
@@ -222,7 +226,8 @@ def typical_scores(x: np.ndarray) -> np.ndarray:
 @given(logits, st.floats(0.01, 0.99), st.integers(0, 5))
 def test_typical(x: list[float], p: float, least: int) -> None:
     a = np.array(x, np.float32)
-    mass, scores = softmax(a), typical_scores(a)
+    mass = softmax(a)
+    scores = typical_scores(a)
     kept = typical(Candidates(a), p, least)
     ids = [kept.token(i) for i in range(len(kept.logits))]
     others = [i for i in range(len(x)) if i not in ids and x[i] > -math.inf]
@@ -237,7 +242,8 @@ def test_typical(x: list[float], p: float, least: int) -> None:
 def test_top_p_and_typical_of_a_large_vocabulary(p: float, spread: float) -> None:
     x = np.random.default_rng(3).normal(0, spread, 30_000).astype(np.float32)
     x[::7] = -np.inf
-    c, mass = Candidates(x), softmax(x)
+    c = Candidates(x)
+    mass = softmax(x)
     by_logit = np.argsort(-x, kind="stable").tolist()
     check_prefix(top_p(c, p), by_logit, mass, p, 0)
     kept = typical(c, p)
@@ -312,7 +318,8 @@ def test_dynamic_temperature(x: list[float], t: float, spread: float, exponent: 
     p = softmax(a)
     entropy = -sum(q * math.log(q) for q in p if q > 0)
     share = entropy / math.log(len(a)) if len(a) > 1 else 0
-    low, high = max(0.0, t - spread), t + spread
+    low = max(0.0, t - spread)
+    high = t + spread
     dynamic = low + (high - low) * min(max(share, 0), 1) ** exponent
     got = as_dict(dynamic_temperature(Candidates(np.array(x, np.float32)), t, spread, exponent))
     if dynamic > 1e-3 and len(a) > 1:

@@ -118,7 +118,8 @@ def held(service: Service) -> Iterator[None]:
     """Texts that have begun go on only when a text comes or leaves, and behind this: so none ends
     meanwhile, however slow its reader.
     """
-    turns, inbox = service.engine.turns, service.engine.scheduler.admission.inbox
+    turns = service.engine.turns
+    inbox = service.engine.scheduler.admission.inbox
     step, over = turns.step, threading.Event()
 
     def begun() -> bool:

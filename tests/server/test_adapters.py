@@ -20,7 +20,8 @@ from treadle.server.http import http_io
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[treadle.Model]:
     """The packaged model with two adapters, the second of which texts have."""
-    folder, path = tmp_path_factory.mktemp("loras"), packaged_model()
+    folder = tmp_path_factory.mktemp("loras")
+    path = packaged_model()
     given = [
         (write_gguf(folder / f"{name}.gguf", draw_pairs(path, 4, seed, ("ffn_down",))), scale)
         for seed, (name, scale) in enumerate((("pirate", 0.0), ("poet", 1.0)))
@@ -63,7 +64,8 @@ def test_a_call_chooses(path: str, caller: TestClient, adapted: treadle.Model) -
 @pytest.mark.parametrize("n", [1, 200])
 def test_vectors_of_a_call(n: int, caller: TestClient, adapted: treadle.Model) -> None:
     """With the adapters of the call, or those of texts that say nothing."""
-    ids, found = [5 + i % 50 for i in range(n)], []
+    ids = [5 + i % 50 for i in range(n)]
+    found = []
     for own in ({}, {0: 1.0}, {1: 1.0}, None):
         more: dict[str, Any] = (
             {} if own is None else {"lora": [{"id": i, "scale": s} for i, s in own.items()]}

@@ -93,7 +93,8 @@ def test_a_byte_order_mark_is_no_content(client: TestClient) -> None:
 
 
 def test_a_packed_body_is_told_so(client: TestClient) -> None:
-    body, headers = gzip.compress(b'{"prompt": "x"}'), {"content-encoding": "gzip"}
+    body = gzip.compress(b'{"prompt": "x"}')
+    headers = {"content-encoding": "gzip"}
     answer = client.post("/v1/completions", content=body, headers=headers)
     assert answer.status_code == 415
     assert "'gzip'" in error_of(answer)["message"]
@@ -281,7 +282,8 @@ def test_health_while_loading_and_when_the_model_is_broken(model: treadle.Model)
             assert answer.status_code == 503
             assert answer.headers["retry-after"] == "1"
         assert client.get("/v1/models").status_code == 200
-        service.engine.state, service.engine.why = "error", "the file shrank"
+        service.engine.state = "error"
+        service.engine.why = "the file shrank"
         assert client.get("/health").status_code == 500
         answer = client.post("/v1/completions", json={"prompt": "x"})
         assert answer.status_code == 500
@@ -294,7 +296,8 @@ def test_calls_of_several_keys_take_turns_by_key(
 ) -> None:
     for keys, found in ((("a", "b"), [0, 1]), (("a",), [None])):
         with running(model, api_keys=keys) as service, talking(service) as client:
-            told, add = list[int | None](), service.engine.scheduler.add
+            told = list[int | None]()
+            add = service.engine.scheduler.add
 
             def noted(request: Request, add: Any = add, told: list[int | None] = told) -> None:
                 told.append(request.key)  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ from tests.server.conftest import running, talking, with_template
 from tests.server.test_openai import post
 from tests.speech.families import HERMES_TEMPLATE, TEMPLATES
 
-CHAT, PROMPT = "/v1/chat/completions", "/apply-template"
+CHAT = "/v1/chat/completions"
+PROMPT = "/apply-template"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 KNOWS = HERMES_TEMPLATE + "{# </think> #}"
 OWN = {

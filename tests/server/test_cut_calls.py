@@ -22,7 +22,9 @@ from treadle.server.app import build_app
 from treadle.server.requests.request_stream import OutputStream
 from treadle.server.requests.service import Service
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 Said = tuple[str, Any]  # "text" or a tool's name; the text, or arguments
 Found = tuple[list[Said], list[Said], str]  # whole; streamed; why it ends
@@ -192,7 +194,8 @@ def test_at_every_limit(
     stand_for(scribe, service, own, begun, monkeypatch)
     # <|end|> ends the packaged vocabulary's texts. Here it is a mark, so it must be spelt.
     scribe.ids = service.model.tokenizer.encode_plain(text.removeprefix(begun), start=False)
-    marks, seen = (own.sign, own.channels.end if own.channels else ""), list[Said]()
+    marks = (own.sign, own.channels.end if own.channels else "")
+    seen = list[Said]()
     for n in limits(name, ask, forced, len(scribe.ids)):
         if service.model.tokenizer.decode(scribe.ids[:n], start=False).endswith("\ufffd"):
             continue  # within a character of a mark, which is one token where it is used

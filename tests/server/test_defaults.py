@@ -23,7 +23,8 @@ SWITCHED = TURNS + "{% if thinking %}<think>{% else %}<think></think>{% endif %}
 @contextmanager
 def served(model: treadle.Model, **settings: Any) -> Iterator[TestClient]:
     """The app of a model that ``load`` was given such settings for."""
-    defaults, sampling = read_defaults(**settings), model.sampling
+    defaults = read_defaults(**settings)
+    sampling = model.sampling
     own = vars(model).pop("template", None)
     vars(model)["template"] = defaults.load_template(model.gguf, model.config.arch.name)
     model.sampling = defaults.sampling_over(sampling)

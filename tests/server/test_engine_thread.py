@@ -112,7 +112,8 @@ def test_jobs_and_texts_take_turns(
     service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job runs between two steps of a text that is being written."""
-    asked, step = threading.Event(), service.engine.turns.step
+    asked = threading.Event()
+    step = service.engine.turns.step
     found: list[Any] = []
 
     def wait() -> Any:
@@ -248,7 +249,8 @@ def test_metrics_count_drafts(model: treadle.Model, monkeypatch: pytest.MonkeyPa
         told = post(client, "/v1/completions", **body)["timings"]
         assert (told["draft_n"], told["draft_n_accepted"]) == (18, 6)
         for prefix, label in (("llamacpp", ""), ("vllm", 'model_name="demo"')):
-            name, own = f"{prefix}:spec_decode_num", f"{{{label}}}" if label else ""
+            name = f"{prefix}:spec_decode_num"
+            own = f"{{{label}}}" if label else ""
             assert value(service, f"{name}_drafts_total{own}") == 18
             assert value(service, f"{name}_draft_tokens_total{own}") == 54
             assert value(service, f"{name}_accepted_tokens_total{own}") == 18

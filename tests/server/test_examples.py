@@ -41,7 +41,8 @@ def test_search(one_kernel_cache: Path, tmp_path: Path) -> None:
 
 
 def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
-    source, target = tmp_path / "lines.txt", tmp_path / "answers.jsonl"
+    source = tmp_path / "lines.txt"
+    target = tmp_path / "answers.jsonl"
     source.write_text("a\nb\n")
     run("batch", str(source), str(target))
     answers = [json.loads(line) for line in target.read_text().splitlines()]

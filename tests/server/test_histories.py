@@ -21,12 +21,10 @@ from tests.speech.families import HERMES_TEMPLATE
 from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from treadle.chat.tools.history import lone_results
 
-CHAT, MESSAGES, RESPONSES, OLLAMA = (
-    "/v1/chat/completions",
-    "/v1/messages",
-    "/v1/responses",
-    "/api/chat",
-)
+CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
+RESPONSES = "/v1/responses"
+OLLAMA = "/api/chat"
 PNG = base64.b64encode(b"\x89PNG" + bytes(2996)).decode()
 SENTENCE = "[The tool gave a {} here. It is left out: the model reads text alone.]"
 PICTURE = "picture (image/png, 3000 bytes)"
@@ -134,7 +132,8 @@ def test_what_the_system_says_late_to_a_response_that_is_kept(served: Served) ->
     first = {"role": "system", "content": "You are kept. " * 8}
     made = post(client, RESPONSES, **body, input=[first, user("question"), late])
     for _ in range(3):
-        before, n = made["id"], made["usage"]["input_tokens"]
+        before = made["id"]
+        n = made["usage"]["input_tokens"]
         more = [user("another"), late]
         made = post(client, RESPONSES, **body, input=more, previous_response_id=before)
         assert made["usage"]["input_tokens_details"]["cached_tokens"] >= n - 16
@@ -350,7 +349,8 @@ def test_an_answer_of_three_parts_is_sent_back(
     served: Served, model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gpt-oss' template raises on the three together."""
-    client, made = served(GPT_OSS), prompts_of(monkeypatch)
+    client = served(GPT_OSS)
+    made = prompts_of(monkeypatch)
     wanted = (
         "<|start|>assistant<|channel|>analysis<|message|>REASONED<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>WORDS<|end|>"
@@ -419,7 +419,8 @@ def test_reasoning_that_is_sent_back_stays_in_the_cache(served: Served) -> None:
         cached, n = read(client, CHAT, talk)
         assert cached >= last - 8
         said = {"role": "assistant", "content": f"ANSWER {turn}", "reasoning_content": "so " * 9}
-        talk, last = [*talk, said, user("MORE")], n
+        talk = [*talk, said, user("MORE")]
+        last = n
     assert prompt(client, talk).count("[THINK]so ") == 3
 
 
@@ -427,7 +428,8 @@ def test_reasoning_that_is_sent_back_stays_in_the_cache(served: Served) -> None:
 
 
 def test_two_schemas(agent: TestClient) -> None:
-    one, other = {"enum": [5]}, {"enum": [6]}
+    one = {"enum": [5]}
+    other = {"enum": [6]}
     alone: dict[str, Any]
     form = {"type": "json_schema", "schema": one}
     any_object = {"type": "json_object"}

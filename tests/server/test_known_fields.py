@@ -440,7 +440,9 @@ def with_tables(path: str) -> Iterator[tuple[str, Fields]]:
 @pytest.mark.parametrize("path", BODIES)
 def test_what_is_not_done_is_told(path: str, stream: bool, client: TestClient) -> None:
     """Of each field that was sent, unless its value asks for nothing."""
-    body, expected, harmless = dict[str, Any](), set[str](), dict[str, Any]()
+    body = dict[str, Any]()
+    expected = set[str]()
+    harmless = dict[str, Any]()
     for prefix, table in with_tables(path):
         inner = prefix.removesuffix(".")
         own, fine = (body, harmless) if not inner else ({}, {})

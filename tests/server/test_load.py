@@ -21,8 +21,10 @@ from treadle.server.requests.service import Service
 @pytest.fixture
 def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step reads 96 tokens of prompts, and waits until the last progress was told."""
-    shares, turns = service.engine.scheduler._composer._shares, service.engine.turns
-    split, step = shares.split, turns.step
+    shares = service.engine.scheduler._composer._shares
+    turns = service.engine.turns
+    split = shares.split
+    step = turns.step
 
     def few(wanted: Iterable[Any], budget: int) -> Any:
         return split(wanted, min(budget, 96))

@@ -452,7 +452,8 @@ def test_embeddings(client: TestClient, model: treadle.Model) -> None:
 
 def test_vectors_that_are_cut_or_not_scaled(client: TestClient, model: treadle.Model) -> None:
     """``dimensions`` of OpenAI's, ``embd_normalize`` of llama.cpp's."""
-    whole, pooled = model.embed("import os")[0], model.embed("import os", normalize=False)[0]
+    whole = model.embed("import os")[0]
+    pooled = model.embed("import os", normalize=False)[0]
     (row,) = post(client, "/v1/embeddings", input="import os", dimensions=8)["data"]
     assert np.allclose(row["embedding"], whole[:8] / np.linalg.norm(whole[:8]), atol=1e-6)
     sizes = {

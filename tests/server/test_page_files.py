@@ -9,7 +9,9 @@ import treadle
 from tests.server.conftest import running, talking
 from treadle.kernels.attention.page_layout import PAGE
 
-KEY, TEXT, USER = "sk-xyzzy-swordfish", "plugh plover frotz ", "a user of the name rezrov"
+KEY = "sk-xyzzy-swordfish"
+TEXT = "plugh plover frotz "
+USER = "a user of the name rezrov"
 
 
 def test_page_files_hold_no_secret_and_are_for_their_owner_alone(tmp_path: Path) -> None:

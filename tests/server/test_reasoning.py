@@ -49,7 +49,8 @@ def by_chat(client: Any, **more: Any) -> list[Said]:
     choice = post(client, "/v1/chat/completions", **body)["choices"][0]
     said = choice["message"]
     calls = [call["function"]["name"] for call in said.get("tool_calls", [])]
-    reasoning, content = said.get("reasoning_content", ""), said["content"] or ""
+    reasoning = said.get("reasoning_content", "")
+    content = said["content"] or ""
     whole = Said(reasoning, content, calls, choice["finish_reason"])
     *chunks, _ = stream(client, "/v1/chat/completions", **body)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -314,7 +315,8 @@ def test_reasoning_that_is_off_may_not_be_opened(
 ) -> None:
     plan = read(thinker, body).planned.plan
     assert plan.budget == 0
-    guide, tokenizer = plan.guide(), thinker.model.tokenizer
+    guide = plan.guide()
+    tokenizer = thinker.model.tokenizer
     for id in tokenizer.encode_plain("so <think", start=False):
         guide.accept(id)
     bits = guide.bits()

@@ -307,7 +307,8 @@ def test_talks_are_bounded() -> None:
 
 
 def test_items_stay_while_one_response_has_them() -> None:
-    talks, item = ResponseStore(), {"id": "x"}
+    talks = ResponseStore()
+    item = {"id": "x"}
     talks.keep("a", StoredResponse([], [item, item], {"output": []}))
     talks.keep("b", StoredResponse([], [], {"output": [item]}))
     assert talks.drop("b")

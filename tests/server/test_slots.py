@@ -212,7 +212,9 @@ def test_which_place_a_text_takes() -> None:
     places.leave(b)
     places.leave(a)
     assert [slot.ids for slot in places] == [[1, 2, 3, 4], [5, 2, 3, 4]]
-    like_b, other, wanted = Text(5, 2, 3, 7), Text(8), Text(1, 2, 3)
+    like_b = Text(5, 2, 3, 7)
+    other = Text(8)
+    wanted = Text(1, 2, 3)
     places.take(like_b)
     assert like_b.slot == 1
     places.leave(like_b)

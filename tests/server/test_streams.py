@@ -36,7 +36,8 @@ def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) 
         post(client, "/v1/completions", **{**body, "stream": False})["choices"][0]["text"]
         for body in bodies
     ]
-    steps, fed = service.tally.n_steps, service.tally.n_fed
+    steps = service.tally.n_steps
+    fed = service.tally.n_fed
     found: dict[int, str] = {}
     ready = threading.Barrier(len(bodies))
 
@@ -94,7 +95,8 @@ class Client:
     def __init__(
         self, app: Starlette, path: str, body: Message, slow: Callable[[], Awaitable[None]]
     ) -> None:
-        self._app, self._slow = app, slow
+        self._app = app
+        self._slow = slow
         self.parts: list[bytes] = []
         self.status = 0
         self.left = asyncio.Event()
@@ -114,7 +116,8 @@ class Client:
 
     async def _receive(self) -> Message:
         if self._body is not None:
-            body, self._body = self._body, None
+            body = self._body
+            self._body = None
             return {"type": "http.request", "body": body, "more_body": False}
         await self.left.wait()
         return {"type": "http.disconnect"}
@@ -430,5 +433,6 @@ def test_a_limit_within_a_character(path: str, stream: bool, client: TestClient)
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines()]
         found = [json.loads(line) for line in lines if line.startswith("{")]
         if path == "/v1/responses":
-            found, key = [each for each in found if each["type"].endswith("text.delta")], "delta"
+            found = [each for each in found if each["type"].endswith("text.delta")]
+            key = "delta"
         assert "".join(text for each in found for text in texts_of(each, key)) == said

@@ -192,7 +192,8 @@ def test_json_is_read_without_a_search_for_garbage(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take three quarters of the time, in which no other thread runs."""
-    read, searched = json.loads, []
+    read = json.loads
+    searched = []
 
     def loads(*args: Any, **given: Any) -> Any:
         searched.append(gc.isenabled())

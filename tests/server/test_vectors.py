@@ -35,7 +35,9 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """A small decoder whose output norm has a weight of ``norm``, with further ``keys``."""
 
     def write(norm: float | None = None, **keys: int) -> Path:
-        draw, in_full, path = tiny.draw, tiny.in_full, tmp_path / "tiny.gguf"
+        draw = tiny.draw
+        in_full = tiny.in_full
+        path = tmp_path / "tiny.gguf"
 
         def drawn(rng: Any, name: str, shape: tuple[int, ...]) -> Any:
             made = draw(rng, name, shape)
@@ -213,7 +215,9 @@ def test_an_encoders_text_keeps_the_token_that_ends_it(tmp_path: Path, run: Run)
             whole, begins = reranker.pair(query, document)
             found, second = reranker.pair(query, document, 16)
             assert len(found) == 16 < len(whole)
-            n, kept = begins - 2, second - 2  # [CLS] first [SEP] second [SEP]
+            # [CLS] first [SEP] second [SEP]
+            n = begins - 2
+            kept = second - 2
             assert found[:1] + found[second - 1 : second] == whole[:1] + whole[begins - 1 : begins]
             assert found[1 : second - 1] == whole[1 : 1 + kept]
             assert found[second:-1] == whole[begins : begins + 13 - kept]

@@ -44,7 +44,8 @@ def channels_of(own: ToolCallFormat) -> Channels:
     return own.channels
 
 
-GPT_OSS, OPEN = channels_of(HARMONY), channels_of(SOLAR)
+GPT_OSS = channels_of(HARMONY)
+OPEN = channels_of(SOLAR)
 # Words before a call, for rows that have them in a manner of their own.
 BEFORE = {
     "recipient": "all\nso ",
@@ -67,7 +68,8 @@ def twice(f: str, g: str, between: str = "") -> Family:
 
 _R1 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 _V3 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
-_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_BEGIN = "<｜tool▁calls▁begin｜>"
+_END = "<｜tool▁calls▁end｜>"
 _OBJECT = '{{"name": "{}", "arguments": {}}}'
 _ROLE = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 _HERMES = "<tool_call>\n{}\n</tool_call>"
@@ -75,13 +77,15 @@ _HARMONY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}
 
 
 def wrapped(begin: str, call: str, between: str, end: str) -> Family:
-    f, g = call.format("f", JSON), call.format("g", "{}")
+    f = call.format("f", JSON)
+    g = call.format("g", "{}")
     return Family(f"{begin}{f}{end}", f"{begin}{g}{end}", f"{begin}{f}{between}{g}{end}")
 
 
 _SOLAR = "<|tool_call:begin|>{}<|tool_call:name|>{}<|tool_call:args|>{}<|tool_call:end|>"
 _KIMI = "<|tool_call_begin|>functions.{}:{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
-_KIMI_F, _KIMI_G = _KIMI.format("f", 0, JSON), _KIMI.format("g", 1, "{}")
+_KIMI_F = _KIMI.format("f", 0, JSON)
+_KIMI_G = _KIMI.format("g", 1, "{}")
 _SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
 

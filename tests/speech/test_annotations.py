@@ -77,7 +77,9 @@ class Node:
 
 
 Id = NewType("Id", int)
-OPTIONAL, UNION = Optional[Colour], Union[Colour, Place]  # noqa: UP007, UP045  # other classes
+# other classes than those of X | Y
+OPTIONAL = Optional[Colour]  # noqa: UP045
+UNION = Union[Colour, Place]  # noqa: UP007
 MIXED = Literal["all", 1, True, None, Colour.BLUE]
 PLACE = {
     "type": "object",
@@ -420,7 +422,8 @@ class TypeAliasType:
     """What ``type X = ...`` makes, from Python 3.12 on."""
 
     def __init__(self, name: str, behind: Callable[[], Any]) -> None:
-        self.__name__, self._behind = name, behind
+        self.__name__ = name
+        self._behind = behind
 
     @property
     def __value__(self) -> Any:

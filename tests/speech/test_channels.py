@@ -69,7 +69,8 @@ def written(
     """What a model writes that likes some tokens to begin with and some others behind them, and
     ends; all others alike.
     """
-    rng, ids = np.random.default_rng(seed), list[int]()
+    rng = np.random.default_rng(seed)
+    ids = list[int]()
     while len(ids) < 3000:
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
         ends = tokenizer.encode(f"{OPEN.end}<|tool_call:end|>", bos=False, special=True)

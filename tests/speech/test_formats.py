@@ -41,7 +41,9 @@ def allows(matcher: LLMatcher, text: str) -> bool:
 
 def read(row: str, schema: dict[str, Any], text: str, size: int) -> tuple[Any, str]:
     """What a reader makes of a text that comes so many characters at a time, and what is left."""
-    reader, told, held = reader_of(ROW[row], schema), "", ""
+    reader = reader_of(ROW[row], schema)
+    told = ""
+    held = ""
     for at in range(0, len(text), size):
         made, held = reader.take(held + text[at : at + size], False)
         told += made
@@ -188,7 +190,8 @@ def test_names_of_properties(row: str, name: str) -> None:
 
 def written_by(row: str, arguments: dict[str, Any]) -> str:
     """Arguments as a row's family writes them."""
-    own, tags = ROW[row], ROW[row].tags
+    own = ROW[row]
+    tags = ROW[row].tags
     if own.style == "own":
         return own_value(arguments)
     if tags is None:
@@ -308,7 +311,8 @@ ENDS = "'\"])}>"
 
 def walked(matcher: LLMatcher, random: Random, most: int = 400) -> str | None:
     """A text of a grammar, by chance; None where it does not come to an end soon."""
-    matcher, out = matcher.deep_copy(), bytearray()
+    matcher = matcher.deep_copy()
+    out = bytearray()
     liked = [byte for byte in LIKED.encode()]
     while len(out) < most:
         if matcher.is_accepting():
@@ -334,7 +338,9 @@ def walked(matcher: LLMatcher, random: Random, most: int = 400) -> str | None:
 @given(WHOLE, st.integers(0, 2**32))
 @pytest.mark.parametrize("row", ROWS)
 def test_what_a_grammar_allows_is_read_back(row: str, schema: Any, seed: int) -> None:
-    random, matcher, parts = Random(seed), matcher_of(row, schema), ReferencedSchemas(schema)
+    random = Random(seed)
+    matcher = matcher_of(row, schema)
+    parts = ReferencedSchemas(schema)
     for _ in range(3):
         text = walked(matcher, random)
         if text is None:
@@ -485,7 +491,8 @@ def test_literals_of_python_obey_schemas(schema: Any, written: str) -> None:
 def test_texts_in_quotes_of_their_own(text: str, limits: Any) -> None:
     """MiniCPM 5's CDATA: what it has within is the text."""
     schema = {"properties": {"a": {"type": "string", **limits}, "b": {"type": "integer"}}}
-    begin, behind = f'<param name="a"><![CDATA[{text}]]></param>', '<param name="b">1</param>'
+    begin = f'<param name="a"><![CDATA[{text}]]></param>'
+    behind = '<param name="b">1</param>'
     check("param", schema, f"{begin}</function>", {"a": text})
     check("param", schema, f"{begin}{behind}</function>", {"a": text, "b": 1})
 

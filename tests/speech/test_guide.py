@@ -77,7 +77,8 @@ def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
 
 def written(guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, most: int = 400) -> str:
     """What a model writes that likes all tokens alike, up to an end of text."""
-    rng, ids = np.random.default_rng(seed), list[int]()
+    rng = np.random.default_rng(seed)
+    ids = list[int]()
     while len(ids) < most:
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
         logits[list(tokenizer.eog)] += 5.0
@@ -136,7 +137,8 @@ def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
 def test_the_number_of_a_call_ends(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """A model that likes digits would write them up to its limit, and no call."""
     plan = planned(own_manner("kimi"), grammars, forced=("f",), parallel=False)
-    guide, text = guide_of(plan), ""
+    guide = guide_of(plan)
+    text = ""
     while len(text) < 200 and not text.endswith("<|tool_call_argument_begin|>"):
         logits = np.zeros(tokenizer.n_vocab, np.float32)
         digits = [id for id in range(tokenizer.n_vocab) if tokenizer.piece(id).strip().isdigit()]
@@ -160,7 +162,8 @@ def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: G
         assert guide.bits() is None  # what it says is free
     put(guide, tokenizer, begin)
     assert guide.bits() is not None
-    rng, ids = np.random.default_rng(3), list[int]()
+    rng = np.random.default_rng(3)
+    ids = list[int]()
     while guide._state == "call":
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
         guide.mask(logits)
@@ -200,7 +203,8 @@ def test_a_call_of_no_tool_is_an_answer_in_words(
     assert guide.accepting
     speech = replace(plan.speech, sure=sure)
     for text in (f"{none}\n 3 it is.", f"{none[:-9]}"):
-        scanner, said = speech.scanner(), list[OutputPiece]()
+        scanner = speech.scanner()
+        said = list[OutputPiece]()
         for char in text:
             said += scanner.feed(char)
         found = ParsedOutput.of([*said, *scanner.feed("", last=True)])
@@ -310,7 +314,9 @@ def test_what_must_follow_reasoning_does(
 @pytest.mark.parametrize("budget", [0, 1, 5])
 def test_the_budget_of_reasoning(budget: int, tokenizer: Tokenizer, grammars: Grammars) -> None:
     plan = planned(TemplateDialect(thought=THINK), grammars, "<think>\n", tools={}, budget=budget)
-    guide, ids, rng = guide_of(plan), list[int](), np.random.default_rng(1)
+    guide = guide_of(plan)
+    ids = list[int]()
+    rng = np.random.default_rng(1)
     close = tokenizer.encode("</think>", bos=False)
     for _ in range(budget + len(close) + 4):
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
@@ -341,7 +347,9 @@ OF_CHANNELS = replace(GPT_OSS.thought, close="<|over|>")
 
 def stubborn(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str, n: int) -> list[int]:
     """What a model writes that wants to write ``text``, again and again."""
-    rng, ids, wanted = np.random.default_rng(1), list[int](), list[int]()
+    rng = np.random.default_rng(1)
+    ids = list[int]()
+    wanted = list[int]()
     for _ in range(n):
         wanted = wanted or tokenizer.encode_plain(text, start=False)
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)
@@ -373,7 +381,9 @@ def test_the_budget_is_of_all_reasoning(
     message = f"{thought.between}{GPT_OSS.final}so" if channels else "so\n"
     for before in ("", "\n" if not channels else thought.between, message):
         ids = stubborn(guide_of(plan), tokenizer, f"{before}{thought.open}and so on", 120)
-        scanner, n_thought, parts = plan.speech.scanner(), 0, list[OutputPiece]()
+        scanner = plan.speech.scanner()
+        n_thought = 0
+        parts = list[OutputPiece]()
         for id in ids:
             n_thought += scanner.in_reasoning
             parts += scanner.feed(tokenizer.decode([id], start=False))
@@ -393,7 +403,8 @@ def test_without_a_budget_reasoning_may_be_opened_again(
         channels = GPT_OSS if thought is GPT_OSS.thought else None
         manner = TemplateDialect(thought=thought, channels=channels, row=HERMES)
         plan = planned(manner, grammars)
-        guide, one = guide_of(plan), f"{thought.open}{begun}{thought.close}"
+        guide = guide_of(plan)
+        one = f"{thought.open}{begun}{thought.close}"
         put(guide, tokenizer, f"{one}{between}{one}")
         if not channels:
             put(guide, tokenizer, FAMILIES["hermes"].f.replace(JSON, '{"text": "b", "n": 1}'))
@@ -445,9 +456,11 @@ def test_stop_strings_do_not_count_within_calls(
         before = behind = ""
     elif own.channels:
         start = own.channels.start
-        before, behind = f"{head}Look:{own.channels.end}{start}", f"{start}{head}"
+        before = f"{head}Look:{own.channels.end}{start}"
+        behind = f"{start}{head}"
     else:
-        before, behind = "Look:\n", "\nso"
+        before = "Look:\n"
+        behind = "\nso"
     for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
         found = stopped(tokenizer, speech, f"{before}{said}{behind}", stop)
         calls = ParsedOutput.of(speech.scanner().feed(found, last=True)).calls

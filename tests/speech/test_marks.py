@@ -68,7 +68,8 @@ def follow(plan: AnswerPlan, grammars: Grammars, text: str) -> ConstrainedDecode
 
 
 def told(plan: AnswerPlan, text: str, size: int) -> ParsedOutput:
-    scanner, said = plan.speech.scanner(), list[OutputPiece]()
+    scanner = plan.speech.scanner()
+    said = list[OutputPiece]()
     for at in range(0, len(text), size):
         said += scanner.feed(text[at : at + size])
     return ParsedOutput.of([*said, *scanner.feed("", last=True)])
@@ -85,7 +86,8 @@ def check(plan: AnswerPlan, text: str, content: str, calls: list[tuple[str, Any]
 @pytest.mark.parametrize("space", ["", " ", "\n", " \n"])
 @pytest.mark.parametrize("name", SPACED)
 def test_white_space_behind_a_mark(name: str, space: str, forced: Any, grammars: Grammars) -> None:
-    own, before = row(name), "" if forced else "so:"
+    own = row(name)
+    before = "" if forced else "so:"
     core, bracket = core_of(own.trigger)
     text = FAMILIES[name].f.replace(own.trigger, f"{before}{core}{space}{bracket}", 1)
     plan = planned(name, grammars, forced=forced)
@@ -98,7 +100,8 @@ def test_white_space_behind_a_mark(name: str, space: str, forced: Any, grammars:
 def test_a_control_token_begins_a_call(name: str, control: bool, grammars: Grammars) -> None:
     """What follows it is a call; a mark that is text may be one of an answer in words."""
     core, bracket = core_of(row(name).trigger)
-    plan, tokenizer = planned(name, grammars), grammars.tokenizer
+    plan = planned(name, grammars)
+    tokenizer = grammars.tokenizer
     guide = follow(plan, grammars, f"so {core}")
     bits = guide.bits()
     if control and core in marks_of(row(name)):

@@ -22,8 +22,10 @@ from treadle.grammar.compiled_cache import Grammars
 from treadle.scheduler.output import RequestOutput
 from treadle.tokenizer.tokenizer import Tokenizer
 
-THINK, GEMMA = THOUGHTS[0], THOUGHTS[2]
-ANALYSIS, FINAL = GPT_OSS.thought.open, f"{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}"
+THINK = THOUGHTS[0]
+GEMMA = THOUGHTS[2]
+ANALYSIS = GPT_OSS.thought.open
+FINAL = f"{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}"
 Found = tuple[str, str, list[Any]]
 
 
@@ -280,8 +282,11 @@ def insists(
     """What a model writes that wants to write ``text``, and then to end: it begins anew with the
     next letter where another token is all that it may write.
     """
-    guide, ids, rng = plan.guide(), list[int](), np.random.default_rng(1)
-    wanted, end = tokenizer.encode(text, bos=False, special=True), min(tokenizer.eog)
+    guide = plan.guide()
+    ids = list[int]()
+    rng = np.random.default_rng(1)
+    wanted = tokenizer.encode(text, bos=False, special=True)
+    end = min(tokenizer.eog)
     printed = [id for id in range(tokenizer.n_vocab) if tokenizer.token_bytes(id).isalnum()]
     for _ in range(n):
         logits = rng.normal(size=tokenizer.n_vocab).astype(np.float32)

@@ -211,7 +211,8 @@ def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_arguments_are_told_as_they_come(name: str) -> None:
     """Each character of the text in it by itself, as soon as no mark can begin with it."""
-    own, text = row(name), FAMILIES[name].f
+    own = row(name)
+    text = FAMILIES[name].f
     speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
     scanner = speech.scanner()
     parts = [part for char in text for part in scanner.feed(char)]
@@ -226,7 +227,9 @@ Cut = tuple[str, list[tuple[str, str]]]
 
 def told_of(text: str, sizes: list[int], speech: AnswerMarks) -> Cut:
     """Content, and calls with their arguments as written, of a text that is cut."""
-    scanner, parts, at = speech.scanner(), list[OutputPiece](), 0
+    scanner = speech.scanner()
+    parts = list[OutputPiece]()
+    at = 0
     for size in sizes:
         parts += scanner.feed(text[at : at + size])
         at += size
@@ -241,7 +244,8 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
     """It is a call once its name is known, with the arguments that were written; before that it is
     nothing. So it is however the text comes, and whether arguments are told at once.
     """
-    own, family = row(name), FAMILIES[name]
+    own = row(name)
+    family = FAMILIES[name]
     bare = not own.trigger
     before = "" if forced or bare else BEFORE.get(name, "so ")
     begun = before.startswith("all")
@@ -301,7 +305,8 @@ def test_when_a_call_has_begun(name: str, text: str, calls: list[Any]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_where_it_may_be_none_a_cut_call_is_content(name: str) -> None:
-    own, text = row(name), FAMILIES[name].f
+    own = row(name)
+    text = FAMILIES[name].f
     for end in range(1, len(text) - 12):
         speech: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
         told = ParsedOutput.of(AnswerMarks(**speech).scanner().feed(text[:end], last=True))
@@ -339,7 +344,8 @@ def test_ids_are_as_templates_want_them() -> None:
 
 def test_an_id_that_a_model_repeats_is_another() -> None:
     """Random ids of one answer are the same where each token is the likeliest."""
-    own, text = row("solar"), FAMILIES["solar"].several.replace("a1b2c3d4e6", "a1b2c3d4e5")
+    own = row("solar")
+    text = FAMILIES["solar"].several.replace("a1b2c3d4e6", "a1b2c3d4e5")
     speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
     one, two = ParsedOutput.of(speech.scanner().feed(text, last=True)).calls
     assert one.id == "a1b2c3d4e5" != two.id

@@ -20,7 +20,8 @@ from treadle.errors import GrammarError
 
 BYTES = LLTokenizer("byte")
 ROW = {row.name: row for row in ROWS}
-TEXT, NUMBER = {"type": "string"}, {"type": "integer"}
+TEXT = {"type": "string"}
+NUMBER = {"type": "integer"}
 END = "</function>"
 
 
@@ -158,7 +159,9 @@ def test_texts_and_null(value: Any, texts: list[str], nulls: list[str], refused:
         assert allows("tags", schema, whole) or text == "None"
         expected = json.dumps({"a": None if text in nulls else text})
         assert tag_reader(schema).take(whole, True)[0] == expected
-        reader, told, held = tag_reader(schema), "", ""
+        reader = tag_reader(schema)
+        told = ""
+        held = ""
         for char in whole:
             made, held = reader.take(held + char, False)
             told += made
@@ -277,7 +280,9 @@ def test_texts_beside_other_values(row: str, value: Any, said: Any, refused: lis
         text = text.replace("@", tags.close)
         assert allows(row, schema, whole(text)), text
         for size in (1, 3, 1000):
-            reader, made, held = TagReader(schema, tags), "", ""
+            reader = TagReader(schema, tags)
+            made = ""
+            held = ""
             for at in range(0, len(whole(text)), size):
                 more, held = reader.take(held + whole(text)[at : at + size], False)
                 made += more
@@ -349,7 +354,8 @@ def test_sizes_and_patterns_of_texts(
 
 @pytest.mark.parametrize("mark", ["\n</parameter>", QUOTE, "]]></param>", "]]>", "aaab"])
 def test_texts_without_a_mark(mark: str) -> None:
-    regex, random = re.compile(without(mark)[1:-1]), Random(1)
+    regex = re.compile(without(mark)[1:-1])
+    random = Random(1)
     for _ in range(5000):
         cuts = [mark[: random.randrange(len(mark) + 1)] for _ in range(4)]
         text = "".join(part + random.choice(["", "x", *mark]) for part in cuts)
@@ -358,7 +364,8 @@ def test_texts_without_a_mark(mark: str) -> None:
 
 @pytest.mark.parametrize("mark", ["<![CDATA[", "{", "aab"])
 def test_texts_that_do_not_begin_with_a_mark(mark: str) -> None:
-    regex, random = re.compile(not_beginning(mark)[1:-1]), Random(1)
+    regex = re.compile(not_beginning(mark)[1:-1])
+    random = Random(1)
     for _ in range(1000):
         text = mark[: random.randrange(len(mark) + 1)] + random.choice(["", "x", "\n", *mark])
         assert bool(regex.fullmatch(text)) == (not text.startswith(mark))
@@ -440,7 +447,9 @@ def test_gemmas_names_with_a_colon() -> None:
     assert allows("gemma", schema, text)
     assert odd_names(schema) == {"a:b", "x:y"}
     for size in (1, 2, 3, 50):
-        reader, held, made = OwnReader(odd_names(schema)), "", ""
+        reader = OwnReader(odd_names(schema))
+        held = ""
+        made = ""
         for at in range(0, len(text), size):
             said, held = reader.take(held + text[at : at + size], False)
             made += said

@@ -79,7 +79,8 @@ def test_it_does_not_stay(source: str) -> None:
 
 
 def test_the_system_in_place() -> None:
-    late, first = LATE["content"], FIRST["content"]
+    late = LATE["content"]
+    first = FIRST["content"]
     both = {"role": "system", "content": f"{first}\n\n{late}"}
     own = {"role": "user", "content": late}
     behind, before = (

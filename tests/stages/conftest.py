@@ -25,9 +25,12 @@ class Local:
     """A chain of stages here; ``kill`` loses one, with all that it held."""
 
     def __init__(self, path: Path, layers: list[range], **settings: Any) -> None:
-        self.path, self.layers, self.settings = path, layers, settings
+        self.path = path
+        self.layers = layers
+        self.settings = settings
         self.stages: list[Stage | None] = [None] * len(layers)
-        self.n_runs, self.dies_at = 0, -1
+        self.n_runs = 0
+        self.dies_at = -1
         self.restart()
 
     def restart(self) -> None:
@@ -38,7 +41,8 @@ class Local:
         ]
 
     def kill(self, i: int) -> None:
-        stage, self.stages[i] = self.stages[i], None
+        stage = self.stages[i]
+        self.stages[i] = None
         if stage is not None:
             stage.close()
 

@@ -38,8 +38,10 @@ def whole(path: Path, **settings: Any) -> Engine:
 
 def talk(engine: Engine) -> Iterator[np.ndarray]:
     """Chunks of prompts, decoding beside a prompt, a fork, a beginning that is known."""
-    ids, cache = text(200), engine.cache
-    a, b = cache.sequence(), cache.sequence()
+    ids = text(200)
+    cache = engine.cache
+    a = cache.sequence()
+    b = cache.sequence()
     yield engine.run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)])
     yield engine.run([BatchItem(a, [ids[70]]), BatchItem(b, ids[20:120])])
     fork = cache.fork(a)  # a page that is not full: who writes first copies it
@@ -83,7 +85,8 @@ def test_the_same_bits_as_the_whole(
 
 def test_vectors_and_states_too(tiny: WriteTiny, staged: Staged) -> None:
     path = tiny("llama", n_layer=5)
-    one, (engine, _) = whole(path), staged(path, 3)
+    one = whole(path)
+    (engine, _) = staged(path, 3)
     texts = [text(9), text(30), text(4)]
     assert np.array_equal(engine.embed(texts), one.embed(texts))
     assert np.array_equal(engine.states(texts[1]), one.states(texts[1]))
@@ -115,7 +118,8 @@ def test_a_lost_stage_is_replaced_and_what_it_held_read_again(
     tiny: WriteTiny, staged: Staged, victim: int
 ) -> None:
     path = tiny("llama", "Q8_0", n_layer=6)
-    one, (engine, chain) = (whole(path, deterministic=True), staged(path, 3, deterministic=True))
+    one = whole(path, deterministic=True)
+    (engine, chain) = staged(path, 3, deterministic=True)
     ids = text(150)
     rows: list[list[np.ndarray]] = []
     for each in (one, engine):
@@ -143,7 +147,8 @@ def test_a_stage_that_always_dies_is_an_error_that_says_so(
     tiny: WriteTiny, staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, chain = staged(tiny("llama", n_layer=4), 2, deterministic=True)
-    session, ids = Session(engine), text(40)
+    session = Session(engine)
+    ids = text(40)
     session.feed(ids[:30])
     monkeypatch.setattr(chain, "restart", lambda: None)
     chain.kill(1)
@@ -199,7 +204,8 @@ class Late:
     """A mask that nobody has computed yet when the run begins."""
 
     def __init__(self, mask: bytes) -> None:
-        self._mask, self.asked = mask, False
+        self._mask = mask
+        self.asked = False
 
     def wait(self) -> bytes:
         """See ``kernels.top.LateMask``."""
@@ -209,11 +215,13 @@ class Late:
 
 def test_a_mask_that_comes_late_holds(tiny: WriteTiny, staged: Staged) -> None:
     path = tiny("llama", n_layer=4)
-    one, (engine, chain) = whole(path), staged(path, 2)
+    one = whole(path)
+    (engine, chain) = staged(path, 2)
     allowed = np.arange(engine.config.n_vocab) % 7 == 3
     found = []
     for each in (one, engine):
-        late, seq = Late(np.packbits(allowed, bitorder="little").tobytes()), each.cache.sequence()
+        late = Late(np.packbits(allowed, bitorder="little").tobytes())
+        seq = each.cache.sequence()
         (row,) = each.sample([BatchItem(seq, text(20), 1, (LogitsQuery(mask=late),))])
         assert late.asked
         assert row.top is not None

@@ -21,7 +21,8 @@ ENDS = [(kernel, spec) for kernel in KERNELS for spec in (kernel.specs[0], kerne
 
 def ticking(*times: float) -> clock.Clock:
     """Each call after the first is one of ``times`` later; then a second each."""
-    left, now = list(times), [0.0]
+    left = list(times)
+    now = [0.0]
 
     def tell() -> float:
         now[0] += left.pop(0) if left else 1.0
@@ -74,7 +75,8 @@ def test_a_wrong_kernel_is_told_and_never_best() -> None:
 
 def test_a_cold_repetition_has_memory_of_its_own() -> None:
     """All copies are written to, each once."""
-    spec, isa = ScaleRow(), row_in_use()
+    spec = ScaleRow()
+    isa = row_in_use()
     case = spec.case(isa, 1024, np.random.default_rng(0))
     seen = []
 

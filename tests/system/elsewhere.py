@@ -70,7 +70,10 @@ LACKING = {
     },
 }
 GIB = 1 << 30
-FUTEX, WAIT, WAKE, EVERYONE = 202, 128, 129, 1 << 30
+FUTEX = 202
+WAIT = 128
+WAKE = 129
+EVERYONE = 1 << 30
 SYSCTLS = {
     "hw.physicalcpu": 6,
     "hw.perflevel0.physicalcpu": 2,
@@ -337,12 +340,14 @@ def become(name: str) -> None:
             delattr(signal, attribute)
         asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler = refuse  # type: ignore
         made: Any = ModuleType("msvcrt")
-        made.locking, made.LK_NBLCK = locking, 2
+        made.locking = locking
+        made.LK_NBLCK = 2
         sys.modules["msvcrt"] = made
         made_ctypes: Any = ctypes
         made_ctypes.WinDLL = LIBRARIES.__getitem__
         platform.machine = lambda: "AMD64"
-    real_cdll, real_import = ctypes.CDLL, builtins.__import__
+    real_cdll = ctypes.CDLL
+    real_import = builtins.__import__
 
     def library(path: str | None, *args: Any, **more: Any) -> Any:
         if path is not None:
@@ -357,7 +362,8 @@ def become(name: str) -> None:
             raise ModuleNotFoundError(f"No module named {module!r}", name=module)
         return real_import(module, globals, *args, **more)
 
-    ctypes.CDLL, builtins.__import__ = library, find  # type: ignore[misc,assignment]
+    ctypes.CDLL = library  # type: ignore[misc,assignment]
+    builtins.__import__ = find  # type: ignore[assignment]
     sys.addaudithook(hide_files)
     assert threading.active_count() == 1
 

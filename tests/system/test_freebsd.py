@@ -11,7 +11,8 @@ from treadle.isa import choose
 from treadle.system import freebsd
 from treadle.system.freebsd import FreeBSD
 
-HWCAP, HWCAP2 = 25, 26
+HWCAP = 25
+HWCAP2 = 26
 
 
 def telling(words: dict[int, int]) -> Any:

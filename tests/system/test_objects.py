@@ -35,7 +35,8 @@ from treadle.kernels.spec import Spec
 
 __all__ = ["rng"]  # the fixture of the kernels' tests
 
-WINDOWS, WINDOWS_ARM = "x86_64-pc-windows-msvc-elf", "aarch64-pc-windows-msvc-elf"
+WINDOWS = "x86_64-pc-windows-msvc-elf"
+WINDOWS_ARM = "aarch64-pc-windows-msvc-elf"
 TRIPLES = {
     "x86_64-unknown-linux-gnu": ("avx2", "avx512_bf16"),
     "x86_64-apple-darwin": ("avx2",),
@@ -51,7 +52,8 @@ BLOCKS, ROWS_OF_BLOCKS = Gemm("Q8_0", "q8", 352, 2, 4), Gemv("Q4_K", "q8", 768, 
 SPECS: list[Spec] = [BLOCKS, ROWS_OF_BLOCKS, Attention("f16", 8, 2, 64, 1), StepLoop()]
 # Position-independent code may name the table of offsets; a kernel calls nothing.
 ALLOWED = {"", "_GLOBAL_OFFSET_TABLE_"}
-ELF, MACH_O = b"\x7fELF", b"\xcf\xfa\xed\xfe"
+ELF = b"\x7fELF"
+MACH_O = b"\xcf\xfa\xed\xfe"
 
 
 def symbols(code: bytes) -> tuple[set[str], set[str]]:
@@ -148,7 +150,9 @@ def test_frames_of_more_than_a_page() -> None:
             isa = ROWS[row]
         _, missing = symbols(emit_object(ir_text(isa, 1, large(20_000)), isa, triple))
         assert missing - ALLOWED == ({"__chkstk"} if "windows" in triple else set())
-    spec, isa = Gemm("Q4_K", "f32", 512, 1, 4), ROWS["avx2"]  # the only kernel of that row
+    # the only kernel of that row
+    spec = Gemm("Q4_K", "f32", 512, 1, 4)
+    isa = ROWS["avx2"]
     assert symbols(emit_object(trace(spec, isa), isa, WINDOWS))[1] - ALLOWED == {"__chkstk"}
 
 

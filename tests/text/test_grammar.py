@@ -133,8 +133,10 @@ def test_real_vocabularies(load: Load, data: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-spm", "gpt-2"])
 def test_a_fixed_text_that_the_tokenizer_does_not_spell(load: Load, name: str) -> None:
     """SPM reads a ``\u2581`` as a space: at such a place single bytes are allowed."""
-    tokenizer, text = load(name), "low \u2581\u2582 high \u2581"
-    matcher, ids = Grammar.from_gbnf(f'root ::= "{text}" [xy]', tokenizer).matcher(), list[int]()
+    tokenizer = load(name)
+    text = "low \u2581\u2582 high \u2581"
+    matcher = Grammar.from_gbnf(f'root ::= "{text}" [xy]', tokenizer).matcher()
+    ids = list[int]()
     while not matcher.done:
         ids.append(allowed(matcher, tokenizer.n_vocab)[-1])
         matcher.accept(ids[-1])
@@ -145,7 +147,8 @@ def test_a_fixed_text_that_the_tokenizer_does_not_spell(load: Load, name: str) -
 
 def test_ctrl_c_while_the_tokenizer_is_asked(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """llguidance made an error of the grammar's of it, and nobody heard of the key."""
-    tokenizer, pressed = load("llama-spm"), [0]
+    tokenizer = load("llama-spm")
+    pressed = [0]
     matcher = Grammar.from_gbnf('root ::= "a long text that is fixed" [xy]', tokenizer).matcher()
     usual = tokenizer.encode_plain
 
@@ -188,7 +191,8 @@ REFUSED = {"required props", "invalid type", "nullable string array"}
 
 def test_schema_integration_cases(data: Path, bytes_tokenizer: Tokenizer) -> None:
     cases = json.loads((data / "grammars/grammar_integration.json").read_text("utf-8"))
-    otherwise, refused = set(), set()
+    otherwise = set()
+    refused = set()
     for case in cases:
         if case["kind"] != "json_schema":
             continue

@@ -21,7 +21,8 @@ class Held:
 
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not() -> None:
     """But has what was made before."""
-    held, pid = Held(), os.getpid()
+    held = Held()
+    pid = os.getpid()
     late = LateBits(held)
     assert held.began.wait(60)
     with pytest.MonkeyPatch.context() as patch:

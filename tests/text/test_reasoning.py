@@ -55,7 +55,8 @@ def test_each_family_by_its_own_variable(source: str, auto: str, on: str, off: s
 )
 @pytest.mark.parametrize("source", [GRANITE, BOTH, MINIMAX])
 def test_a_call_wins_over_the_default(source: str, default: dict[str, Any]) -> None:
-    template, on = ChatTemplate(source, **default), ChatTemplate(source, reasoning="on")
+    template = ChatTemplate(source, **default)
+    on = ChatTemplate(source, reasoning="on")
     assert template.render(HELLO) == ChatTemplate(source, reasoning="off").render(HELLO)
     assert template.is_off({})
     for said in ({"enable_thinking": True}, {"thinking": True}, {"reasoning_effort": "low"}):

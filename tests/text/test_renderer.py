@@ -101,7 +101,8 @@ def test_a_signals_exception_ends_a_rendering(
 
     assert fresh.render("a", {}, NOW) == "a"
     [pid] = pids(fresh)
-    before, read = signal.signal(signal.SIGALRM, interrupt), renderer._RenderProcess._read
+    before = signal.signal(signal.SIGALRM, interrupt)
+    read = renderer._RenderProcess._read
     try:
         with monkeypatch.context() as patch:
             patch.setattr(renderer._RenderProcess, "_read", reads)

@@ -75,7 +75,8 @@ def test_open(bytes_tokenizer: Tokenizer, schema: Any, text: str) -> None:
     assert accepts(Grammar.from_json_schema(schema, bytes_tokenizer), text)
 
 
-TEXTS, FLAG = {"type": "string"}, {"type": "boolean"}
+TEXTS = {"type": "string"}
+FLAG = {"type": "boolean"}
 NAMED = {"type": "string", "enum": ["a", "b"]}
 RECORD = {"type": "object", "additionalProperties": FLAG}
 

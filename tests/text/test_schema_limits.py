@@ -15,7 +15,9 @@ from treadle.grammar.grammar import Grammar
 from treadle.grammar.llguidance_limits import COUNTS, LENGTHS, LOWEST
 from treadle.tokenizer.tokenizer import Tokenizer
 
-LEAST, MOST = -(2**63), 2**63 - 1  # of 64 bits
+# of 64 bits
+LEAST = -(2**63)
+MOST = 2**63 - 1
 
 
 def chain(n: int, ref: str = "#/$defs/d{}") -> dict[str, Any]:

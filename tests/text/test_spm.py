@@ -69,9 +69,12 @@ def bare(load: Load, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tok
     model = messages.ModelProto()
     for (piece, kind), score in zip(pieces, scores, strict=True):
         model.pieces.add(piece=piece, type=int(kind), score=score)
-    model.trainer_spec.model_type, model.trainer_spec.byte_fallback = 2, True
+    model.trainer_spec.model_type = 2
+    model.trainer_spec.byte_fallback = True
     rule = model.normalizer_spec
-    rule.name, rule.add_dummy_prefix, rule.remove_extra_whitespaces = "identity", False, False
+    rule.name = "identity"
+    rule.add_dummy_prefix = False
+    rule.remove_extra_whitespaces = False
     path = tmp_path_factory.mktemp("bare") / "v.gguf"
     write_vocab(path, "llama", pieces, scores=scores, add_space_prefix=False)
     processor = SentencePieceProcessor(model_proto=model.SerializeToString())

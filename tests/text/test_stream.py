@@ -62,7 +62,8 @@ def test_where_tokens_begin(tmp_path: Path) -> None:
     """Those of one character where it does; one that breaks a character off, behind its U+FFFD."""
     tokenizer = load_bpe(tmp_path / "v.gguf", more=[(letters("🦙".encode()[:3]), NORMAL)])
     ids = [0x61, 256, 0x99, 0x61, 256, 0x61, 256]
-    decoder, found = StreamDecoder(tokenizer), []
+    decoder = StreamDecoder(tokenizer)
+    found = []
     for id in ids:
         decoder.push(id)
         found.append(decoder.at)

@@ -89,7 +89,8 @@ def test_a_template_whose_tools_have_another_name() -> None:
     template = ChatTemplate(
         "{{ xml_tools is defined }}{% if xml_tools %} {{ xml_tools[:] }}{% endif %}"
     )
-    talk, tool = [{"role": "user", "content": "hi"}], {"name": "f", "parameters": {}}
+    talk = [{"role": "user", "content": "hi"}]
+    tool = {"name": "f", "parameters": {}}
     assert template.render(talk) == "False"
     assert template.render(talk, tools=[]) == "False"
     for given in (tool, {"type": "function", "function": tool}):

@@ -33,7 +33,8 @@ EXACT = ("llama-spm", "phi-3", "gpt-2", "starcoder", "falcon", "llama-bpe", "qwe
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*EXACT, "bert-bge"])
 def test_pairs(data: Path, load: Load, name: str) -> None:
-    tokenizer, pairs = load(name), read_pairs(data, name)
+    tokenizer = load(name)
+    pairs = read_pairs(data, name)
     assert len(pairs) == 47
     wrong = [(text, ids) for text, ids in pairs if tokenizer.encode(text, bos=False) != ids]
     assert not wrong
@@ -105,7 +106,8 @@ def test_bos_and_eos(tmp_path: Path, load: Load) -> None:
 
 def test_phi_3_drops_white_space_behind_control_tokens(load: Load) -> None:
     """Its tokens are so in transformers; GGUF has no key for it."""
-    phi, (system, end, user) = load("phi-3"), (32006, 32007, 32010)
+    phi = load("phi-3")
+    (system, end, user) = (32006, 32007, 32010)
     hello = phi.encode_plain("Hello", start=True)
     talk = "<|system|>\n \u3000Hello<|end|>\n<|user|>\n\n"
     assert phi.encode(talk, bos=False, special=True) == [system, *hello, end, user]
@@ -142,7 +144,9 @@ def test_user_defined_pieces_are_found_in_any_text(tmp_path: Path) -> None:
 
 
 def test_pieces_and_bytes(load: Load) -> None:
-    spm, gpt2, bert = load("llama-spm"), load("gpt-2"), load("bert-bge")
+    spm = load("llama-spm")
+    gpt2 = load("gpt-2")
+    bert = load("bert-bge")
     assert spm.piece(13) == "<0x0A>"
     assert spm.token_bytes(13) == b"\n"
     assert spm.token_bytes(spm.encode("hello")[1]) == b" hello"
@@ -190,7 +194,8 @@ def test_damaged_vocabularies(tmp_path: Path) -> None:
         writer.write()
         return writer.path
 
-    pieces, scores = ["<unk>", "a"], [0.0, -1.0]
+    pieces = ["<unk>", "a"]
+    scores = [0.0, -1.0]
     cases = {
         "no_tokens": ("tokens", write("no_tokens", model="llama")),
         "not_text": ("tokens", write("not_text", model="llama", tokens=[1, 2])),

@@ -22,8 +22,12 @@ from treadle.tokenizer.bpe import BYTE_OF_LETTER
 from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from treadle.tokenizer.vocab import TokenType
 
-NORMAL, UNKNOWN, CONTROL = TokenType.NORMAL, TokenType.UNKNOWN, TokenType.CONTROL
-USER_DEFINED, UNUSED, BYTE = TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.BYTE
+NORMAL = TokenType.NORMAL
+UNKNOWN = TokenType.UNKNOWN
+CONTROL = TokenType.CONTROL
+USER_DEFINED = TokenType.USER_DEFINED
+UNUSED = TokenType.UNUSED
+BYTE = TokenType.BYTE
 LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 SEPARATOR = "\n__ggml_vocab_test__\n"
 

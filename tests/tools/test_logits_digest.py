@@ -42,7 +42,8 @@ def model(tiny: WriteTiny, tmp_path: Path) -> Path:
 
 
 def run(tool: Any, model: Path, out: str, *args: str) -> int:
-    data, home = model.parent.parent, model.parents[2]
+    data = model.parent.parent
+    home = model.parents[2]
     only = [word for name in NAMES for word in ("--only", name)]
     command = ["--data", str(data), "--out", str(home / out), "--jobs", "1", *only, *args]
     status: int = tool.main(command)
@@ -82,7 +83,8 @@ def test_the_lowest_bit_of_one_weight_is_told(
 
 
 def test_a_case_that_is_no_more_and_one_that_threads_change_are_told(tool: Any) -> None:
-    here, there = ("aa", 1.0, [1.0]), ("bb", 1.0, [0.5])
+    here = ("aa", 1.0, [1.0])
+    there = ("bb", 1.0, [0.5])
     assert tool.changed({}, {"m: a": here, "m: b": here}, {"m: a"}) == ["is gone: m: a"]
     assert tool.changed({"m: a": here}, {}, {"m: a"}) == []
     cases = {"m r f16 1t: a": here, "m r f16 2t: a": there, "m r f16 2t: b": here}

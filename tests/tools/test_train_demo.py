@@ -90,7 +90,8 @@ def test_a_checkpoint_of_another_recipe_is_refused(
 
 def test_the_report_measures_the_rounded_file(straight: Path) -> None:
     last = json.loads((straight / "log.jsonl").read_text().splitlines()[-1])
-    exact, rounded = last["float32"], last["rounded"]
+    exact = last["float32"]
+    rounded = last["rounded"]
     assert exact["loss"] == pytest.approx(rounded["loss"], abs=0.01)
     assert exact["perplexity"] == pytest.approx(math.exp(exact["loss"]))
     assert exact["loss"] < math.log(288)  # better than knowing nothing
@@ -177,7 +178,8 @@ def test_a_grown_model_computes_the_same(n_layer: int, n_ff: int) -> None:
         for stem, value in model.initial_weights(small, 1).items()
     }
     grown = model.grow(weights, model.initial_weights(large, 2))
-    ids, rope = torch.arange(16)[None] * 5, model.rope_table(small, 16)
+    ids = torch.arange(16)[None] * 5
+    rope = model.rope_table(small, 16)
     before = model.forward(weights, small, ids, rope, None, torch.float32)
     after = model.forward(grown, large, ids, rope, None, torch.float32)
     assert {stem: v.shape for stem, v in grown.items()} == {
@@ -300,8 +302,10 @@ def test_treadle_tokenizes_as_the_trainer_did(straight: Path) -> None:
 
 def test_the_file_computes_what_was_trained(tool: Any, straight: Path, tmp_path: Path) -> None:
     """Random weights, for those of three steps hardly attend; it proves RoPE's reordering."""
-    model, file = sys.modules["demo_model"], sys.modules["demo_export"]
-    size, path = tool.TINY.size, tmp_path / "random.gguf"
+    model = sys.modules["demo_model"]
+    file = sys.modules["demo_export"]
+    size = tool.TINY.size
+    path = tmp_path / "random.gguf"
     generator = torch.Generator().manual_seed(1)
     weights = {
         stem: torch.randn(value.shape, generator=generator) * (0.2 if value.ndim == 3 else 1.0)

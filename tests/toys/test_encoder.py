@@ -37,15 +37,19 @@ def normed(stem: str) -> tuple[TensorRow, ...]:
 
 
 def attend(g: Ops, i: int, h: Rows) -> Rows:
-    at, blk, table = f"L{i}.attn", f"blk.{i}.attn", g.config.layers[i].rope
+    at = f"L{i}.attn"
+    blk = f"blk.{i}.attn"
+    table = g.config.layers[i].rope
     assert table is not None
     q, k, v = g.linears(f"{at}.qkv", h, [f"{blk}_q", f"{blk}_k", f"{blk}_v"])
-    q, k = g.rope(f"{at}.rope", q, table), g.rope(f"{at}.rope", k, table)
+    q = g.rope(f"{at}.rope", q, table)
+    k = g.rope(f"{at}.rope", k, table)
     return g.linear(f"{at}.output", g.attend(at, i, q, k, v), f"{blk}_output")
 
 
 def feed(g: Ops, i: int, h: Rows) -> Rows:
-    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
     gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
     return g.linear(f"{at}.down", g.gated(f"{at}.gelu", gate, up, "gelu"), f"{blk}_down")
 
@@ -114,7 +118,8 @@ ENCODER = Graph(
 
 
 def vector(model: treadle.Model, ids: list[int]) -> Array:
-    tensor, config = tensor_of(model.gguf), model.config
+    tensor = tensor_of(model.gguf)
+    config = model.config
 
     def norm(x: Array, stem: str) -> Array:
         x = x - x.mean(-1, keepdims=True)

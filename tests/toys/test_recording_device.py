@@ -43,7 +43,8 @@ class FarMemory:
     """Bytes of the device; ``bytes``, if the host writes them, are the host's copy."""
 
     def __init__(self, calls: list[str], data: np.ndarray, *, host: bool = False) -> None:
-        self._calls, self.far = calls, data
+        self._calls = calls
+        self.far = data
         self.bytes = np.zeros_like(data) if host else None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
@@ -58,7 +59,9 @@ class FarMemory:
 
 
 class Recording:
-    isa, n_threads, variant = PORTABLE, 3, "recording"
+    isa = PORTABLE
+    n_threads = 3
+    variant = "recording"
 
     def __init__(self) -> None:
         self.kernels, self.calls = CompileStats(), list[str]()
@@ -140,7 +143,8 @@ def twins(engine: Engine, parts: list[BatchItem]) -> np.ndarray:
     for part in parts:
         engine.cache.commit(part.seq)
     logits = plan.outputs["logits"]
-    at, n = plan.offsets[logits], sum(part.n_outputs for part in parts)
+    at = plan.offsets[logits]
+    n = sum(part.n_outputs for part in parts)
     rows = arena[at : at + n * logits.row_bytes].view(np.float32).reshape(n, -1)
     return rows[:, : engine.config.n_vocab]
 
@@ -154,8 +158,10 @@ def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
     far, near = engines
     ways: list[Callable[[list[BatchItem]], np.ndarray]] = [far.run, partial(twins, near)]
     for engine, run in zip(engines, ways, strict=True):
-        cache, rows = engine.cache, []
-        a, b = cache.sequence(), cache.sequence()
+        cache = engine.cache
+        rows = []
+        a = cache.sequence()
+        b = cache.sequence()
         rows.append(run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)]))
         rows.append(run([BatchItem(a, [ids[70]]), BatchItem(b, [ids[12]])]))
         fork = cache.fork(a)  # a page that is not full: who writes first copies it
@@ -173,14 +179,16 @@ def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
         made.append(rows)
     for found, expected in zip(*made, strict=True):
         assert np.array_equal(found, expected)
-    config, gguf = far.config, far.gguf
+    config = far.config
+    gguf = far.gguf
     assert close(made[0][-1], reference.forward(gguf, config, ids)[-3:], rounding(config))
 
 
 def test_what_it_was_asked_for(engines: tuple[Engine, Engine], tmp_path: Path) -> None:
     engine = engines[0]
     device: Any = engine.device
-    session, ids = Session(engine), text(40)
+    session = Session(engine)
+    ids = text(40)
     session.feed(ids)
     assert sorted({name.removesuffix(":f32") for name in device.uploaded}) == sorted(
         engine.gguf.tensors

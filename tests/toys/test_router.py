@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from treadle.jit.builder import Builder
     from treadle.models.ops import Ops, Rows
 
-N_EXPERT, TILE = 4, 3
+N_EXPERT = 4
+TILE = 3
 RECORD = 2 + TILE  # of a tile: expert, number of tokens, tokens; i64, behind the number of tiles
 
 
@@ -73,7 +74,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def experts(ops: CpuOps, label: str, h: Rows, scores: Rows, *, weight: str) -> Rows:
     steps = ops.steps
-    chosen, rows = ops.floats(scores), ops.floats(h)
+    chosen = ops.floats(scores)
+    rows = ops.floats(h)
     tiles = Buffer(f"{label}.tiles", 1, 8 * (1 + RECORD * (steps.plan.n_tokens + N_EXPERT)), "i8")
     stride = chosen.row_bytes // 4
     steps.emit(f"{label}.route", Route(), Grid(1), scores=chosen, tiles=tiles, stride=stride)
@@ -100,7 +102,8 @@ class Route(Spec):
     args = Args("scores:in tiles:out stride")
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n_tiles, held = k.var(k.i64(0)), k.var(k.i64(0))
+        n_tiles = k.var(k.i64(0))
+        held = k.var(k.i64(0))
         for expert in range(N_EXPERT):
             held.v = k.i64(0)
             with k.loop(frame.run("n_tokens")) as n:

@@ -40,7 +40,9 @@ ROW = Arch("shared", graph="shared", needs=QK_NORM)
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
+    layer = g.config.layers[i]
+    at = f"L{i}.attn"
+    blk = f"blk.{i}.attn"
     q = g.norm(
         f"{at}.q_norm", g.linear(f"{at}.q", h, f"{blk}_q"), f"{blk}_q_norm", heads=layer.n_head
     )
@@ -79,7 +81,8 @@ def shared() -> Sublayer:
     kept: dict[int, tuple[Array, Array]] = {}
 
     def mix(config: Config, i: int, x: Array, tensor: Tensors) -> Array:
-        maps, at = Layer(config, i, tensor), config.layers[i]
+        maps = Layer(config, i, tensor)
+        at = config.layers[i]
         inverse, factor = config.ropes[0].frequencies(4096)[:2]
 
         def turned(x: Array, n_head: int, name: str) -> Array:
@@ -125,7 +128,8 @@ def test_layers_that_read_anothers_keys_and_values(path: Path) -> None:
 
 def test_pages_in_files(path: Path, tmp_path: Path) -> None:
     """They hold the keys and values of those that own theirs, and serve all after a restart."""
-    ids, made = text(100), []
+    ids = text(100)
+    made = []
     for _ in range(2):
         with treadle.load(
             path, threads=1, deterministic=True, cache_dir=tmp_path / "pages"
@@ -139,7 +143,8 @@ def test_pages_in_files(path: Path, tmp_path: Path) -> None:
 def test_every_step_agrees_with_its_twin(path: Path) -> None:
     """Of a chunk beside a text that is being written, far enough for its history to be split."""
     with treadle.load(path, threads=2, kv="f32", n_sequences=2, context=1200) as model:
-        engine, ids = model.engine, text(700)
+        engine = model.engine
+        ids = text(700)
         with closing(engine.cache.sequence()) as long, closing(engine.cache.sequence()) as short:
             engine.run([BatchItem(long, ids[:512], 0)])
             engine.run([BatchItem(long, ids[512:], 0)])

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    at, blk = f"L{i}.mix", f"blk.{i}.mix"
+    at = f"L{i}.mix"
+    blk = f"blk.{i}.mix"
     v = g.linear(f"{at}.in", h, f"{blk}_in")
     s = g.call("decay", f"{at}.scan", v, layer=i, weight=f"{blk}_decay.weight")
     return g.linear(f"{at}.out", s, f"{blk}_out")
@@ -76,8 +77,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def decay(ops: CpuOps, label: str, v: Rows, *, layer: int, weight: str) -> Rows:
-    steps, x = ops.steps, ops.floats(v)
-    states, out = steps.cache.states_of(layer), steps.floats(label, v.width)
+    steps = ops.steps
+    x = ops.floats(v)
+    states = steps.cache.states_of(layer)
+    out = steps.floats(label, v.width)
     steps.emit(
         label,
         Scan(v.width),
@@ -112,7 +115,8 @@ class Scan(Spec):
                 for name in ("state", "next")
             )
             with k.loop(self.k) as c:
-                gain, s = k.load(frame.decay + c * 4, f32), k.var(k.const(0.0, f32))
+                gain = k.load(frame.decay + c * 4, f32)
+                s = k.var(k.const(0.0, f32))
                 with k.if_(part["position"] > 0):
                     s.v = k.load(old + c * 4, f32)
                 with k.loop(part["n_tokens"]) as t:
@@ -141,8 +145,10 @@ class Scan(Spec):
 def scanned(config: Config, i: int, x: Array, tensor: Callable[[str], Array]) -> Array:
     if config.layers[i].mixer == "attention":
         return mixed(config, i, x, tensor)
-    maps, s = Layer(config, i, tensor), np.zeros(config.layers[i].n_ff)
-    v, rows = maps.linear(maps.norm(x, "mix_norm"), "mix_in"), []
+    maps = Layer(config, i, tensor)
+    s = np.zeros(config.layers[i].n_ff)
+    v = maps.linear(maps.norm(x, "mix_norm"), "mix_in")
+    rows = []
     for row in v:
         s = tensor(f"blk.{i}.mix_decay.weight") * s + row
         rows.append(s)
@@ -158,7 +164,9 @@ def test_a_state_for_each_sequence(register: Register, tmp_path: Path) -> None:
     write_model(tmp_path / "toy.gguf", "scanned")
     path = tmp_path / "toy.gguf"
     with treadle.load(path, threads=2, kv="f32", n_sequences=2) as model:
-        engine, ids, other = model.engine, text(50), text(60)[::-1]
+        engine = model.engine
+        ids = text(50)
+        other = text(60)[::-1]
         for n in (1, 512):
             model.plan(n).check()
         truth, second = (

@@ -35,8 +35,11 @@ SHARE = 4.0
 
 def run_all(engine: Engine) -> list[np.ndarray]:
     """Chunks, several sequences, a fork, a shared beginning."""
-    ids, cache, rows = text(90), engine.cache, []
-    a, b = cache.sequence(), cache.sequence()
+    ids = text(90)
+    cache = engine.cache
+    rows = []
+    a = cache.sequence()
+    b = cache.sequence()
     rows.append(engine.run([BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2)]))
     rows.append(engine.run([BatchItem(a, [ids[70]]), BatchItem(b, [ids[12]])]))
     fork = cache.fork(a)  # a page that is not full: who writes first copies it
@@ -64,7 +67,8 @@ def test_a_model_runs_on_it(deterministic: bool, device: Wgpu, tiny: WriteTiny) 
         engine.close()
     for first, second in zip(*made, strict=True):
         assert np.array_equal(first, second)
-    gguf, config = engine.gguf, engine.config
+    gguf = engine.gguf
+    config = engine.config
     exact = reference.forward(gguf, config, text(90))
     assert close(made[0][-1], exact[-3:], SHARE * rounding(config))
     assert close(made[0][0][:1], exact[69:70], SHARE * rounding(config))
@@ -75,8 +79,11 @@ def test_deterministic_bits_are_a_row_s_own(device: Wgpu, tiny: WriteTiny) -> No
     engine = engine_on(
         device, tiny("gemma3", "F16", n_layer=2, window=16), "f16", deterministic=True
     )
-    ids, cache = text(40), engine.cache
-    a, b, other = cache.sequence(), cache.sequence(), cache.sequence()
+    ids = text(40)
+    cache = engine.cache
+    a = cache.sequence()
+    b = cache.sequence()
+    other = cache.sequence()
     whole = engine.run([BatchItem(a, ids, 1)])
     engine.run([BatchItem(b, ids[:33], 0), BatchItem(other, text(9, seed=5), 1)])
     engine.run([BatchItem(b, ids[33:39], 0)])
@@ -87,7 +94,9 @@ def test_deterministic_bits_are_a_row_s_own(device: Wgpu, tiny: WriteTiny) -> No
 
 def test_sessions_are_saved_and_loaded(device: Wgpu, tiny: WriteTiny, tmp_path: Path) -> None:
     engine = engine_on(device, tiny("llama", "F16", n_layer=2), "q8_0")
-    session, other, ids = Session(engine), Session(engine), text(40)
+    session = Session(engine)
+    other = Session(engine)
+    ids = text(40)
     session.feed(ids)
     save_session(tmp_path / "state", engine, session.seq)
     load_session(tmp_path / "state", engine, other.seq, lambda n: None)
@@ -107,7 +116,9 @@ def test_large_weights_lie_in_several_buffers(
     device: Wgpu, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bits: rows are what is split."""
-    path, ids, made = tiny("llama", "Q4_0", n_layer=1), text(12), []
+    path = tiny("llama", "Q4_0", n_layer=1)
+    ids = text(12)
+    made = []
     for most in (device.most, 5000):
         engine = engine_on(device, path, "f32")
         name = "output.weight" if "output.weight" in engine.gguf.tensors else "token_embd.weight"
@@ -128,7 +139,8 @@ def test_large_weights_lie_in_several_buffers(
 
 def test_memory_is_bytes(device: Wgpu) -> None:
     """Reads, writes and copies of any bytes, though the API moves words."""
-    memory, data = GpuMemory(device, 21), np.arange(21, dtype=np.uint8)
+    memory = GpuMemory(device, 21)
+    data = np.arange(21, dtype=np.uint8)
     assert not memory.read(0, 21).any()
     memory.write(0, data)
     memory.write(5, np.array([90, 91, 92], np.uint8))
@@ -175,7 +187,8 @@ def test_pages_that_are_not_built_are_refused(device: Wgpu, tiny: WriteTiny) -> 
 
 def test_load_names_it(device: Wgpu, tiny: WriteTiny) -> None:
     """Exact logits from the library; what it cannot take is refused by name."""
-    path, ids = tiny("llama", "F16", n_layer=1), text(30)
+    path = tiny("llama", "F16", n_layer=1)
+    ids = text(30)
     with treadle.load(path, device="wgpu", kv="f32", context=64) as model:
         made = model.logits(ids)
         exact = reference.forward(model.gguf, model.config, ids)
@@ -215,10 +228,12 @@ def test_a_missing_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_story_is_that_of_llama2c(device: Wgpu, data: Path) -> None:
     gguf = open_gguf(data / "models" / "stories260K.gguf")
     truth = json.loads((data / "truth" / "llama2c_stories260K_greedy.json").read_text())
-    case, tokenizer = truth[1], load_tokenizer(gguf)
+    case = truth[1]
+    tokenizer = load_tokenizer(gguf)
     engine = Engine(gguf, load_config(gguf), device, n_ctx=300, kv="f32")
     ids = tokenizer.encode_prompt(case["prompt"])
-    n_left, session = case["n_steps"] - (len(ids) - 1), Session(engine)
+    n_left = case["n_steps"] - (len(ids) - 1)
+    session = Session(engine)
     made: list[int] = []
     while len(made) < n_left:
         made.append(int(session.feed([made[-1]] if made else ids).argmax()))

@@ -93,7 +93,8 @@ def check(device: Wgpu, engine: Engine, parts: list[BatchItem]) -> set[str]:
             before = arena.read(0, plan.arena_bytes)
             pools = {c: read(c) for c in step.args.values() if is_pool(c)}
             assert device.run(program, range(i, i + 1))
-            after, twin = arena.read(0, plan.arena_bytes), before.copy()
+            after = arena.read(0, plan.arena_bytes)
+            twin = before.copy()
 
             def array_of(const: Const, pools: dict[Const, np.ndarray] = pools) -> np.ndarray:
                 found: np.ndarray = pools.get(const, const.array)
@@ -130,7 +131,8 @@ def check_arena(
     share: float,
     busy: bool,
 ) -> None:
-    others, n_written = np.ones(len(after), bool), 0
+    others = np.ones(len(after), bool)
+    n_written = 0
     for buffer in step.writes:
         at = plan.offsets[buffer]
         here = slice(at, at + buffer.n_bytes)
@@ -143,7 +145,8 @@ def check_arena(
             )
             n_written += int(busy)
             continue
-        found, expected = after[here].view(np.float32), twin[here].view(np.float32)
+        found = after[here].view(np.float32)
+        expected = twin[here].view(np.float32)
         written = twin[here].view(np.uint32) != before[here].view(np.uint32)
         changed = after[here].view(np.uint32) != before[here].view(np.uint32)
         # In place some values stay by chance; else what is not the twin's is not to be touched.
@@ -176,7 +179,8 @@ def check_pool(step: Step, found: np.ndarray, expected: np.ndarray) -> None:
     if kv is None:
         assert np.array_equal(found, expected), f"{step.label} wrote to pages"
         return
-    a, b = kv.to_numpy(found), kv.to_numpy(expected)
+    a = kv.to_numpy(found)
+    b = kv.to_numpy(expected)
     if kv.scaled:  # codes, and between them scales, whose bytes are no numbers by themselves
         assert (a != b).mean() < 0.02, step.label
         return
@@ -191,8 +195,10 @@ def test_steps_are_as_their_twins(case: str, device: Wgpu, tiny: WriteTiny) -> N
     engine = engine_on(device, tiny(arch, fmt, **{**SIZES, **sizes}), kv)
     for pool in engine.cache.pools:  # pages are used again, and hold others' values then
         pool.const.memory.write(0, np.full(pool.n_bytes, 0xFF, np.uint8))
-    ids, cache = text(90), engine.cache
-    a, b = cache.sequence(), cache.sequence()
+    ids = text(90)
+    cache = engine.cache
+    a = cache.sequence()
+    b = cache.sequence()
     mask = np.random.default_rng(3).integers(0, 256, 40, np.uint8).tobytes()
     looks = LogitsQuery(None, first=True, total=True), LogitsQuery(mask, total=True)
     met = check(device, engine, [BatchItem(a, ids[:70]), BatchItem(b, ids[5:12], 2, looks)])
@@ -205,7 +211,8 @@ def test_steps_are_as_their_twins(case: str, device: Wgpu, tiny: WriteTiny) -> N
 def test_long_histories_are_joined(device: Wgpu, tiny: WriteTiny) -> None:
     """A history of more than SPLIT keys is cut: its parts, and what joins them."""
     engine = engine_on(device, tiny("llama", "F32", n_layer=1), "f16", n_ctx=700)
-    seq, ids = engine.cache.sequence(), text(640)
+    seq = engine.cache.sequence()
+    ids = text(640)
     for at in range(0, 600, 200):
         engine.run([BatchItem(seq, ids[at : at + 200], 0)])
     assert "merge" in check(device, engine, [BatchItem(seq, ids[600:603])])

@@ -28,9 +28,12 @@ INF = np.inf
 def block_of(looks: list[tuple[int, np.ndarray | None, bool, bool]]) -> np.ndarray:
     """A run's block: SAMPLED records, and behind them masks of whole i64."""
     records = np.zeros(len(looks), SAMPLED)
-    at, masks = RUN_STATE.itemsize + records.nbytes, list[np.ndarray]()
+    at = RUN_STATE.itemsize + records.nbytes
+    masks = list[np.ndarray]()
     for record, (row, mask, first, total) in zip(records, looks, strict=True):
-        record["row"], record["first"], record["total"] = row, first, total
+        record["row"] = row
+        record["first"] = first
+        record["total"] = total
         if mask is not None:
             bits = np.packbits(mask, bitorder="little")
             masks.append(np.pad(bits, (0, -len(bits) % 8)))
@@ -66,7 +69,8 @@ def results(device: Wgpu, x: np.ndarray, looks: Any) -> np.ndarray:
     )
     plan.place()
     block = block_of(looks)
-    arena, inputs = device.memory(plan.arena_bytes), device.memory(len(block), host=True)
+    arena = device.memory(plan.arena_bytes)
+    inputs = device.memory(len(block), host=True)
     assert inputs.bytes is not None
     inputs.bytes[: len(block)] = block
     memory = np.full(plan.arena_bytes, 0xFF, np.uint8)

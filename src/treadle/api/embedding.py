@@ -77,7 +77,9 @@ class Embedder:
         self._dense = dense_of(model.engine.gguf, model.config.n_embd)
         width = len(self._dense[-1]) if self._dense else model.config.n_embd
         self._whole = dimensions is None or dimensions == width
-        self._model, self._normalize, self._lora = model, normalize, lora
+        self._model = model
+        self._normalize = normalize
+        self._lora = lora
         self.n = width if dimensions is None else positive("dimensions", dimensions, width)
         self._limit = max_seq_length(model.gguf)
         self.note = NO_POOLING if model.config.pooling == "none" else ""
@@ -155,7 +157,8 @@ class Embedder:
         """Yield the vectors of a batch last, and None after each earlier run of a text that takes
         several, as ``Engine.embed_runs``.
         """
-        pooled, made = self._whole and not self._dense, None
+        pooled = self._whole and not self._dense
+        made = None
         each = self._model.engine.embed_runs(
             batch, unit=self._normalize and pooled, lora=self._lora
         )
@@ -170,7 +173,8 @@ class Embedder:
         """Yield the normed states of a text's tokens, ``[n_tokens, n_embd]``, last, and None after
         each earlier run. Raises NotFiniteError.
         """
-        engine, made = self._model.engine, list[Floats]()
+        engine = self._model.engine
+        made = list[Floats]()
         each = engine.states_runs(ids, self._lora)
         with closing(self._model._with_room(len(ids), each)) as runs:
             for states in runs:

@@ -43,7 +43,9 @@ class Generation:
         self.finish_reason: str | None = None
         self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
         self.timings = answer.timings
-        self._request, self._answer, self._turns = request, answer, turns
+        self._request = request
+        self._answer = answer
+        self._turns = turns
         self._one = UseLock()  # one thread at a time
 
     _begun = _ended = False
@@ -139,14 +141,16 @@ class Generation:
         """Take the next piece and its ids; None at the end, or if closed."""
         answer = self._answer
         piece = answer.take()
-        start, end = len(self.ids), len(answer.ids) if piece is None else answer.n_taken
+        start = len(self.ids)
+        end = len(answer.ids) if piece is None else answer.n_taken
         self.ids += answer.ids[start:end]
         if self.logprobs is not None:
             self.logprobs += answer.logprobs[start:end]
         if piece is not None:
             self.text += piece
         elif answer.over:
-            self._ended, self.finish_reason = True, answer.finish_reason
+            self._ended = True
+            self.finish_reason = answer.finish_reason
             if isinstance(answer.error, StopIteration):  # a sampler's: would end the iteration
                 raise RuntimeError("a sampler raised StopIteration") from answer.error
             if answer.error is not None:

@@ -319,7 +319,8 @@ class Model:
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
-        tokenizer, rule = speller(self, stop := stop_strings(stop)), constraint
+        tokenizer = speller(self, stop := stop_strings(stop))
+        rule = constraint
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
         own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
@@ -342,7 +343,8 @@ class Model:
         the next joins, and ``prompts`` is iterated on demand. Raises the errors of ``generate``,
         each at its prompt's place.
         """
-        each, settings = iterated("prompts", prompts), shared(settings)
+        each = iterated("prompts", prompts)
+        settings = shared(settings)
         self.generate([0], **settings)  # raises for invalid settings
         return in_order(self.generate(prompt, **settings) for prompt in each)
 
@@ -374,7 +376,9 @@ class Model:
         parts that are not text.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        stop, tokenizer = self.template.stop, self.tokenizer  # building one starts the other
+        # building one starts the other
+        stop = self.template.stop
+        tokenizer = self.tokenizer
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}
         if reasoning is not None:
@@ -450,7 +454,8 @@ class Model:
         """
         from treadle.api.rerank import Reranker
 
-        reranker, given = Reranker(self), listed("documents", documents)
+        reranker = Reranker(self)
+        given = listed("documents", documents)
         return reranker.scores(query, given, truncate=truncate)
 
     def _read(self, text: str) -> list[int]:

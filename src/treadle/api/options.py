@@ -122,7 +122,8 @@ def choose_context(
     does not support.
     """
     usual = USUAL_CONTEXT if kv_tokens is None else kv_tokens
-    n_ctx, name = asked or default_context(config, gguf, usual), gguf.path.name
+    n_ctx = asked or default_context(config, gguf, usual)
+    name = gguf.path.name
     if 0 < config.n_ctx_most < n_ctx:
         raise TreadleError(
             f"context={n_ctx}: {name} scales attention after token {config.n_ctx_most} "

@@ -67,7 +67,9 @@ class Reranker:
     """
 
     def __init__(self, model: RerankModel, lora: Lora | None = None) -> None:
-        self._model, self._lora, config = model, lora, model.config
+        self._model = model
+        self._lora = lora
+        config = model.config
         self._causal = config.causal
         out = self._tensor("cls.output.weight")
         if out is None:
@@ -104,13 +106,15 @@ class Reranker:
         if most is not None:
             room = max(most - len([*bos, *eos, *sep, *(eos or sep)]), 0)
             n = max(min(len(first), room - len(second)), min(len(first), -(-room // 2)), 0)
-            first, second = first[:n], second[: room - n]
+            first = first[:n]
+            second = second[: room - n]
         begin = [*bos, *first, *eos, *sep]
         return [*begin, *second, *(eos or sep)], len(begin) if tokenizer.tells_second else NEVER
 
     def _cut_prompt(self, query: str, document: str, most: int | None) -> list[int]:
         """Return a decoder's prompt, with the document cut to fit ``most`` tokens."""
-        ids, tokenizer = self._prompt(query, document), self._model.tokenizer
+        ids = self._prompt(query, document)
+        tokenizer = self._model.tokenizer
         while most is not None and len(ids) > most and document:
             own = tokenizer.encode(document, bos=False)
             kept = tokenizer.decode(own[: max(len(own) - (len(ids) - most), 0)], start=False)
@@ -176,7 +180,8 @@ class Reranker:
         """Yield the scores of a batch last, and None after each earlier run of a pair that takes
         several, as ``Engine.embed_runs``. Raises NotFiniteError.
         """
-        texts, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
+        texts = [ids for ids, _ in pairs]
+        seconds = [second for _, second in pairs]
         each = self._model.engine.embed_runs(texts, seconds, unit=False, lora=self._lora)
         pooled = None
         with closing(self._model._with_room(max(map(len, texts)), each)) as runs:

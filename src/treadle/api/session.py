@@ -94,7 +94,8 @@ class Session:
         with self.engine.lock:
             with interrupts_held():
                 self.engine.cache.check_room(self.seq, len(ids))
-            rows, at = [], 0
+            rows = []
+            at = 0
             while at < len(ids):
                 if between is not None:
                     between()

@@ -55,7 +55,8 @@ def room(cache: KVCache) -> str:
 
 def card(path: Path, engine: Engine) -> dict[str, str]:
     """Return a model's facts as text, by name."""
-    facts, tensors = {"file": path.name}, engine.gguf.tensors.values()
+    facts = {"file": path.name}
+    tensors = engine.gguf.tensors.values()
     if not tensors:
         return facts | {"state": "closed"}
     n_parameters = sum(math.prod(tensor.shape) for tensor in tensors)

@@ -85,13 +85,15 @@ class Reply(Generation):
                     super().__next__()
                 except StopIteration:
                     over = True
-            piece, self._n_given = self.text[self._n_given :], len(self.text)
+            piece = self.text[self._n_given :]
+            self._n_given = len(self.text)
         if not piece:
             raise StopIteration
         return piece
 
     def _take(self) -> str | None:
-        text, ended = self.text, self._ended
+        text = self.text
+        ended = self._ended
         piece = super()._take()
         last = self._ended and not ended
         said = self._scanner.feed(piece or "", last=last)

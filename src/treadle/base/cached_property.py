@@ -16,7 +16,8 @@ else:
         """
 
         def __init__(self, function: Callable[[Any], Any]) -> None:
-            self.function, self.__doc__ = function, function.__doc__
+            self.function = function
+            self.__doc__ = function.__doc__
             self.name = ""
 
         def __set_name__(self, owner: type, name: str) -> None:

@@ -35,7 +35,8 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     heir = frozen and any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
     dataclasses.dataclass(init=False, repr=False, eq=False, frozen=heir, kw_only=kw_only)(cls)
     if frozen and not heir:
-        cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete
+        cls.__setattr__ = _refuse_to_set
+        cls.__delattr__ = _refuse_to_delete
         cls.__dataclass_params__.frozen = True
     cls.__init__ = _init(cls, frozen)
     if "__repr__" not in own:
@@ -63,7 +64,9 @@ _FACTORY = _Factory()
 def _init(cls: Any, frozen: bool) -> Any:
     """Compile ``__init__`` for a class with its fields."""
     names: dict[str, Any] = {"_set": object.__setattr__, "_FACTORY": _FACTORY}
-    positional, keyword, body = ["self"], list[str](), list[str]()
+    positional = ["self"]
+    keyword = list[str]()
+    body = list[str]()
     for field in dataclasses.fields(cls):
         name = value = field.name
         default = f"_default_{name}"

@@ -121,7 +121,8 @@ def _before_fork() -> None:
     ``_forked``, and the locks would never be released. So signals are deferred until the fork is
     over.
     """
-    mine, signals = threading.get_ident(), interrupts_held()
+    mine = threading.get_ident()
+    signals = interrupts_held()
     signals.__enter__()
     _forking[mine] = _Fork(signals, uncut.acquire(timeout=WAIT))
     end = time.monotonic() + WAIT

@@ -27,7 +27,8 @@ def in_main_interpreter() -> bool:
     """
     import ctypes
 
-    here, main = ctypes.pythonapi.PyInterpreterState_Get, ctypes.pythonapi.PyInterpreterState_Main
+    here = ctypes.pythonapi.PyInterpreterState_Get
+    main = ctypes.pythonapi.PyInterpreterState_Main
     here.restype = main.restype = ctypes.c_void_p
     return bool(here() == main())
 
@@ -65,7 +66,9 @@ class interrupts_held:  # lowercase: reads as a statement about a block
         """Restore the handlers and deliver the deferred signals. An exception of a handler is
         raised after all are restored.
         """
-        i, raised, left = 0, None, len(self._usual)
+        i = 0
+        raised = None
+        left = len(self._usual)
         for _ in range(2 * left):  # maximum number of exceptions until all are restored
             try:
                 while i < left:
@@ -85,7 +88,8 @@ class interrupts_held:  # lowercase: reads as a statement about a block
 
     def forget(self) -> list[int]:
         """Discard the deferred signals; return their numbers."""
-        arrived, self._arrived = self._arrived, []
+        arrived = self._arrived
+        self._arrived = []
         return [number for number, _ in arrived]
 
     def let(self) -> None:

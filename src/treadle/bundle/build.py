@@ -26,7 +26,8 @@ from treadle.system import NAME
 
 Say = Callable[[str], None]
 PIECE = 1 << 20  # bytes copied at once
-MAIN, START_MODULE = "__main__.py", "treadle.cli.bundled"
+MAIN = "__main__.py"
+START_MODULE = "treadle.cli.bundled"
 # The shell script at the start of a bundle. If the program is unpacked in the usual folder, it
 # starts at once: Python would take 0.1 s to read the archive first. front.py does the rest.
 SCRIPT = """\
@@ -103,7 +104,8 @@ def make_bundle(
                 if project != "treadle":
                     wheels.installed_wheel(found, folder / "wheels")
         program = pack(folder, extras, targets)
-        archive, own_id = folder / "program.zip", digest(program)
+        archive = folder / "program.zip"
+        own_id = digest(program)
         runs_on = targets or [wheels.this_target()]
         add_front(program, archive, own_id, runs_on)
         n_program = archive.stat().st_size

@@ -55,7 +55,12 @@ COMMANDS = {name: text for section in SECTIONS.values() for name, text in sectio
 
 TAB = "\t"
 _ASKED = "treadle.asked"  # key in click's ``meta``: the command's name, the command, its arguments
-DONE, FAILED, USAGE, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141  # 128 + the signal's number
+# 128 + the signal's number
+DONE = 0
+FAILED = 1
+USAGE = 2
+INTERRUPTED = 130
+READER_GONE = 141
 
 
 class Commands(click.Group):

@@ -54,7 +54,8 @@ class Treadle:
     name = "treadle"
 
     def __init__(self, model: Any, ids: Streams) -> None:
-        self.model, self.ids = model, ids
+        self.model = model
+        self.ids = ids
         self.sessions = [model.session() for _ in ids]
 
     def hold(self, n: int, n_sequences: int) -> None:
@@ -148,12 +149,15 @@ class LlamaCpp:
 
     def _run(self, parts: Sequence[tuple[int, int]]) -> None:
         """Run one batch: the next tokens of each sequence, and the logits of its last."""
-        batch, row = self.batch, 0
+        batch = self.batch
+        row = 0
         for which, n in parts:
             for _ in range(n):
                 position = self.held[which]
-                batch.token[row], batch.pos[row] = self.ids[which][position], position
-                batch.n_seq_id[row], batch.seq_id[row][0] = 1, which
+                batch.token[row] = self.ids[which][position]
+                batch.pos[row] = position
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = which
                 batch.logits[row] = 0
                 self.held[which] += 1
                 row += 1

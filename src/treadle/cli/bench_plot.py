@@ -28,7 +28,9 @@ from treadle.cli.ui.svg import (
 )
 from treadle.cli.ui.table import scaled, shorten
 
-LEFT, RIGHT = 110, 660  # of the panels' axes; labels lie outside
+# of the panels' axes; labels lie outside
+LEFT = 110
+RIGHT = 660
 PLOT_HEIGHT = 300
 ROW_PX = 26  # of a model file
 NAME_CHARS = 34  # of a model file's name, at most
@@ -41,7 +43,8 @@ Looks = Mapping[Key, SeriesStyle]
 
 def draw(results: Sequence[Result], origin: str) -> str:
     """Return the chart as an SVG document; ``origin`` says where and when it was measured."""
-    canvas, looks = Canvas(), looks_of(results)
+    canvas = Canvas()
+    looks = looks_of(results)
     top = canvas.head("treadle bench", subtitle(results), origin)
     top = legend(canvas, looks, results, top + 28)
     for name, panel in (("roofline", roofline), ("depth", by_depth), ("models", by_model)):
@@ -95,7 +98,8 @@ def legend(canvas: Canvas, looks: Looks, results: Sequence[Result], top: float) 
     column = 18 + CHAR_PX * max(map(len, names)) + 24
     per_row = max(1, int((WIDTH - 2 * MARGIN) // column))
     for i, (look, name) in enumerate(zip(looks.values(), names, strict=True)):
-        x, y = MARGIN + i % per_row * column, top + i // per_row * (LINE_PX + 4)
+        x = MARGIN + i % per_row * column
+        y = top + i // per_row * (LINE_PX + 4)
         canvas.mark(x + 6, y, look)
         canvas.text(x + 18, y + 4, name)
     kinds = {"pp": "full, solid: prompt processing (pp)", "tg": "hollow, dashed: generation (tg)"}
@@ -163,17 +167,23 @@ def roofline(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
 
 def draw_roofs(panel: Panel, text: str, bandwidth: float, roofs: dict[str, float]) -> None:
     """Draw the memory bandwidth's slope, and a horizontal line for each kind of arithmetic."""
-    canvas, x, y, top = panel.canvas, panel.x, panel.y, panel.top
+    canvas = panel.canvas
+    x = panel.x
+    y = panel.y
+    top = panel.top
     assert y is not None
-    highest, foot = max(roofs.values()), max(x.low, y.low / bandwidth)
-    low, high = (x(foot), y(foot * bandwidth)), (x(highest / bandwidth), y(highest))
+    highest = max(roofs.values())
+    foot = max(x.low, y.low / bandwidth)
+    low = (x(foot), y(foot * bandwidth))
+    high = (x(highest / bandwidth), y(highest))
     canvas.path((low, high), "roof")
     turn = degrees(atan2(high[1] - low[1], high[0] - low[0]))
     canvas.keep_clear(low, high, SAMPLES)
     beside = (low[0] + high[0]) / 2 - 8, (low[1] + high[1]) / 2 - 8
     canvas.text(*beside, text, "muted", "middle", turn)
     half = CHAR_PX * len(text) / 2 / hypot(high[0] - low[0], high[1] - low[1])
-    dx, dy = half * (high[0] - low[0]), half * (high[1] - low[1])
+    dx = half * (high[0] - low[0])
+    dy = half * (high[1] - low[1])
     ends = (beside[0] - dx, beside[1] - dy), (beside[0] + dx, beside[1] + dy)
     canvas.keep_clear(*ends, SAMPLES)
     canvas.taken += [(0, top, x.start, top + panel.height), (x.end, top, WIDTH, top + panel.height)]

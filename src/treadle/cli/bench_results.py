@@ -83,7 +83,8 @@ def varying(results: Sequence[Result]) -> list[str]:
 
 def say_facts(results: Sequence[Result]) -> None:
     """Print the file, its format, and the facts that all of its results share."""
-    first, vary = results[0], varying(results)
+    first = results[0]
+    vary = varying(results)
     given = {f: getattr(first, f) for f in FACTS if f not in vary}
     facts = [FACTS[f][1].format(value) for f, value in given.items() if value != USUAL[f]]
     if first.device and "threads" in given and all(r.device for r in results):
@@ -134,7 +135,8 @@ def peaks_of(results: Sequence[Result]) -> list[str]:
     for name in dict.fromkeys(name for r in results for name in r.peaks):
         unit = "B/s" if name in (BANDWIDTH, STREAM, CACHES) else "op/s"
         found = [r.peaks[name] for r in results if name in r.peaks]
-        low, high = scaled(min(found), unit), scaled(max(found), unit)
+        low = scaled(min(found), unit)
+        high = scaled(max(found), unit)
         number, _, same_unit = low.partition(" ")
         both = high.partition(" ")[2] == same_unit
         lines.append(f"{name} {low if low == high else f'{number if both else low} to {high}'}")

@@ -42,7 +42,8 @@ def arguments(
     if first in commands or first in MODES:
         command = MODES.get(first, first)
     else:
-        command, rest = bundled.command, [*bundled.args, *typed]
+        command = bundled.command
+        rest = [*bundled.args, *typed]
         if command == "chat" and (typed or not talks):
             command = "run"  # a prompt, or one from a pipe
     name = ["--alias", bundled.name.removesuffix(".gguf")]

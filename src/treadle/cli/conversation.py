@@ -144,7 +144,8 @@ class Conversation:
     def answered(self, text: str, turn: AnswerCost | None = None) -> None:
         """Record the model's answer, without the prefill that it began with."""
         self.messages.append({"role": "assistant", "content": self.prefill + text})
-        self.prefill, self._before = "", None
+        self.prefill = ""
+        self._before = None
         if turn is not None:
             self.turns.append(turn)
 
@@ -174,7 +175,9 @@ class Conversation:
 
     def clear(self, _: str) -> Outcome:
         """Remove all messages; the system prompt and the settings stay."""
-        self.messages, self.prefill, self.n_dropped = [], "", 0
+        self.messages = []
+        self.prefill = ""
+        self.n_dropped = 0
         return Outcome("cleared" + ("; the system prompt stays" if self.system else ""))
 
     def retry(self, _: str) -> Outcome:
@@ -213,7 +216,8 @@ class Conversation:
             return Outcome(f"cannot read {path}: {why(error)}", failed=True)
         except FileError as error:
             return Outcome(str(error), failed=True)
-        self.prefill, self.n_dropped = "", 0
+        self.prefill = ""
+        self.n_dropped = 0
         return Outcome(f"{self.count()} loaded from {path}")
 
     def swap(self, _: str) -> Outcome:

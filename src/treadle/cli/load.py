@@ -77,7 +77,8 @@ def read_text(file: str, most: int | None = None) -> str:
 def read_bytes(file: str, most: int | None = None) -> bytes:
     """Return the bytes of FILE, with the limits of ``read_text``."""
     most = MAX_TEXT if most is None else most
-    parts, left = [], most
+    parts = []
+    left = most
     with nullcontext(sys.stdin.buffer) if file == "-" else open(file_name(file), "rb") as source:
         while part := source.read(min(1 << 20, left + 1)):
             parts.append(part)
@@ -239,7 +240,8 @@ def from_disk(model: Model) -> str:
     short = shortage(model.gguf.paths)
     if short is None:
         return ""
-    has, room = n_bytes(short.n_bytes), f"{n_bytes(short.for_it)} ({short.bound.what})"
+    has = n_bytes(short.n_bytes)
+    room = f"{n_bytes(short.for_it)} ({short.bound.what})"
     text = f"warning: {model.path.name} needs {has}, but memory has {room}: "
     chosen = 0.0  # bytes of a token's experts
     for i, layer in enumerate(model.config.layers):

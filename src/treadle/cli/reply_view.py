@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.chat.tools import AnswerMarks
 
-DIM, RESET, AGAIN = "\x1b[2m", "\x1b[0m", "\r\x1b[2K"
+DIM = "\x1b[2m"
+RESET = "\x1b[0m"
+AGAIN = "\r\x1b[2K"
 TAIL = 16  # last prompt tokens, in which an opening reasoning mark is looked for
 
 
@@ -81,7 +83,9 @@ class ReplyView:
         print(text, file=sys.stderr, flush=True)
 
     def _think(self, text: str, n_tokens: int) -> None:
-        first, self._thinking, self._n_thought = not self._thinking, True, n_tokens
+        first = not self._thinking
+        self._thinking = True
+        self._n_thought = n_tokens
         if self._aloud is not None:
             if first and self._dim:
                 write(DIM)

@@ -91,7 +91,9 @@ class PassCost:
     @classmethod
     def of(cls, steps: Iterable[Any], runs: Iterable[tuple[Parts, int]], peaks: Peaks) -> PassCost:
         """Add up ``steps`` over ``runs``: each has parts and a number of logits rows."""
-        steps, total_bytes, read = list(steps), 0, reading(peaks)
+        steps = list(steps)
+        total_bytes = 0
+        read = reading(peaks)
         total_ops: dict[str, int] = {}
         made: dict[str, int] = {}
         least_s: dict[str, float] = {}

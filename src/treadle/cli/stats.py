@@ -30,7 +30,8 @@ def report(model: Model, turn: AnswerCost) -> str:
 
 def prompt(turn: AnswerCost) -> str:
     """Format prefilled tokens, their speed, and tokens reused from the cache."""
-    n, n_cached = turn.n_read, turn.timings.n_cached
+    n = turn.n_read
+    n_cached = turn.timings.n_cached
     text = rated(counted(n, "token"), n, turn.timings.prefill_s)
     return f"{text}, {n_cached} reused from the cache" if n_cached else text
 
@@ -69,7 +70,8 @@ def memory(model: Model) -> str:
     """Format the process's peak memory, and how much of it are pages of the file."""
     from treadle.devices.cpu.residence import mapped_bytes, peak_bytes
 
-    peak, mapped = peak_bytes(), mapped_bytes(model.gguf.paths)
+    peak = peak_bytes()
+    mapped = mapped_bytes(model.gguf.paths)
     if peak is None:  # not every system reports it
         return ""
     if mapped is None:

@@ -23,8 +23,12 @@ from treadle.cli.ui.svg import (
 
 Row = dict[str, Any]  # of tune_results.rows_of
 
-LEFT, RIGHT = 180, 770  # of the panels' axes; labels lie outside
-CELL, BAR = 28, 30  # pixels: a map's row, a configuration's two bars
+# of the panels' axes; labels lie outside
+LEFT = 180
+RIGHT = 770
+# pixels: a map's row, a configuration's two bars
+CELL = 28
+BAR = 30
 THIN = 9  # pixels of one bar
 FAINT = 0.08  # colour strength of the slowest cell
 STRONG = 0.7  # above it, numbers in a cell have the background's colour
@@ -35,7 +39,8 @@ def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
     """Return all sweeps, one below another, as an SVG document; ``origin`` says where and when they
     were measured.
     """
-    canvas, sound = Canvas(), [[row for row in rows if row["problem"] is None] for rows in sweeps]
+    canvas = Canvas()
+    sound = [[row for row in rows if row["problem"] is None] for rows in sweeps]
     sound = [rows for rows in sound if rows]
     top = canvas.head("treadle tune", subtitle, origin)
     top = legend(canvas, sound, top + 26)
@@ -50,7 +55,8 @@ def draw(sweeps: Sequence[Sequence[Row]], subtitle: str, origin: str) -> str:
 def legend(canvas: Canvas, sweeps: Sequence[Sequence[Row]], top: float) -> float:
     """Draw the meaning of the colours, rings and labels in use; return the bottom."""
     maps = any(len(varying(rows)) >= 2 for rows in sweeps)
-    x, y = float(MARGIN), top
+    x = float(MARGIN)
+    y = top
     if maps:
         for i in range(5):
             canvas.box(x + 14 * i, y - 7, 14, 12, "heat", FAINT + (1 - FAINT) * i / 4)
@@ -104,12 +110,15 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
         if at not in best or row["cold_ops_s"] > best[at]["cold_ops_s"]:
             best[at] = row
     ys, xs = (sorted({at[i] for at in best}) for i in (0, 1))
-    width, height = (RIGHT - LEFT) / len(xs), CELL * len(ys)
+    width = (RIGHT - LEFT) / len(xs)
+    height = CELL * len(ys)
     speeds = [row["cold_ops_s"] for row in best.values()]
-    low, high = min(speeds), max(speeds)
+    low = min(speeds)
+    high = max(speeds)
     canvas.text(MARGIN, top - 20, f"{title}: GOP/s, caches cold", "ink head")
     for (a, b), row in best.items():
-        x, y = LEFT + xs.index(b) * width, top + ys.index(a) * CELL
+        x = LEFT + xs.index(b) * width
+        y = top + ys.index(a) * CELL
         share = FAINT + (1 - FAINT) * (row["cold_ops_s"] - low) / (high - low or 1)
         canvas.box(x + 2, y + 2, width - 4, CELL - 4, "heat", share, tip(row))
         words = f"{row['cold_ops_s'] / 1e9:.{0 if high >= 1e10 else 1}f}"
@@ -118,7 +127,8 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
     for word, css in (("shipped", "ring dashed"), ("best", "ring")):
         for row in rows:
             if row[word]:
-                a, b = ys.index(row["fields"][down]), xs.index(row["fields"][across])
+                a = ys.index(row["fields"][down])
+                b = xs.index(row["fields"][across])
                 canvas.box(LEFT + b * width + 1, top + a * CELL + 1, width - 2, CELL - 2, css)
     for i, a in enumerate(ys):
         canvas.text(LEFT - 10, top + i * CELL + CELL / 2 + 4, str(a), "muted", "end")
@@ -134,7 +144,8 @@ def heat_map(canvas: Canvas, rows: Sequence[Row], title: str, top: float) -> flo
 
 def scale_bar(canvas: Canvas, low: float, high: float, top: float, height: float) -> None:
     """Draw the colour scale of one map: its slowest below, its fastest above."""
-    steps, x = 12, RIGHT + 24
+    steps = 12
+    x = RIGHT + 24
     for i in range(steps):
         share = FAINT + (1 - FAINT) * (steps - 1 - i) / (steps - 1)
         canvas.box(x, top + i * height / steps, 14, height / steps, "heat", share)

@@ -151,7 +151,8 @@ def print_crossovers(crossed: Sequence[Crossover]) -> None:
     """Print a line for each kernel of each format. The last column is the largest number of tokens
     for which it is used; the next kernel is used above that.
     """
-    numbers, lines = list(crossed[0].gemv_s), []
+    numbers = list(crossed[0].gemv_s)
+    lines = []
     for c in crossed:
         gemm: object = ""
         if c.vector_tokens is not None:

@@ -17,7 +17,8 @@ from treadle.cli.ui.table import heading, print_json, print_table, remark, say
 if TYPE_CHECKING:
     from treadle.study.sweep import SweepResult
 
-RISCV, NATIVE = "rv64gcv", "native"
+RISCV = "rv64gcv"
+NATIVE = "native"
 # The names of study/sweep.py's KERNELS: for `--help`, which loads no kernel.
 STUDIED = (
     "vec_dot_f16",
@@ -96,7 +97,8 @@ def emulated(
     if asked.isa != RISCV:
         raise click.UsageError(f"--emulator needs --isa {RISCV}")
     places = folders()
-    qemu, vlen = find("qemu-riscv64", places), asked.vlen or 256
+    qemu = find("qemu-riscv64", places)
+    vlen = asked.vlen or 256
     mca = next((path for name in MCA if (path := available(name, places))), None)
     if mca is None:
         remark(

@@ -21,7 +21,10 @@ from treadle.cli.ui.svg import (
 if TYPE_CHECKING:
     from treadle.study.sweep import SweepResult
 
-LEFT, RIGHT, BAR = 210, 740, 22  # pixels: the axes, and a setting's height
+# pixels: the axes, and a setting's height
+LEFT = 210
+RIGHT = 740
+BAR = 22
 Value = Callable[["SweepResult"], float | None]
 # Values to draw, if known: name and getter.
 SERIES: list[tuple[str, Value]] = [

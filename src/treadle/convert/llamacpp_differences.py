@@ -117,7 +117,8 @@ def _number(file: OutputMetadata, key: str) -> float | None:
 def _window(file: OutputMetadata) -> str:
     flags = file.keys.get("attention.sliding_window_pattern")
     window = _number(file, "attention.sliding_window")
-    name, usual = file.arch.name, dict(file.arch.keys).get(PATTERN)
+    name = file.arch.name
+    usual = dict(file.arch.keys).get(PATTERN)
     if window and window != FIXED_WINDOW.get(name, window):
         return f"in {name} its window is {FIXED_WINDOW[name]} tokens; the file says {window}"
     if not window or not isinstance(flags, Collection) or usual or name in WITH_WINDOWS:
@@ -149,7 +150,8 @@ def _attention_scale(file: OutputMetadata) -> str:
 
 
 def _bases(file: OutputMetadata) -> str:
-    base, local = _number(file, "rope.freq_base"), _number(file, LOCAL_BASE)
+    base = _number(file, "rope.freq_base")
+    local = _number(file, LOCAL_BASE)
     if not base or not local or base == local or file.arch.name not in ONE_BASE:
         return ""
     return f"llama.cpp uses RoPE base {base:g} in window layers; the file says {local:g}"
@@ -182,7 +184,8 @@ def _biases(file: OutputMetadata) -> str:
 
 
 def _experts(file: OutputMetadata) -> str:
-    here, there = file.keys.get(EXPERTS_NORM), NORMED.get(file.arch.name)
+    here = file.keys.get(EXPERTS_NORM)
+    there = NORMED.get(file.arch.name)
     if not isinstance(here, bool) or there in (None, here):
         return ""
     so = "normalises expert weights to sum to 1" if there else "does not normalise expert weights"
@@ -195,8 +198,10 @@ def _trained(file: OutputMetadata) -> str:
 
 
 def _sharing(file: OutputMetadata) -> str:
-    name, keys = file.arch.name, file.keys
-    n_layer, n_shared = keys.get("block_count"), _number(file, "attention.shared_kv_layers")
+    name = file.arch.name
+    keys = file.keys
+    n_layer = keys.get("block_count")
+    n_shared = _number(file, "attention.shared_kv_layers")
     if name not in SHARING or not isinstance(n_layer, int) or n_shared is None:
         return ""
     if not all(f"blk.{i}.attn_k.weight" in file.tensors for i in range(n_layer)):
@@ -230,7 +235,8 @@ def _unknown(file: OutputMetadata) -> str:
 
 
 def _queries(file: OutputMetadata) -> str:
-    name, n_layer = file.arch.name, file.keys.get("block_count")
+    name = file.arch.name
+    n_layer = file.keys.get("block_count")
     if name not in IN_ONE_STEP or not isinstance(n_layer, int) or _number(file, Q_RANK):
         return ""
     n_tokens = IN_ONE_STEP[name].get(n_layer)

@@ -99,7 +99,8 @@ class _CachedPages:
             os.close(fd)
 
     def drop(self, offset: int, n_bytes: int) -> None:
-        first, last = offset // PAGE, -(-(offset + n_bytes) // PAGE)
+        first = offset // PAGE
+        last = -(-(offset + n_bytes) // PAGE)
         SYSTEM.unmap_pages(self.about, first * PAGE, last * PAGE)
         flags = np.concatenate(([True], self.resident[first:last], [True])).astype(np.int8)
         edges = np.flatnonzero(np.diff(flags))  # begin and end, alternating, of each run to drop

@@ -75,7 +75,8 @@ class PartFile:
         view = memoryview(data.data)
         while view:
             n = SYSTEM.write_at(self.fd, view, at)
-            view, at = view[n:], at + n
+            view = view[n:]
+            at = at + n
 
     def copy(self, source: int, offset: int, n_bytes: int, at: int) -> bool:
         """Let the kernel copy (or share) bytes of the open file ``source``; return False if it
@@ -89,7 +90,8 @@ class PartFile:
             return False
         while offset < end:
             begin, stop = SYSTEM.next_data(source, offset, end)
-            at, offset = at + begin - offset, begin
+            at = at + begin - offset
+            offset = begin
             while offset < stop:
                 try:
                     n = os.copy_file_range(source, self.fd, stop - offset, offset, at)
@@ -99,7 +101,8 @@ class PartFile:
                     raise
                 if n == 0:
                     return False  # the source became shorter: reading it raises the error
-                offset, at = offset + n, at + n
+                offset = offset + n
+                at = at + n
         return True
 
     def take_place(self) -> None:
@@ -166,7 +169,8 @@ class Journal:
         self._file.write("".join(f"{index}\n" for index in self._waiting))
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._waiting, self._n_unsaved = [], 0
+        self._waiting = []
+        self._n_unsaved = 0
 
     def close(self) -> None:
         """Close the journal; it stays for a later run to resume from."""

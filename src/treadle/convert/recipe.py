@@ -71,7 +71,8 @@ class OutputTensor:
     @property
     def n_bytes(self) -> int:
         """Return its size in the output."""
-        tensor, fmt = self.tensor, self.encode
+        tensor = self.tensor
+        fmt = self.encode
         return tensor.n_bytes if fmt is None else tensor.n_rows * fmt.row_bytes(tensor.k)
 
 
@@ -148,7 +149,8 @@ def too_large(shards: Sequence[Shard], most: int) -> str:
         large = [shard for shard in shards if shard.layout.n_bytes > most]
         if not large:
             return ""
-        n, keys = large[0].layout.n_bytes, len(large[0].layout.header)
+        n = large[0].layout.n_bytes
+        keys = len(large[0].layout.header)
         return f"{large[0].path.name} has {n} bytes, more than {most}; its header alone has {keys}"
     worst = max(over, key=lambda entry: entry.n_bytes)
     others = f" ({len(over)} such tensors)" if len(over) > 1 else ""
@@ -290,20 +292,27 @@ def _value(key: str, before: Any, word: str) -> Any:
         return value if isinstance(value, (bool, int, float)) else word
     if isinstance(before, str):
         return word
-    kind, whole = type(before), isinstance(value, int) and not isinstance(value, bool)
+    kind = type(before)
+    whole = isinstance(value, int) and not isinstance(value, bool)
     if isinstance(before, (bool, np.bool_)):
-        name, fits = "true or false", isinstance(value, bool)
+        name = "true or false"
+        fits = isinstance(value, bool)
     elif isinstance(before, np.integer):
-        least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
-        name, fits = f"{kind.__name__}, from {least} to {most}", whole and least <= value <= most
+        least = int(np.iinfo(kind).min)
+        most = int(np.iinfo(kind).max)
+        name = f"{kind.__name__}, from {least} to {most}"
+        fits = whole and least <= value <= most
     elif isinstance(before, int):
-        name, fits = "an integer", whole
+        name = "an integer"
+        fits = whole
     elif isinstance(before, (float, np.floating)):
         largest = float(np.finfo(kind).max)
         fits = whole or isinstance(value, float)
-        name, fits = "a number", fits and not largest < abs(value) < math.inf
+        name = "a number"
+        fits = fits and not largest < abs(value) < math.inf
     else:
-        name, fits = "a key that is not an array (--set cannot replace arrays)", False
+        name = "a key that is not an array (--set cannot replace arrays)"
+        fits = False
     if not fits:
         raise UnsupportedError(f"--set {key}={word:.60}: expected {name}")
     return kind(value)
@@ -320,7 +329,8 @@ def split(
     without the tensor infos.
     """
     groups: list[list[OutputTensor]] = [[]]
-    n_head, n_data = first_head, 0
+    n_head = first_head
+    n_data = 0
     for entry in entries:
         said = _INFO_BYTES + len(entry.tensor.name.encode()) + 8 * len(entry.tensor.shape)
         padded = _aligned(entry.n_bytes, alignment)
@@ -328,7 +338,8 @@ def split(
         # The first file's header may alone exceed the limit; a later file has fewer keys.
         if over and (groups[-1] or _aligned(head + said, alignment) + padded <= split_max):
             groups.append([])
-            n_head, n_data = head, 0
+            n_head = head
+            n_data = 0
         groups[-1].append(entry)
         n_head += said
         n_data += padded

@@ -119,7 +119,8 @@ class _Coder:
 
     def encode(self, entry: OutputTensor, rows: Bytes, begin: int) -> Bytes:
         self.check(entry, rows, begin)
-        target, tensor = entry.encode, entry.tensor
+        target = entry.encode
+        tensor = entry.tensor
         assert target is not None
         weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
         made = quantize_rows(target, weights).reshape(-1)
@@ -151,8 +152,12 @@ def write(work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> lis
 
 class _Writer:
     def __init__(self, work: WriteJob, progress: Progress, say: Say, cache: PageCache) -> None:
-        self.work, self.source, self.shards = work, work.source, work.shards
-        self.progress, self.say, self.cache = progress, say, cache
+        self.work = work
+        self.source = work.source
+        self.shards = work.shards
+        self.progress = progress
+        self.say = say
+        self.cache = cache
         entries = [entry for shard in work.shards for entry in shard.entries]
         self.n_total = sum(entry.tensor.n_bytes for entry in entries)
         self.n_done = 0
@@ -232,7 +237,8 @@ class _Writer:
         """Fail early if there is no room. Blocks that can be shared with the source need none."""
         first = self.shards[0]
         folder = first.path.parent
-        block, here = SYSTEM.block_bytes(folder), os.stat(folder).st_dev
+        block = SYSTEM.block_bytes(folder)
+        here = os.stat(folder).st_dev
         shared = (
             block > 0
             and first.layout.alignment % block == 0

@@ -159,7 +159,8 @@ class Inputs:
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
         """Return a pool's attention items, for parts with few tokens or the others, with pages."""
         field = "attn_few" if few else "attn_items"
-        name, count = numbered(field, pool), numbered(f"n_{field}", pool)
+        name = numbered(field, pool)
+        count = numbered(f"n_{field}", pool)
         made = []
         for i, item in enumerate(self._array(name, count, ITEM)):
             at = self[name] + i * ITEM.itemsize + int(item["pages"])
@@ -187,8 +188,10 @@ class RunInputs(Inputs):
     """
 
     def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], storage: Storage) -> None:
-        pools, inputs = [pool for pool in cache.pools if pool.layers], plan.inputs
-        offsets, at = {}, round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
+        pools = [pool for pool in cache.pools if pool.layers]
+        inputs = plan.inputs
+        offsets = {}
+        at = round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
         for field, given in inputs.items():
             offsets[field], at = at, round_up(at + given.n_bytes, LINE)
         self.memory = storage.memory(at, host=True)
@@ -203,7 +206,8 @@ class RunInputs(Inputs):
         scales = offsets.pop("lora_scales", 0)
         for field, offset in offsets.items():
             self._words[run_offset(field) // 8] = offset
-        self._tokens, self._outputs = offsets["tokens"] // 4, offsets["output_rows"] // 4
+        self._tokens = offsets["tokens"] // 4
+        self._outputs = offsets["output_rows"] // 4
         self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
         self._ropes = []
@@ -228,16 +232,24 @@ class RunInputs(Inputs):
         """Write a batch. Each part's tokens follow the ``starts`` tokens of its sequence; their
         pages are reserved already.
         """
-        row, first, at_output = 0, self._tokens, self._outputs
-        at_part, at_pages = self._parts, self._pages
-        at_sampled, at_mask = self._sampled, self._masks
-        block, words, ints, pools = self._bytes, self._words, self._ints, self._pools
+        row = 0
+        first = self._tokens
+        at_output = self._outputs
+        at_part = self._parts
+        at_pages = self._pages
+        at_sampled = self._sampled
+        at_mask = self._masks
+        block = self._bytes
+        words = self._words
+        ints = self._ints
+        pools = self._pools
         self.late.clear()
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
             n = len(ids)
-            end, n_held = row + n, start + n
+            end = row + n
+            n_held = start + n
             ints[first + row : first + end] = array("i", ids)
             for table, rope in self._ropes:
                 rope[row:end] = table.upto(n_held)[start:n_held]
@@ -253,7 +265,8 @@ class RunInputs(Inputs):
                 for mask, only, total in looks:
                     where = 0
                     if mask is not None:
-                        where, at_mask = at_mask, at_mask + self._mask_bytes
+                        where = at_mask
+                        at_mask = at_mask + self._mask_bytes
                         if isinstance(mask, bytes):
                             self._write_mask(where, mask)
                         else:
@@ -271,7 +284,9 @@ class RunInputs(Inputs):
             self._loras.lay_out(parts)
         for pool in pools:
             at = pool.counts
-            words[at], words[at + 1], words[at + 2] = pool.n_items, pool.n_few, pool.n_merges
+            words[at] = pool.n_items
+            words[at + 1] = pool.n_few
+            words[at + 2] = pool.n_merges
 
 
 class _Loras:
@@ -280,13 +295,18 @@ class _Loras:
     def __init__(
         self, block: memoryview, records: int, scales: int, inputs: Mapping[str, Input]
     ) -> None:
-        self._block, self._records, self._scales = block, records, scales
+        self._block = block
+        self._records = records
+        self._scales = scales
         self._floats = block.cast("f")
         self._n_adapters = inputs["lora_scales"].shape[1]
 
     def lay_out(self, parts: Ids[BatchItem]) -> None:
         """Write the records of a batch."""
-        row, at, scales, n_adapters = 0, self._records, self._scales, self._n_adapters
+        row = 0
+        at = self._records
+        scales = self._scales
+        n_adapters = self._n_adapters
         for seq, ids, *_ in parts:
             end = row + len(ids)
             if seq.lora:
@@ -321,16 +341,20 @@ class _Pool:
         plan: Plan,
         pool: Pool,
     ) -> None:
-        self._bytes, self._words = block, words
+        self._bytes = block
+        self._words = words
         self._slots = offsets[numbered("kv_slots", index)] // 8
         self._items = offsets[numbered("attn_items", index)]
         self._few_items = offsets[numbered("attn_few", index)]
         self._merges = offsets[numbered("attn_merges", index)]
         self.counts = run_offset(numbered("n_attn_items", index)) // 8
-        self._tile, self._few = plan.query_tile, plan.few_tokens
+        self._tile = plan.query_tile
+        self._few = plan.few_tokens
         (n_items,) = plan.inputs[numbered("attn_few", index)].shape
         self._max_partials = n_items - plan.n_tokens
-        self._window, self._chunk, self._causal = pool.window, pool.chunk, pool.causal
+        self._window = pool.window
+        self._chunk = pool.chunk
+        self._causal = pool.causal
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
@@ -343,8 +367,13 @@ class _Pool:
         if n <= self._few:
             self._add_few(table, token, start, n)
             return
-        end, tile, window, causal = start + n, self._tile, self._window, self._causal
-        block, at, chunk = self._bytes, self._items + self.n_items * ITEM_RECORD.size, self._chunk
+        end = start + n
+        tile = self._tile
+        window = self._window
+        causal = self._causal
+        block = self._bytes
+        at = self._items + self.n_items * ITEM_RECORD.size
+        chunk = self._chunk
         position = start
         while position < end:
             last = min(position + tile, end)
@@ -353,21 +382,29 @@ class _Pool:
                 begin = position // chunk * chunk
                 last = min(last, begin + chunk)
             ahead = min(end, last + window - 1) if window else end
-            row, seen = token - start + position, last if causal else ahead
+            row = token - start + position
+            seen = last if causal else ahead
             ITEM_RECORD.pack_into(
                 block, at, row, last - position, position, begin, seen, table - at, -1, 0
             )
-            at, position = at + ITEM_RECORD.size, last
+            at = at + ITEM_RECORD.size
+            position = last
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
     def _add_few(self, table: int, token: int, start: int, n: int) -> None:
         """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
-        end, window, causal = start + n, self._window, self._causal
-        block, at, chunk = self._bytes, self._few_items + self.n_few * ITEM_RECORD.size, self._chunk
+        end = start + n
+        window = self._window
+        causal = self._causal
+        block = self._bytes
+        at = self._few_items + self.n_few * ITEM_RECORD.size
+        chunk = self._chunk
         for position in range(start, end):
             begin = max(0, position - window + 1) if window else 0
             begin = position // chunk * chunk if chunk else begin
-            row, seen, partial = token - start + position, position + 1 if causal else end, -1
+            row = token - start + position
+            seen = position + 1 if causal else end
+            partial = -1
             cut = begin // SPLIT * SPLIT
             n_cuts = -(-(seen - cut) // SPLIT)
             if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
@@ -386,5 +423,6 @@ class _Pool:
                     block, at, row, 1, position, begin, stop, table - at, partial, 0
                 )
                 at += ITEM_RECORD.size
-                begin, partial = stop, partial + 1
+                begin = stop
+                partial = partial + 1
         self.n_few = (at - self._few_items) // ITEM_RECORD.size

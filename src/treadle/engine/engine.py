@@ -68,18 +68,25 @@ class Engine:
         if config.n_positions and n_ctx > config.n_positions:
             have = f"the model has only {config.n_positions} learned positions"
             raise TreadleError(f"context={n_ctx}: {have}")
-        self.config, self.device, self.n_ctx = config, device, n_ctx
-        self.deterministic, self.kernels = deterministic, device.kernels
-        pools, n_batch = GRAPHS[config.arch.graph].pools(config), config.n_batch
+        self.config = config
+        self.device = device
+        self.n_ctx = n_ctx
+        self.deterministic = deterministic
+        self.kernels = device.kernels
+        pools = GRAPHS[config.arch.graph].pools(config)
+        n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         self.cache = self.cache_type(pools, device, n_ctx, kv, *limits)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
         self._ready: dict[tuple[int, int, str, bool], PreparedPlan] = {}
-        self._arena, self._arena_bytes = device.memory(0), 0
+        self._arena = device.memory(0)
+        self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
-        self._closed, self.sampled = False, "logits"  # ``sampled``: the output that ``sample`` runs
+        # ``sampled``: the output that ``sample`` runs
+        self._closed = False
+        self.sampled = "logits"
         self.watch: Callable[[Ids[BatchItem], PreparedPlan], None] | None = (
             None  # called after each run of ``sample``
         )
@@ -98,7 +105,8 @@ class Engine:
 
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
         """Return the plan for such batches with ``output``, by default the graph's main one."""
-        made, adapted = output or main_output(self.config), bool(self.cache.lora)
+        made = output or main_output(self.config)
+        adapted = bool(self.cache.lora)
         return self.plan_for(n_tokens, n_outputs, made, adapted).plan
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
@@ -107,7 +115,8 @@ class Engine:
 
         Raises UnsupportedError for a matrix that is used in no plain product.
         """
-        self.adapters, ranks = tuple(adapters), [adapter.ranks for adapter in adapters]
+        self.adapters = tuple(adapters)
+        ranks = [adapter.ranks for adapter in adapters]
         self._adapted = replace(self._weights, adapters=ranks)
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
         made = main_output(self.config)
@@ -128,7 +137,8 @@ class Engine:
         return ready
 
     def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> PreparedPlan:
-        began, device = time.perf_counter(), self.device
+        began = time.perf_counter()
+        device = self.device
         plan = device.plan(
             self.config,
             self._adapted if adapted and self._adapted else self._weights,
@@ -140,7 +150,8 @@ class Engine:
         )
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
-            self._arena, self._arena_bytes = device.memory(plan.arena_bytes), plan.arena_bytes
+            self._arena = device.memory(plan.arena_bytes)
+            self._arena_bytes = plan.arena_bytes
             for other in set(self._ready.values()):
                 other.place(self._arena, device)
         ready = PreparedPlan(plan, RunInputs(plan, self.cache, self._ropes, device))
@@ -270,7 +281,8 @@ class Engine:
         """Yield the vector ``[1, n_embd]`` of a text that takes several runs, and None after each
         earlier run.
         """
-        read, step = partial(self._read, "pooled", "n_parts"), self.max_tokens
+        read = partial(self._read, "pooled", "n_parts")
+        step = self.max_tokens
         pooled: list[np.ndarray] = []
         with closing(self._in_runs(ids, read, "embedding", lora)) as runs:
             for made in runs:
@@ -322,7 +334,8 @@ class Engine:
         with self.lock:
             with interrupts_held():
                 self.cache.match(seq, ids)
-            store, n = self.cache.store, 1
+            store = self.cache.store
+            n = 1
             while store is not None and n:
                 with interrupts_held():
                     n = store.fetch(seq, ids)
@@ -380,7 +393,8 @@ class Engine:
         self.beside()
         if not ready.run.late:
             return run()
-        first, end = ready.first_masked, len(ready.plan.steps)
+        first = ready.first_masked
+        end = len(ready.plan.steps)
         if not run(range(first)):
             return False
         ready.run.write_late()
@@ -401,7 +415,9 @@ class Engine:
         """Check a batch's sizes and ids; return its plan."""
         if self._closed:
             raise TreadleError("the model is closed")
-        n_tokens, n_outputs, seqs = 0, 0, set()
+        n_tokens = 0
+        n_outputs = 0
+        seqs = set()
         # always with adapters, so that results are bit-identical
         adapted = self.deterministic and self._adapted is not None
         for seq, ids, n_wanted, *_ in parts:
@@ -411,7 +427,8 @@ class Engine:
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
             self.check_ids(ids)
-            n_tokens, n_outputs = n_tokens + n, n_outputs + n_wanted
+            n_tokens = n_tokens + n
+            n_outputs = n_outputs + n_wanted
             adapted = adapted or bool(seq.lora)
             seqs.add(id(seq))
         if len(seqs) < len(parts):
@@ -454,7 +471,8 @@ class Engine:
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         if self.watch is not None:
             self.watch(parts, ready)
-        at, n = ready.plan.offsets[ready.plan.outputs["top"]], ready.run["n_sampled"]
+        at = ready.plan.offsets[ready.plan.outputs["top"]]
+        n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
         looks = [part.looks for part in parts for _ in range(part.n_outputs)]
         rows = LogitsBatch(self._logits(ready), data, looks, self.lock)

@@ -27,7 +27,8 @@ class TopLogits:
     __slots__ = ("_at", "_data")
 
     def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
+        self._data = data
+        self._at = at
 
     @property
     def first(self) -> tuple[float, int]:
@@ -64,7 +65,8 @@ class LogitsRow:
     def __init__(
         self, rows: LogitsBatch, index: int, tops: list[TopLogits], looks: tuple[LogitsQuery, ...]
     ) -> None:
-        self._rows, self._index = rows, index
+        self._rows = rows
+        self._index = index
         self.top = tops[-1] if tops else None
         self.raw = tops[0] if tops and looks[0].total and looks[0].mask is None else None
 
@@ -89,8 +91,11 @@ class LogitsBatch:
         looks: Ids[tuple[LogitsQuery, ...]],
         lock: AbstractContextManager[object],
     ) -> None:
-        self._read, self._lock = read, lock  # the engine's
-        self._data, self._looks = data, looks
+        # the engine's
+        self._read = read
+        self._lock = lock
+        self._data = data
+        self._looks = looks
         self._kept: npt.NDArray[np.float32] | None = None
 
     def __iter__(self) -> Iterator[LogitsRow]:

@@ -19,13 +19,15 @@ class PreparedPlan:
     """A prepared plan of one engine, with the inputs of its runs."""
 
     def __init__(self, plan: Plan, run: RunInputs) -> None:
-        self.plan, self.run = plan, run
+        self.plan = plan
+        self.run = run
         masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, TopLogitsKernel))
         self.first_masked = next(masked, len(plan.steps))
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""
-        self.program, self.arena = device.ready(self.plan, arena, self.run.memory), arena
+        self.program = device.ready(self.plan, arena, self.run.memory)
+        self.arena = arena
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
         """Return a buffer's first rows, float32 ``[n, columns]``; see ``DeviceMemory.read``."""
@@ -35,7 +37,9 @@ class PreparedPlan:
         """Return a function that reads the same later, even if the plan is moved to another
         arena.
         """
-        arena, at, row_bytes = self.arena, self.plan.offsets[buffer], buffer.row_bytes
+        arena = self.arena
+        at = self.plan.offsets[buffer]
+        row_bytes = buffer.row_bytes
         return lambda: np.ndarray(
             (n, columns), np.float32, arena.read(at, n * row_bytes), 0, (row_bytes, 4)
         )

@@ -49,7 +49,8 @@ class ReferenceModel:
     cut_off = False
 
     def __init__(self, engine: Engine, windows: TokenWindows) -> None:
-        self.n_vocab, self._first = engine.config.n_vocab, windows.first
+        self.n_vocab = engine.config.n_vocab
+        self._first = windows.first
         self._runs = _runs(engine, windows)
 
     def read(self, window: int, begin: int, end: int) -> Floats:
@@ -110,13 +111,16 @@ def measure(
             f"the vocabulary of the reference has {against.n_vocab} tokens, that of the model "
             f"{n_vocab}: their predictions cannot be compared"
         )
-    out, done, total = Scores(), 0, len(windows) * (windows.n_ctx - 1)
+    out = Scores()
+    done = 0
+    total = len(windows) * (windows.n_ctx - 1)
     with ThreadPoolExecutor(engine.device.n_threads, "perplexity") as pool:
         for piece, n_tokens, logits in _runs(engine, windows, as_written=as_written):
             done += n_tokens
             if piece is not None:
                 assert logits is not None
-                begin, end = piece.start - windows.first, piece.end - windows.first
+                begin = piece.start - windows.first
+                end = piece.end - windows.first
                 _score(out, logits, windows, piece.window, slice(begin, end), against, pool)
                 if save is not None:
                     save(logits)

@@ -59,7 +59,9 @@ def compare(
     """
 
     def strip(begin: int, end: int) -> Comparison:
-        q, p, true = logits[begin:end], base[begin:end], targets[begin:end]
+        q = logits[begin:end]
+        p = base[begin:end]
+        true = targets[begin:end]
         q_norm = normalizer(q)
         top = np.zeros(len(p), np.float32) if cut_off else p.max(-1)
         share = np.exp(p - top[:, None])  # probabilities, up to a factor

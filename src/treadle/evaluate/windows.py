@@ -99,7 +99,8 @@ def schedule(
     A run returns few rows of logits, and throughput grows with its tokens: so the scored chunk of
     one window runs together with the prefill of the next.
     """
-    n_run, first = windows.n_ctx - 1, windows.first
+    n_run = windows.n_ctx - 1
+    first = windows.first
     per = min(max_outputs, max_tokens)
     n_pieces = -(-(n_run - first) // per)
     beside = min(-(-first // n_pieces), max_tokens - per)  # tokens of the next window in each run

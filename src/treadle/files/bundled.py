@@ -24,8 +24,10 @@ from treadle.errors import FileError, UnsupportedError
 # A multiple of every page size, and of Windows' allocation granularity for mappings.
 START = 1 << 16
 SCRIPT = b"#!"
-FIRST_LINE, COMMENT = b"#!/bin/sh\n", b"# "
-KEY, VERSION = "treadle_bundle", 1
+FIRST_LINE = b"#!/bin/sh\n"
+COMMENT = b"# "
+KEY = "treadle_bundle"
+VERSION = 1
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,9 @@ class GGUF:
 
     def close(self) -> None:
         """Close the files. A file stays mapped until the last view of it is dropped."""
-        self.metadata, self.tensors, self.closed = {}, {}, True
+        self.metadata = {}
+        self.tensors = {}
+        self.closed = True
         self._maps.close()
 
     def __enter__(self) -> GGUF:

@@ -56,7 +56,9 @@ class Header(FileReader):
     """Metadata and tensors of one mapped file. Raises FileError or UnsupportedError."""
 
     word = 8  # bytes of a count, a length or a dimension
-    min_kv, min_info = 13, 24  # bytes of the smallest metadata entry and tensor description
+    # bytes of the smallest metadata entry and tensor description
+    min_kv = 13
+    min_info = 24
     last_type = ValueType.FLOAT64
 
     def __init__(self, path: Path) -> None:
@@ -147,7 +149,8 @@ class Header(FileReader):
             raise UnsupportedError(f"{self.path}: {key}: an array of arrays: not supported")
         if kind is ValueType.STRING:
             return kind, self._strings(key, self.count(key, self.word, self.word))
-        n, start = self.count(key, DTYPES[kind].itemsize, self.word), self.at
+        n = self.count(key, DTYPES[kind].itemsize, self.word)
+        start = self.at
         self.at += n * DTYPES[kind].itemsize
         return kind, GGUFArray(kind, self.file, start, n, _NO_HEADS)
 
@@ -158,11 +161,13 @@ class Header(FileReader):
             what = f"string {e.index} of {n} does not end within the file"
             expected = f"at most {len(self.file) - e.offset} bytes with its length"
             raise self.error(what, e.offset, key, expected) from None
-        start, self.at = self.at, int(heads[-1])
+        start = self.at
+        self.at = int(heads[-1])
         return GGUFArray(ValueType.STRING, self.file, start, n, heads)
 
     def _alignment(self) -> int:
-        key, expected = "general.alignment", "a power of two below 2**32"
+        key = "general.alignment"
+        expected = "a power of two below 2**32"
         value = self.metadata.get(key, 32)
         if type(value) is not int or not 0 < value < 1 << 32 or value & (value - 1):
             raise FileError(f"is {value!r}", path=self.path, where=key, expected=expected)
@@ -199,9 +204,11 @@ class Header(FileReader):
 
     def _place(self, infos: list[_Info]) -> dict[str, Tensor]:
         """Build the tensors, checked to be aligned, inside the file and not overlapping."""
-        size, data_at = len(self.file), _align(self.at, self.alignment)
+        size = len(self.file)
+        data_at = _align(self.at, self.alignment)
         self.header_only = size <= data_at and any(info.n_bytes for info in infos)
-        end, before = 0, ""
+        end = 0
+        before = ""
         for info in sorted(infos, key=lambda info: (info.offset, info.n_bytes)):
             if info.offset % self.alignment:
                 expected = f"a multiple of {self.alignment}"
@@ -210,7 +217,8 @@ class Header(FileReader):
                 what = f"offset {info.offset} lies inside {before}"
                 raise self.error(what, info.at, info.name, f"at least {end}")
             if info.n_bytes:
-                end, before = info.offset + info.n_bytes, info.name
+                end = info.offset + info.n_bytes
+                before = info.name
             if not self.header_only:
                 self.check_inside(data_at + info.offset, info.n_bytes, info.name)
         # Some writers do not pad the last tensor; partial padding means a truncated file.
@@ -235,13 +243,15 @@ class Header(FileReader):
     # -- fields -------------------------------------------------------------------------
 
     def _name(self, what: str, most: int) -> str:
-        at, n = self.at, self.uint(what, self.word)
+        at = self.at
+        n = self.uint(what, self.word)
         if n > most:
             raise self.error(f"{n} bytes long", at, what, f"at most {most}")
         return self.text(n, what, at)
 
     def _value_type(self, key: str) -> ValueType:
-        at, number = self.at, self.uint(key)
+        at = self.at
+        number = self.uint(key)
         if number > self.last_type:
             raise self.error(f"value type {number}", at, key, f"0 to {self.last_type}")
         return ValueType(number)

@@ -28,7 +28,8 @@ class StringTooLong(Exception):
     """Raised if string ``index``, at byte ``offset``, extends past the end of the buffer."""
 
     def __init__(self, index: int, offset: int) -> None:
-        self.index, self.offset = index, offset
+        self.index = index
+        self.offset = offset
         super().__init__(f"string {index} at byte {offset}")
 
 
@@ -38,7 +39,10 @@ def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
     The caller has checked that ``8 * n`` bytes are left. Raises StringTooLong.
     """
     heads = np.empty(n + 1, np.int64)
-    i, pos, walk, searched = 0, start, 1, start
+    i = 0
+    pos = start
+    walk = 1
+    searched = start
     guesses = breaks = np.empty(0, np.int64)
     while i < n:
         if pos >= searched:
@@ -48,12 +52,14 @@ def string_heads(buffer: Bytes, start: int, n: int) -> Offsets:
         if j < len(guesses) and guesses[j] == pos:
             m = min(n - i, int(breaks[breaks.searchsorted(j)]) - j)
             heads[i : i + m] = guesses[j : j + m]
-            i, pos = i + m, int(guesses[j + m])
+            i = i + m
+            pos = int(guesses[j + m])
             if m > 8:
                 walk = 1
         stop = min(n, i + walk)
         pos = _walk(buffer, heads, i, stop, pos)
-        i, walk = stop, min(2 * walk, MAX_WALK)
+        i = stop
+        walk = min(2 * walk, MAX_WALK)
     heads[n] = pos
     return heads
 
@@ -79,7 +85,8 @@ def _guess(buffer: Bytes, lo: int, hi: int) -> tuple[Offsets, Offsets]:
 
 def _walk(buffer: Bytes, heads: Offsets, i: int, stop: int, pos: int) -> int:
     """Fill ``heads[i:stop]`` from ``pos``, string by string. Return the end of the last string."""
-    data, end = buffer.data, len(buffer)
+    data = buffer.data
+    end = len(buffer)
     for index in range(i, stop):
         heads[index] = pos
         after = pos + 8

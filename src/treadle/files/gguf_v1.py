@@ -19,7 +19,8 @@ class HeaderV1(Header):
 
     word = 4
     last_type = ValueType.ARRAY
-    min_kv, min_info = 9, 24
+    min_kv = 9
+    min_info = 24
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

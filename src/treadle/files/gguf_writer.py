@@ -74,7 +74,8 @@ class GGUFWriter:
         if key == "general.alignment":
             if not isinstance(value, int) or not 0 < value < 1 << 32 or value & (value - 1):
                 raise self._error(f"is {value!r}", key, "a power of two")
-            self._alignment, type = value, ValueType.UINT32
+            self._alignment = value
+            type = ValueType.UINT32
         try:
             self._metadata[key] = _encode(value, type)
         except (TypeError, ValueError, OverflowError, struct.error) as e:
@@ -120,7 +121,8 @@ class GGUFWriter:
         header = self._header()
         if self._tensors:
             header += bytes(-len(header) % self._alignment)
-        offsets, end = {}, len(header)
+        offsets = {}
+        end = len(header)
         for entry in self._tensors.values():
             offsets[entry.name] = end
             end += -(-entry.n_bytes // self._alignment) * self._alignment
@@ -217,7 +219,8 @@ def _infer(items: Sequence[Any] | npt.NDArray[Any], one: bool) -> ValueType:
     if all(isinstance(item, bool) for item in items):
         return ValueType.BOOL
     if all(isinstance(item, int) for item in items):
-        lo, hi = min(items), max(items)
+        lo = min(items)
+        hi = max(items)
         order = [ValueType.INT32, ValueType.UINT32, ValueType.INT64, ValueType.UINT64]
         if one and lo >= 0:
             order = [ValueType.UINT32, ValueType.UINT64]

@@ -28,7 +28,10 @@ class MetadataReader:
         prefix: str = "",
         missing: str = "is missing",
     ) -> None:
-        self.values, self.path, self.defaults, self.prefix = values, path, defaults or {}, prefix
+        self.values = values
+        self.path = path
+        self.defaults = defaults or {}
+        self.prefix = prefix
         self.missing = missing
 
     def error(self, key: str, found: str, expected: str | None = None) -> FileError:

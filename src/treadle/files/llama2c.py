@@ -108,7 +108,8 @@ class Llama2c(MappedReader):
         n_bytes = n + n // group * 4 if group else 4 * n
         self.check_inside(self._at, n_bytes, name if kept else "frequencies")
         if kept:
-            at, file = self._at, self.file
+            at = self._at
+            file = self.file
             self.tensors[name] = Llama2cTensor(name, shape, group, self.path, at, n_bytes, file)
         self._at += n_bytes
 
@@ -120,7 +121,8 @@ def read_header(head: bytes, path: Path) -> Header:
     """Return version (0: legacy), group size (0: f32), tied embeddings, and sizes, all checked."""
     version = group = at = 0
     if head[:4] == MAGIC:
-        version, at = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0], 8
+        version = struct.unpack_from("<i", head.ljust(8, b"\0"), 4)[0]
+        at = 8
         if version not in (1, 2):
             raise UnsupportedError(
                 f"{path}: llama2.c version {version} (treadle supports 0, 1 and 2)"

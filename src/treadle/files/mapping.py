@@ -51,7 +51,10 @@ class MappedFile(mmap.mmap):
         """
         found = _state(os.fstat(fd))
         self = super().__new__(cls, fd, n_bytes, access=mmap.ACCESS_READ, offset=start)
-        self.path, self.start, self._found, self._row = path, start, found, None
+        self.path = path
+        self.start = start
+        self._found = found
+        self._row = None
         self._begin = int(np.frombuffer(self, np.uint8).ctypes.data)
         self._enter()
         _mapped[next(_serial)] = self
@@ -121,7 +124,8 @@ class MappedFile(mmap.mmap):
             self._row = row
 
     def _leave(self) -> None:
-        row, self._row = self._row, None
+        row = self._row
+        self._row = None
         if row is not None:
             FAULTS[row] = (0, 0, 0)
             _freed.append(row)

@@ -69,7 +69,8 @@ class _Machine:
     """The pickle machine: stack, marks and memo."""
 
     def __init__(self, names: Names, persistent: Persistent) -> None:
-        self.names, self.persistent = names, persistent
+        self.names = names
+        self.persistent = persistent
         self.stack: list[Any] = []
         self.below: list[list[Any]] = []  # the stack under each mark
         self.memo: dict[int, Any] = {}

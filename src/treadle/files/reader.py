@@ -88,8 +88,10 @@ class FileReader(MappedReader):
 
     def count(self, where: str, item_bytes: int, n_bytes: int) -> int:
         """Read a count, ``n_bytes`` wide, of items that follow, of at least ``item_bytes`` each."""
-        at, n = self.at, self.uint(where, n_bytes)
-        left, need = len(self.file) - self.at, n * item_bytes
+        at = self.at
+        n = self.uint(where, n_bytes)
+        left = len(self.file) - self.at
+        need = n * item_bytes
         if need > left:
             what = f"cut short, or damaged: a count of {n}, but {left} bytes left"
             raise self.error(what, at, where, f"{need} bytes or more")

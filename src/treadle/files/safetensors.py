@@ -240,7 +240,9 @@ class _File(MappedReader):
             found = sorted(entry) if isinstance(entry, dict) else entry
             what = f"is described by {found!r:.100}"
             raise self.error(what, 8, name, "dtype, shape and data_offsets")
-        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype = entry["dtype"]
+        shape = entry["shape"]
+        offsets = entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise self.error(f"dtype {dtype!r:.60}", 8, name, f"one of {', '.join(DTYPES)}")
         if not _are_sizes(shape) or len(shape) > MAX_DIMS:
@@ -261,13 +263,15 @@ class _File(MappedReader):
 
     def _check_layout(self) -> None:
         """Raise FileError if tensors overlap or leave gaps."""
-        end, before = self._start, "the header"
+        end = self._start
+        before = "the header"
         for tensor in sorted(self.tensors.values(), key=lambda t: (t.offset, t.n_bytes)):
             if tensor.offset != end:
                 how = "lies inside" if tensor.offset < end else "leaves a gap after"
                 what = f"data_offsets begin at {tensor.offset - self._start}, which {how} {before}"
                 raise self.error(what, tensor.offset, tensor.name, str(end - self._start))
-            end, before = tensor.offset + tensor.n_bytes, tensor.name
+            end = tensor.offset + tensor.n_bytes
+            before = tensor.name
         if end != len(self.file):
             what = f"{len(self.file) - end} bytes after the last tensor"
             raise self.error(what, end, expected="the end of the file")

@@ -143,7 +143,8 @@ def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
     """Return ``unpack`` of codes 0..31 for blocks with ``qh`` at bit ``at``."""
 
     def unpack(k: Builder, field: Field) -> list[Val]:
-        head, lower = k.each(field("d", 8), 8, 2), nibbles(k, field)
+        head = k.each(field("d", 8), 8, 2)
+        lower = nibbles(k, field)
         fifths = (bit_spread(k, head, range(at + i, at + i + 16), 4) for i in (0, 16))
         return [low | fifth for low, fifth in zip(lower, fifths, strict=True)]
 

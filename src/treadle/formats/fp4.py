@@ -54,7 +54,8 @@ def best_scale(
     unit = np.abs(x).max(axis=-1, keepdims=True)
     unit = np.where(unit > 0, unit, np.float32(1))  # so that no square overflows
     weights = relative(weights, LEAST)
-    least, best = np.full(code.shape, np.inf), code
+    least = np.full(code.shape, np.inf)
+    best = code
     for move in moves:
         tried = (code.astype(np.int16) + np.int16(move)).clip(0, top).astype(np.uint8)
         d = scale(tried)[..., None]
@@ -145,7 +146,8 @@ NV_LAYOUT = np.dtype([("d", "u1", (4,)), ("qs", "u1", (32,))])
 def half_scales() -> F32Array:
     """Return [256]: half the value of each possible byte of ``d``."""
     code = np.arange(256)
-    exponent, mantissa = code >> 3 & 15, code & 7
+    exponent = code >> 3 & 15
+    mantissa = code & 7
     value = np.where(exponent > 0, mantissa + 8, mantissa) * 2.0 ** (np.maximum(exponent, 1) - 10)
     return np.where(code == 127, 0, value / 2).astype(np.float32)
 

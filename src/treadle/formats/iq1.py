@@ -95,7 +95,8 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 def write_s(out: Blocks, found: Any) -> None:
     """Write scales and codes into blocks."""
-    index, down = found.codes % DOWN, found.codes[:, ::4] // DOWN
+    index = found.codes % DOWN
+    down = found.codes[:, ::4] // DOWN
     out["qs"] = index & 255
     out["qh"] = join_words(index >> 8, 4, 3, "<u2")
     out["qh"] |= (found.steps | down.astype(np.uint8) << np.uint8(3)).astype(np.uint16) << 12

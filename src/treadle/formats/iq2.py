@@ -149,7 +149,8 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 def write_s(out: Blocks, found: Any) -> None:
     """Write scales, codes and signs into blocks."""
-    out["qs"], out["signs"] = found.codes & 255, found.signs
+    out["qs"] = found.codes & 255
+    out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 4, 2, "u1")
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 

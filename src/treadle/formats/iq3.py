@@ -43,7 +43,8 @@ def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> FormatCode
     largest scale any step; ``unit`` times the ladder's steps are odd numbers.
     """
     points = Nearest(grid, 16)
-    top, ends = grid.alphabet[-1], 1 / np.array(grid.alphabet)
+    top = grid.alphabet[-1]
+    ends = 1 / np.array(grid.alphabet)
     return FormatCoder(
         sub=32,
         ladder=ladder,
@@ -118,14 +119,16 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 def write_s(out: Blocks, found: Any) -> None:
     """Write scales, codes and signs into blocks."""
-    out["qs"], out["signs"] = found.codes & 255, found.signs
+    out["qs"] = found.codes & 255
+    out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 8, 1, "u1")
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
     """Return signed points, plus 16."""
-    qh, points = field("qh"), []
+    qh = field("qh")
+    points = []
     spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])
     high = spread.bits(u32 * 16)  # two per sub-block: for its even points and for its odd ones
     for i, low in enumerate(fours(k, field("qs"))):

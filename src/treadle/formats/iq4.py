@@ -120,7 +120,8 @@ def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
     """Return ``scale - 32`` of the 8 sub-blocks, and ``d``."""
     head = field("d", 8)
     n = head.ty.lanes // 8
-    words, halfs = head.bits(u32 * (2 * n)), head.bits(u16 * (4 * n))
+    words = head.bits(u32 * (2 * n))
+    halfs = head.bits(u16 * (4 * n))
     high, low = (repeat(k, v, 8) for v in k.evens(words, 1))  # d below the high bits
     low = (low >> k.const([*range(0, 32, 4)] * n, low.ty)) & 15
     high = (high >> k.const([*range(12, 28, 2)] * n, high.ty)) & 0x30

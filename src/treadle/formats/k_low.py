@@ -144,7 +144,8 @@ def read_3(blocks: Blocks) -> tuple[Any, ...]:
 
 def write_3(out: Blocks, found: Any) -> None:
     """Write scales and codes into blocks."""
-    scales, q = (found.sc + np.int8(32)).view(np.uint8), (found.q + np.int8(4)).view(np.uint8)
+    scales = (found.sc + np.int8(32)).view(np.uint8)
+    q = (found.q + np.int8(4)).view(np.uint8)
     out["scales"][:, :8] = join_bits(scales & np.uint8(15), 4, 8)
     out["scales"][:, 8:] = join_bits(scales >> np.uint8(4), 2, 4)
     out["qs"] = join_bits(q & np.uint8(3), 2, 32)
@@ -182,10 +183,13 @@ def six_bits_3(k: Builder, field: Field) -> Val:
     """Return ``sc`` of the 16 sub-blocks, as bytes."""
     packed = field("scales")
     n = packed.ty.lanes // 12
-    words, ty, blocks = packed.bits(u32 * (3 * n)), u32 * (4 * n), range(0, 3 * n, 3)
+    words = packed.bits(u32 * (3 * n))
+    ty = u32 * (4 * n)
+    blocks = range(0, 3 * n, 3)
     lower = k.shuffle(words, words, [b + i for b in blocks for i in (0, 1, 0, 1)])
     upper = k.shuffle(words, words, [b + 2 for b in blocks for _ in range(4)])
-    lower, upper = lower >> k.const([0, 0, 4, 4] * n, ty), upper >> k.const([0, 2, 4, 6] * n, ty)
+    lower = lower >> k.const([0, 0, 4, 4] * n, ty)
+    upper = upper >> k.const([0, 2, 4, 6] * n, ty)
     sc = (lower & 0x0F0F0F0F) | ((upper & 0x03030303) << 4)
     return sc.bits(u8 * (16 * n))
 

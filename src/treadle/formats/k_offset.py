@@ -74,7 +74,8 @@ def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
 class OffsetStrip(KSearch):
     """The search over one strip of super-blocks with minimums."""
 
-    beside, beside_steps = BESIDE, (0,)
+    beside = BESIDE
+    beside_steps = (0,)
 
     def __init__(self, how: OffsetSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
@@ -103,7 +104,8 @@ class OffsetStrip(KSearch):
         """Yield starts from several scales near those that fit the largest sub-blocks."""
         c = self.c
         scale, low = self.fit()
-        scale_max, low_max = c.largest(scale), c.largest(low)
+        scale_max = c.largest(scale)
+        low_max = c.largest(low)
         for i, j in self.how.starts:
             d = wide_f16(scale_max, self.how.top - i)
             dmin = wide_f16(low_max, self.how.top - j)
@@ -121,13 +123,16 @@ class OffsetStrip(KSearch):
 
     def polish(self, best: KSearchState) -> KSearchState:
         """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
-        c, top = self.c, self.how.top
-        fitted, integers = self.refit(best), best.integers
+        c = self.c
+        top = self.how.top
+        fitted = self.refit(best)
+        integers = best.integers
         largest = [c.largest(a) for a in integers]
         for _ in range(2):
             for at in (0, 1):  # the scale, then the minimum
                 for i in range(top // 2, top + 1):
-                    scales, tried = list(best.scales), list(best.integers)
+                    scales = list(best.scales)
+                    tried = list(best.integers)
                     scales[at] = near_f16(fitted[at] * largest[at] / np.float32(i))
                     tried[at] = np.rint(
                         integers[at] * c.spread(np.float32(i) * inverse(largest[at]))
@@ -145,7 +150,9 @@ class OffsetStrip(KSearch):
         y = c.x - low  # at least 0: sums stay precise however far the weights are from 0
         yw = c.weighted(y).copy()
         sum_y = yw.sum(axis=0) * free
-        gain, slope, shift = np.zeros_like(low), np.zeros_like(low), np.zeros_like(low)
+        gain = np.zeros_like(low)
+        slope = np.zeros_like(low)
+        shift = np.zeros_like(low)
         for p, q in self.how.grid:
             np.multiply(y, unit * np.float32(self.how.levels + p + q), out=c.a)
             if p:
@@ -153,13 +160,16 @@ class OffsetStrip(KSearch):
             code = c.rounded(c.a, ZERO, self.levels)
             qy = c.dot(code, yw)
             weighted = c.weighted(code)
-            qw, qq = weighted.sum(axis=0) * free, c.dot(code, weighted)
+            qw = weighted.sum(axis=0) * free
+            qq = c.dot(code, weighted)
             # Normal equations of y = slope * code + shift; gain is the error that slope removes.
-            spread_q, spread_qy = qq * w - qw * qw, qy * w - qw * sum_y
+            spread_q = qq * w - qw * qw
+            spread_qy = qy * w - qw * sum_y
             s = spread_qy * inverse(spread_q)
             g = s * spread_qy
             more = g > gain * MORE
-            gain, slope = pick(more, g, gain), pick(more, s, slope)
+            gain = pick(more, g, gain)
+            slope = pick(more, s, slope)
             shift = pick(more, sum_y - s * qw, shift)
         return slope, np.maximum(-(low + shift / w), ZERO)
 
@@ -167,13 +177,15 @@ class OffsetStrip(KSearch):
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
         """Return the best state among integers ``steps`` away from these, for given f16 scales."""
-        c, (sc, m) = self.c, integers
+        c = self.c
+        (sc, m) = integers
         d_all, dmin_all = map(c.spread, scales)
         least: F32Array | None = None
         for i in steps:
             new_sc = np.minimum(np.maximum(sc + np.float32(i), ZERO), self.top)
             scale = or_huge(new_sc * d_all)
-            unit, square = ONE / scale, scale * scale
+            unit = ONE / scale
+            square = scale * scale
             in_steps = np.multiply(c.x, unit, out=c.b)
             for j in steps:
                 new_m = np.minimum(np.maximum(m + np.float32(j), ZERO), self.top)
@@ -181,11 +193,14 @@ class OffsetStrip(KSearch):
                 u = np.add(in_steps, low * unit, out=c.a)
                 error = c.error(u, ZERO, self.levels) * square
                 if least is None:
-                    least, best_sc, best_m = error, new_sc, new_m
+                    least = error
+                    best_sc = new_sc
+                    best_m = new_m
                 else:
                     less = error < least
                     least = np.minimum(error, least)
-                    best_sc, best_m = pick(less, new_sc, best_sc), pick(less, new_m, best_m)
+                    best_sc = pick(less, new_sc, best_sc)
+                    best_m = pick(less, new_m, best_m)
         assert least is not None
         return KSearchState(c.total(least), scales, (best_sc, best_m))
 
@@ -198,11 +213,13 @@ class OffsetStrip(KSearch):
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
         """Return unrounded d and dmin [n], by least squares from integers and codes."""
-        c, (sc, m) = self.c, state.integers
+        c = self.c
+        (sc, m) = state.integers
         code = self.codes(state)
         qx = c.dot(code, c.xw)
         weighted = c.weighted(code)
-        qw, qq = weighted.sum(axis=0), c.dot(code, weighted)
+        qw = weighted.sum(axis=0)
+        qq = c.dot(code, weighted)
         # Normal equations of x = d * (sc q) - dmin * m.
         sq_sq, sq_m, m_m, sq_x, m_x = (
             c.total(a).astype(np.float64)

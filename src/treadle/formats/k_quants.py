@@ -44,7 +44,8 @@ Q4_SEARCH = OffsetSearch(
 
 def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
     """Unpack bytes [..., 12] to scales [..., 8] and minimums [..., 8], all below 64."""
-    first, nibbles = packed[..., :8], packed[..., 8:]
+    first = packed[..., :8]
+    nibbles = packed[..., 8:]
     upper = first >> np.uint8(6) << np.uint8(4)
     first = first & np.uint8(63)
     scales = np.concatenate([first[..., :4], nibbles & np.uint8(15) | upper[..., :4]], axis=-1)
@@ -236,7 +237,8 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
     """Return codes 0..63. For each half of the block: the first eights of sub-blocks 0 to 3, their
     second eights, then those of sub-blocks 4 to 7.
     """
-    lower, upper = k.evens(field("ql"), 8), k.evens(field("qh"), 8)
+    lower = k.evens(field("ql"), 8)
+    upper = k.evens(field("qh"), 8)
     out = []
     for late in (0, 4):
         for nibbles, pairs in zip(lower, upper, strict=True):
@@ -251,7 +253,8 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
     """Return codes in order, 64 per vector."""
     out = []
     for half in (0, 1):
-        nibbles, pairs = field("ql", 64, 64 * half), field("qh", 32, 32 * half)
+        nibbles = field("ql", 64, 64 * half)
+        pairs = field("qh", 32, 32 * half)
         twice = k.concat(pairs, pairs)
         for late in (0, 4):
             high = bit_extract(k, twice, [late] * 4 + [late + 2] * 4, 2, 4)

@@ -45,7 +45,8 @@ class SuperBlockStrip:
     """
 
     def __init__(self, x: F32Array, weights: F32Array | None, n_sub: int) -> None:
-        self.n, self.n_sub = len(x), n_sub
+        self.n = len(x)
+        self.n_sub = n_sub
         self.length = x.shape[1] // n_sub
         self.x = self.columns(x)
         self.w = None if weights is None else self.columns(weights)
@@ -176,7 +177,8 @@ class KSearch:
     beside_steps: tuple[int, ...]  # moves of the integers tried with them
 
     def __init__(self, how: Any, columns: SuperBlockStrip) -> None:
-        self.how, self.c = how, columns
+        self.how = how
+        self.c = columns
 
     @classmethod
     def run(cls, how: Any, x: F32Array, weights: F32Array | None, reach: float) -> Any:

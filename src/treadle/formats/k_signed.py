@@ -64,7 +64,8 @@ class SignedSearch:
 class SignedStrip(KSearch):
     """The search over one strip of super-blocks without minimums."""
 
-    beside, beside_steps = ((-1,), (1,)), STEPS
+    beside = ((-1,), (1,))
+    beside_steps = STEPS
 
     def __init__(self, how: SignedSearch, columns: SuperBlockStrip) -> None:
         super().__init__(how, columns)
@@ -72,8 +73,10 @@ class SignedStrip(KSearch):
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
         """Yield starts from several scales near the one that fits the largest sub-block."""
-        c, scale = self.c, self.fit()
-        most, least = c.largest(scale), -c.largest(-scale)
+        c = self.c
+        scale = self.fit()
+        most = c.largest(scale)
+        least = -c.largest(-scale)
         # The largest scale becomes negative, because integers reach one further below 0.
         sign = np.where(most > -least, np.float32(-1), np.float32(1))
         reach = np.maximum(most, -least)
@@ -83,14 +86,16 @@ class SignedStrip(KSearch):
 
     def made(self, best: KSearchState) -> Signed:
         """Return the super-blocks, not yet packed."""
-        c, top = self.c, self.how.top
+        c = self.c
+        top = self.how.top
         q = c.rows(self.codes(best).astype(np.int8))
         sc = best.integers[0].clip(-top, top - 1).reshape(-1, c.n).T.astype(np.int8)
         return Signed(best.scales[0] + ZERO, sc, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
         """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
-        c, top = self.c, self.how.top
+        c = self.c
+        top = self.how.top
         (d,), (sc,) = self.refit(best), best.integers
         largest = c.largest(np.abs(sc))
         for i in range(top // 2, top + 1):
@@ -102,9 +107,11 @@ class SignedStrip(KSearch):
     def fit(self) -> F32Array:
         """Return each sub-block's best real scale, [n_sub * n]."""
         c = self.c
-        most, least = c.x.max(axis=0), c.x.min(axis=0)
+        most = c.x.max(axis=0)
+        least = c.x.min(axis=0)
         unit = -inverse(pick(most > -least, most, least))  # the largest magnitude becomes -1
-        gain, best = np.zeros_like(unit), np.zeros_like(unit)
+        gain = np.zeros_like(unit)
+        best = np.zeros_like(unit)
         # The first try maps it to -half: weights of one magnitude and sign are then exact.
         for code_of_largest in (float(self.how.half), *self.how.grid):
             rounded = np.multiply(c.x, unit * np.float32(code_of_largest), out=c.e)
@@ -112,18 +119,22 @@ class SignedStrip(KSearch):
             for sign in (1, -1):
                 lo, hi = (self.lo, self.hi) if sign > 0 else (-self.hi, -self.lo)
                 code = np.clip(rounded, lo, hi, out=c.a)
-                qx, qq = c.dot(code, c.xw), c.dot(code, c.weighted(code))
+                qx = c.dot(code, c.xw)
+                qq = c.dot(code, c.weighted(code))
                 s = qx * inverse(qq)
                 g = s * qx
                 more = g > gain * MORE
-                gain, best = pick(more, g, gain), pick(more, s * np.float32(sign), best)
+                gain = pick(more, g, gain)
+                best = pick(more, s * np.float32(sign), best)
         return best
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
         """Return the best state among integers ``steps`` away from these, for a given f16 scale."""
-        c, top, (sc,) = self.c, np.float32(self.how.top), integers
+        c = self.c
+        top = np.float32(self.how.top)
+        (sc,) = integers
         d_all = c.spread(scales[0])
         least: F32Array | None = None
         for i in steps:
@@ -132,7 +143,8 @@ class SignedStrip(KSearch):
             u = np.multiply(c.x, np.float32(1) / scale, out=c.a)
             error = c.error(u, self.lo, self.hi) * (scale * scale)
             if least is None:
-                least, best_sc = error, new
+                least = error
+                best_sc = new
             else:
                 best_sc = pick(error < least, new, best_sc)
                 least = np.minimum(error, least)
@@ -148,7 +160,8 @@ class SignedStrip(KSearch):
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
         """Return unrounded d [n], by least squares from integers and codes."""
-        c, (sc,) = self.c, state.integers
+        c = self.c
+        (sc,) = state.integers
         code = self.codes(state)
         sq_x = c.total(sc * c.dot(code, c.xw))
         sq_sq = c.total(sc * sc * c.dot(code, c.weighted(code)))

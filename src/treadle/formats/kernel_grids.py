@@ -32,7 +32,8 @@ def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: in
 
 def eights(k: Builder, codes: Val) -> list[Val]:
     """Return the first four codes of each 8 bytes, one per eight weights, in ORDER, as u64."""
-    n, none = codes.ty.lanes // 8, [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
+    n = codes.ty.lanes // 8
+    none = [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
     out = []
     for i in range(4):
         alone = [at for word in range(8) for at in (word * n + i, *none)]

@@ -116,7 +116,8 @@ def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
     """
     out = np.empty(x.shape[:-1], layout)
     top = np.float32((1 << bits) - 1)
-    low, high = x.min(-1), x.max(-1)
+    low = x.min(-1)
+    high = x.max(-1)
     with np.errstate(all="ignore"):  # NaN and infinities make their block invalid
         negative = np.abs(low) > np.abs(high)
         d = np.maximum((high - low) / top, np.float32(LEAST))
@@ -167,7 +168,9 @@ def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
     within 16 bytes, which takes one instruction per vector if registers have 128-bit lanes.
     """
     qs = field("qs")
-    low, high, n = qs & 15, qs >> 4, qs.ty.lanes
+    low = qs & 15
+    high = qs >> 4
+    n = qs.ty.lanes
     return [
         k.shuffle(
             low,
@@ -193,7 +196,8 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
         if bits == 8:
             return [qs]
         words = four_by_four(k, qs, bits)
-        pair, one = (1 << 2 * bits) - 1, (1 << bits) - 1
+        pair = (1 << 2 * bits) - 1
+        one = (1 << bits) - 1
         words = (words & pair) | ((words << (16 - 2 * bits)) & (pair << 16))
         words = (words & one * 0x10001) | ((words << (8 - bits)) & one * 0x1000100)
         return [words.bits(u8 * (4 * words.ty.lanes))]
@@ -208,7 +212,9 @@ def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
     bytes across 16-byte lanes one by one.
     """
     pitch = bits * RUN // 8  # bytes of RUN codes
-    dwords_at, order, shifts = [], [], []
+    dwords_at = []
+    order = []
+    shifts = []
     for run in range(qs.ty.lanes // pitch):
         first, skip = divmod(run * pitch, 4)
         last = (run * pitch + pitch - 1) // 4

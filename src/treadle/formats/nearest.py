@@ -70,7 +70,8 @@ class Nearest:
 
     def cell(self, u: F32Array, n: int) -> Index:
         """Return cell numbers [n], below ``n ** dim``, of float32 [n, dim]."""
-        low, high = self.grid.alphabet[0], self.grid.alphabet[-1]
+        low = self.grid.alphabet[0]
+        high = self.grid.alphabet[-1]
         pitch = (high - low) / (n - 1)
         at = u * np.float32(1 / pitch)
         at += np.float32(0.5 - low / pitch)  # plus a half, so that the truncating cast rounds
@@ -138,5 +139,6 @@ def number(digits: npt.NDArray[np.uint8], base: int) -> npt.NDArray[Any]:
     while bits < 8 * dim:
         mask = np.uint64(sum(((1 << bits) - 1) << i for i in range(0, 8 * dim, 2 * bits)))
         word = (word & mask) + (word >> np.uint64(bits) & mask) * np.uint64(base)
-        bits, base = 2 * bits, base * base
+        bits = 2 * bits
+        base = base * base
     return word.astype(np.intp)

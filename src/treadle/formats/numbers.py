@@ -112,7 +112,8 @@ def searched(
         if weights is not None:
             weights = np.ascontiguousarray(np.broadcast_to(weights, x.shape))
             weights = weights.reshape(-1, x.shape[-1])
-        found, flat = find(x.reshape(-1, x.shape[-1]), weights, search), out.reshape(-1)
+        found = find(x.reshape(-1, x.shape[-1]), weights, search)
+        flat = out.reshape(-1)
         for name in {"d", "dmin", "m"} & set(layout.names or ()):
             flat[name] = to_f16(getattr(found, name))
         write(flat, found)
@@ -134,7 +135,8 @@ def one_scale(
     weighted: Weighted | None = None,
 ) -> Format:
     """Return a format whose blocks have one scale: see ``with_scale`` and ``searched``."""
-    dequantize, quantize = with_scale(read, offset), searched(layout, search, write, weighted)
+    dequantize = with_scale(read, offset)
+    quantize = searched(layout, search, write, weighted)
     made = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
     if weighted is None:
         return made
@@ -154,6 +156,7 @@ def super_blocks(
     """Return a format of 256 weights in sub-blocks with a step each: see ``with_steps``,
     ``searched``. ``search.run`` is the search.
     """
-    dequantize, quantize = with_steps(read, scale), searched(layout, search.run, write)
+    dequantize = with_steps(read, scale)
+    quantize = searched(layout, search.run, write)
     made = Format(name, ggml_id, 256, layout, dequantize, quantize, "q8", codes)
     return replace(made, search=search, aware=True)

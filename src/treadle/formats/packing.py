@@ -32,7 +32,8 @@ def join_bits(codes: npt.NDArray[Any], bits: int, run: int) -> U8Array:
     """Pack codes [..., n] below ``1 << bits`` into bytes [..., n * bits // 8]; inverse of
     ``split_bits``.
     """
-    n, each = codes.shape[-1], 8 // bits
+    n = codes.shape[-1]
+    each = 8 // bits
     width = gcd(run, 8)  # bytes shifted as one integer: no code crosses a byte
     wide = np.ascontiguousarray(codes, np.uint8).view(f"u{width}")
     groups = wide.reshape(*codes.shape[:-1], n // (run * each), each, run // width)

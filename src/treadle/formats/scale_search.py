@@ -79,7 +79,8 @@ class FormatCoder:
         signs = np.zeros((len(x), 0), np.uint8)
         if self.signs:
             x, signs = take_off(x, weights, even=self.signs == "even")
-        strips, step = [], SEARCHED_WEIGHTS // x.shape[1]
+        strips = []
+        step = SEARCHED_WEIGHTS // x.shape[1]
         for i in range(0, len(x), step):
             w = None if weights is None else weights[i : i + step]
             with np.errstate(all="ignore"):
@@ -120,7 +121,8 @@ class ScaleSearch:
         exponent: npt.NDArray[np.int32],
         coder: FormatCoder,
     ) -> None:
-        self.coder, self.exponent = coder, exponent
+        self.coder = coder
+        self.exponent = exponent
         self.shape = len(x), x.shape[1] // coder.sub  # n, sub-blocks
         self.x = x.reshape(-1, coder.sub)
         self.w = None if weights is None else weights.reshape(self.x.shape)
@@ -149,7 +151,8 @@ class ScaleSearch:
         best = np.zeros(len(self.x))
         for share in self.coder.scales:
             y = self.encode((reach * share)[:, None], careful=False)[1]
-            xy, yy = self.dot(self.x, y), self.dot(y, y)
+            xy = self.dot(self.x, y)
+            yy = self.dot(y, y)
             scale = np.where(yy > 0, xy / yy, 0)
             gain = scale * xy
             if self.shape[1] == 1:  # one sub-block: the scale is d itself, so its rounding counts

@@ -76,16 +76,19 @@ def front(k: Builder, v: Val) -> Val:
     """Return the first digit of each byte: ``v * 3 >> 8``, by two comparisons, since the product
     does not fit a byte.
     """
-    one, two = k.const(1, v.ty), k.const(2, v.ty)
+    one = k.const(1, v.ty)
+    two = k.const(2, v.ty)
     return k.select(v > 170, two, k.select(v > 85, one, k.zero(v.ty)))
 
 
 def unpack_thirds(k: Builder, field: Field) -> list[Val]:
     """Return codes 0..2, in order."""
-    qs, qh = field("qs"), field("qh")
+    qs = field("qs")
+    qh = field("qh")
     large, small = (k.shuffle(qs, qs, range(*at)) for at in ((0, 32), (32, 48)))
     large, small = (k.concat(v, v * 3) for v in (large, small))
-    large_9, small_9 = large * 9, small * 9
+    large_9 = large * 9
+    small_9 = small * 9
     large_81, small_81 = (k.split(v, v.ty.lanes // 2)[0] * 9 for v in (large_9, small_9))
     of_four = k.const([3**i for i in range(4) for _ in range(4)], u8 * 16)
     rest = k.shuffle(qh, qh, [0, 1, 2, 3] * 4) * of_four

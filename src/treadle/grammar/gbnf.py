@@ -202,7 +202,8 @@ class _Parser:
             self._at = token.end()
             return Special(token.group())
         if _NAME.match(self._text, self._at):
-            at, name = self._at, self._name()
+            at = self._at
+            name = self._name()
             self._used.setdefault(name, at)
             return RuleRef(name)
         return None

@@ -50,7 +50,8 @@ def spelling(x: float) -> str | None:
 
 def _spellings(x: float) -> Iterator[str]:
     yield repr(x)
-    sign, exact = "-" if x < 0 else "", Fraction(abs(x))
+    sign = "-" if x < 0 else ""
+    exact = Fraction(abs(x))
     first = math.floor(math.log10(abs(x))) - 18 if x else 0  # the power that leaves 19 digits
     for power in range(first, first + 8):
         whole = float(exact / Fraction(10) ** power)
@@ -64,8 +65,11 @@ def read(text: str) -> float:
     """Return the number that llguidance (serde_json) reads: infinity if it is too large."""
     found = _PARTS.fullmatch(text)
     assert found is not None
-    sign, before, behind = found[1], found[2], found[3] or ""
-    power, digits = int(found[4] or 0), 0
+    sign = found[1]
+    before = found[2]
+    behind = found[3] or ""
+    power = int(found[4] or 0)
+    digits = 0
     for place, digit in enumerate(before + behind):
         if digits * 10 + int(digit) >= MOST:  # digits that do not fit are dropped
             power += max(0, len(before) - place)
@@ -74,7 +78,8 @@ def read(text: str) -> float:
         power -= place >= len(before)
     value = float(digits)
     while value and power < -LARGEST_POWER:
-        value, power = value / 1e308, power + LARGEST_POWER
+        value = value / 1e308
+        power = power + LARGEST_POWER
     if value and power > LARGEST_POWER:
         return math.inf
     if value:

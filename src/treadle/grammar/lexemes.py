@@ -226,7 +226,8 @@ class Lexemes:
 
     def _key(self, state: int) -> Key | None:
         """Return what may follow a lexeme that ends here; None if none ends."""
-        calls, accepts = self._automaton.calls[state], self._automaton.accepts[state]
+        calls = self._automaton.calls[state]
+        accepts = self._automaton.accepts[state]
         if not (calls or accepts or self.breaking[state]):
             return None
         return accepts, tuple(calls), tuple(sorted(self.breaking[state]))

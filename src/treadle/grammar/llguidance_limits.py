@@ -20,10 +20,12 @@ MAX_DEPTH = 1000  # levels with references followed; llguidance's stack ends at 
 MAX_REMAINDERS = 100_000  # states of numbers that are multiples of something: some 2 s
 # llguidance's bounds of whole numbers have 64 bits. It negates them, so -(2**63) ends the process;
 # this is the next float64.
-LOWEST, HIGHEST = -(2**63) + 1024, 2**63 - 1
+LOWEST = -(2**63) + 1024
+HIGHEST = 2**63 - 1
 HIGHEST_FLOAT = 2**63 - 1024  # of other numbers: llguidance makes no regex of larger ones
 FLOAT_MAX = sys.float_info.max
-_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_LOWER = ("minimum", "exclusiveMinimum")
+_UPPER = ("maximum", "exclusiveMaximum")
 _BOUNDS = (_LOWER, _UPPER)
 NUMBERS = (*_LOWER, *_UPPER, "multipleOf")  # keywords of numbers
 LENGTHS = ("minLength", "maxLength")
@@ -101,7 +103,8 @@ class ReferencedSchemas:
 
 def _levels(part: Any) -> tuple[int, list[str]]:
     """Return the depth of a part, and its references. Definitions are entered only by reference."""
-    deepest, refs = 0, []
+    deepest = 0
+    refs = []
     waiting = [(part, 1)]
     while waiting:
         value, level = waiting.pop()

@@ -51,7 +51,8 @@ class Regexes:
             self._numbers[entry] = len(self._entries)
             self._entries.append(entry)
             empty = [self.is_empty[part] for part in self._parts(self._numbers[entry])]
-            some, every = any(empty) or (kind == "rep" and not parts[1]), all(empty)
+            some = any(empty) or (kind == "rep" and not parts[1])
+            every = all(empty)
             self.is_empty.append({"seq": every, "alt": some, "rep": some}.get(kind, False))
         return self._numbers[entry]
 
@@ -91,7 +92,8 @@ class Regexes:
             once = self._items(parts[0]) if kind == "rep" else []
             if kind != "rep" or left[-len(once) :] != once:
                 break
-            least, most = parts[1] + 1, parts[2] if parts[2] == ENDLESS else parts[2] + 1
+            least = parts[1] + 1
+            most = parts[2] if parts[2] == ENDLESS else parts[2] + 1
             left = left[: -len(once)]
             right = [self._number("rep", parts[0], least, most), *right[1:]]
         return left + right
@@ -214,8 +216,10 @@ class Regexes:
             depth = 1 + max((depths[part] for part in self._parts(regex)), default=0)
             simple = self._entries[regex][0] == "chars"
             if not simple and (uses[regex] > 1 or depth > MAX_NESTED):
-                text, depth = writer.terminal(text), 0
-            texts[regex], depths[regex] = text, depth
+                text = writer.terminal(text)
+                depth = 0
+            texts[regex] = text
+            depths[regex] = depth
         return [writer.terminal(texts[regex]) for regex in wanted]
 
     def _parts(self, regex: int) -> tuple[int, ...]:

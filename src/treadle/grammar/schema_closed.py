@@ -30,13 +30,15 @@ def in_other_words(schema: Mapping[str, Any], parts: ReferencedSchemas) -> Mappi
     """
     if "propertyNames" not in schema:
         return schema
-    names, others = _names_of(schema["propertyNames"], parts), dict(schema)
+    names = _names_of(schema["propertyNames"], parts)
+    others = dict(schema)
     del others["propertyNames"]
     if names is None or names.keys() <= {"type"}:
         return schema if names is None else others
     if "patternProperties" in schema or "unevaluatedProperties" in schema:
         return schema
-    known, rest = schema.get("properties", {}), schema.get("additionalProperties", True)
+    known = schema.get("properties", {})
+    rest = schema.get("additionalProperties", True)
     required = schema.get("required", [])
     if not isinstance(known, Mapping) or not isinstance(required, list | tuple):
         return schema
@@ -87,7 +89,8 @@ class ClosedObjects:
             return False
         if any(key in part for key in _OPEN):
             return False
-        required, least = part.get("required", ()), part.get("minProperties", 0)
+        required = part.get("required", ())
+        least = part.get("minProperties", 0)
         if not isinstance(required, list | tuple) or not isinstance(least, int):
             return False
         known = all(isinstance(name, str) and name in names for name in required)

@@ -37,7 +37,8 @@ class ImpossibleParts:
         """Whether a part allows nothing."""
         if not isinstance(schema, Mapping):
             return schema is False
-        ref, kind = schema.get("$ref"), schema.get("type")
+        ref = schema.get("$ref")
+        kind = schema.get("type")
         if schema.get("enum") == [] or (isinstance(ref, str) and self.at(ref)):
             return True
         if any(kind in kinds and _crossed(schema, *pair) for kinds, pair in _BOUNDS.items()):
@@ -46,12 +47,14 @@ class ImpossibleParts:
             each = schema.get(key)
             if isinstance(each, list) and each and enough(map(self.is_never, each)):
                 return True
-        names, properties = schema.get("required"), schema.get("properties")
+        names = schema.get("required")
+        properties = schema.get("properties")
         if kind != "object" or not isinstance(names, list) or not isinstance(properties, Mapping):
             return False
         return any(self.is_never(value) for name, value in properties.items() if name in names)
 
 
 def _crossed(schema: Mapping[str, Any], least: str, most: str) -> bool:
-    low, high = schema.get(least), schema.get(most)
+    low = schema.get(least)
+    high = schema.get(most)
     return isinstance(low, int | float) and isinstance(high, int | float) and low > high

@@ -61,7 +61,8 @@ class _Bytes:
             return ids
         at = n = 0
         while n < len(ids) and text.startswith(own := self.tokens[ids[n]], at):
-            at, n = at + len(own), n + 1
+            at = at + len(own)
+            n = n + 1
         rest = [self._of_byte.get(byte) for byte in text[at:]]
         return ids if None in rest else ids[:n] + [id for id in rest if id is not None]
 

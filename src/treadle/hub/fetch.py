@@ -262,7 +262,8 @@ def fetch_folder(
         elif files:
             what += f", nor {CONFIG} and safetensors (its files end in {', '.join(kinds)})"
         raise FileError(f"has {what}", path=str(name), expected="a repository of GGUF files")
-    n_bytes, n_free = sum(files[path] for path in weights), free_bytes() if to_run else None
+    n_bytes = sum(files[path] for path in weights)
+    n_free = free_bytes() if to_run else None
     wanted = [CONFIG, *(path for path in BESIDE if path in files), *weights]
     if n_free is not None and n_bytes + (1 << 30) > n_free:
         raise FileError(
@@ -281,7 +282,8 @@ def reporter(name: str, progress: ProgressCallback | None) -> Any:
 
     class Report:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_: Any) -> None:
-            self.total, self.n = total, initial
+            self.total = total
+            self.n = initial
             self.update(0)
 
         def update(self, n: float | None = 1) -> None:

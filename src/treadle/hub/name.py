@@ -64,5 +64,6 @@ def parse(ref: str) -> HubName:
         raise FileError("not the name of a model on the hub", path=ref, expected=FORMS)
     pasted = re.match(r"(?:blob|resolve|tree)/([^/]+)/?(.*)", path)  # a web page's address
     if pasted and not revision:
-        revision, path = "" if pasted[1] == "main" else pasted[1], pasted[2]
+        revision = "" if pasted[1] == "main" else pasted[1]
+        path = pasted[2]
     return HubName(f"{parts[0]}/{name}", path, revision or None, tag)

@@ -15,7 +15,8 @@ def _config(n: int) -> list[int]:
     from byte 48 each register's rows. a has ``n`` bytes a row, b ``n / 4`` rows; all others are
     full.
     """
-    columns, rows = [64] * 4 + [n] * 2 + [64] * 2, [16] * 6 + [n // 4] * 2
+    columns = [64] * 4 + [n] * 2 + [64] * 2
+    rows = [16] * 6 + [n // 4] * 2
     out = [1, *[0] * 63]
     for r in range(8):
         out[16 + 2 * r], out[48 + r] = columns[r], rows[r]

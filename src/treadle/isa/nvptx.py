@@ -16,7 +16,9 @@ from treadle.isa.isa import Isa, Simt, Tiles
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, bf16, f16, f32, i16, i32, i64, u32
 
-GLOBAL, SHARED = 1, 3  # LLVM's address spaces
+# LLVM's address spaces
+GLOBAL = 1
+SHARED = 3
 SREG = "llvm.nvvm.read.ptx.sreg"
 
 
@@ -49,7 +51,9 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     """``dp4a``."""
     n = acc.ty.lanes
     kind = "s" if w.ty.is_signed else "u"
-    codes, values, made = w.bits(i32 * n), x.bits(i32 * n), acc
+    codes = w.bits(i32 * n)
+    values = x.bits(i32 * n)
+    made = acc
     for i in range(n):
         each = [k.extract(v, i).ir for v in (codes, values, acc)]
         made = k.insert(made, k.call(f"llvm.nvvm.idp4a.{kind}.s", i32, each), i)
@@ -105,7 +109,8 @@ def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -
     if v.ty.lanes % 8:
         return portable.bit_extract(k, v, shift, width, to)
     mask = (((1 << width) - 1) << to) * 0x01010101
-    words, made = _words(v), _words(v)
+    words = _words(v)
+    made = _words(v)
     for i in range(words.ty.lanes):
         by = shift[i // 2 % len(shift)] - to
         word = k.extract(words, i)

@@ -15,8 +15,10 @@ from treadle.jit.types import Ty, f16, f32, i16, i32, i64, u8, u16, u32, u64
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     """Products fit i16 (255 * 127); neighbours are added in i32, twice."""
     n = w.ty.lanes
-    wide_w, wide_x = w.to(i16), x.to(i16)
-    even, odd = range(0, n, 2), range(1, n, 2)
+    wide_w = w.to(i16)
+    wide_x = x.to(i16)
+    even = range(0, n, 2)
+    odd = range(1, n, 2)
 
     def part(v: Val, lanes: range) -> Val:
         return k.shuffle(v, v, lanes).to(i32)
@@ -120,7 +122,8 @@ def reciprocal(k: Builder, x: Val) -> Val:
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:
     """Shift, then mask."""
-    lanes, mask = v.ty.lanes, ((1 << width) - 1) << to
+    lanes = v.ty.lanes
+    mask = ((1 << width) - 1) << to
     if len(set(shift)) == 1:
         by = shift[0] - to
         moved = v >> by if by > 0 else v << -by if by < 0 else v
@@ -206,7 +209,8 @@ def matrix_zero(k: Builder, r: int) -> None:
 def matrix_load(k: Builder, r: int, p: Val, stride: int) -> None:
     """Load row by row."""
     n = _BYTES.get(k, 64)
-    rows, dwords = (n // 4 if r >= 6 else 16), (n // 4 if r in (4, 5) else 16)
+    rows = n // 4 if r >= 6 else 16
+    dwords = n // 4 if r in (4, 5) else 16
     with k.loop(rows) as i:
         k.store(_row(k, r, i), k.load(p + i * stride, i32 * dwords))
 
@@ -225,9 +229,11 @@ def matrix_dots_bf16(k: Builder) -> None:
 
 def _dot_bf16(k: Builder, c: int, a: int, b: int) -> None:
     """Sum the even and the odd products apart, one row of b after the other."""
-    high, ty = 0xFFFF0000, f32 * 16
+    high = 0xFFFF0000
+    ty = f32 * 16
     with k.loop(16) as i:
-        even, odd = k.var(k.zero(ty)), k.var(k.zero(ty))
+        even = k.var(k.zero(ty))
+        odd = k.var(k.zero(ty))
         with k.loop(16) as j:
             x = k.splat(k.load(_row(k, a, i) + j * 4, u32), u32 * 16)
             w = k.load(_row(k, b, j), u32 * 16)

@@ -31,7 +31,8 @@ def dot4_vqdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     """``vqdot``, ``vqdotsu``: sums of four neighbours. LLVM's operation may add up any lanes; for
     RISC-V with this extension it becomes that instruction (a test checks it).
     """
-    n, wide = acc.ty.lanes, i32 * w.ty.lanes
+    n = acc.ty.lanes
+    wide = i32 * w.ty.lanes
     products = (w.to(i32) * x.to(i32)).ir
     name = f"llvm.vector.partial.reduce.add.{acc.ty.mangled}.{wide.mangled}"
     assert wide.lanes == 4 * n

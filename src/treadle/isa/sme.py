@@ -25,7 +25,9 @@ from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
 SME = "llvm.aarch64.sme"
 LENGTH = 512  # bits of a streaming vector
 SIDE = LENGTH // 32  # rows of a tile, and dwords in a row
-LEFT, RIGHT = 4, 6  # the first two operands, rows of a and of b
+# the first two operands, rows of a and of b
+LEFT = 4
+RIGHT = 6
 EVERY = 31  # a pattern of ``ptrue``: all lanes
 SLOT = 16  # bytes of a slot: an operand's address and its row stride
 
@@ -37,7 +39,8 @@ def _every_lane(k: Builder, lanes: int) -> Any:
 
 def _move(k: Builder, how: str, tile: int, p: Val, stride: Operand) -> None:
     """Load or store a tile's slices in order, from or to rows of memory."""
-    every, number = _every_lane(k, 4), k.const(tile, i32).ir
+    every = _every_lane(k, 4)
+    number = k.const(tile, i32).ir
     with k.loop(SIDE) as i:
         k.call(f"{SME}.{how}", None, [every, (p + i * stride).ir, number, i.to(i32).ir])
 
@@ -90,7 +93,8 @@ def dots_bf16(k: Builder) -> None:
     every = _every_lane(k, 8)
 
     def line(r: int, at: int) -> Any:
-        p, stride = k.load(_slot(k, r), ptr, align=8), k.load(_slot(k, r), i64, offset=8, align=8)
+        p = k.load(_slot(k, r), ptr, align=8)
+        stride = k.load(_slot(k, r), i64, offset=8, align=8)
         return k.load(p + stride * at, ty).ir
 
     for at in range(SIDE):

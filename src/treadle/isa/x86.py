@@ -67,7 +67,8 @@ def dot4_maddubs(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     if w.ty.is_signed or w_max <= MADDUBS_TOP:
         return widen_short(k, acc, short_dot(k, None, w, x))
     words = w.ty.lanes // 2
-    w, x = w.bits(u16 * words), x.bits(i16 * words)
+    w = w.bits(u16 * words)
+    x = x.bits(i16 * words)
     acc = dot2(k, acc, (w & 0xFF).bits(i16 * words), (x << 8) >> 8)
     return dot2(k, acc, (w >> 8).bits(i16 * words), x >> 8)
 
@@ -98,7 +99,8 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
     n = k.isa.lanes
     if x.ty.lanes % (2 * n):
         return portable.narrow_bf16(k, x)
-    parts, ty = k.split(x, n), bf16 * (2 * n)
+    parts = k.split(x, n)
+    ty = bf16 * (2 * n)
     name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * n}"
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return k.concat(*(k.call(name, ty, [b.ir, a.ir]).bits(i16 * (2 * n)) for a, b in pairs))

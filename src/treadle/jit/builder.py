@@ -168,7 +168,8 @@ class Builder(Spaces):
 
     def shuffle(self, a: Val, b: Val, mask: Sequence[int]) -> Val:
         """Pick lanes of ``a`` (0..) and ``b`` (lanes of a..) by ``mask``."""
-        index, ty = constant(i32 * len(mask), tuple(mask)), a.ty.scalar * len(mask)
+        index = constant(i32 * len(mask), tuple(mask))
+        ty = a.ty.scalar * len(mask)
         return Val(self, self.b.made(ty.ir, f"shufflevector {a.ir}, {b.ir}, {index}"), ty)
 
     def concat(self, *parts: Val) -> Val:
@@ -219,8 +220,10 @@ class Builder(Spaces):
         n = v.ty.lanes
         while n > 1:
             half = n // 2
-            low, high = self.shuffle(v, v, range(half)), self.shuffle(v, v, range(half, 2 * half))
-            v, n = op(low, high), half
+            low = self.shuffle(v, v, range(half))
+            high = self.shuffle(v, v, range(half, 2 * half))
+            v = op(low, high)
+            n = half
         return self.extract(v, 0)
 
     def sum(self, v: Val) -> Val:
@@ -261,7 +264,8 @@ class Builder(Spaces):
     @contextmanager
     def loop(self, stop: Operand, *, start: Operand = 0, step: Operand = 1) -> Iterator[Val]:
         """``for i in range(start, stop, step)`` at run time; yields ``i`` (i64)."""
-        stop_v, step_v = self.val(stop, i64), self.val(step, i64)
+        stop_v = self.val(stop, i64)
+        step_v = self.val(step, i64)
         index = self.var(self.val(start, i64))
         head, body, done = (self.label(n) for n in ("loop", "body", "done"))
         self.goto(head)
@@ -278,7 +282,8 @@ class Builder(Spaces):
     def shared_loop(self, stop: Operand, *, start: Operand = 0, step: int = 1) -> Iterator[Val]:
         """A ``loop`` with independent iterations: threads that share a work item split them."""
         if self.sharing:
-            start, step = self.val(start, i64) + self.sharing.me * step, step * self.sharing.n
+            start = self.val(start, i64) + self.sharing.me * step
+            step = step * self.sharing.n
         with self.loop(stop, start=start, step=step) as i:
             yield i
 
@@ -296,7 +301,8 @@ class Builder(Spaces):
     @contextmanager
     def if_(self, cond: Val) -> Iterator[None]:
         """Run the body where ``cond`` (a scalar bool) holds."""
-        body, after = self.label("if"), self.label("endif")
+        body = self.label("if")
+        after = self.label("endif")
         self.branch(cond, body, after)
         with self._within(body, after):
             yield

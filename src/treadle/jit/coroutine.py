@@ -34,7 +34,8 @@ class Coroutine(Builder):
         """
         token = self._intrinsic("id", TOKEN, [ir.zero(i32.ir), _NULL, _NULL, _NULL])
         size = Val(self, self._intrinsic("size.i64", i64.ir, []), i64)
-        small, enough = self.label("small"), self.label("enough")
+        small = self.label("small")
+        enough = self.label("enough")
         self.branch(size > room, small, enough)
         self.at(small)
         self.store(asked, size)
@@ -49,7 +50,8 @@ class Coroutine(Builder):
 
     def suspend(self) -> None:
         """Return to the caller; continue here when resumed."""
-        resumed, on = self._intrinsic("suspend", i8.ir, [_NONE, _FALSE]), self.label("on")
+        resumed = self._intrinsic("suspend", i8.ir, [_NONE, _FALSE])
+        on = self.label("on")
         self.b.end(f"switch {resumed}, {self._leave} [ i8 0, {on} ]")
         self.at(on)
 

@@ -10,7 +10,11 @@ import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
-VOID, POINTER, FLAG, BYTE, DWORD = "void", "ptr", "i1", "i8", "i32"
+VOID = "void"
+POINTER = "ptr"
+FLAG = "i1"
+BYTE = "i8"
+DWORD = "i32"
 Named = TypeVar("Named", "Global", "Function")
 CODES = {"half": "e", "float": "f", "double": "d"}  # ``struct`` format characters
 
@@ -21,7 +25,8 @@ class Operand:
     __slots__ = ("ref", "type")
 
     def __init__(self, ty: str, ref: str) -> None:
-        self.type, self.ref = ty, ref
+        self.type = ty
+        self.ref = ref
 
     def __str__(self) -> str:
         return f"{self.type} {self.ref}"
@@ -134,7 +139,10 @@ class Function(Operand):
         self, module: Module, name: str, ret: str, types: list[str], start: list[str]
     ) -> None:
         super().__init__(POINTER, f'@"{name}"')
-        self.module, self.name, self.ret, self.start = module, name, ret, start
+        self.module = module
+        self.name = name
+        self.ret = ret
+        self.start = start
         self.args = [Operand(ty, f"%a{i}") for i, ty in enumerate(types)]
         self.told = [""] * len(types)  # attributes of each argument
         self.attributes: list[str] = []
@@ -167,7 +175,8 @@ class BasicBlock:
     __slots__ = ("end", "lines", "name")
 
     def __init__(self, name: str) -> None:
-        self.name, self.end = name, ""
+        self.name = name
+        self.end = ""
         self.lines: list[str] = []
 
     def __str__(self) -> str:
@@ -189,7 +198,9 @@ class BlockWriter:
     """
 
     def __init__(self, function: Function, block: BasicBlock) -> None:
-        self.function, self.module, self.block = function, function.module, block
+        self.function = function
+        self.module = function.module
+        self.block = block
 
     def write(self, line: str) -> None:
         """Append an instruction without a result."""

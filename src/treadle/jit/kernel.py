@@ -92,7 +92,8 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
     Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM refuses the
     kernel.
     """
-    key, tally = isa_key(isa), tally or CompileStats()
+    key = isa_key(isa)
+    tally = tally or CompileStats()
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
         code = cache.read(spec.name, key)
@@ -100,7 +101,8 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
     except CacheError as error:
         if forbidden:
             raise
-        code, refusal = None, error
+        code = None
+        refusal = error
     if code is not None:
         tally.n_cached += 1
         return code

@@ -10,7 +10,8 @@ from treadle.jit.types import i32
 
 LOG2_E = 1.4426950408889634
 # ln 2 in two parts. The first has trailing zeros, so n * LN2_HIGH is exact for every n in range.
-LN2_HIGH, LN2_LOW = 0.693145751953125, 1.428606765330187e-06
+LN2_HIGH = 0.693145751953125
+LN2_LOW = 1.428606765330187e-06
 # e**r on |r| <= ln(2) / 2: the degree-6 polynomial with f32 coefficients, ending in r + 1, of least
 # relative error, 3.1e-9.
 EXP = (
@@ -23,7 +24,8 @@ EXP = (
     1.0,
 )
 # Above 127.5 ln 2 = 88.37 the exponent field of the power is that of infinity.
-EXP_MIN, EXP_MAX = -87.0, 89.0
+EXP_MIN = -87.0
+EXP_MAX = 89.0
 # 2**r on |r| <= 1/2: the degree-6 polynomial of least relative error, 1.9e-9.
 EXP2 = (
     0.0001534581242594868,
@@ -56,7 +58,8 @@ TAIL = (
     0.10375905781984329,
 )
 GELU_FAR = 1e6  # the tail probability is 0 beyond it
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+SWIGLU_ALPHA = 1.702
+SWIGLU_LIMIT = 7.0
 ATANH = tuple(2 / n for n in range(15, 0, -2))  # coefficients of s**14 to 1: 2 artanh(s) / s
 WHOLE = 12582912.0  # 1.5 * 2**23: adding it rounds a float to a whole number
 

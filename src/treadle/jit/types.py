@@ -79,8 +79,17 @@ class Ty:
         return f"{vector}{letter}{self.bits}"
 
 
-f16, bf16, f32, f64 = Ty("f", 16), Ty("bf", 16), Ty("f", 32), Ty("f", 64)
-i8, i16, i32, i64 = Ty("i", 8), Ty("i", 16), Ty("i", 32), Ty("i", 64)
-u8, u16, u32, u64 = Ty("u", 8), Ty("u", 16), Ty("u", 32), Ty("u", 64)
+f16 = Ty("f", 16)
+bf16 = Ty("bf", 16)
+f32 = Ty("f", 32)
+f64 = Ty("f", 64)
+i8 = Ty("i", 8)
+i16 = Ty("i", 16)
+i32 = Ty("i", 32)
+i64 = Ty("i", 64)
+u8 = Ty("u", 8)
+u16 = Ty("u", 16)
+u32 = Ty("u", 32)
+u64 = Ty("u", 64)
 boolean = Ty("bool", 1)
 ptr = Ty("ptr", 64)

@@ -82,7 +82,8 @@ def _reflected(op: Callable[[Val, Val], Val]) -> Binary:
 
 def _comparison(of_floats: str, signed: str, unsigned: str) -> Binary:
     def emit(self: Val, other: Operand) -> Val:
-        ty, to = self.ty, boolean.like(self.ty)
+        ty = self.ty
+        to = boolean.like(self.ty)
         integers = signed if ty.is_signed or ty == ptr else unsigned
         name = f"fcmp {of_floats}" if ty.is_float else f"icmp {integers}"
         line = f"{name} {self.ir}, {self._other(other).ref}"
@@ -99,7 +100,9 @@ class Val:
     __slots__ = ("ir", "k", "ty")
 
     def __init__(self, k: Emitter, value: ir.Operand, ty: Ty) -> None:
-        self.k, self.ir, self.ty = k, value, ty
+        self.k = k
+        self.ir = value
+        self.ty = ty
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -190,7 +193,9 @@ class Var:
     __slots__ = ("k", "slot", "ty")
 
     def __init__(self, k: Emitter, slot: ir.Operand, ty: Ty) -> None:
-        self.k, self.slot, self.ty = k, slot, ty
+        self.k = k
+        self.slot = slot
+        self.ty = ty
 
     @property
     def v(self) -> Val:

@@ -42,7 +42,8 @@ N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # products of parts for one product of 
 TOGETHER = 16  # tokens of an unscaled group that are written at once
 # 1.5 * 2**23. Floats of this size are whole numbers, so adding an integer of up to 22 bits to the
 # bits adds it to the value. MAGIC times a scale of up to 22 bits is exact.
-MAGIC, MAGIC_BITS = 12582912.0, 0x4B400000
+MAGIC = 12582912.0
+MAGIC_BITS = 0x4B400000
 OFFSET = 128  # zero point of the codes that ``comp`` is for
 # The largest q16 value of activations and of weights: SPAN products of two such values always sum
 # to less than 2**31.
@@ -123,7 +124,8 @@ class ActivationLayout:
 
     def write_ref(self, out: np.ndarray, x: np.ndarray) -> None:
         """Write f32 ``x [N, k]`` into the bytes ``out`` in this layout."""
-        n, g = x.shape[0], self.group
+        n = x.shape[0]
+        g = self.group
         if not n:
             return
         groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
@@ -158,7 +160,8 @@ class ActivationLayout:
 
     def dwords_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
         """Return the dwords of the first ``n`` tokens, i32 ``[n, KD]``."""
-        groups, per = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes), self.unit // DWORD
+        groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        per = self.unit // DWORD
         dwords = np.ascontiguousarray(groups[:, : self.d_off]).view(np.int32)
         dwords = dwords.reshape(-1, self.kd // per, self.group, per).transpose(0, 2, 1, 3)
         return np.ascontiguousarray(dwords).reshape(-1, self.kd)[:n]
@@ -167,7 +170,8 @@ class ActivationLayout:
         """Return the values of the first ``n`` tokens, float64 ``[n, k]``."""
         if not n:
             return np.zeros((0, self.k))
-        g, groups = self.group, buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        g = self.group
+        groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
         rows = self.dwords_ref(buffer, n)
         if self.kind == "f32":
             return rows.view(np.float32)[:, : self.k].astype(np.float64)
@@ -278,14 +282,16 @@ def emit_store(
     (vectors, in order), zeros past K. Other tokens are not changed. The blocks of a q16 span must
     be written in order: the last one writes the span.
     """
-    group, place = out + n // act.group * act.group_bytes, n % act.group
+    group = out + n // act.group * act.group_bytes
+    place = n % act.group
     if act.kind == "q16":
         _store_span(k, act, group, place, block, values_of(n), scratch)
         return
     if act.together == 1:
         _store_one(k, act, group, place, block, values_of(n))
         return
-    pitch, ty = 4 * DWORDS[act.kind], i32 * DWORDS["bf16"]
+    pitch = 4 * DWORDS[act.kind]
+    ty = i32 * DWORDS["bf16"]
     with k.loop(act.together) as t:
         for part, dwords in enumerate(_dwords(k, act.kind, values_of(n + t))):
             k.store(scratch + t * pitch, dwords, offset=part * ty.n_bytes)
@@ -353,8 +359,11 @@ def _store_span(
     """The same in q16: keep f32 values and their largest in ``scratch`` until the span's last
     block.
     """
-    per, last, ty = SPAN // BLOCK, -(-act.k // BLOCK) - 1, values[0].ty
-    top_at, here = scratch + 4 * SPAN, block % per
+    per = SPAN // BLOCK
+    last = -(-act.k // BLOCK) - 1
+    ty = values[0].ty
+    top_at = scratch + 4 * SPAN
+    here = block % per
     for i, v in enumerate(values):
         k.store(scratch + here * (4 * BLOCK), v, offset=i * ty.n_bytes)
     top = largest(k, values)

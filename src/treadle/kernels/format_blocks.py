@@ -91,7 +91,8 @@ def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[
     blocks (a power of two), or ``n_bytes`` of it from byte ``at``. Each ``run`` blocks are
     adjacent; 0: all of them.
     """
-    fmt, reach = blocks[0].fmt, k.isa.vector_bits // 8
+    fmt = blocks[0].fmt
+    reach = k.isa.vector_bits // 8
     size = fmt.dtype.itemsize
 
     def field(name: str, n_bytes: int = 0, at: int = 0) -> Val:
@@ -128,8 +129,10 @@ def ordered_codes(k: Builder, *blocks: BlockAddress) -> list[Val]:
 
 def codes_in_order(k: Builder, *blocks: BlockAddress) -> Val:
     """Return the codes of adjacent blocks in order, ``u8 * (n * block)``."""
-    fmt, codes = blocks[0].fmt, blocks[0].codes
-    parts, groups = unpack_codes(k, [*blocks]), codes.groups(fmt.block, len(blocks))
+    fmt = blocks[0].fmt
+    codes = blocks[0].codes
+    parts = unpack_codes(k, [*blocks])
+    groups = codes.groups(fmt.block, len(blocks))
     if len(parts) == 1:
         (whole,) = parts
     else:
@@ -172,7 +175,8 @@ def load_narrow(k: Builder, block: BlockAddress) -> list[Val]:
     """Return the weights of one block as bf16, ``i16 * 32`` each. The few distinct weights of a
     sub-block are narrowed, then looked up by code.
     """
-    codes, table_ty = block.codes, f32 * (WORDS // 2)
+    codes = block.codes
+    table_ty = f32 * (WORDS // 2)
     look_up = k.isa.lookup_words
     assert look_up is not None
     assert codes.words is not None
@@ -237,9 +241,11 @@ def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequ
         return load_scales(k, [at.block(i) for i in range(n)], field, lanes)
     first = at.parts[part]
     if (n - 1) * size + offset + 2 <= n_bytes <= n * size:
-        words, stride = k.load(first, i16 * (n_bytes // 2)), size
+        words = k.load(first, i16 * (n_bytes // 2))
+        stride = size
     else:  # the first 8 bytes of each block, where formats keep their scales
         heads = k.concat(*(k.load(first + i * size, u8 * 8) for i in range(n)))
-        words, stride = heads.bits(i16 * (4 * n)), 8
+        words = heads.bits(i16 * (4 * n))
+        stride = 8
     order = [(i * stride + offset) // 2 for i in lanes]
     return k.isa.widen_f16(k, k.shuffle(words, words, order).bits(f16 * len(order)))

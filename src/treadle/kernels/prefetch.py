@@ -8,7 +8,8 @@ from treadle.kernels.spec import LINE
 
 # Prefetch distances in bytes: far into the second-level cache, which has more outstanding misses
 # than the first; near into the first (``Neighbours``).
-FAR, NEAR = 32768, 8192
+FAR = 32768
+NEAR = 8192
 
 
 class Neighbours:
@@ -25,7 +26,8 @@ class Neighbours:
         """``n`` rows of ``n_blocks`` blocks, from the first of ``rows`` on. ``far``: prefetch in
         two steps, else only in the nearer one.
         """
-        self.k, self.rows = k, rows
+        self.k = k
+        self.rows = rows
         self.steps = ((FAR, 2),) * far + ((NEAR, 3),)
         self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]
 
@@ -54,7 +56,9 @@ class PrefetchRuns:
         self, k: Builder, rows: list[BlockAddress], n: Val, n_blocks: int, ahead: int
     ) -> None:
         """Each run has ``n`` rows of ``n_blocks`` blocks, from its row of ``rows`` on."""
-        self.k, self.rows, self.ahead = k, rows, ahead
+        self.k = k
+        self.rows = rows
+        self.ahead = ahead
         self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]
 
     def fetch(self, i: Val, n: int) -> None:

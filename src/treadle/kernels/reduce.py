@@ -25,7 +25,8 @@ def reduce_all(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val]) ->
             op(k.shuffle(a, b, lower), k.shuffle(a, b, upper))
             for a, b in zip(level[::2], level[1::2], strict=True)
         ]
-    whole, n = level[0], lanes // width
+    whole = level[0]
+    n = lanes // width
     while width > 1:
         width //= 2
         whole = op(whole, k.shuffle(whole, whole, [i ^ width for i in range(lanes)]))

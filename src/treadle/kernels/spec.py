@@ -165,8 +165,13 @@ class Frame:
     def __init__(
         self, k: Builder, spec: Spec, args: Val, run: Val, begin: Val, end: Val, scratch: Val
     ) -> None:
-        self.k, self.spec, self.args, self.block = k, spec, args, run
-        self.begin, self.end, self.scratch = begin, end, scratch
+        self.k = k
+        self.spec = spec
+        self.args = args
+        self.block = run
+        self.begin = begin
+        self.end = end
+        self.scratch = scratch
 
     def __getattr__(self, name: str) -> Val:
         found: Val = self.each(name)

@@ -15,7 +15,8 @@ def transpose(k: Builder, rows: list[Val], lanes: int) -> list[list[Val]]:
 
     Zipping row i with row i + n/2, log2(n) times over, is the perfect shuffle that transposes.
     """
-    n, columns = len(rows), rows[0].ty.lanes
+    n = len(rows)
+    columns = rows[0].ty.lanes
     if k.isa.halves and n == lanes == SQUARE and not columns % SQUARE:
         pieces = zip(*(k.split(row, SQUARE) for row in rows), strict=True)
         return [[column] for piece in pieces for column in _by_halves(k, piece)]

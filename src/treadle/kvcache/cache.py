@@ -51,7 +51,10 @@ class KVCache:
         n_batch: int = N_BATCH,
         kv_tokens: int | None = None,
     ) -> None:
-        self.kv, self.n_ctx, self.n_sequences, self.n_batch = kv, n_ctx, n_sequences, n_batch
+        self.kv = kv
+        self.n_ctx = n_ctx
+        self.n_sequences = n_sequences
+        self.n_batch = n_batch
         self.kv_tokens = min(kv_tokens, n_sequences * n_ctx) if kv_tokens else None
         pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
         if all(spec.window for spec in pools):
@@ -137,7 +140,8 @@ class KVCache:
         self.left.close()
         if self._retired is None or lora not in (None, self._retired.lora):
             return self.sequence((), lora)
-        seq, self._retired = self._retired, None
+        seq = self._retired
+        self._retired = None
         return seq
 
     def match(self, seq: Sequence, ids: Ids[int]) -> int:
@@ -145,7 +149,8 @@ class KVCache:
 
         Return its length. At least the last token is left to compute, so that there are logits.
         """
-        limit, own = len(ids) - 1, 0
+        limit = len(ids) - 1
+        own = 0
         while own < min(limit, len(seq.ids)) and seq.ids[own] == ids[own]:
             own += 1
         own = self.visible(seq, own)
@@ -190,7 +195,8 @@ class KVCache:
         """Replace the pages of ``seq`` by those of ``chain``."""
         seq.n_changes += 1
         for pool, pages in zip(self.pools, seq.pages, strict=True):
-            old, first = list(pages), pool.first_seen(len(chain) * PAGE)
+            old = list(pages)
+            first = pool.first_seen(len(chain) * PAGE)
             pages[:] = array("q", [GONE] * first)
             pages.extend(node.pages[pool.index] for node in chain[first:])
             for page in pages:
@@ -243,7 +249,9 @@ class KVCache:
         """
         if not self.states or seq.alone:
             return len(ids)
-        start, saved, held = len(seq.ids), last_saved(seq.nodes), len(seq.nodes) * PAGE
+        start = len(seq.ids)
+        saved = last_saved(seq.nodes)
+        held = len(seq.nodes) * PAGE
         last = (start + len(ids)) // PAGE * PAGE
         met = held + PAGE * self.tree.n_behind(seq.nodes, [*seq.ids[held:], *ids], seq.lora)
         if met > start and met - saved >= AGAIN:
@@ -275,7 +283,9 @@ class KVCache:
         if seq.slots and not self._has_state_room():
             raise self._no_room(self.states[0])
         slots = self.slots.fork(seq.slots) if seq.slots else []
-        lists, nodes, none = [p[:] for p in seq.pages], list(seq.nodes), [0] * len(seq.pages)
+        lists = [p[:] for p in seq.pages]
+        nodes = list(seq.nodes)
+        none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
@@ -319,7 +329,8 @@ class KVCache:
         """Pages that ``n`` more tokens need in each pool, or ``n_window`` in one with a window;
         ``first``: ignore pages of each pool before this one.
         """
-        old, wanted = len(seq.ids), []
+        old = len(seq.ids)
+        wanted = []
         for which, (pool, pages) in enumerate(zip(self.pools, seq.pages, strict=True)):
             held = max(len(pages), first[which] if first else 0)
             shared = len(pages) * PAGE > old and pool.holders[pages[-1]] > 1  # to be copied
@@ -347,10 +358,12 @@ class KVCache:
         return self.slots.room > 0
 
     def _no_room(self, cells: Pool | StatePool) -> NoRoomError:
-        room, cure = f"{self.n_sequences} x {self.n_ctx} tokens", "load with a larger n_sequences="
+        room = f"{self.n_sequences} x {self.n_ctx} tokens"
+        cure = "load with a larger n_sequences="
         if self.n_tokens < self.n_sequences * self.n_ctx:
             what = "tokens" if self.kv_tokens else "bytes"
-            room, cure = f"{self.n_tokens} tokens", f"raise kv_{what}="
+            room = f"{self.n_tokens} tokens"
+            cure = f"raise kv_{what}="
         return NoRoomError(
             f"the KV cache is full ({cells.const.name}: no free {cells.cell_name}; capacity "
             f"{room}): close a session, or {cure}"
@@ -362,7 +375,8 @@ class KVCache:
 
         Raises ContextFullError or NoRoomError, with nothing changed, if they do not fit.
         """
-        n, new = len(ids), len(seq.ids) + len(ids)
+        n = len(ids)
+        new = len(seq.ids) + len(ids)
         self.check_context(new)
         wanted = self._wanted(seq, n, n, first)
         if any(wanted) or not seq.ids:  # usually the last page has room

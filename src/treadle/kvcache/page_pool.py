@@ -31,7 +31,9 @@ class Cells:
     def __init__(
         self, device: Storage, name: str, layers: tuple[int, ...], layer_bytes: int, n: int
     ) -> None:
-        self._device, self.layers, self._layer_bytes = device, layers, layer_bytes
+        self._device = device
+        self.layers = layers
+        self._layer_bytes = layer_bytes
         self.cell_bytes = layer_bytes * len(layers)
         self.n_bytes = n * self.cell_bytes
         try:
@@ -104,10 +106,13 @@ def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> lis
 class Pool(Cells):
     """A pool of pages that sequences may share."""
 
-    what, cell_name = "keys and values", "page"
+    what = "keys and values"
+    cell_name = "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
-        self.index, self.window, self.causal = index, spec.window, spec.causal
+        self.index = index
+        self.window = spec.window
+        self.causal = spec.causal
         self.chunk = spec.window if spec.chunked else 0
         self.n_pages = n_pages
         self.layout = layout_of(spec, kv)
@@ -162,7 +167,8 @@ class Pool(Cells):
 class StatePool(Cells):
     """A pool of fixed-size states, in slots managed by ``StateSlots``."""
 
-    what, cell_name = "states", "state"
+    what = "states"
+    cell_name = "state"
 
     def __init__(self, device: Storage, spec: StateSpec, n: int) -> None:
         size = state_bytes(spec) // len(spec.layers)

@@ -46,7 +46,8 @@ def why_left(cache: KVCache, seq: Sequence, ids: Ids[int]) -> str:
     """Return the reason, a key of WHY, that ``seq`` holds no more of ``ids``, after
     ``KVCache.match`` and ``PageStore.fetch``.
     """
-    p, store = len(seq.ids) // PAGE, cache.store
+    p = len(seq.ids) // PAGE
+    store = cache.store
     page = tuple(ids[p * PAGE : (p + 1) * PAGE])
     if (p + 1) * PAGE >= len(ids):
         return "end"

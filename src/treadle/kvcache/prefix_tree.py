@@ -60,7 +60,8 @@ class PageTree:
 
     def __init__(self, pools: list[Pool], slots: StateSlots | None = None) -> None:
         self.slots = slots  # of states: a chain is usable only if its end has one
-        self.pools, self.windows = pools, [pool for pool in pools if pool.window]
+        self.pools = pools
+        self.windows = [pool for pool in pools if pool.window]
         self.root = PageNode(None, (), [])
         self.roots: dict[Lora, PageNode] = {(): self.root}  # keys and values differ with adapters
         self.marks: tuple[bytes, ...] = ()  # digests of the adapters
@@ -89,7 +90,8 @@ class PageTree:
         """
         node = self.roots.get(lora)
         chain: list[PageNode] = []
-        usable, gone = 0, {pool.index: -1 for pool in self.windows}
+        usable = 0
+        gone = {pool.index: -1 for pool in self.windows}
         for end in range(PAGE, limit + 1, PAGE):
             node = node.next.get(tuple(ids[end - PAGE : end])) if node else None
             if node is None:
@@ -105,9 +107,11 @@ class PageTree:
 
     def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
         """Return how many pages of ``ids`` follow a chain of nodes, even if their data is gone."""
-        node, n = nodes[-1] if nodes else self.root_of(lora), 0
+        node = nodes[-1] if nodes else self.root_of(lora)
+        n = 0
         while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
-            node, n = after, n + 1
+            node = after
+            n = n + 1
         return n
 
     def touch(self, pool: Pool, nodes: list[PageNode]) -> None:
@@ -154,7 +158,8 @@ class PageTree:
 
         A chain is evicted from its end; in a pool with a window from its start, and the rest stays.
         """
-        which, nodes = pool.index, self.kept.get(pool, self.leaves)
+        which = pool.index
+        nodes = self.kept.get(pool, self.leaves)
         node = next((n for n in nodes if pool.is_idle(n.pages[which])), None)
         if node is None:
             return False
@@ -168,9 +173,11 @@ class PageTree:
 
     def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
         """Free a sequence's cached pages, from its end back to the first that others use."""
-        node, p = self.root_of(lora), 0
+        node = self.root_of(lora)
+        p = 0
         while (after := node.next.get(tuple(ids[p * PAGE : (p + 1) * PAGE]))) is not None:
-            node, p = after, p + 1
+            node = after
+            p = p + 1
         while node.parent is not None and not node.next and self._is_idle(node):
             self.leaves.pop(node)
             self._remove(node)

@@ -15,7 +15,8 @@ from treadle.system import SYSTEM
 from treadle.system import machine as architecture
 
 SYS, PROC = Path("/sys"), Path("/proc")
-CGROUP, CPUS = SYS / "fs/cgroup", SYS / "devices/system/cpu"
+CGROUP = SYS / "fs/cgroup"
+CPUS = SYS / "devices/system/cpu"
 
 Bound = tuple[int, str]
 
@@ -28,7 +29,8 @@ def busy(shares: Sequence[float], so: str) -> str | None:
     """
     if min(shares, default=1.0) >= ENOUGH:
         return None
-    low, high = f"{min(shares):.0%}", f"{max(shares):.0%}"
+    low = f"{min(shares):.0%}"
+    high = f"{max(shares):.0%}"
     got = low if low == high else f"{low} to {high}"
     why = f"other programs are running{so}"
     return f"the threads got {got} of the processor time they asked for: {why}"
@@ -142,19 +144,19 @@ def read_text(path: Path) -> str:
 
 def clock_limits(cpu: int = 0, cpus: Path = CPUS) -> list[str]:
     """Return the reasons that keep a processor below its top clock, each with a fix."""
-    folder, limits = cpus / f"cpu{cpu}" / "cpufreq", []
+    folder = cpus / f"cpu{cpu}" / "cpufreq"
+    limits = []
     cure = "cpupower frequency-set -g performance"
     # Drivers that choose the clock by a preference; their usual governor is "powersave".
     by_preference = read_text(folder / "scaling_driver") in ("intel_pstate", "amd-pstate-epp")
-    governor, preference = (
-        governor_of(cpu, cpus),
-        read_text(folder / "energy_performance_preference"),
-    )
+    governor = governor_of(cpu, cpus)
+    preference = read_text(folder / "energy_performance_preference")
     if governor in ("powersave", "conservative") and not by_preference:
         limits.append(f"the frequency governor is {governor}: {cure}")
     if by_preference and "power" in preference.split("_"):
         limits.append(f"the energy preference is {preference}: {cure}")
-    top, cap = read_text(folder / "cpuinfo_max_freq"), read_text(folder / "scaling_max_freq")
+    top = read_text(folder / "cpuinfo_max_freq")
+    cap = read_text(folder / "scaling_max_freq")
     if top.isdigit() and cap.isdigit() and int(cap) < 0.95 * int(top):
         limits.append(
             f"the clock is capped at {int(cap) / 1e6:.1f} of {int(top) / 1e6:.1f} GHz: "

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config, Experts
 
-EMBEDDINGS, OUTPUT = "token_embd.weight", "output.weight"
+EMBEDDINGS = "token_embd.weight"
+OUTPUT = "output.weight"
 _EXPERTS = "exps."  # in the names of tensors with one matrix per expert
 _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 
@@ -43,7 +44,8 @@ def active(gguf: GGUF, config: Config) -> Active:
         layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
         if layer >= len(config.layers):
             continue
-        experts, share = config.layers[layer].experts, 1.0
+        experts = config.layers[layer].experts
+        share = 1.0
         if name in tables:
             share = 1 / tensor.shape[0]
         elif experts is not None and _EXPERTS in name and tensor.shape[0] in numbers_of(experts):

@@ -25,7 +25,9 @@ class ArchMetadata(keys.MetadataReader):
     """
 
     def __init__(self, gguf: GGUF, arch: str, lacking: Iterable[tuple[str, float]] = ()) -> None:
-        self.gguf, self.arch, prefix = gguf, arch, f"{arch}."
+        self.gguf = gguf
+        self.arch = arch
+        prefix = f"{arch}."
         own = {k.removeprefix(prefix): v for k, v in gguf.metadata.items() if k.startswith(prefix)}
         super().__init__(own, gguf.path, dict(lacking), prefix, "the key is missing")
 

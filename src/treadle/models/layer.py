@@ -29,7 +29,8 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
             last = half is halves[-1] and g.has(f"{gain}.weight")
-            before, x = x, g.add(x, h, gain=gain if last else "")
+            before = x
+            x = g.add(x, h, gain=gain if last else "")
             if g.has(f"blk.{i}.{half.behind}.weight"):
                 x = _norm(g, f"L{i}.{half.label}.sum_norm", x, f"blk.{i}.{half.behind}")
             if half.again and g.has(f"blk.{i}.{half.again}.weight"):

@@ -39,7 +39,8 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     scaling. ``warn``: log the tensors that are not used.
     """
     arch = _find_arch(gguf)
-    keys, graph = ArchMetadata(gguf, arch.name, arch.keys), GRAPHS[arch.graph]
+    keys = ArchMetadata(gguf, arch.name, arch.keys)
+    graph = GRAPHS[arch.graph]
     if not gguf.tensors:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
     for theirs, name in arch.names:

@@ -14,7 +14,8 @@ from treadle.errors import TreadleError, UnsupportedError
 
 Floats = npt.NDArray[np.float32]
 MOST_SCALE = 1e6
-EMBEDDINGS, TYPES = "token_embd.weight", "token_types.weight"
+EMBEDDINGS = "token_embd.weight"
+TYPES = "token_types.weight"
 
 
 @dataclass(frozen=True, eq=False)

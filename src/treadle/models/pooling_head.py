@@ -23,7 +23,8 @@ def dense_of(gguf: GGUF, n_embd: int) -> list[Floats]:
     """
     found = _read.get(gguf)
     if found is None:
-        found, width = [], n_embd
+        found = []
+        width = n_embd
         for name in DENSE:
             if (tensor := gguf.tensors.get(name)) is None:
                 continue

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "llama3", "longrope")
 FACTORS = "rope_freqs.weight"
-SHORT, LONG = "rope_factors_short.weight", "rope_factors_long.weight"
+SHORT = "rope_factors_short.weight"
+LONG = "rope_factors_long.weight"
 # treadle's own key for transformers' "dynamic" scaling, whose base grows with sequences longer than
 # the original context. GGUF has none; treadle then limits the context to the original one.
 DYNAMIC = "treadle.rope.dynamic"
@@ -94,9 +95,11 @@ class Rope:
             turns = self.n_ctx_orig / (n_turns * 2.0 * math.pi)
             return self.dims * math.log(turns) / (2.0 * math.log(self.base))
 
-        low, high = pair_of(self.yarn_beta_fast), pair_of(self.yarn_beta_slow)
+        low = pair_of(self.yarn_beta_fast)
+        high = pair_of(self.yarn_beta_slow)
         if self.yarn_truncate:
-            low, high = math.floor(low), math.ceil(high)
+            low = math.floor(low)
+            high = math.ceil(high)
         return max(0, low), min(self.dims - 1, high)
 
 
@@ -129,7 +132,8 @@ def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rop
     if (short is None) != (long is None) or (scaling == "longrope" and long is None):
         keys.fail("rope.scaling.type", f"is {scaling}", f"both {SHORT} and {LONG}")
     if scaling in ("none", "llama3", "longrope") or (scaling == "linear" and factor == 1.0):
-        scaling, factor = "none", 1.0
+        scaling = "none"
+        factor = 1.0
     n_factors = most // 2 if halved and factors else 0
     if factors and halved:
         factors = factors[: rope_dims // 2]

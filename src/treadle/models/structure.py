@@ -84,7 +84,8 @@ class LateConstants(dict[str, Made]):
 
     def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
         super().__init__(here)
-        self._package, self._late = package, late
+        self._package = package
+        self._late = late
 
     def __missing__(self, name: str) -> Made:
         module, _, constant = self._late[name].partition(".")
@@ -185,7 +186,8 @@ def needed_tensors(
     must be in every layer of all kinds, or in none; if named with "blk.N.", only that layer may
     lack it, and its bias.
     """
-    arch, rows = config.arch, list(graph.tensors(config))
+    arch = config.arch
+    rows = list(graph.tensors(config))
     some = {row.name for row, places in rows if any(name in names for name in places)}
     for row, places in rows:
         spare = row.name in arch.lacks and row.name not in some
@@ -210,7 +212,8 @@ def check_tensors(
     optional: set[str] = set()
     for row, name, shape in needed_tensors(graph, config, gguf.tensors):
         if name not in gguf.tensors:
-            what, expected = "the tensor is missing", f"shape {list(shape)}"
+            what = "the tensor is missing"
+            expected = f"shape {list(shape)}"
         elif _bare(gguf.tensors[name].shape) != _bare(shape):
             what = f"shape {list(gguf.tensors[name].shape)}"
             expected = f"{list(shape)} ({', '.join(row.shape)})"

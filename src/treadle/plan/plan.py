@@ -158,7 +158,8 @@ class Step:
             n_ops = round(n_ops * chance(rows - 1, self.used, others))
         for part in parts:
             more_bytes, more_ops = self.spec.history(*part) if part[1] in self.serves else (0, 0)
-            n_bytes, n_ops = n_bytes + more_bytes, n_ops + more_ops
+            n_bytes = n_bytes + more_bytes
+            n_ops = n_ops + more_ops
         return n_bytes, n_ops
 
 
@@ -231,7 +232,8 @@ class Plan:
         taken: list[set[tuple[int, int]]] = [set() for _ in self.steps]  # bytes in use at each step
         for buffer in sorted(spans, key=lambda b: -b.n_bytes):
             first, last = spans[buffer]
-            at, n_bytes = 0, buffer.n_bytes
+            at = 0
+            n_bytes = buffer.n_bytes
             for start, end in sorted(set().union(*taken[first : last + 1])):
                 if at < end and start < at + n_bytes:
                     at = end
@@ -271,7 +273,8 @@ class Plan:
             for b in spans:
                 if a is b or spans[a][1] < spans[b][0] or spans[b][1] < spans[a][0]:
                     continue
-                at, to = self.offsets[a], self.offsets[b]
+                at = self.offsets[a]
+                to = self.offsets[b]
                 apart = at + a.n_bytes <= to or to + b.n_bytes <= at
                 assert apart, f"{a.name} and {b.name} share memory while both live"
 

@@ -134,7 +134,8 @@ def of_cpu(here: Subject) -> Iterator[Told]:
     """Yield the relevant CPU features: used, unused (treadle has no row for them yet), and missing
     (each with its benefit).
     """
-    features, known = here.features, here.known
+    features = here.features
+    known = here.known
     used = frozenset().union(*(row.needs for row in runnable(features)))
     present = [name for name in known if name in features]
     yield "name", topology.cpu_name(here.proc)
@@ -159,7 +160,9 @@ def enabled_by(feature: str) -> str:
 
 def of_instructions(here: Subject) -> Iterator[Told]:
     """Yield the chosen row, the reason, and all rows that can run here."""
-    isa, best, able = here.isa, best_row(here.features), runnable(here.features)
+    isa = here.isa
+    best = best_row(here.features)
+    able = runnable(here.features)
     forced = os.environ.get("TREADLE_ISA")
     yield "chosen", isa.name
     if isa is not best:
@@ -202,7 +205,8 @@ def of_instructions(here: Subject) -> Iterator[Told]:
 
 def _lacking(here: Subject, best: Isa, elsewhere: str) -> Iterator[str]:
     """Yield the features that each row above the best needs in addition to earlier rows."""
-    rows, known = list(ROWS.values()), here.known
+    rows = list(ROWS.values())
+    known = here.known
     named: set[str] = set()
     for row in rows[rows.index(best) + 1 :]:
         lacking = sorted(row.needs - here.features - named)
@@ -231,7 +235,8 @@ def of_threads(here: Subject) -> Iterator[Told]:
     bounds = topology.thread_bounds(here.allowed, here.cpus, here.cgroup, here.proc)
     chosen, why = min(bounds, key=lambda bound: bound[0])
     yield "chosen", chosen
-    cores, fast = here.cores, here.fast
+    cores = here.cores
+    fast = here.fast
     siblings = max(map(len, cores.values()), default=1)
     if siblings > 1:
         yield (
@@ -266,7 +271,8 @@ def of_processors(here: Subject) -> Iterator[Told]:
     """Yield processor counts, the quota in processors, the governor, and the load (threads that
     wanted to run in the last minute).
     """
-    online, useful = topology.online(here.cpus), here.useful(here.allowed)
+    online = topology.online(here.cpus)
+    useful = here.useful(here.allowed)
     yield "online", len(online)
     yield "allowed", len(here.allowed)
     if useful < here.useful(online):
@@ -287,7 +293,8 @@ def of_processors(here: Subject) -> Iterator[Told]:
     yield "governor", topology.governor_of(here.allowed[0], here.cpus)
     limits = [limit for cpu in here.allowed for limit in topology.clock_limits(cpu, here.cpus)]
     yield from dict.fromkeys([*limits, *topology.power_limits(here.sys_root)])
-    stolen, load = topology.stolen_share(here.proc), topology.load_average(here.proc)
+    stolen = topology.stolen_share(here.proc)
+    load = topology.load_average(here.proc)
     yield "load", load
     if stolen > 1 - topology.ENOUGH:
         yield (

@@ -59,7 +59,8 @@ def spec_of(about: Mapping[str, Any]) -> Spec:
     """Return the spec that ``jit.kernel.about`` described. Raises CacheError if it is not a treadle
     kernel.
     """
-    module, kind = str(about.get("module")), str(about.get("spec"))
+    module = str(about.get("module"))
+    kind = str(about.get("spec"))
     found: Any = None
     if module.startswith("treadle."):
         with suppress(ImportError):  # reported below

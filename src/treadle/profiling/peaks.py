@@ -94,8 +94,12 @@ class DotPeakKernel(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        lanes, n_bytes = isa.lanes, isa.vector_bits // 8
-        w_at, x_at, out, rounds = frame.w, frame.x, frame.out, frame.rounds
+        lanes = isa.lanes
+        n_bytes = isa.vector_bits // 8
+        w_at = frame.w
+        x_at = frame.x
+        out = frame.out
+        rounds = frame.rounds
         w_ty, x_ty, sum_ty = self.types(lanes)
         with k.loop(frame.end, start=frame.begin) as item:
             sums = [k.var(k.zero(sum_ty)) for _ in range(self.mr * self.nr)]
@@ -136,7 +140,9 @@ class DotPeakKernel(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         """Run the numpy twin; bf16 operands are u16."""
-        w, x, out = args.w, args.x, args.out
+        w = args.w
+        x = args.x
+        out = args.out
         if self.act == "bf16":
             w, x = ((a.astype(np.uint32) << 16).view(np.float32) for a in (w, x))
         sums = (w.astype(np.float64) @ x.astype(np.float64).T).reshape(-1) * args.rounds
@@ -159,7 +165,10 @@ class MatrixDots(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        w, x, out, rounds = frame.w, frame.x, frame.out, frame.rounds
+        w = frame.w
+        x = frame.x
+        out = frame.out
+        rounds = frame.rounds
         matrix = isa.matrix
         assert matrix is not None, isa.name
         matrix.begin(k, frame.scratch)
@@ -202,8 +211,11 @@ class StreamReadKernel(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         """Emit the kernel."""
-        data, out, piece = frame.data, frame.out, frame.piece
-        ty, run = i32 * isa.lanes, piece // self.streams
+        data = frame.data
+        out = frame.out
+        piece = frame.piece
+        ty = i32 * isa.lanes
+        run = piece // self.streams
         per_line = max(1, LINE // ty.n_bytes)
         with k.loop(frame.end, start=frame.begin) as item:
             sums = [k.var(k.zero(ty)) for _ in range(max(4, self.streams))]
@@ -243,7 +255,8 @@ def measure_peaks(
             progress("measure", done, len(acts) + 1)
 
     try:
-        began, began_cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        began_cpu = time.process_time()
         for done, act in enumerate(acts):
             tell(done)
             rates[act] = _rate_of_dots(team, kernels[dots[act].name], dots[act], isa, seconds)
@@ -302,7 +315,8 @@ def _rate_of_dots(
     rng = np.random.default_rng(0)
     if isinstance(spec, MatrixDots):
         w, x = (operands("bf16", 2 * 16, 16, rng) for _ in range(2))
-        n_values, products = 4 * 16 * 16, 4 * 16 * 16 * 32
+        n_values = 4 * 16 * 16
+        products = 4 * 16 * 16 * 32
     else:
         w, x = (operands(spec.act, n, isa.lanes, rng) for n in (spec.mr, spec.nr))
         n_values = spec.mr * spec.nr
@@ -345,7 +359,8 @@ def buffer_bytes(
     cpus: Path = topology.CPUS, cgroup: Path = topology.CGROUP, proc: Path = topology.PROC
 ) -> int:
     """Return ``wanted_bytes``, or SHARE of the memory that this process may still use, if less."""
-    wanted, usable = wanted_bytes(cpus), usable_memory(cgroup, proc)
+    wanted = wanted_bytes(cpus)
+    usable = usable_memory(cgroup, proc)
     allowed = usable.free_bytes // SHARE if usable else wanted
     return max(PIECE, min(wanted, allowed) // PIECE * PIECE)
 
@@ -357,7 +372,8 @@ def _least_time(
     warm-up.
     """
     slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
-    packed, run = np.array(slots, np.int64), np.zeros(1, RUN_STATE)
+    packed = np.array(slots, np.int64)
+    run = np.zeros(1, RUN_STATE)
     step = np.zeros(1, STEP)
     step[0] = (kernel, packed.ctypes.data, n_items, 0, 1, 1)
     times: list[float] = []

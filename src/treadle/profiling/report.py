@@ -54,7 +54,8 @@ def of_cache(here: Subject) -> Iterator[Told]:
 
     ``problem``: why kernels are not cached. ``compiling``: whether new ones may be compiled.
     """
-    state, compiling = cache.state(), os.environ.get("TREADLE_NO_COMPILE") != "1"
+    state = cache.state()
+    compiling = os.environ.get("TREADLE_NO_COMPILE") != "1"
     yield "folder", state.folder
     yield "kernels", state.n_kernels
     yield "size_bytes", state.n_bytes
@@ -106,7 +107,8 @@ def of_model(here: Subject) -> Iterator[Told]:
     yield "size_bytes", size
     yield "in_memory_bytes", in_memory
     yield "in_huge_pages_bytes", huge
-    resident, files = in_memory or 0, " ".join(shlex.quote(str(path)) for path in model.files)
+    resident = in_memory or 0
+    files = " ".join(shlex.quote(str(path)) for path in model.files)
     if short := residence.shortage(model.files, here.cgroup, here.proc):
         yield (
             f"the model ({size / 2**30:.1f} GiB) is larger than the memory available for it "
@@ -146,7 +148,8 @@ def of_peaks(here: Subject) -> Iterator[Told]:
     ``read_from`` is "caches" if no larger buffer was available. ``processor_time_share`` is the
     share of processor time that the threads got.
     """
-    peaks, load = here.peaks, topology.load_average(here.proc)
+    peaks = here.peaks
+    load = topology.load_average(here.proc)
     if peaks is None:
         return
     yield "q8_ops_s", peaks.q8
@@ -166,7 +169,8 @@ def of_peaks(here: Subject) -> Iterator[Told]:
         yield "stream_bytes_s", peaks.stream_bytes_s
     yield "read_from", "memory" if peaks.from_memory else "caches"
     yield "read_buffer_bytes", peaks.buffer_bytes
-    wanted, usable = wanted_bytes(here.cpus), here.usable
+    wanted = wanted_bytes(here.cpus)
+    usable = here.usable
     if usable is not None and peaks.buffer_bytes < wanted:
         largest = topology.cache_bytes(here.cpus)
         follows = (

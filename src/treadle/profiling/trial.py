@@ -61,7 +61,11 @@ class KernelTrial:
         from treadle.jit.compile import Linker
 
         rng = np.random.default_rng(0)
-        self.fmt, self.isa, self.k, self.m, self.n_threads = fmt, isa, k, m, n_threads
+        self.fmt = fmt
+        self.isa = isa
+        self.k = k
+        self.m = m
+        self.n_threads = n_threads
         rows = fmt.quantize_rows(rng.standard_normal((m, k), np.float32))
         self._arrays = fmt.split(rows)  # of the tensor; contiguous in a copy
         self.weights = np.concatenate([array.reshape(-1) for array in self._arrays])
@@ -191,7 +195,8 @@ class KernelTrial:
 
     def _slots(self, spec: Matmul, n: int, copy: int, tokens: int) -> list[int]:
         """Return a kernel's arguments."""
-        at, weights = self._copies.address + copy * self._copy_bytes, []
+        at = self._copies.address + copy * self._copy_bytes
+        weights = []
         for array in self._arrays:
             weights.append(at)
             at += array.size
@@ -211,12 +216,14 @@ class KernelTrial:
         grid = Grid(strips, spec.count, tokens)
         first, second = np.array([self._slots(spec, n, copy, tokens) for copy in (0, 1)])
         args = first + np.outer(order, second - first)  # only the weights' addresses differ
-        run, steps = np.zeros(1, RUN_STATE), np.zeros(len(order), STEP)
+        run = np.zeros(1, RUN_STATE)
+        steps = np.zeros(len(order), STEP)
         run[spec.count] = n
         counted = int(run.ctypes.data) + run_offset(grid.count)
         steps[:] = (self._addresses[spec.name], 0, grid.base, counted, grid.per, 1)
         steps["args"] = int(args.ctypes.data) + args.strides[0] * np.arange(len(order))
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         began = self._clock()
         self._team.run(int(steps.ctypes.data), len(steps), int(run.ctypes.data))
         seconds = self._clock() - began
@@ -234,7 +241,9 @@ class KernelTrial:
         plain = replace(spec.layout(), group=1)
         if (plain, n) not in self._twins:
             y = np.full((n, self.stride), np.nan)
-            x, stride, w = self._input(spec.layout(), n), self.stride, [self._arrays]
+            x = self._input(spec.layout(), n)
+            stride = self.stride
+            w = [self._arrays]
             args = spec.args(x=x, y=y, stride=stride, w=w, rows=[self.m], column=[0])
             spec.run_ref(args, {spec.count: n})
             x = np.abs(spec.layout().read_ref(self._input(spec.layout(), n), n))
@@ -253,7 +262,8 @@ class KernelTrial:
         """Return how many additions in sequence a result may go through: of blocks where integers
         are summed, else of products.
         """
-        codes, n_blocks = self.fmt.codes, spec.layout().kb
+        codes = self.fmt.codes
+        n_blocks = spec.layout().kb
         if spec.act == "q16":
             return n_blocks + 16  # 16 for the blocks of gemv's spans, and its lanes
         if codes is None or not n_blocks:

@@ -141,7 +141,9 @@ def tune(
         starts.append((select.gemm(fmt, isa, k), n))
     if "gemv" in kernels:
         starts += [(select.gemv(fmt, isa, k, tokens), tokens) for tokens in GEMV_TOKENS]
-    sweeps, crossed, found = [], None, SHIPPED
+    sweeps = []
+    crossed = None
+    found = SHIPPED
     for start, tokens in starts:
         made = sweep(timer, start, isa, tokens, runs=runs, progress=tell)
         sweeps.append(made)
@@ -166,7 +168,8 @@ def sweep(
     its fields stay in use.
     """
     kernel = select.family(start)
-    made, title = Sweep(kernel, start.w, n), f"tuning {kernel} {start.w}, {n} tokens"
+    made = Sweep(kernel, start.w, n)
+    title = f"tuning {kernel} {start.w}, {n} tokens"
     for number, stage in enumerate(SWEPT[kernel]):
         seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
         known = {v.spec.name for v in made.variants}

@@ -94,7 +94,8 @@ class Recipe:
         """
         groups: dict[str, list[str]] = {}
         for target in self.targets:
-            fmt, name = target.encode, target.tensor.name
+            fmt = target.encode
+            name = target.tensor.name
             if fmt and fmt.block > 1 and not fmt.aware and name in imatrix.entries:
                 groups.setdefault(fmt.name, []).append(name)
         return groups
@@ -256,7 +257,8 @@ class _TensorRoles:
         n_head = _largest(meta, f"{arch}.attention.head_count", 1)
         n_head_kv = _largest(meta, f"{arch}.attention.head_count_kv", n_head)
         n_layer = _largest(meta, f"{arch}.block_count", 0)
-        self.n_layer, self.tied = n_layer, "output.weight" not in gguf.tensors
+        self.n_layer = n_layer
+        self.tied = "output.weight" not in gguf.tensors
         self.n_further = _largest(meta, f"{arch}.{NEXTN}", 0)
         self.block = format_by_name(mix.base).block
         self.model = TensorRole(
@@ -279,9 +281,12 @@ class _TensorRoles:
         self.attended = {layer: i for i, layer in enumerate(attended)}
 
     def __call__(self, tensor: Tensor) -> tuple[str, TensorRole]:
-        role, layer, n_layer = role_of(tensor.name), _layer(tensor.name), self.n_layer
+        role = role_of(tensor.name)
+        layer = _layer(tensor.name)
+        n_layer = self.n_layer
         if role == "attn_v":
-            layer, n_layer = self.attended[layer], len(self.attended)
+            layer = self.attended[layer]
+            n_layer = len(self.attended)
         if self.tied and tensor.name == "token_embd.weight":
             role = "output"  # tied embeddings
         return role, replace(

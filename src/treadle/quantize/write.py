@@ -136,7 +136,8 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
         return entries[name].weights() if name in entries else None
 
     def encode(entry: OutputTensor, rows: Bytes, begin: int) -> Bytes:
-        tensor, fmt = entry.tensor, entry.encode
+        tensor = entry.tensor
+        fmt = entry.encode
         assert fmt is not None
         x = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
         at = begin // tensor.row_bytes
@@ -162,7 +163,9 @@ def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
     """Return rows ``at`` to ``end`` of B A; the rows of several experts follow each other."""
     if b.ndim == 2:
         return b[at:end] @ a
-    m, first, last = b.shape[1], at // b.shape[1], (end - 1) // b.shape[1]
+    m = b.shape[1]
+    first = at // b.shape[1]
+    last = (end - 1) // b.shape[1]
     rows = [b[e, max(at - e * m, 0) : end - e * m] @ a[e] for e in range(first, last + 1)]
     return np.concatenate(rows)
 

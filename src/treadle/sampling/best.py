@@ -63,7 +63,8 @@ class BestCandidates:
     def __init__(
         self, c: Candidates, floor: np.float32, peak: float, rest: float, *, exact: bool
     ) -> None:
-        self.c, self.floor = c, floor
+        self.c = c
+        self.floor = floor
         self.exact = exact  # no other token precedes one of these, even with equal logits
         self.peak = peak  # the row's sum is relative to this logit
         self.rest = rest  # sum of exp(logit - peak) over the other tokens; NaN if unknown
@@ -92,11 +93,15 @@ class BestCandidates:
 
 def best_of(row: LogitsRowLike, top: TopLogitsLike, raised: Ints) -> BestCandidates:
     """Return a row's largest candidates, together with the tokens ``raised`` by a bias."""
-    values, ids = top.values, top.ids.astype(np.intp)
-    peak, floor, exact = float(values[0]), values[-1], True
+    values = top.values
+    ids = top.ids.astype(np.intp)
+    peak = float(values[0])
+    floor = values[-1]
+    exact = True
     other = np.setdiff1d(raised, ids) if len(raised) else raised
     if len(other):
-        values, ids = np.concatenate([values, row.take(other)]), np.concatenate([ids, other])
+        values = np.concatenate([values, row.take(other)])
+        ids = np.concatenate([ids, other])
         exact = False
     rest = top.total - float(np.exp(values.astype(np.float64) - peak).sum())
     order = np.argsort(ids)

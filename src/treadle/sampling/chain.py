@@ -62,7 +62,9 @@ class Sampler:
         constraint: TokenConstraint | None = None,
     ) -> None:
         _check_constraint(constraint)
-        self.settings, self.n_vocab, self._constraint = settings, n_vocab, constraint
+        self.settings = settings
+        self.n_vocab = n_vocab
+        self._constraint = constraint
         self._tokenizer, self._eog = tokenizer, frozenset(eog)
         self._bias = _bias(settings, n_vocab, eog)
         self._custom = tuple(settings.custom or ())  # type: ignore[arg-type]
@@ -77,7 +79,8 @@ class Sampler:
         self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
         self._asks = False
         self.reset()
-        names, bare = [name for name, _ in self._stages], not len(self._raised)
+        names = [name for name, _ in self._stages]
+        bare = not len(self._raised)
         self._alone = bare and not names and settings.greedy  # the largest logit is the token
         # number of tokens that stay
         self._head = settings.top_k if bare and names[:1] == ["top_k"] else 0
@@ -306,7 +309,8 @@ def _xtc(s: Sampling, sampler: Sampler) -> Stage | None:
 
 
 def _infill(s: Sampling, sampler: Sampler) -> Stage:
-    vocabulary, eog = sampler._tokenizer, sampler._eog
+    vocabulary = sampler._tokenizer
+    eog = sampler._eog
     if vocabulary is None:
         raise SamplingError("infill needs the tokenizer, to compare the texts of tokens")
     free = not s.ignore_eos and sampler._constraint is None  # else the end may be ruled out

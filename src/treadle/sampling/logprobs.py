@@ -85,12 +85,16 @@ def _likeliest(row: LogitsRow, n: int) -> tuple[dict[int, float], float]:
     (``kernels/elementwise/top_logits.py``), 4e-6.
     """
     if row.raw is not None and n <= N_TOP:
-        ids, x, total = row.raw.ids.tolist(), row.raw.values.tolist(), row.raw.total
+        ids = row.raw.ids.tolist()
+        x = row.raw.values.tolist()
+        total = row.raw.total
         peak = x[0]
     else:
         whole = row.logits().astype(np.float64)
         at = largest(whole, n)
-        ids, x, peak = at.tolist(), whole[at].tolist(), float(whole.max())
+        ids = at.tolist()
+        x = whole[at].tolist()
+        peak = float(whole.max())
         total = float(np.exp(whole - peak).sum()) if math.isfinite(peak) else 0.0
     if not math.isfinite(peak):
         raise NotFiniteError("the model's logits are not finite numbers")

@@ -70,7 +70,9 @@ class Mirostat:
 
     def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
         self._keep = self._keep_1 if version == 1 else self._keep_2
-        self._tau, self._eta, self._n_vocab = tau, eta, n_vocab
+        self._tau = tau
+        self._eta = eta
+        self._n_vocab = n_vocab
         self.mu = 2 * tau
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
@@ -101,7 +103,8 @@ def _zipf_count(s: float, mu: float, n_vocab: int) -> int:
     ``((s - 1) * 2**mu / (1 - n_vocab**(1 - s))) ** (1 / s)``, computed by logarithms; at s = 1 its
     limit.
     """
-    e, log_n = s - 1, math.log(max(n_vocab, 2))
+    e = s - 1
+    log_n = math.log(max(n_vocab, 2))
     if s <= 1e-6:  # nearly flat: the base is below or above 1, and its power 0 or infinite
         return n_vocab if 2.0 ** min(mu, 64.0) > n_vocab - 1 else 1
     ratio = 1 / log_n if abs(e) < 1e-9 else e / -math.expm1(-e * log_n)
@@ -118,7 +121,8 @@ class AdaptiveP:
     """
 
     def __init__(self, target: float, decay: float) -> None:
-        self._target, self._decay = target, decay
+        self._target = target
+        self._decay = decay
         self._sum = target / (1 - decay)  # start as if past tokens had been on target
         self._weight = 1 / (1 - decay)
         self._pending: tuple[int, float] | None = None

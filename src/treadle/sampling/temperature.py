@@ -34,5 +34,6 @@ def dynamic_temperature(c: Candidates, t: float, spread: float, exponent: float)
     p = probabilities(c.logits)
     p = p[p > 0]
     share = min(max(-float((p * np.log(p)).sum()) / math.log(n), 0.0), 1.0)
-    low, high = max(0.0, t - spread), t + spread
+    low = max(0.0, t - spread)
+    high = t + spread
     return temperature(c, low + (high - low) * share**exponent)

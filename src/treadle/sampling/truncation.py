@@ -57,7 +57,8 @@ def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
 
 _FEW = 256  # usually fewer tokens reach p; sorting them is cheap
 # beyond 32 nats below the best key, less than 1e-13 of the probability is left
-_BINS, _NATS = 4096, 32
+_BINS = 4096
+_NATS = 32
 
 
 def _leaders(
@@ -122,7 +123,8 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
 
 
 # candidates that infill considers, and the probability that one of them must have
-_LOOKED_AT, _LIKELY = 256, 0.2
+_LOOKED_AT = 256
+_LIKELY = 0.2
 
 
 def infill(
@@ -151,7 +153,8 @@ def infill(
                 continue
             kept, other = (j, i) if p[j] > p[i] else (i, j)
             p[kept] += p[other]
-            p[other], gone[other] = 0, True
+            p[other] = 0
+            gone[other] = True
     stays = (p >= _LIKELY) | ends
     n_text = int((stays & ~ends).sum())
     if not n_text and end is None:

@@ -34,7 +34,8 @@ class BatchBuilder:
             queue.admit()
         decoding: list[Request] = []
         reading: list[tuple[Hashable, Hashable, Request, int]] = []
-        until, late = self._until(), False
+        until = self._until()
+        late = False
         for request in self._wanting():
             if request.seq is None:  # preempted by an earlier request of this loop
                 continue
@@ -56,7 +57,8 @@ class BatchBuilder:
         if decoding and reading:
             budget = most = max(most - len(decoding), LEAST)
             if any(request.awaited for request in decoding):
-                context, before = sum(len(r.ids) for r in decoding), len(reading[0][2].seq or ())
+                context = sum(len(r.ids) for r in decoding)
+                before = len(reading[0][2].seq or ())
                 budget = self._pace.tokens(len(decoding), context, before, most)
         # No drafts next to prompts: such a step takes longer with every token.
         drafts = {} if reading else self.drafting.make(decoding, queue.running)

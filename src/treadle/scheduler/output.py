@@ -89,7 +89,8 @@ class RequestOutput:
         self.pieces: deque[tuple[str, int]] = deque()  # not taken: text, ids up to its end
         self.n_taken = 0  # ids whose text was taken, at least in part
         self._n_given = 0  # characters in all pieces so far
-        self.tokenizer, self._prompt_ids = tokenizer, prompt_ids
+        self.tokenizer = tokenizer
+        self._prompt_ids = prompt_ids
         self._decoder: StreamDecoder | None = None
         self.stop = stop_strings(stop)
         self._held = self._heard = ""  # text held back; the part of it that stop strings may match
@@ -100,9 +101,11 @@ class RequestOutput:
         self.ends: frozenset[int] = frozenset()  # end tokens in addition to the vocabulary's
         self.keeps_stop = False  # whether the final stop string is part of the output
         room = n_ctx - len(prompt_ids)
-        self._most, self._at_most = room, "context"
+        self._most = room
+        self._at_most = "context"
         if max_tokens is not None and max_tokens <= room:
-            self._most, self._at_most = max_tokens, "length"
+            self._most = max_tokens
+            self._at_most = "length"
         if self._most <= 0 <= room:
             self.finish_reason = self._at_most
 
@@ -187,13 +190,16 @@ class RequestOutput:
 
     def _give(self, new: str, *, last: bool = False) -> bool:
         """Emit the part of held and new text that may be shown; whether a stop string ended it."""
-        text, stopped, keep = self._held + new, False, 0
+        text = self._held + new
+        stopped = False
+        keep = 0
         heard = self._heard + (new if self.ear is None else self.ear.feed(new, last=last))
         found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
         if found:
             at, self.stopped_by = min(found)
             at += len(self.stopped_by) if self.keeps_stop else 0
-            text, stopped = text[:at], True
+            text = text[:at]
+            stopped = True
         elif not last:
             keep = max((overlap(heard, stop) for stop in self.stop), default=0)
             keep += len(text) - len(heard)
@@ -220,7 +226,8 @@ class IndentStop:
     def __init__(
         self, n_indent: int, most_ms: float, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._n_indent, self._clock = n_indent, clock
+        self._n_indent = n_indent
+        self._clock = clock
         self._most_s = most_ms / 1e3 if most_ms > 0 else math.inf
         self._began: float | None = None
         self._blanks: int | None = None  # indentation so far; None after it

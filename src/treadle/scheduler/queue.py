@@ -29,7 +29,8 @@ class RequestQueue:
     """The requests of one engine. ``clock`` returns seconds."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
-        self.engine, self.clock = engine, clock
+        self.engine = engine
+        self.clock = clock
         self.inbox: deque[Request] = deque()  # new requests, and requests to remove
         self.waiting: list[Request] = []
         self.running: list[Request] = []  # by rank; each has a sequence
@@ -68,12 +69,15 @@ class RequestQueue:
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
-        seq, request.seq = request.seq, None
+        seq = request.seq
+        request.seq = None
         # A caller or drafter that keeps the request must not keep the session alive.
-        session, request.session = request.session, None
+        session = request.session
+        request.session = None
         if seq is None:
             return
-        cache, answer = self.engine.cache, request.answer
+        cache = self.engine.cache
+        answer = request.answer
         if session is None:
             return cache.retire(seq)
         cache.let_go(seq)
@@ -85,7 +89,8 @@ class RequestQueue:
 
     def told(self) -> list[Request]:
         """Return the requests that failed since the last call."""
-        failed, self._failed = self._failed, []
+        failed = self._failed
+        self._failed = []
         return failed
 
     # -- admission ---------------------------------------------------------------------------------
@@ -126,7 +131,8 @@ class RequestQueue:
             level = min(r.priority for r in its) - int((now - since) / AGE_S)
             ahead = sum(r.key == key for r in self.running)
             for request in its:
-                request.level, ahead = level + ahead, ahead + 1
+                request.level = level + ahead
+                ahead = ahead + 1
 
     def closed(self, request: Request) -> bool:
         """Fail a request whose session is closed. Return whether it was."""
@@ -141,7 +147,8 @@ class RequestQueue:
         """
         if not self.running or not request.reuse:
             return False
-        ids, n = request.ids, request.look_up(self.engine.cache)
+        ids = request.ids
+        n = request.look_up(self.engine.cache)
         end = n + PAGE
         return (
             end < len(ids)
@@ -185,7 +192,8 @@ class RequestQueue:
 
     def _place(self, request: Request) -> Sequence:
         """Return the sequence that the request will use."""
-        session, cache = request.session, self.engine.cache
+        session = request.session
+        cache = self.engine.cache
         if session is None and request.reuse:
             return cache.revive(request.lora)
         seq = cache.sequence((), request.lora) if session is None else session.seq
@@ -200,7 +208,8 @@ class RequestQueue:
         The sequence may differ from what the last step left: another request may have used the
         session, or a signal may have come after the batch ran and before its logits were used.
         """
-        seq, ids = request.seq, request.ids
+        seq = request.seq
+        ids = request.ids
         assert seq is not None
         if seq.n_changes != request.seen or len(seq.ids) >= len(ids):
             kept = self.engine.cache.match(seq, ids)
@@ -214,10 +223,13 @@ class RequestQueue:
         """Append the request's pages from page files to its sequence. Return whether that was
         finished by ``until``. The first time, also record where and why prefix reuse stopped.
         """
-        seq, cache, ids = request.seq, self.engine.cache, request.ids
+        seq = request.seq
+        cache = self.engine.cache
+        ids = request.ids
         assert seq is not None
         timings = request.answer.timings
-        use, n = timings.cache, 1
+        use = timings.cache
+        n = 1
         while cache.store is not None and request.reuse and n and len(seq.ids) < len(ids) - 1:
             if self.clock() >= until:
                 return False
@@ -264,7 +276,8 @@ class RequestQueue:
         last = max(own, key=lambda request: (request.paused, request.rank))
         assert last.seq is not None
         last.seq.close()
-        last.seq, last.n_known = None, -1
+        last.seq = None
+        last.n_known = -1
         self.running.remove(last)
         self.waiting.append(last)
         self.n_preempted += 1

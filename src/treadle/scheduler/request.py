@@ -48,8 +48,12 @@ class Request:
         reuse: bool = True,
     ) -> None:
         self.ids = list(ids)  # prompt and output
-        self.sampler, self.answer, self.n_top, self.session = sampler, answer, logprobs, session
-        self.priority, self.client = priority, self if client is None else client
+        self.sampler = sampler
+        self.answer = answer
+        self.n_top = logprobs
+        self.session = session
+        self.priority = priority
+        self.client = self if client is None else client
         self.key: Hashable = None  # clients of one key take turns with those of other keys
         self.look_ahead = look_ahead  # pieces written ahead of the caller before the request pauses
         self.lora = lora if session is None else session.seq.lora  # adapters to run with
@@ -58,7 +62,8 @@ class Request:
         self.tracks: dict[str, AcceptanceTracker] = {}  # by source of its drafts
         self.n_accepted = 0  # tokens accepted of its last draft
         self.cancelled = False
-        self.arrived, self.number = 0.0, 0
+        self.arrived = 0.0
+        self.number = 0
         self.started = 0.0  # time of its first admission
         self.place = 0  # position in the queue from 1; 0: running, or not queued yet
         self.level = priority  # priority adjusted by age
@@ -112,7 +117,8 @@ class Request:
         room = self.room
         if self.lookup is None or room <= 0:
             return None
-        source, found = "grammar", self.sampler.forced()[:room]
+        source = "grammar"
+        found = self.sampler.forced()[:room]
         if not found:
             source = "text"
             found = self.lookup.guess(self.ids, min(room, self.track(source).length))
@@ -127,7 +133,8 @@ class Request:
         """Number of draft tokens that fit the page and the token limit; 0: no draft."""
         if self.lookup is None or self.seq is None:
             return 0
-        n, again = len(self.ids) - 1, len(self.ids) - 1 - len(self.seq.ids)
+        n = len(self.ids) - 1
+        again = len(self.ids) - 1 - len(self.seq.ids)
         return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
 
     def goes_on(self, left: int) -> bool:
@@ -157,7 +164,8 @@ class Request:
 
     def choose(self, row: LogitsRow) -> None:
         """Sample the next token from the logits of the last one."""
-        token, measured = self._sample(row), None
+        token = self._sample(row)
+        measured = None
         if token is not None and not self.answer.is_end(token):
             self.ids.append(token)
             if self.n_top is not None:

@@ -42,7 +42,8 @@ class Scheduler:
         clock: Callable[[], float] | None = None,
         target_s: float = TARGET_S,
     ) -> None:
-        self.engine, self._clock = engine, clock or time.perf_counter
+        self.engine = engine
+        self._clock = clock or time.perf_counter
         self.admission = RequestQueue(engine, self._clock)
         self._pace = StepCostModel(target_s, engine.few)
         self._composer = BatchBuilder(self.admission, self._pace)
@@ -105,14 +106,16 @@ class Scheduler:
         interrupted: while the batch runs, and while the own token is sampled, last of all. All
         other requests are consistent then.
         """
-        began, engine = self._clock(), self.engine
+        began = self._clock()
+        engine = self.engine
         while not engine.lock.acquire(timeout=0.1):  # feeding a session may hold it for seconds
             with allow():
                 pass
         try:
             self.admission.drain()
             batch = self._composer.compose()
-            ready, compiled = self._clock(), engine.kernels.seconds
+            ready = self._clock()
+            compiled = engine.kernels.seconds
             try:
                 with allow():
                     rows = self._run([part for _, part in batch])
@@ -123,7 +126,8 @@ class Scheduler:
                 # for example, the model's file shrank: no request can continue
                 for request, _ in batch:
                     self.admission.fail(request, copy.copy(error))
-                batch, rows = [], iter(())
+                batch = []
+                rows = iter(())
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
@@ -162,10 +166,12 @@ class Scheduler:
         most = n_tokens = n_outputs = self.engine.max_tokens
         runs: list[list[BatchItem]] = []
         for part in parts:
-            n_tokens, n_outputs = n_tokens + len(part.ids), n_outputs + part.n_outputs
+            n_tokens = n_tokens + len(part.ids)
+            n_outputs = n_outputs + part.n_outputs
             if n_tokens > most or n_outputs > OUTPUTS:
                 runs.append([])
-                n_tokens, n_outputs = len(part.ids), part.n_outputs
+                n_tokens = len(part.ids)
+                n_outputs = part.n_outputs
             runs[-1].append(part)
         return chain.from_iterable([self.engine.sample(run) for run in runs])
 
@@ -175,7 +181,9 @@ class Scheduler:
         """Record the seconds of a run. Return the batch's decoding requests and the number of
         prompt tokens processed.
         """
-        decoding, n_read, context = [], 0, 0
+        decoding = []
+        n_read = 0
+        context = 0
         self.n_tokens = sum(len(part.ids) for _, part in batch)
         for request, (seq, ids, n_outputs, *_) in batch:
             request.seen = seq.n_changes
@@ -204,7 +212,8 @@ class Scheduler:
         """
         for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
-                seq.n_drafted, same = 0, request.seen == seq.n_changes
+                seq.n_drafted = 0
+                same = request.seen == seq.n_changes
                 n = max(len(request.ids) - 1, len(seq) - n_outputs + 1)
                 if n < len(seq):
                     self.engine.cache.truncate(seq, seq.n_state if seq.slots else n)

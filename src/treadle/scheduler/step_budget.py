@@ -120,16 +120,21 @@ class StepCostModel:
             return min(least, most)
         limit = max(self.target_s, 1.5 * none)  # decode alone may already exceed the target
         longest = max(limit, LONGEST * self.target_s)
-        best, best_s, last, known = least, inf, none, decode - decode % -TILE
+        best = least
+        best_s = inf
+        last = none
+        known = decode - decode % -TILE
         for n in self._numbers(decode, context, before, limit, least):
             cost = self.cost(decode + n)
             took = cost.seconds(n, decode, context + n * before)
             if took is not None:  # else try it, if the last known time fits
-                last, known = took, cost.most
+                last = took
+                known = cost.most
             power = 1 if last <= limit else 2
             better = n / last**power >= best / best_s**power
             if n <= 2 * known and last <= longest and better:
-                best, best_s = n, last
+                best = n
+                best_s = last
         return min(best, most)
 
     def _alone(self, decode: int, context: int) -> float | None:
@@ -164,8 +169,10 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
     negative coefficient is dropped, and the rest is fitted again.
     """
     scale = rows.max(0)
-    a, y = rows / np.where(scale > 0, scale, 1.0) / times[:, None], np.ones(len(times))
-    out, live = np.zeros(rows.shape[1]), scale > 0
+    a = rows / np.where(scale > 0, scale, 1.0) / times[:, None]
+    y = np.ones(len(times))
+    out = np.zeros(rows.shape[1])
+    live = scale > 0
     while live.any():
         b = a[:, live]
         weight = 1e-3 * len(y) * np.square(b).mean() * np.eye(b.shape[1])
@@ -202,7 +209,9 @@ class Shares:
             n = min(turn, budget, queue[0][1])
             what, left = queue.popleft()
             given[id(what)] = what, given.get(id(what), (what, 0))[1] + n
-            budget, turn, left = budget - n, turn - n, left - n
+            budget = budget - n
+            turn = turn - n
+            left = left - n
             if left:
                 queue.appendleft((what, left))
             if not queue:

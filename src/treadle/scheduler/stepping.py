@@ -44,7 +44,8 @@ class CooperativeStepper:
     def after_fork(self) -> None:
         """Reset in a forked child, where other threads' requests may be half a step further."""
         if self._at_work != threading.get_ident() and (is_held(self._turn) or self._sleepers):
-            self._turn, self._at_work = threading.Lock(), 0
+            self._turn = threading.Lock()
+            self._at_work = 0
             self._sleepers.clear()
             self.scheduler.engine.lock.lose()
 

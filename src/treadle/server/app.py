@@ -187,7 +187,8 @@ class RequestGuard:
     """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
 
     def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
-        self._app, self._service = app, service
+        self._app = app
+        self._service = service
         self._hosts = known_hosts(service)
         self._public = {*PUBLIC, *(route.path for route in page)}
 
@@ -198,7 +199,9 @@ class RequestGuard:
                 await send({"type": "websocket.close", "code": 1000})
                 return
             return await self._app(scope, receive, send)
-        headers, began, status = Headers(scope=scope), time.perf_counter(), 0
+        headers = Headers(scope=scope)
+        began = time.perf_counter()
+        status = 0
         scope["treadle.came"] = began
         name = request_id(headers.get("x-request-id", ""))
 

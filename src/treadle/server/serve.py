@@ -48,10 +48,13 @@ class _ServerProcess:
     """One server, from its socket to its end. ``ready(url)`` is called once it can serve."""
 
     def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
-        self.service, self.grace_s, self.ready = service, grace_s, ready
+        self.service = service
+        self.grace_s = grace_s
+        self.ready = ready
         Connection.most = most_open()
         log = logging.getLogger("uvicorn")
-        log.handlers, log.propagate = [UvicornLogHandler()], False
+        log.handlers = [UvicornLogHandler()]
+        log.propagate = False
         config = uvicorn.Config(
             build_app(service),
             log_config=None,

@@ -40,13 +40,16 @@ class DraftSequence:
     """
 
     def __init__(self, seq: Sequence, start: int) -> None:
-        self.seq, self.start, self.n = seq, start, 0
+        self.seq = seq
+        self.start = start
+        self.n = 0
 
     def settle(self, ids: Ids[int]) -> int:
         """Drop drafted ids that are not the request's. Return how many of its ids are still to be
         processed, the last one included.
         """
-        seq, end = self.seq, len(ids) - 1 - self.start
+        seq = self.seq
+        end = len(ids) - 1 - self.start
         while self.n < min(len(seq), end) and seq.ids[self.n] == ids[self.start + self.n]:
             self.n += 1
         seq.n_drafted = 0
@@ -63,7 +66,8 @@ class Drafter:
     def __init__(
         self, engine: Engine, n_vocab: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._clock, self._before = clock, BEFORE
+        self._clock = clock
+        self._before = BEFORE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
         self._texts: dict[Hashable, DraftSequence] = {}
         self._steps = StepTimes()  # of one-token steps
@@ -96,7 +100,8 @@ class Drafter:
         """Prefill a chunk of the missing ids. If all would take longer than ``within_s``, start
         closer to the end.
         """
-        text, most = self._texts.get(owner), self.engine.n_ctx // 2
+        text = self._texts.get(owner)
+        most = self.engine.n_ctx // 2
         may = min(int(within_s / self._token_s), most) if self._token_s else LEAST
         lacks = len(ids) if text is None else text.settle(ids)
         if text is None or lacks > may or len(ids) - text.start + LEAST > self.engine.n_ctx:
@@ -187,7 +192,8 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
             f"{draft.path}: drafts for {model.path} need its vocabulary, but {lacking[0].path} "
             "has none"
         )
-    a, b = Vocab(model), Vocab(draft)
+    a = Vocab(model)
+    b = Vocab(draft)
     n = min(a.n, b.n)
     for id, (own, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
         if own != other:

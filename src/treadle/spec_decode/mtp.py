@@ -54,11 +54,14 @@ class HiddenStates:
     def drop(self, before: int) -> None:
         """Drop the states of tokens before position ``before``."""
         n = max(before - self.start, 0)
-        self.start, self.ids, self.rows = self.start + n, self.ids[n:], self.rows[n:]
+        self.start = self.start + n
+        self.ids = self.ids[n:]
+        self.rows = self.rows[n:]
 
     def settle(self, ids: Ids[int]) -> None:
         """Drop states from the first token that differs from the request's."""
-        mine, its = self.ids, ids[self.start : self.end]
+        mine = self.ids
+        its = ids[self.start : self.end]
         pairs = enumerate(zip(mine, its, strict=False))
         n = next((i for i, (a, b) in pairs if a != b), len(its))
         del mine[n:]
@@ -71,7 +74,8 @@ class NextnEngine(Engine):
     given: np.ndarray
 
     def _walk(self, ready: PreparedPlan, times: Any = None, *, stoppable: bool = False) -> bool:
-        buffer, width = ready.plan.takes[GIVEN], self.config.n_embd
+        buffer = ready.plan.takes[GIVEN]
+        width = self.config.n_embd
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, width : 2 * width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
@@ -89,11 +93,15 @@ class NextnDrafter(Drafter):
         self._states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
         self._model = engine
-        engine.sampled, engine.watch, made.sampled, made.watch = AHEAD, self._seen, AHEAD, self._own
+        engine.sampled = AHEAD
+        engine.watch = self._seen
+        made.sampled = AHEAD
+        made.watch = self._own
         self._rows = np.zeros((0, 0), np.float32)
 
     def _seen(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
-        rows, row = self._states_of(ready), 0
+        rows = self._states_of(ready)
+        row = 0
         for seq, ids, *_ in parts:
             end = row + len(ids)
             states = self._states.setdefault(seq, HiddenStates())
@@ -104,7 +112,8 @@ class NextnDrafter(Drafter):
         self._rows = self._states_of(ready).copy()
 
     def _states_of(self, ready: PreparedPlan) -> np.ndarray:
-        buffer, n = ready.plan.outputs[AHEAD], ready.run["n_tokens"]
+        buffer = ready.plan.outputs[AHEAD]
+        n = ready.run["n_tokens"]
         return ready.rows(buffer, n, self.engine.config.n_embd)
 
     # -- sequences are shifted by one: token i is paired with the hidden state of token i - 1 ------
@@ -132,7 +141,8 @@ class NextnDrafter(Drafter):
         # drafted tokens are recomputed with the model's own states
         for owner, (ids, _) in wanted.items():
             text = self._texts[owner]
-            text.n, text.seq.n_drafted = min(len(ids) - 1 - text.start, len(text.seq)), 0
+            text.n = min(len(ids) - 1 - text.start, len(text.seq))
+            text.seq.n_drafted = 0
             self.engine.cache.truncate(text.seq, text.n)
         return made
 
@@ -140,7 +150,8 @@ class NextnDrafter(Drafter):
         """Whether the states reach the last token but one. Drop the drafter's sequence if its next
         token precedes them.
         """
-        states, text = self._states.get(owner.seq), self._texts.get(owner)
+        states = self._states.get(owner.seq)
+        text = self._texts.get(owner)
         if states is None:
             return False
         states.settle(ids)
@@ -170,7 +181,8 @@ class NextnDrafter(Drafter):
                 text = self._texts[owner]
                 given.append(self._between(owner, text.start + text.n, len(part.ids)))
         self.engine.given = np.concatenate(given)
-        rows, end = super()._sample(owners, parts), 0
+        rows = super()._sample(owners, parts)
+        end = 0
         for owner, part in zip(owners, parts, strict=True):
             end += len(part.ids)
             self._last[owner] = self._rows[end - 1 : end]
@@ -185,7 +197,8 @@ class NextnDrafter(Drafter):
         self.keep(())
         self.engine.close()
         self.engine.gguf.tensors = {}
-        self._model.sampled, self._model.watch = "logits", None
+        self._model.sampled = "logits"
+        self._model.watch = None
 
 
 def _share(made: Engine, engine: Engine) -> float:

@@ -31,18 +31,21 @@ class AcceptanceTracker:
     def __init__(self) -> None:
         self.odds: float | None = None  # probability that one more id is right; None: not measured
         self.length = FIRST  # ids of the next guess; grows while guesses are right
-        self._at, self._ids = 0, []  # type: tuple[int, list[int]]
+        self._at = 0
+        self._ids: list[int] = []
 
     def guessed(self, at: int, ids: list[int]) -> None:
         """Record the guess that ``ids`` follow the first ``at`` ids, unless one is already open."""
         if not self._ids:
-            self._at, self._ids = at, ids
+            self._at = at
+            self._ids = ids
 
     def settle(self, ids: Ids[int]) -> float | None:
         """Compare the open guess with the request's ids. Return the share that was right, or None
         if that is not known yet.
         """
-        said, came = self._ids, ids[self._at : self._at + len(self._ids)]
+        said = self._ids
+        came = ids[self._at : self._at + len(self._ids)]
         if not said:
             return None
         pairs = enumerate(zip(said, came, strict=False))
@@ -155,7 +158,10 @@ class DraftController:
         """Return how many of ``guesses``, best first, to check in a step of ``n`` requests and at
         most ``most`` tokens.
         """
-        best, n_drafted, right, top = 0, 0, 0.0, 0.0
+        best = 0
+        n_drafted = 0
+        right = 0.0
+        top = 0.0
         for i, guess in enumerate(guesses, 1):
             n_drafted += len(guess.ids)
             if n + n_drafted > most:
@@ -163,11 +169,13 @@ class DraftController:
             right += self.right(guess)
             gain = self.gain(n, n_drafted, right)
             if gain > top:
-                best, top = i, gain
+                best = i
+                top = gain
         if guesses and not best:
             best = int(n + len(guesses[0].ids) not in self.times)  # try one, to measure it
         chosen = guesses[:best]
-        n_drafted, right = sum(len(guess.ids) for guess in chosen), sum(map(self.right, chosen))
+        n_drafted = sum(len(guess.ids) for guess in chosen)
+        right = sum(map(self.right, chosen))
         fits = best and n + n_drafted <= most
         return best if fits and self.allows(n, n_drafted, right) else 0
 
@@ -201,7 +209,8 @@ class DraftController:
         self, n: int, n_drafted: int, n_accepted: int, seconds: float, cost: float = 0.0
     ) -> None:
         """Record a step of ``n`` requests without prompts; making its drafts took ``cost``."""
-        size, times = n + n_drafted, self.times
+        size = n + n_drafted
+        times = self.times
         self._fade()
         if (n_drafted or cost) and times:
             saved = times.predicted(n) * (1 + n_accepted / n)

@@ -28,7 +28,9 @@ class Drafting:
     """
 
     def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
-        self.gate, self._most, self._clock = DraftController(), max_tokens, clock
+        self.gate = DraftController()
+        self._most = max_tokens
+        self._clock = clock
         self.drafter: Drafter | None = None
         self._opened: Drafter | None = None  # kept after a failure, to be closed
         self.cost = 0.0
@@ -78,7 +80,8 @@ class Drafting:
             self.drafter.keep(running)
         drafts, right = self._guessed(decoding)
         if self.drafter is not None and self.gate.times and self.gate.left >= 0:
-            began, compiled = self._clock(), self.drafter.engine.kernels.seconds
+            began = self._clock()
+            compiled = self.drafter.engine.kernels.seconds
             left = [request for request in decoding if request not in drafts and request.room > 0]
             drafter = self.drafter
             try:
@@ -92,7 +95,8 @@ class Drafting:
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
         """Return the drafts that cost nothing, and the expected number of right ids among them."""
-        gate, found = self.gate, []
+        gate = self.gate
+        found = []
         for request in decoding:
             for source, track in request.tracks.items():
                 gate.settled(source, track.settle(request.ids))
@@ -109,22 +113,30 @@ class Drafting:
         self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
     ) -> Drafts:
         """Return the second model's drafts for the requests ``left`` in a step of ``n``."""
-        gate, promised = self.gate, []
+        gate = self.gate
+        promised = []
         for request in left:
             track = request.track(MODEL)
             length = min(request.room, track.length)
             promised.append((gate.promise(MODEL, track, length), length, request))
         promised.sort(key=lambda each: -each[0] / each[1])
-        n_drafted, step_s = sum(map(len, drafts.values())), gate.times.predicted(n)
+        n_drafted = sum(map(len, drafts.values()))
+        step_s = gate.times.predicted(n)
         if not promised or n + n_drafted >= self._most:
             return {}
         # As many as gain most together; else one id, to measure whether drafting pays by now.
-        best, top, ids, longest = 0, max(gate.gain(n, n_drafted, right), 0.0), n_drafted, 0
+        best = 0
+        top = max(gate.gain(n, n_drafted, right), 0.0)
+        ids = n_drafted
+        longest = 0
         for i, (more, length, _) in enumerate(promised, 1):
-            ids, right, longest = ids + length, right + more, max(longest, length)
+            ids = ids + length
+            right = right + more
+            longest = max(longest, length)
             gain = gate.gain(n, ids, right, drafter.seconds(i, longest, step_s))
             if gain > top and n + ids <= self._most:
-                best, top = i, gain
+                best = i
+                top = gain
         chosen = {request: length for _, length, request in promised[:best]}
         if not best and gate.allows(n, n_drafted + 1, 0.0, drafter.seconds(1, 1, step_s)):
             chosen = {promised[0][2]: 1}

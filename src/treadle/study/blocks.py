@@ -20,7 +20,10 @@ from treadle.study.spec import F32_ROUND, Study, StudyCase, sum_of_bytes, unwrit
 
 # Activations of blocks of 256: one scale, codes, and the sums of every 16 of these.
 Q8_K = np.dtype([("d", "<f4"), ("qs", "i1", (256,)), ("bsums", "<i2", (16,))])
-LOW_SIX, LOW_FOUR, LOW_TWO = 0x3F3F3F3F, 0x0F0F0F0F, 0x03030303  # of the bytes of a word
+# of the bytes of a word
+LOW_SIX = 0x3F3F3F3F
+LOW_FOUR = 0x0F0F0F0F
+LOW_TWO = 0x03030303
 
 
 @dataclass(frozen=True)
@@ -52,11 +55,13 @@ class BlockDot(Study):
 
     def body(self, k: Builder, isa: Isa, x: Val, y: Val, out: Val, n: Val) -> None:
         """``n`` blocks."""
-        w_bytes, x_bytes = by_name(self.fmt).dtype.itemsize, self.acts.itemsize
+        w_bytes = by_name(self.fmt).dtype.itemsize
+        x_bytes = self.acts.itemsize
         sums = [k.var(k.zero(f32)) for _ in range(self.unroll)]
         with k.loop(n, step=self.unroll) as b:
             for u, total in enumerate(sums):
-                w_at, x_at = x + (b + u) * w_bytes, y + (b + u) * x_bytes
+                w_at = x + (b + u) * w_bytes
+                x_at = y + (b + u) * x_bytes
                 total.v = self.block(k, isa, total.v, w_at, x_at)
                 if self.barrier:
                     k.fence()

@@ -15,7 +15,11 @@ from collections.abc import Callable, Mapping
 from treadle.base.fast_dataclass import dataclass
 
 # System calls have the same numbers on both machines: those of Linux's generic table.
-READ, WRITE, EXIT, MMAP, MPROTECT = 63, 64, 94, 222, 226
+READ = 63
+WRITE = 64
+EXIT = 94
+MMAP = 222
+MPROTECT = 226
 # The call itself, which LLVM cannot emit without an assembler for the machine: the number and the
 # arguments move down by one register each, then svc or ecall, and ret.
 SYSCALL = {
@@ -24,8 +28,13 @@ SYSCALL = {
 }
 
 ALLOC = 2  # a section's flag: it is part of the program
-NOBITS, SYMTAB, RELA = 8, 2, 4  # kinds of sections
-AARCH64, RISCV64 = 183, 243  # e_machine
+# kinds of sections
+NOBITS = 8
+SYMTAB = 2
+RELA = 4
+# e_machine
+AARCH64 = 183
+RISCV64 = 243
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,8 @@ class Object:
     def _symbols(self, section: Section) -> list[Symbol]:
         if section.kind != SYMTAB:
             return []
-        strings, found = self.sections[section.link].offset, []
+        strings = self.sections[section.link].offset
+        found = []
         for at in range(section.offset, section.offset + section.size, 24):
             name, _, _, where, value, size = struct.unpack_from("<IBBHQQ", self.code, at)
             found.append(Symbol(self._text(strings + name), where, value, size))
@@ -118,7 +128,8 @@ def place(
     that no kernel had so far, KeyError for an unknown symbol.
     """
     made = Object(code)
-    image, starts = bytearray(), dict[int, int]()
+    image = bytearray()
+    starts = dict[int, int]()
     for i, section in enumerate(made.sections):
         if not section.is_loaded:
             continue
@@ -133,7 +144,8 @@ def place(
     high: dict[int, int] = {}  # RISC-V: by address of an auipc, the distance that it begins
     late = []  # and the instructions that take the rest of one
     for r in made.relocations:
-        address, at = addresses[r.symbol], starts[r.where] + r.offset
+        address = addresses[r.symbol]
+        at = starts[r.where] + r.offset
         if address is None:
             raise KeyError(f"{made.symbols[r.symbol].name} is defined nowhere")
         if made.machine == RISCV64 and r.kind in RISCV_LOW:
@@ -211,7 +223,9 @@ def program(
     """A static program that starts at ``_start`` of an object, and the addresses of its symbols;
     ``extra``: machine code of symbols that the object calls.
     """
-    at, symbols, front = base + 0x1000, dict(known), bytearray()
+    at = base + 0x1000
+    symbols = dict(known)
+    front = bytearray()
     for name, body in extra.items():
         symbols[name] = at + len(front)
         front += body + bytes(-len(body) % 16)

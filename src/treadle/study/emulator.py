@@ -28,9 +28,14 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kernels.spec import Spec
 
-PROGRAM, DATA = 0x1000_0000, 0x6000_0000  # addresses
-ALIGN, CANARY = 64, 0xA5  # between two buffers, bytes that no kernel may change
-READ_WRITE, PRIVATE_FIXED_ANONYMOUS = 3, 0x32
+# addresses
+PROGRAM = 0x1000_0000
+DATA = 0x6000_0000
+# between two buffers, bytes that no kernel may change
+ALIGN = 64
+CANARY = 0xA5
+READ_WRITE = 3
+PRIVATE_FIXED_ANONYMOUS = 0x32
 PATIENCE = 120.0  # seconds for one run, emulated, on a busy machine
 EXECUTED = re.compile(r"^Trace \d+: 0x[0-9a-f]+ \[[0-9a-f]+/([0-9a-f]+)/", re.MULTILINE)
 TRANSLATED = re.compile(r"^0x([0-9a-f]+):", re.MULTILINE)
@@ -83,7 +88,8 @@ class Emulator:
         extent = next(s.size for s in elf.Object(code).symbols if s.name == symbol(spec))
         begin = places[symbol(spec)]
         with tempfile.TemporaryDirectory(prefix="treadle-study-") as folder:
-            program, log = Path(folder, "program"), Path(folder, "log")
+            program = Path(folder, "program")
+            log = Path(folder, "log")
             program.write_bytes(made)
             program.chmod(0o755)
             within = f"{begin:#x}+{extent:#x}"
@@ -139,7 +145,8 @@ def instructions(log: str) -> int:
 
 def _layout(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, int], int]:
     """Byte offsets of the buffers, ALIGN bytes and more between them, and bytes of all."""
-    at, places = ALIGN, {}
+    at = ALIGN
+    places = {}
     for name, array in arrays.items():
         places[name] = at
         at += -(-array.nbytes // ALIGN) * ALIGN + ALIGN

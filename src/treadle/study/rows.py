@@ -70,7 +70,8 @@ class VecDotF16(RowStudy):
 
     def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: one rounding for each addition to a lane, and those of the final sum."""
-        x, y = halves(size, rng), halves(size, rng)
+        x = halves(size, rng)
+        y = halves(size, rng)
         exact = x.astype(np.float64) * y.astype(np.float64)
         roundings = self.rounds(isa, size) + self.unroll + 12
         bound = roundings * F32_ROUND * np.abs(exact).sum()
@@ -100,7 +101,8 @@ class Mad(RowStudy):
 
     def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: of the product and of the sum, where these are not one rounding."""
-        x, out = halves(size, rng), halves(size, rng)
+        x = halves(size, rng)
+        out = halves(size, rng)
         part = FACTOR * x.astype(np.float64)
         exact = part + out.astype(np.float64)
         bound = F16_ROUND * (np.abs(part) + np.abs(exact)) * 1.01 + 2.0**-24

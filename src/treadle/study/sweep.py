@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
 
 LENGTHS = (128, 256, 512, 1024)  # bits of a register that qemu can have
-SIZE, HEAD = 1024, 64  # values along K; of attention, those of a head
+# values along K; of attention, those of a head
+SIZE = 1024
+HEAD = 64
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ def problem(case: StudyCase, after: dict[str, np.ndarray]) -> str | None:
         over = np.where(np.isnan(error), np.inf, error / case.bound[name])
         worst = np.unravel_index(int(over.argmax()), over.shape)
         if over[worst] > 1:
-            got, want = after[name][worst], expected[worst]
+            got = after[name][worst]
+            want = expected[worst]
             at = ", ".join(map(str, worst))
             return f"{name}[{at}] is {got:.6g}, not {want:.6g}"
     return None

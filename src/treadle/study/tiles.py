@@ -80,7 +80,8 @@ class TileAlongK(StudyTile):
 
     def case(self, isa: Isa, size: int, rng: np.random.Generator) -> StudyCase:
         """Error: a rounding for each addition to a lane, and those of the final sum."""
-        x, y = halves((self.rm, size), rng), halves((self.rn, size), rng)
+        x = halves((self.rm, size), rng)
+        y = halves((self.rn, size), rng)
         exact = x.astype(np.float64) @ y.astype(np.float64).T
         sizes = np.abs(x).astype(np.float64) @ np.abs(y).astype(np.float64).T
         bound = (self.rounds(isa, size) + 12) * F32_ROUND * sizes
@@ -99,7 +100,8 @@ class TileOfRows(StudyTile):
 
     def body(self, k: Builder, isa: Isa, x: Val, y: Val, out: Val, n: Val) -> None:
         """One value of K a round."""
-        lanes, sums = self.lanes(isa), self.sums(k, isa)
+        lanes = self.lanes(isa)
+        sums = self.sums(k, isa)
         with k.loop(n) as i:
             rows = [
                 self.row(k, isa, x, (i * self.rm + r) * (2 * lanes), lanes) for r in range(self.rm)

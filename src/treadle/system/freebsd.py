@@ -15,12 +15,17 @@ from treadle.system.posix import LIBC, Posix, address_of
 from treadle.system.sysctl import sysctl_number, sysctl_text
 
 # sys/umtx.h and sys/syscall.h; the word has 32 bits, and is not shared between processes.
-UMTX_OP, WAIT_UINT_PRIVATE, WAKE_PRIVATE = 454, 15, 16
+UMTX_OP = 454
+WAIT_UINT_PRIVATE = 15
+WAKE_PRIVATE = 16
 # sys/cpuset.h. A set has the kernel's compiled size: 1024 processors since 14.0, 256 before.
-CPU_LEVEL_WHICH, CPU_WHICH_PID, THIS_ONE = 3, 2, -1
+CPU_LEVEL_WHICH = 3
+CPU_WHICH_PID = 2
+THIS_ONE = -1
 SET_BYTES = (128, 32)
 # sys/elf_common.h. The bits of these entries are those of Linux, but the entries' numbers differ.
-AT_HWCAP, AT_HWCAP2 = 25, 26
+AT_HWCAP = 25
+AT_HWCAP2 = 26
 
 
 class FreeBSD(Posix):
@@ -40,7 +45,8 @@ class FreeBSD(Posix):
         if self.wait is None:
             super().sleep(word, seen)
             return
-        value, nothing = ctypes.c_ulong(seen & 0xFFFF_FFFF), ctypes.c_void_p(None)
+        value = ctypes.c_ulong(seen & 0xFFFF_FFFF)
+        nothing = ctypes.c_void_p(None)
         self.wait(ctypes.c_void_p(word), ctypes.c_int(WAIT_UINT_PRIVATE), value, nothing, nothing)
 
     def affinity(self) -> list[int]:
@@ -78,7 +84,8 @@ class FreeBSD(Posix):
 
 def auxiliary(entry: int) -> int:
     """Return an entry of the auxiliary vector; 0 if the system has none."""
-    ask, word = getattr(LIBC, "elf_aux_info", None), ctypes.c_ulong()
+    ask = getattr(LIBC, "elf_aux_info", None)
+    word = ctypes.c_ulong()
     if ask is None or ask(ctypes.c_int(entry), ctypes.byref(word), ctypes.c_int(8)):
         return 0
     return word.value

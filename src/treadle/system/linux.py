@@ -19,15 +19,19 @@ if TYPE_CHECKING:
     import numpy as np
 
 FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98}
-FUTEX_WAIT_PRIVATE, FUTEX_WAKE_PRIVATE = 128, 129
-SYS_ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+FUTEX_WAIT_PRIVATE = 128
+FUTEX_WAKE_PRIVATE = 129
+SYS_ARCH_PRCTL = 158
+REQUEST_PERMISSION = 0x1023
+TILE_DATA = 18
 
 
 class Linux(Posix):
     """Linux ``protocol.System``. Cores and caches are read by ``machine/topology.py``."""
 
     FUTEX = FUTEX_CALLS.get(platform.machine(), 0)
-    NAPS, DROPS_PAGES = not FUTEX, True
+    NAPS = not FUTEX
+    DROPS_PAGES = True
 
     def calls(self) -> dict[str, int]:
         if not self.FUTEX:
@@ -89,7 +93,8 @@ class Linux(Posix):
                 continue
             low, high = (int(word, 16) for word in fields[0].split("-"))
             start = int(fields[2], 16)  # in the file
-            lo, hi = max(begin, start), min(end, start + high - low)
+            lo = max(begin, start)
+            hi = min(end, start + high - low)
             if lo < hi:
                 advise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
 

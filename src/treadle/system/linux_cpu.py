@@ -16,15 +16,20 @@ from pathlib import Path
 
 assert sys.platform != "win32"  # what follows is for POSIX
 
-AT_HWCAP, AT_HWCAP2 = 16, 26  # entries of the auxiliary vector
+# entries of the auxiliary vector
+AT_HWCAP = 16
+AT_HWCAP2 = 26
 # From Linux's asm/hwcap.h of arm64: bits of those entries.
 ARM_HWCAPS: Mapping[int, Mapping[int, str]] = {
     AT_HWCAP: {1: "neon", 8: "lse", 10: "fullfp16", 20: "dotprod", 22: "sve"},
     AT_HWCAP2: {1: "sve2", 13: "i8mm", 14: "bf16", 23: "sme"},
 }
 # From Linux's asm/hwprobe.h of riscv: a key, and bits of its value.
-PR_SME_GET_VL, LENGTH_MASK = 64, 0xFFFF  # linux/prctl.h: bytes of a streaming vector, and flags
-RISCV_HWPROBE, IMA_EXT_0 = 258, 4
+# linux/prctl.h: bytes of a streaming vector, and flags
+PR_SME_GET_VL = 64
+LENGTH_MASK = 0xFFFF
+RISCV_HWPROBE = 258
+IMA_EXT_0 = 4
 RISCV_BITS = {2: "v", 3: "zba", 4: "zbb", 5: "zbs", 27: "zfh", 30: "zvfh", 31: "zvfhmin"}
 VLENB = bytes.fromhex("732520c2 67800000")  # csrr a0, vlenb; ret
 LENGTHS = (128, 256, 512, 1024)  # bits of a vector register; code for one also runs on longer ones
@@ -86,7 +91,8 @@ def _auxiliary(entry: int) -> int:
     ask = getattr(ctypes.CDLL(None), "getauxval", None)
     if ask is None:
         return 0
-    ask.restype, ask.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+    ask.restype = ctypes.c_ulong
+    ask.argtypes = [ctypes.c_ulong]
     return int(ask(entry))
 
 

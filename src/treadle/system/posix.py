@@ -42,7 +42,10 @@ def advise(address: int, n_bytes: int, advice: int) -> None:
 class Posix:
     """POSIX implementation of ``protocol.System``; without a POSIX call, no effect or unknown."""
 
-    NAPS, DROPS_PAGES, RENAMES_OPEN, TIMERS = True, False, True, True
+    NAPS = True
+    DROPS_PAGES = False
+    RENAMES_OPEN = True
+    TIMERS = True
     BINARY = 0
     STOPS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
     GOES_ON: int | None = int(_signal.SIGCONT)

@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 FOREVER = 0xFFFF_FFFF  # milliseconds
 LOCKED_BYTE = 1 << 40  # beyond every file, since other processes cannot read a locked byte
-INPUT, ECHO, BY_LINES = -10, 4, 2  # an argument of GetStdHandle, and console mode bits
+# an argument of GetStdHandle, and console mode bits
+INPUT = -10
+ECHO = 4
+BY_LINES = 2
 # Arguments of IsProcessorFeaturePresent.
 ARM_FEATURES = {19: "neon", 34: "lse", 43: "dotprod", 66: "i8mm", 67: "fullfp16", 68: "bf16"}
-CORES, CACHES = 0, 2  # GetLogicalProcessorInformationEx's relations
+# GetLogicalProcessorInformationEx's relations
+CORES = 0
+CACHES = 2
 NAME_KEY = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
 
 
@@ -80,7 +85,8 @@ class Windows:
 
     def affinity(self) -> list[int]:
         """Return the processors of the process's first group, at most 64."""
-        mine, all_of_them = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        mine = ctypes.c_uint64(0)
+        all_of_them = ctypes.c_uint64(0)
         if self.kernel is not None:
             self.kernel.GetProcessAffinityMask(
                 self._process(), ctypes.byref(mine), ctypes.byref(all_of_them)
@@ -254,7 +260,9 @@ class Console:
     """A Windows console, see ``protocol.Terminal``. ``mode`` is its initial mode."""
 
     def __init__(self, kernel: Any, handle: ctypes.c_void_p, mode: int) -> None:
-        self.kernel, self.handle, self.mode = kernel, handle, mode
+        self.kernel = kernel
+        self.handle = handle
+        self.mode = mode
 
     def show(self, shown: bool, *, lines: bool) -> None:
         mode = self.mode

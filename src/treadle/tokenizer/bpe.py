@@ -106,7 +106,8 @@ def _build(vocab: Vocab, family: PreTokenizer) -> Any:
     from tokenizers import Regex, Tokenizer
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    merges, key = vocab.merges(), "tokenizer.ggml.merges"
+    merges = vocab.merges()
+    key = "tokenizer.ggml.merges"
     longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics if none is so long
     if longest > int(vocab.sizes.max()):
         vocab.fail(key, f"has a merge into {longest} bytes", "merges into known pieces")
@@ -135,7 +136,8 @@ def merge_model(
     """
     from tokenizers.models import BPE
 
-    pieces, never = texts(vocab.tokens, mark), vocab.unspellable()
+    pieces = texts(vocab.tokens, mark)
+    never = vocab.unspellable()
     ids = dict(zip(pieces, range(len(pieces)), strict=True))
     if len(ids) != len(pieces):
         vocab.warnings.append(f"{len(pieces) - len(ids)} pieces are duplicates: the first ones win")

@@ -79,7 +79,8 @@ def infill_ids(
         return tokenizer.encode_plain(text, start=False) if text else []
 
     made = [tokenizer.bos] if tokenizer.add_bos and tokenizer.bos is not None else []
-    repository, separator = fim_token(tokenizer, "fim_rep"), fim_token(tokenizer, "fim_sep")
+    repository = fim_token(tokenizer, "fim_rep")
+    separator = fim_token(tokenizer, "fim_sep")
     for n, (name, text) in enumerate(files):
         if separator is None:
             made += ids(f"{text}\n")

@@ -42,20 +42,25 @@ class LongestTokenizer(Tokenizer):
         token; if there is none, the byte's character is left out.
         """
         (pieces, sizes), data, ids, at = self._pieces, text.encode(), list[int](), 0
-        begun, n_before = 0, 0  # last character where a piece began; ids before it
+        # last character where a piece began; ids before it
+        begun = 0
+        n_before = 0
         lost: list[str] = []
         while at < len(data):
             if not _goes_on(data[at]):
-                begun, n_before = at, len(ids)
+                begun = at
+                n_before = len(ids)
             head = data[at : at + _HEAD]
             for size in (*sizes.get(head, ()), 1):
                 token = pieces.get(data[at : at + size])
                 if token is not None:
                     break
             else:
-                size, token = 1, self.unk
+                size = 1
+                token = self.unk
             if token is None:
-                first, end = at, at + 1
+                first = at
+                end = at + 1
                 while _goes_on(data[first]):
                     first -= 1
                 while end < len(data) and _goes_on(data[end]):

@@ -91,7 +91,8 @@ class SpmTokenizer(Tokenizer):
         spaced = start and self.adds_space and not text.startswith(self._kept)
         ids: list[int] = self._processor.encode(" " + text if spaced else text)
         if self._unk is None and self.n_vocab in ids:
-            encode, unknown = self._processor.encode, self.n_vocab
+            encode = self._processor.encode
+            unknown = self.n_vocab
             lost = {each for each in set(text) if unknown in encode(each)}
             self.warn_dropped(each for each in text if each in lost)
             ids = [each for each in ids if each != unknown]
@@ -159,13 +160,16 @@ def model_proto(
     starts, sizes = tokens.offsets()
     records = np.empty(vocab.n, _RECORD)
     records["tag"] = records["piece_tag"] = 0x0A
-    records["score_tag"], records["type_tag"] = 0x15, 0x18
+    records["score_tag"] = 0x15
+    records["type_tag"] = 0x18
     records["size"] = _varints(sizes + 11)
-    records["score"], records["type"] = vocab.scores, types
+    records["score"] = vocab.scores
+    records["type"] = types
     records["piece_size"] = _varints(sizes)
 
     # A GGUF string is 8 bytes of length and its bytes: each record replaces the 8 by 15 bytes.
-    payload, heads = tokens.payload, starts - int(starts[0])
+    payload = tokens.payload
+    heads = starts - int(starts[0])
     places = heads + (_RECORD.itemsize - 8) * np.arange(vocab.n)
     proto = np.empty(len(payload) + (_RECORD.itemsize - 8) * vocab.n, np.uint8)
     windows(proto, _RECORD.itemsize)[places] = records.view(f"V{_RECORD.itemsize}")

@@ -120,7 +120,8 @@ class Tokenizer(abc.ABC):
         if ends:
             shown = ", ".join(map(repr, ends))
             lost = f"it cannot generate {shown}, so output that should end there does not stop"
-        name, n = self.vocab.path.name, self.n_vocab
+        name = self.vocab.path.name
+        n = self.n_vocab
         warn(f"{name}: the vocabulary has {n} tokens but the model only {n_rows}: {lost}")
 
     def warn_dropped(self, characters: Iterable[str]) -> None:
@@ -219,7 +220,8 @@ class Tokenizer(abc.ABC):
         """Return the start of each id's text, in characters of the text that ``decode`` makes of
         all. Tokens of one character start where it does.
         """
-        decoder, made = StreamDecoder(self, start=True), []
+        decoder = StreamDecoder(self, start=True)
+        made = []
         for id in ids:
             decoder.push(id)
             made.append(decoder.at)
@@ -299,7 +301,8 @@ class StreamDecoder:
         start: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
-        self._special, self._shown = special, shown
+        self._special = special
+        self._shown = shown
         self._strip = start and tokenizer.adds_space
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self.at = self._n = 0  # characters before the last token, and up to its end
@@ -308,7 +311,8 @@ class StreamDecoder:
         """Return the text that is complete with ``token``; often empty. Raises IndexError for an
         absent id.
         """
-        data, self.at = self._tokenizer.token_bytes(token), self._n
+        data = self._tokenizer.token_bytes(token)
+        self.at = self._n
         if self._tokenizer.adds_space:
             special = self._tokenizer.is_special(token)
             if self._strip and not special:

@@ -72,7 +72,8 @@ END_OF_GENERATION = (
 _OF_MESSAGES = (b"<|return|>", b"<|call|>"), (b"<|flush|>", b"<|calls|>")
 # GGUF has no keys for the white space that transformers' added tokens drop around them. These list
 # the ids of tokens that drop it before them, and after them; ``treadle convert`` writes them.
-LSTRIP, RSTRIP = "treadle.tokens.lstrip", "treadle.tokens.rstrip"
+LSTRIP = "treadle.tokens.lstrip"
+RSTRIP = "treadle.tokens.rstrip"
 BEFORE = "treadle.tokens.before"  # ids put before a text in place of BOS: ChatGLM's two
 # Phi 3 and 3.5 have such tokens, but files of other converters do not say so. By architecture and
 # vocabulary: the control tokens and added pieces that keep white space after them.
@@ -167,7 +168,8 @@ class Vocab(MetadataReader):
 
     def raws(self) -> list[bytes]:
         """Return the bytes of all pieces, [n]."""
-        payload, first = self.tokens.payload.tobytes(), int(self.starts[0])
+        payload = self.tokens.payload.tobytes()
+        first = int(self.starts[0])
         starts = (self.starts - first + 8).tolist()
         sizes = self.sizes.tolist()
         return [payload[at : at + size] for at, size in zip(starts, sizes, strict=True)]
@@ -218,7 +220,8 @@ class Vocab(MetadataReader):
         return ids
 
     def _specials(self) -> dict[str, int]:
-        prefix, suffix = "tokenizer.ggml.", "_token_id"
+        prefix = "tokenizer.ggml."
+        suffix = "_token_id"
         found: dict[str, int] = {}
         for key in self.values:
             if not (key.startswith(prefix) and key.endswith(suffix)):

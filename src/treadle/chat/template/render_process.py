@@ -26,7 +26,10 @@ MAX_TEXT = 1 << 24  # characters a template may render: a context of millions of
 SIZE = struct.Struct("<Q")
 REPLY = struct.Struct("<?Q")
 READY = b"r"
-SPENT_TIME, SPENT_MEMORY, BROKEN = 1, 12, 13  # exit codes; faulthandler's is 1
+# exit codes; faulthandler's is 1
+SPENT_TIME = 1
+SPENT_MEMORY = 12
+BROKEN = 13
 
 
 def serve(limit_s: float, limit_bytes: int) -> NoReturn:
@@ -34,7 +37,8 @@ def serve(limit_s: float, limit_bytes: int) -> NoReturn:
     try:
         _bound(limit_bytes)
         importlib.import_module("treadle.chat.template.sandbox")  # not counted as rendering time
-        requests, replies = sys.stdin.buffer, sys.stdout.buffer
+        requests = sys.stdin.buffer
+        replies = sys.stdout.buffer
         replies.write(READY)
         replies.flush()
         while head := requests.read(SIZE.size):
@@ -73,7 +77,8 @@ def _answer(request: bytes) -> bytes:
         if len(text) > MAX_TEXT:
             raise TemplateError(f"chat template: its output has more than {MAX_TEXT} characters")
     except TemplateError as e:
-        fine, text = False, str(e)
+        fine = False
+        text = str(e)
     octets = text.encode("utf-8", "surrogatepass")
     return REPLY.pack(fine, len(octets)) + octets
 

@@ -178,7 +178,8 @@ class _RenderProcess:
             if self._preparing or (self._answered and isinstance(e, OSError)):
                 raise _GoneError from None
             raise self._ended(time.monotonic() - began) from None
-        self._preparing, self._answered = False, True
+        self._preparing = False
+        self._answered = True
         return fine, text
 
     def _send(self, request: bytes) -> None:

@@ -20,7 +20,8 @@ from treadle.tokenizer.vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
-_FUNCTIONS, _XML_TOOLS = ("functions", "datetime"), ("xml_tools",)
+_FUNCTIONS = ("functions", "datetime")
+_XML_TOOLS = ("xml_tools",)
 _OTHER_NAMES: tuple[tuple[str, ...], ...] = (_FUNCTIONS, _XML_TOOLS)
 MAX_SOURCE = 1 << 20  # characters of a template; the longest known has 30,000
 OWN = "the model's file"  # default origin of a template
@@ -59,13 +60,15 @@ class ChatTemplate:
         reasoning: str = AUTO,
     ) -> None:
         self.source = source
-        self.bos, self.eos = bos, eos
+        self.bos = bos
+        self.eos = eos
         self.tool_source = tool_source
         self.builtin = builtin
         self.stop = tuple(stop)
         self.origin = origin
         self.specials = dict(specials or {})
-        self.defaults, self.reasoning = dict(defaults or {}), reasoning
+        self.defaults = dict(defaults or {})
+        self.reasoning = reasoning
         self._forms: dict[str, ContentForm] = {}
 
     def __repr__(self) -> str:

@@ -83,7 +83,8 @@ def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, An
 
     The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
     """
-    own, said = template.defaults, reasoning_said(given)
+    own = template.defaults
+    said = reasoning_said(given)
     default = reasoning_default(template)
     if said is not None:
         own = {name: value for name, value in own.items() if name not in (*SWITCHES, EFFORT)}

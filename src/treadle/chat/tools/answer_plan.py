@@ -70,7 +70,8 @@ class AnswerPlan:
         """Set up a request output: show the control tokens that the parser reads, and ignore stop
         strings inside reasoning or calls, which end by their marks and grammar.
         """
-        answer.shown, speech = self.shown, self.speech
+        answer.shown = self.shown
+        speech = self.speech
         if answer.stop and (speech.thought or speech.row or speech.channels):
             answer.ear = StopFilter(speech, answer.stop)
 
@@ -84,7 +85,8 @@ def plan_answer(
     if wanted.schema is not None and wanted.lenient:
         with of_setting("json_schema"):
             schema, left_out = kept_schema(wanted.schema)
-        wanted, warnings = replace(wanted, schema=schema), [*warnings, *left_out]
+        wanted = replace(wanted, schema=schema)
+        warnings = [*warnings, *left_out]
     own = wanted.grammar is not None or wanted.regex is not None
     speech = manner.speech(
         prompt,
@@ -94,8 +96,10 @@ def plan_answer(
         sure=bool(tools) and not own,
         forced=bool(wanted.forced) and not own,
     )
-    bound, lazy = _bound(wanted, manner, tools, speech, grammars), None
-    row, plan = manner.row, None
+    bound = _bound(wanted, manner, tools, speech, grammars)
+    lazy = None
+    row = manner.row
+    plan = None
     if bound is None and tools:
         if speech.begun:
             source = recipients(row, tools, grammars.tokenizer, parallel=wanted.parallel)
@@ -131,7 +135,9 @@ def _bound(
     grammars: Grammars,
 ) -> Grammar | None:
     """Return the grammar of the whole answer, or None."""
-    row, tokenizer, schema = manner.row, grammars.tokenizer, wanted.schema
+    row = manner.row
+    tokenizer = grammars.tokenizer
+    schema = wanted.schema
     if wanted.grammar is not None:
         return grammars.gbnf(wanted.grammar)
     if wanted.regex is not None:
@@ -140,7 +146,8 @@ def _bound(
         grammars.schema(schema)  # this call reports what it cannot enforce
     if wanted.forced or (tools and schema is not None):
         chosen = {name: tools[name] for name in wanted.forced or tools}
-        parallel, begun = wanted.parallel, speech.begun
+        parallel = wanted.parallel
+        begun = speech.begun
         other = None if wanted.forced else schema
         source = whole_answer(row, chosen, tokenizer, parallel=parallel, begun=begun, schema=other)
         return _of_tools(source, grammars)
@@ -186,7 +193,9 @@ def _header(
     """Return the grammar of the header before an answer of the caller's own grammar, or None where
     that grammar writes it.
     """
-    own, row, channels = wanted.grammar or wanted.regex, manner.row, manner.channels
+    own = wanted.grammar or wanted.regex
+    row = manner.row
+    channels = manner.channels
     if own is None:
         return None
     written = own.replace("\\", "")

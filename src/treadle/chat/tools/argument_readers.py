@@ -32,7 +32,9 @@ class JsonReader(ArgumentReader):
     """
 
     def __init__(self, depth: int = 0) -> None:
-        self._depth, self._quoted, self._escaped = depth, False, False
+        self._depth = depth
+        self._quoted = False
+        self._escaped = False
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
         """See ``ArgumentReader.take``."""
@@ -40,7 +42,8 @@ class JsonReader(ArgumentReader):
             if self._escaped:
                 self._escaped = False
             elif self._quoted:
-                self._quoted, self._escaped = char != '"', char == "\\"
+                self._quoted = char != '"'
+                self._escaped = char == "\\"
             elif char == '"':
                 self._quoted = True
             elif char in "{[":
@@ -95,7 +98,8 @@ class TagReader(ArgumentReader):
 
     def _between(self, text: str, last: bool) -> tuple[str, str]:
         text = text.lstrip()
-        open, end = self._tags.open, self._tags.end
+        open = self._tags.open
+        end = self._tags.end
         key, size = self._name(text, last) if text.startswith(open) else ("", 0)
         if size:
             other = self._tags.other
@@ -120,7 +124,8 @@ class TagReader(ArgumentReader):
             if found is not None:
                 return name, found.end()
             rest = text.removeprefix(head) if text.startswith(head) else ""
-            said, ways = "".join(rest.split()), (self._tags.then, self._tags.other)
+            said = "".join(rest.split())
+            ways = (self._tags.then, self._tags.other)
             begun = any("".join(way.split()).startswith(said) for way in ways)
             if not last and (head.startswith(text) or (text.startswith(head) and begun)):
                 return "", 0
@@ -132,8 +137,10 @@ class TagReader(ArgumentReader):
         self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
         texts, others = divided(self._schemas.get(key))
         if is_text and texts.schemas:
-            texts, others = StringAlternatives(texts.schemas), []
-        self._text, self._nulls = not others, []
+            texts = StringAlternatives(texts.schemas)
+            others = []
+        self._text = not others
+        self._nulls = []
         self._others = others if texts.schemas else []
         if self._text and texts.null:
             words = [word for each in texts.schemas for word in choices(each)]
@@ -150,7 +157,8 @@ class TagReader(ArgumentReader):
             self._gap = "" if self._within else self._tags.gap
             self._close = f"{self._tags.quotes[1] if self._within else ''}{self._tags.close}"
             self._nulls = [] if self._within else self._nulls
-        gap, close = self._gap, self._close
+        gap = self._gap
+        close = self._close
         if not self._text:
             return self._other(text, last)
         value, found, rest = text.partition(close)
@@ -168,7 +176,8 @@ class TagReader(ArgumentReader):
 
     def _other(self, text: str, last: bool) -> tuple[str, str]:
         """Read a value that need not be a string. A mark inside a JSON string does not end it."""
-        at, first = self._end.find(text, self._close), text.find(self._close)
+        at = self._end.find(text, self._close)
+        first = text.find(self._close)
         if at is None and self._others and first >= 0:  # a string that begins like JSON
             behind = text[first + len(self._close) :].lstrip()
             at = first if behind.startswith((self._tags.open, self._tags.end)) else None
@@ -196,7 +205,9 @@ class TagReader(ArgumentReader):
 
     def _quoted(self, said: str) -> str:
         """Return a part of a string, with its opening quote if that is not output yet."""
-        quote, self._nulls, self._untold = '"' if self._untold else "", [], False
+        quote = '"' if self._untold else ""
+        self._nulls = []
+        self._untold = False
         return quote + _escaped(said)
 
 
@@ -212,25 +223,31 @@ class PythonReader(ArgumentReader):
         blank = {name.strip() for name in filter(_is_odd, names)}
         known = [name for name in names if _is_odd(name) or name in blank]
         self._names = sorted(known, key=len, reverse=True)
-        self._state, self._part = "key", ""
-        self._depth, self._quote = 0, ""
+        self._state = "key"
+        self._part = ""
+        self._depth = 0
+        self._quote = ""
         self._run = 0  # consecutive quotes, of an opening or a possible closing
         self._escape: Escape | None = None
         # Inside a value that is read whole: whether the next character is escaped; characters in
         # the current string; the quote of an empty string, which may begin a triple quote.
-        self._skips, self._size, self._empty = False, 0, ""
+        self._skips = False
+        self._size = 0
+        self._empty = ""
         self._n = 0
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
         """See ``ArgumentReader.take``."""
-        out, at = [], 0
+        out = []
+        at = 0
         while at < len(text) and not self.done:
             if self._state == "key":
                 made, size = self._key(text[at:], last)
                 if not size:
                     break
             else:
-                made, size = getattr(self, f"_in_{self._state}")(text[at]), 1
+                made = getattr(self, f"_in_{self._state}")(text[at])
+                size = 1
             out.append(made)
             at += size
         if self.done:
@@ -270,18 +287,23 @@ class PythonReader(ArgumentReader):
         if char in "\"'":
             self._open(char)
             return '"'
-        self._state, self._part = "value", ""
+        self._state = "value"
+        self._part = ""
         return self._in_value(char)
 
     def _open(self, quote: str) -> None:
         """Begin a string; three quotes may begin one, too."""
-        self._quote, self._run, self._state = quote, 1, "opening"
+        self._quote = quote
+        self._run = 1
+        self._state = "opening"
 
     def _in_opening(self, char: str) -> str:
         if char == self._quote:
             self._run += 1
             if self._run == 3:
-                self._quote, self._run, self._state = self._quote * 3, 0, "text"
+                self._quote = self._quote * 3
+                self._run = 0
+                self._state = "text"
             return ""
         self._state = "text" if self._run == 1 else "behind"
         self._run = 0
@@ -297,9 +319,11 @@ class PythonReader(ArgumentReader):
         if char == self._quote[0]:
             self._run += 1
             if self._run == len(self._quote):
-                self._run, self._state = 0, "behind"
+                self._run = 0
+                self._state = "behind"
             return ""
-        quotes, self._run = self._quote[0] * self._run, 0
+        quotes = self._quote[0] * self._run
+        self._run = 0
         if char == "\\":
             self._escape = Escape()
             return _escaped(quotes)
@@ -323,7 +347,9 @@ class PythonReader(ArgumentReader):
             self._within(char)
         elif char in "\"'":
             self._quote = char * 3 if char == self._empty else char
-            self._size, self._run, self._empty = 0, 0, ""
+            self._size = 0
+            self._run = 0
+            self._empty = ""
         elif char in "([{":
             self._depth += 1
         elif not self._depth and char in ",)":
@@ -341,13 +367,16 @@ class PythonReader(ArgumentReader):
         self._run = self._run + 1 if own and char == self._quote[0] else 0
         if self._run == len(self._quote):
             self._empty = char if not self._size else ""
-            self._quote, self._run = "", 0
+            self._quote = ""
+            self._run = 0
         self._size += 1
 
     def _in_gap(self, char: str) -> str:
         """Skip to the next argument, or to the end."""
         if char in ",)":
-            self._state, self._quote, self.done = "key", "", char == ")"
+            self._state = "key"
+            self._quote = ""
+            self.done = char == ")"
         return ""
 
 
@@ -366,12 +395,14 @@ class OwnReader(ArgumentReader):
 
     def take(self, text: str, last: bool) -> tuple[str, str]:
         """See ``ArgumentReader.take``."""
-        out, at = "", 0
+        out = ""
+        at = 0
         while at < len(text) and not self.done:
             made, size = self._next(text[at:], last) if not self._quoted else self._inside(text, at)
             if not size:
                 break
-            out, at = out + made, at + size
+            out = out + made
+            at = at + size
         return out, text[at:]
 
     def _inside(self, text: str, at: int) -> tuple[str, int]:
@@ -386,7 +417,8 @@ class OwnReader(ArgumentReader):
     def _next(self, text: str, last: bool) -> tuple[str, int]:
         char = text[0]
         if text.startswith(QUOTE):
-            self._quoted, self._key = True, False
+            self._quoted = True
+            self._key = False
             return '"', len(QUOTE)
         if QUOTE.startswith(text) and not last:
             return "", 0
@@ -405,7 +437,8 @@ class OwnReader(ArgumentReader):
             self._key = char == "{"
         elif char in "}]":
             self._stack = self._stack[:-1]
-            self.done, self._key = not self._stack, False
+            self.done = not self._stack
+            self._key = False
         elif char in ",:":
             self._key = char == "," and self._stack.endswith("{")
             return f"{char} ", 1

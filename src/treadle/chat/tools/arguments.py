@@ -10,7 +10,9 @@ from typing import Any, NoReturn
 
 from treadle.chat.tools.python_literals import dumped, literal
 
-NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")  # keys of a call object
+# keys of a call object
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters")
 CONSTANTS = {"None": "null", "True": "true", "False": "false"}  # as templates print them
 
 
@@ -32,7 +34,8 @@ class CallObject:
             if self._escaped:
                 self._escaped = False
             elif self._quoted:
-                self._quoted, self._escaped = char != '"', char == "\\"
+                self._quoted = char != '"'
+                self._escaped = char == "\\"
                 if not self._quoted and self._depth == 1 and not self._in_value:
                     self._key = text[self._start + 1 : at]
                 elif not self._quoted and self._depth == 1:
@@ -53,7 +56,8 @@ class CallObject:
                     self.end = at + 1
                     return
             elif self._depth == 1 and char == ":":
-                self._in_value, self._start = True, at + 1
+                self._in_value = True
+                self._start = at + 1
             elif self._depth == 1 and char == ",":
                 self._value_ends(text[self._start : at])
                 self._in_value = False
@@ -103,13 +107,16 @@ class ValueEnd:
     """
 
     def __init__(self) -> None:
-        self._at, self._quote, self._is_whole = 0, "", True
+        self._at = 0
+        self._quote = ""
+        self._is_whole = True
 
     def find(self, text: str, mark: str) -> int | None:
         """Return the offset of ``mark`` in ``text``, the value so far; None until it is there."""
         self._is_whole &= not text.strip() or text.lstrip()[0] in "{["
         for found in self._parts(text, mark) if self._is_whole else ():
-            part, self._at = found[0], found.end()
+            part = found[0]
+            self._at = found.end()
             if part in "\"'" and self._quote in ("", part):
                 self._quote = "" if self._quote else part
             elif part == "\n":
@@ -163,13 +170,16 @@ def value_of(written: str) -> Any:
 
 def arguments_of(written: str) -> dict[str, Any]:
     """Return the object of a call's arguments; of arguments cut short, the complete part."""
-    open, quoted, escaped = "", False, False
+    open = ""
+    quoted = False
+    escaped = False
     end = 0, ""  # offset where the text may be cut, and the brackets that close it there
     for at, char in enumerate(written):
         if escaped:
             escaped = False
         elif quoted:
-            quoted, escaped = char != '"', char == "\\"
+            quoted = char != '"'
+            escaped = char == "\\"
         elif char == '"':
             quoted = True
         elif char == ",":

@@ -90,7 +90,8 @@ def recipients(
     one = _one(rules, row, tools)
     more = _more(rules, row, f"{rules.literal(row.open)} {one}") if parallel else ""
     content = rules.literal(row.content + row.after)
-    text, until = rules.add(ANY_TEXT), rules.text_until(row.open)
+    text = rules.add(ANY_TEXT)
+    until = rules.text_until(row.open)
     return rules.source(f"{one} {more} | {content} {text} | {content} {until} {one} {more}")
 
 
@@ -200,7 +201,8 @@ def _arguments(rules: GrammarRules, row: ToolCallFormat, schema: Mapping[str, An
 def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
     """Return the rule of parameters in any order, for each of the schema's alternatives."""
     literals = Pythonic(rules, ReferencedSchemas(schema))
-    several, values = [], Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
+    several = []
+    values = Tagged(rules, tags, lambda v: _literals(rules, literals, v, schema))
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):
@@ -212,7 +214,8 @@ def _tags(rules: GrammarRules, tags: Tags, schema: Mapping[str, Any]) -> str:
 
 def _python(rules: GrammarRules, schema: Mapping[str, Any]) -> str:
     """Return the same rule for keyword arguments of a Python call."""
-    several, values = [], Pythonic(rules, ReferencedSchemas(schema))
+    several = []
+    values = Pythonic(rules, ReferencedSchemas(schema))
     for way in ways(schema):
         made = []
         for key, value, needed in _parameters(schema, way):

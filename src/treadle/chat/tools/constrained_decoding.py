@@ -165,7 +165,8 @@ class ConstraintPlan:
         """
         if isinstance(part, int):
             return self.bits_of([part])
-        wanted, made = part.encode(), _OPENING.setdefault(self.tokenizer, {})
+        wanted = part.encode()
+        made = _OPENING.setdefault(self.tokenizer, {})
         if (wanted, last) not in made:
             controls = {id for id in range(len(self.pieces)) if self.tokenizer.is_control(id)}
             pieces = enumerate(self.pieces)
@@ -278,7 +279,9 @@ class ConstrainedDecoder:
             return self._begins(thought, self._plan.tokenizer.token_bytes(token))
         begun = bool(self._left) and self._opens(token)
         if begun and not self._left:
-            self._bound, self._text, self._state = None, b"", "thinking"
+            self._bound = None
+            self._text = b""
+            self._state = "thinking"
             return self._watch()
         try:
             if self._bound is not None:
@@ -291,7 +294,9 @@ class ConstrainedDecoder:
             if self._bound is None:
                 named = self._plan.tokenizer.piece(token)
                 raise GrammarError(f"{named!r} does not continue the mark that opens reasoning")
-            self._matcher, self._bound, self._state = self._bound, None, "call"
+            self._matcher = self._bound
+            self._bound = None
+            self._state = "call"
             self._go_on()
 
     def _opens(self, token: int) -> bool:
@@ -300,7 +305,8 @@ class ConstrainedDecoder:
         if isinstance(part, int):
             self._left = rest
             return token == part
-        said, wanted = self._plan.tokenizer.token_bytes(token), part.encode()
+        said = self._plan.tokenizer.token_bytes(token)
+        wanted = part.encode()
         if self._plan.tokenizer.is_control(token) or not _follows(wanted, said, last=not rest):
             return False
         missing = wanted[len(said) :].decode()
@@ -310,14 +316,17 @@ class ConstrainedDecoder:
     def _begins(self, thought: Thought, said: bytes) -> None:
         """Read text where reasoning may be opened."""
         self._text += said
-        text, mark = self._text.lstrip(), thought.begin.encode()
+        text = self._text.lstrip()
+        mark = thought.begin.encode()
         after = thought.between.encode()
         begun = text.removeprefix(after)
         if begun.startswith(mark):
-            self._text, self._state = begun[len(mark) :], "thinking"
+            self._text = begun[len(mark) :]
+            self._state = "thinking"
             self._watch()
         elif not (mark.startswith(begun) or after.startswith(text)):
-            said, self._text = self._text, b""
+            said = self._text
+            self._text = b""
             self._behind()
             self._say(said)
 
@@ -333,7 +342,8 @@ class ConstrainedDecoder:
     def _accept_thinking(self, token: int) -> None:
         thought = self._plan.thought
         assert thought is not None
-        close, said = thought.close.encode(), self._plan.tokenizer.token_bytes(token)
+        close = thought.close.encode()
+        said = self._plan.tokenizer.token_bytes(token)
         self._n_thought += 1
         self._text += said
         _, found, rest = self._text.partition(close)
@@ -367,17 +377,22 @@ class ConstrainedDecoder:
             self._drafted = self._text[end:]
             self._draft = self._replayed(self._drafted, read) if new else None
         if self._draft is not None and any(each in self._drafted for each in plan.drafts):
-            self._matcher, self._draft, self._text = self._draft, None, b""
-            self._state, self._within = "call", plan.bound is None
+            self._matcher = self._draft
+            self._draft = None
+            self._text = b""
+            self._state = "call"
+            self._within = plan.bound is None
 
     def _replayed(self, rest: bytes, read: str = "") -> Matcher | None:
         """Return a matcher of the call grammar after ``read`` and ``rest``; None if that begins no
         call.
         """
         plan = self._plan
-        grammar, before = plan.bound or plan.lazy, plan.trigger if plan.bound is not None else ""
+        grammar = plan.bound or plan.lazy
+        before = plan.trigger if plan.bound is not None else ""
         assert grammar is not None
-        matcher, ids = grammar.matcher(), plan.ids(before + read) if before + read else []
+        matcher = grammar.matcher()
+        ids = plan.ids(before + read) if before + read else []
         try:
             if rest:
                 ids += plan.tokenizer.encode_plain(rest.decode(), start=False)
@@ -391,7 +406,8 @@ class ConstrainedDecoder:
         """Force the closing mark of reasoning that has used up its budget."""
         plan = self._plan
         if plan.budget is not None and self._n_thought >= plan.budget and plan.thought is not None:
-            self._forced, self._state = plan.ids(plan.thought.close), "forced"
+            self._forced = plan.ids(plan.thought.close)
+            self._state = "forced"
 
     def _bits_forced(self) -> bytes:
         return self._plan.bits_of(self._forced[:1])
@@ -416,7 +432,8 @@ class ConstrainedDecoder:
         plan = self._plan
         self._state = "free" if plan.lazy is not None and plan.bound is None else "plain"
         if plan.bound is not None:
-            self._matcher, self._state = self._first(), "gap" if gap else "call"
+            self._matcher = self._first()
+            self._state = "gap" if gap else "call"
             self._n_gap = 2
 
     def _bits_gap(self) -> bytes:
@@ -459,7 +476,8 @@ class ConstrainedDecoder:
             said_before = self._said + said
             self._said = said_before[-len(mark) :]
             if plan.budget is None and plan.bound is None and mark in said_before:
-                self._text, self._said = said_before.rpartition(mark)[2], b""
+                self._text = said_before.rpartition(mark)[2]
+                self._said = b""
                 self._state = "thinking"
                 return
         if self._state != "free" or plan.lazy is None:
@@ -482,7 +500,8 @@ class ConstrainedDecoder:
         """Begin a call; ``rest`` of it was written in the same token."""
         self._text, matcher = b"", self._replayed(rest, read)
         if matcher is not None:
-            self._matcher, self._state = matcher, "call"
+            self._matcher = matcher
+            self._state = "call"
         elif not self._plan.triggers:  # not a call after all
             self._state = "plain"
 
@@ -503,9 +522,12 @@ class ConstrainedDecoder:
             if not self._headed:
                 self._headed, self._matcher = True, self._plan.bound.matcher()
             return
-        self._matcher, self._said, self._text = None, b"", b""
+        self._matcher = None
+        self._said = b""
+        self._text = b""
         if self._within:
-            self._within, self._state = False, "thinking"
+            self._within = False
+            self._state = "thinking"
             return self._watch()
         once = self._plan.once or not self._plan.triggers
         self._state = "over" if once and self._plan.tokenizer.eog else "free"

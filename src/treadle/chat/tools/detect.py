@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _LOCK = free_lock()
 _MANNERS: WeakKeyDictionary[ChatTemplate, TemplateDialect] = WeakKeyDictionary()
 MAX_TRIED = 64  # places in a rendering where a call may begin
-_NAME, _WORD, _SYSTEM = "treadle_try", "treadle_word", "treadle says so"
+_NAME = "treadle_try"
+_WORD = "treadle_word"
+_SYSTEM = "treadle says so"
 _ARGUMENTS = {_WORD: "}</tool_call>{", "n": 3}
 
 
@@ -46,7 +48,8 @@ _TOOL = _tool(
 _USER = {"role": "user", "content": "hi"}
 _GIVEN = "gave 3"  # the test tool's result
 _LATE = {"role": "system", "content": "treadle says more"}
-_IDS, _NAMED = ("callxxxx1", "callxxxx2"), (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
+_IDS = ("callxxxx1", "callxxxx2")
+_NAMED = (f"functions.{_NAME}:0", f"functions.{_NAME}:1")
 # Schema features that some templates fail on: macros of Hermes never return from "null", those of
 # Functionary raise on a schema that is true.
 _ODD: dict[str, Any] = {
@@ -110,7 +113,8 @@ class TemplateDialect:
 
     def speech(self, prompt: str, **more: Any) -> AnswerMarks:
         """Return the marks to look for in an answer to ``prompt``."""
-        thought, row = self.thought, self.row if more.get("tools") or self.row.content else None
+        thought = self.thought
+        row = self.row if more.get("tools") or self.row.content else None
         return AnswerMarks(
             thought=thought,
             opened=thought is not None
@@ -240,7 +244,9 @@ def _beside(
     if channels is not None and channels.preamble:
         both = f"{channels.end}{channels.start}{channels.preamble}"
         ways.insert(1, CallContentStyle(in_thought=both))
-    words, thought, mark = f"{_WORD}_1", f"{_WORD}_2", f"{_WORD}_3"
+    words = f"{_WORD}_1"
+    thought = f"{_WORD}_2"
+    mark = f"{_WORD}_3"
     whole = {**_calling([{_WORD: mark}], form), "content": words}
     if own["thought"] is not None:
         whole |= dict.fromkeys(REASONING, thought)

@@ -58,7 +58,9 @@ THOUGHTS = (
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
-MAX_SPACE, _SPACE = 8, " \t\r\n"  # characters of white space within a mark of calls
+# characters of white space within a mark of calls
+MAX_SPACE = 8
+_SPACE = " \t\r\n"
 QUOTE = '<|"|>'  # around strings, in the style "own"
 
 
@@ -282,9 +284,12 @@ def _spaced(mark: str) -> re.Pattern[str]:
     return re.compile(re.escape(core) + space + re.escape(bracket))
 
 
-_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+_NAME = '{"name": "'
+_ARGUMENTS = '", "arguments": '
 _CALLS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-_CALL, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_CALL = "<｜tool▁call▁begin｜>"
+_SEP = "<｜tool▁sep｜>"
+_END = "<｜tool▁call▁end｜>"
 
 HERMES = ToolCallFormat(  # Hermes, Qwen 2.5, Qwen 3
     "hermes",

@@ -36,7 +36,8 @@ class GemmaValueGrammar:
     """Grammar of values in Gemma 4's notation."""
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
-        self._rules, self._parts = rules, parts
+        self._rules = rules
+        self._parts = parts
         self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def _once(self, ref: str, body: Callable[[], str]) -> str:
@@ -73,7 +74,8 @@ class GemmaValueGrammar:
         """Return a schema merged with the parts of its ``allOf`` and what they refer to."""
         if not isinstance(schema, Mapping):
             return {}
-        parts, made = schema.get("allOf"), {k: v for k, v in schema.items() if k != "allOf"}
+        parts = schema.get("allOf")
+        made = {k: v for k, v in schema.items() if k != "allOf"}
         if not isinstance(parts, list):
             return schema
         for part in parts:
@@ -108,13 +110,16 @@ class GemmaValueGrammar:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         """Return the rule of an array: ``prefixItems`` first, then other items."""
-        own, other = schema.get("prefixItems"), schema.get("items")
+        own = schema.get("prefixItems")
+        other = schema.get("items")
         first = [self.value(each) for each in own] if isinstance(own, list) else []
-        least, most = int(schema.get("minItems") or 0), schema.get("maxItems")
+        least = int(schema.get("minItems") or 0)
+        most = schema.get("maxItems")
         most = len(first) if is_never(other) and most is None else most
         behind = ""
         if most is None or most > len(first):
-            item, n = self.value(other), max(len(first), 1)
+            item = self.value(other)
+            n = max(len(first), 1)
             if most is None or most > n:
                 some = counts(max(least - n, 0), None if most is None else int(most) - n)
                 behind = f'("," {item}){some}'
@@ -127,21 +132,25 @@ class GemmaValueGrammar:
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         schema = with_required(schema)
-        rules, properties = self._rules, properties_of(schema)
+        rules = self._rules
+        properties = properties_of(schema)
         if not properties and schema.get("additionalProperties") is not False:
             pair = f'{_KEY} ":" {self.value(schema.get("additionalProperties"))}'
             return f'"{{" ({pair} ("," {pair})*)? "}}"'
         required = required_of(schema)
-        first, more = '"}"', '"}"'
+        first = '"}"'
+        more = '"}"'
         for key in sorted(properties, key=str.lower, reverse=True):  # as its template sorts them
             if is_never(properties[key]) and key not in required:
                 continue
             pair = f"{rules.literal(key + ':')} {self.value(properties[key])}"
             rest = rules.add(more)
             if key in required:
-                first, more = f"{pair} {rest}", f'"," {pair} {rest}'
+                first = f"{pair} {rest}"
+                more = f'"," {pair} {rest}'
             else:
-                first, more = f"{pair} {rest} | {rules.add(first)}", f'"," {pair} {rest} | {rest}'
+                first = f"{pair} {rest} | {rules.add(first)}"
+                more = f'"," {pair} {rest} | {rest}'
         return f'"{{" {rules.add(first)}'
 
 

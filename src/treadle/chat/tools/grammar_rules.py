@@ -81,7 +81,9 @@ class GrammarRules:
         return self.add(" | ".join([*first, *([] if n_needed else [end])]))
 
     def _in_order(self, parts: Sequence[tuple[str, bool]], end: str, between: str) -> str:
-        first, more = end, end  # rules of what may follow, before and after the first part
+        # rules of what may follow, before and after the first part
+        first = end
+        more = end
         for body, needed in reversed(parts):
             pair = f"{body} {self.add(more)}"
             behind = f"{between} {pair}"

@@ -62,7 +62,8 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
             waiting.append(dict(message))
             continue
         if not called:
-            made, waiting = made + waiting, []
+            made = made + waiting
+            waiting = []
         if message.get("role") == "tool" and not called:
             content = message.get("content")
             if not is_text(content):
@@ -78,7 +79,8 @@ def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
     """Return each message, and whether only results and system messages stand between it and a call
     before it.
     """
-    made, called = [], False
+    made = []
+    called = False
     for message in messages:
         role = message.get("role")
         called = called and (role == "tool" or role in SYSTEM)
@@ -113,7 +115,8 @@ def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with the assistant's reasoning as a part of its content, as in Ministral's
     template.
     """
-    reasoning, content = _reasoning(message), message.get("content")
+    reasoning = _reasoning(message)
+    content = message.get("content")
     if message.get("role") != "assistant" or not reasoning or not is_text(content):
         return message
     words = joined(content)

@@ -74,7 +74,8 @@ def described(part: Mapping[str, Any]) -> str:
     """
     kind = str(part.get("type"))
     media = _first(part, _TYPES) or _format_of(part)
-    found, size = _first(part, _DATA), ""
+    found = _first(part, _DATA)
+    size = ""
     if found.startswith("data:"):
         head, _, found = found.removeprefix("data:").partition(",")
         media = head.partition(";")[0] or media

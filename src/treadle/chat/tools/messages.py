@@ -134,8 +134,11 @@ def gone_on(
     marks, also where the prompt opens it, and its content in the row's format. ``within``: only its
     reasoning, left open.
     """
-    manner, content = manner_of(template), joined(last.get("content"))
-    row, thought, reasoning = manner.row, manner.thought, str(last.get("reasoning_content") or "")
+    manner = manner_of(template)
+    content = joined(last.get("content"))
+    row = manner.row
+    thought = manner.thought
+    reasoning = str(last.get("reasoning_content") or "")
     if not content and not reasoning:
         return asked
     if within and thought is not None:
@@ -217,7 +220,8 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     for message in messages:
-        role, last = message.get("role"), made[-1] if made else {}
+        role = message.get("role")
+        last = made[-1] if made else {}
         contents = [each.get("content") for each in (last, message)]
         alike = role == last.get("role") and role in ("user", "assistant")
         if not alike or not all(map(is_text, contents)):
@@ -329,7 +333,8 @@ def _give_ids(messages: list[dict[str, Any]]) -> None:
     raise on them. A result gets the id of the first waiting call of its tool, or else of the first
     waiting call.
     """
-    n, waiting = 0, list[dict[str, Any]]()
+    n = 0
+    waiting = list[dict[str, Any]]()
     for message in messages:
         calls = message.get("tool_calls") or ()
         waiting = list(calls) or waiting
@@ -347,7 +352,8 @@ def _name_ids(messages: list[dict[str, Any]]) -> None:
     """Replace ids by ones that name the tool and number the calls; Kimi's template writes them as
     names.
     """
-    n, named = 0, dict[str, str]()
+    n = 0
+    named = dict[str, str]()
     for message in messages:
         for call in message.get("tool_calls") or ():
             named[call["id"]] = call["id"] = f"functions.{call['function'].get('name')}:{n}"
@@ -399,7 +405,8 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
         role = message["role"]
         if role == "tool" and not manner.has_results:
             message.pop("tool_call_id", None)
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+            role = "user"
+            content = f"<tool_response>\n{content}\n</tool_response>"
         if made and role == "user" == made[-1]["role"]:
             made[-1]["content"] += f"\n{content}"
         else:

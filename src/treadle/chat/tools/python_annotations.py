@@ -27,7 +27,8 @@ _MAPS = (dict, Mapping)
 _UNIONS = (Union, types.UnionType)
 # Markers of TypedDict keys, handled in ``_named``. Compared by name: Python 3.10 has them only in
 # typing_extensions.
-_REQUIRED, _NOT_REQUIRED = "Required", "NotRequired"
+_REQUIRED = "Required"
+_NOT_REQUIRED = "NotRequired"
 _WRAPPED = (_REQUIRED, _NOT_REQUIRED)
 _PYDANTIC = "__pydantic_validator__"  # attribute of pydantic's dataclasses
 
@@ -64,7 +65,8 @@ class Schemas:
             for name, part in own.pop("$defs", {}).items():
                 self._define(name, part, where)
             return own
-        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        origin = typing.get_origin(kind)
+        inner = typing.get_args(kind)
         if origin is typing.Annotated:
             return narrowed(self.of(inner[0], where), inner[1:], where)
         if _name_of(origin) in _WRAPPED:
@@ -149,7 +151,8 @@ def value_of(kind: Any, value: Any) -> Any:
         return kind.model_validate(value)
     if hasattr(kind, _PYDANTIC):
         return getattr(kind, _PYDANTIC).validate_python(value)
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    inner = typing.get_args(kind)
     if origin is typing.Annotated:
         made = value_of(inner[0], value)
         check(inner[1:], made)
@@ -304,7 +307,8 @@ def _named(kind: Any, where: str) -> _TypedProperties | None:
         ]
         names: Iterable[str] = [each.name for each in fields]
     elif hasattr(kind, "__required_keys__"):  # a TypedDict, of typing_extensions too
-        names, required = kind.__annotations__, list(kind.__required_keys__)
+        names = kind.__annotations__
+        required = list(kind.__required_keys__)
     elif issubclass(kind, tuple) and hasattr(kind, "_fields"):
         names = kind._fields
         required = [name for name in kind._fields if name not in kind._field_defaults]  # type: ignore[attr-defined]

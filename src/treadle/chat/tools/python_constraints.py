@@ -30,7 +30,8 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "object": {"min_length": "minProperties", "max_length": "maxProperties"},
 }
 _WORDS = frozenset(word for keys in _KEYS.values() for word in keys)
-_LEAST, _MOST = ("ge", "gt", "min_length"), ("le", "lt", "max_length")
+_LEAST = ("ge", "gt", "min_length")
+_MOST = ("le", "lt", "max_length")
 _HOLDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "ge": operator.ge,
     "gt": operator.gt,

@@ -34,7 +34,9 @@ def tool_of(function: Function) -> dict[str, Any]:
     except Exception as error:  # anything that an annotation raises
         raise TreadleError(f"tool {name}: cannot resolve its annotations: {error}") from error
     said, told = _documented(inspect.getdoc(function) or "")
-    properties, required, schemas = {}, [], Schemas()
+    properties = {}
+    required = []
+    schemas = Schemas()
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:  # a builtin's
@@ -78,7 +80,8 @@ def _allows_object(schema: Any) -> bool:
     """Whether an object may satisfy a schema, judged by keywords that restrict types."""
     if not isinstance(schema, Mapping):
         return schema is not False
-    kinds, choices = schema.get("type", "object"), schema.get("enum")
+    kinds = schema.get("type", "object")
+    choices = schema.get("enum")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
         return False
     if isinstance(choices, list) and not any(isinstance(each, Mapping) for each in choices):
@@ -108,7 +111,8 @@ def result_of(function: Function, arguments: str) -> str:
     """
     try:
         hints = typing.get_type_hints(function, include_extras=True)
-        given, own = json.loads(arguments), _fields(function)
+        given = json.loads(arguments)
+        own = _fields(function)
         values = {key: _given(hints, key, given[key]) for key in given}
         for name, field in own.items():
             if name in values:

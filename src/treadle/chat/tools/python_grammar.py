@@ -40,7 +40,8 @@ class Pythonic:
     """Grammar of values in Python's notation, for schemas whose keywords are all known here."""
 
     def __init__(self, rules: GrammarRules, parts: ReferencedSchemas) -> None:
-        self._rules, self._parts = rules, parts
+        self._rules = rules
+        self._parts = parts
         self._known: dict[str, str] = {}  # rules by reference; under "", the rule of any value
 
     def value(self, schema: Any) -> str | None:
@@ -58,7 +59,8 @@ class Pythonic:
             return True
         if not isinstance(schema, Mapping):
             return False
-        keys, kinds = schema.keys() - _NOTES, _kinds(schema)
+        keys = schema.keys() - _NOTES
+        kinds = _kinds(schema)
         if ref := schema.get("$ref"):
             if not isinstance(ref, str) or keys != {"$ref"}:
                 return False
@@ -89,7 +91,8 @@ class Pythonic:
 
     def _is_known_within(self, schema: Mapping[str, Any], met: set[str]) -> bool:
         """Whether the parts of an array or an object can be enforced here."""
-        properties, more = properties_of(schema), schema.get("additionalProperties", True)
+        properties = properties_of(schema)
+        more = schema.get("additionalProperties", True)
         if not properties:
             inner = [schema.get("items", True), True if is_never(more) else more]
             return not required_of(schema) and all(self._is_known(each, met) for each in inner)
@@ -146,7 +149,8 @@ class Pythonic:
 
     def _texts(self, schema: Mapping[str, Any], *, breaks: bool = False) -> list[str]:
         """Return rules of strings in single quotes and in double quotes."""
-        own, out = limits(schema), "" if breaks else r"\n"
+        own = limits(schema)
+        out = "" if breaks else r"\n"
         if not own:
             behind = "(?s:.)" if breaks else "."
             return [rf"/{q}(?:[^{q}\\{out}]|\\{behind})*{q}/" for q in _QUOTES]
@@ -164,7 +168,8 @@ class Pythonic:
 
     def _array(self, schema: Mapping[str, Any]) -> str:
         item = self._value(schema.get("items", True))
-        least, most = int(schema.get("minItems") or 0), schema.get("maxItems")
+        least = int(schema.get("minItems") or 0)
+        most = schema.get("maxItems")
         if most == 0:
             return '"[" "]"'
         some = counts(max(least - 1, 0), None if most is None else int(most) - 1)
@@ -172,7 +177,8 @@ class Pythonic:
         return f'"[" {body} "]"' if least else f'"[" ({body})? "]"'
 
     def _object(self, schema: Mapping[str, Any]) -> str:
-        rules, properties = self._rules, properties_of(schema)
+        rules = self._rules
+        properties = properties_of(schema)
         more = schema.get("additionalProperties", True)
         if not properties:
             if is_never(more):
@@ -180,19 +186,19 @@ class Pythonic:
             pair = f'({" | ".join(self._texts({}))}) ":" " "? {self._value(more)}'
             return f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
         required = required_of(schema)
-        first, behind = '"}"', '"}"'
+        first = '"}"'
+        behind = '"}"'
         for key in reversed([*properties]):
             if is_never(properties[key]):
                 continue
             name = f"({rules.plain(repr(key))} | {rules.plain(json.dumps(key))})"
             pair = f'{name} ":" " "? {self._value(properties[key])} {rules.add(behind)}'
             if key in required:
-                first, behind = pair, f'"," " "? {pair}'
+                first = pair
+                behind = f'"," " "? {pair}'
             else:
-                first, behind = (
-                    f"{pair} | {rules.add(first)}",
-                    f'"," " "? {pair} | {rules.add(behind)}',
-                )
+                first = f"{pair} | {rules.add(first)}"
+                behind = f'"," " "? {pair} | {rules.add(behind)}'
         return f'"{{" {rules.add(first)}'
 
 

@@ -51,7 +51,8 @@ class Escape:
         """Return the text that the escape stands for, None until it is complete; and whether
         ``char`` is not part of it.
         """
-        kind, digits = self._read[1:2], self._read[2:]
+        kind = self._read[1:2]
+        digits = self._read[2:]
         if not kind:
             self._read += char
             if char in _PLAIN:
@@ -103,7 +104,8 @@ class _Literal:
     """Reader of a literal from offset ``at`` on; white space after each part is skipped."""
 
     def __init__(self, written: str) -> None:
-        self._text, self.at = written, 0
+        self._text = written
+        self.at = 0
         self._skip()
 
     def fail(self) -> NoReturn:
@@ -173,7 +175,8 @@ class _Literal:
         return made
 
     def _inside(self, quote: str, *, raw: bool) -> str:
-        made, escape = "", None
+        made = ""
+        escape = None
         while self.at < len(self._text):
             char = self._text[self.at]
             if escape is not None:
@@ -181,7 +184,8 @@ class _Literal:
                 if said is None and not again:
                     self.at += 1
                     continue
-                made, escape = made + (said or ""), None
+                made = made + (said or "")
+                escape = None
                 self.at += not again
             elif self._text.startswith(quote, self.at):
                 self.at += len(quote)

@@ -34,7 +34,8 @@ class ReasoningStyle(NamedTuple):
             empty = before.rstrip().endswith(thought.begin)
             asked = before.rstrip().removesuffix(thought.begin) if empty else before
         elif ends.endswith(thought.begin):
-            asked, opened = f"{ends}{asked[len(ends) :] or self.begin}", ""
+            asked = f"{ends}{asked[len(ends) :] or self.begin}"
+            opened = ""
         elif not reasoning:
             return asked
         lead = self.lead if opened and not asked.endswith(self.lead) else ""
@@ -44,7 +45,9 @@ class ReasoningStyle(NamedTuple):
 
 _LOOSE = ReasoningStyle("", "\n", "\n", "\n\n")  # DeepSeek R1, QwQ and models derived from them
 _STYLES: WeakKeyDictionary[ChatTemplate, ReasoningStyle] = WeakKeyDictionary()
-_USER, _THOUGHT, _WORDS = "hi", "treadle thinks", "treadle says"
+_USER = "hi"
+_THOUGHT = "treadle thinks"
+_WORDS = "treadle says"
 
 
 def style_of(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
@@ -61,7 +64,8 @@ def _found(template: ChatTemplate, thought: Thought) -> ReasoningStyle:
     names = ("reasoning_content", "reasoning", "thinking")
     said = {"role": "assistant", "content": _WORDS}
     with_it = _rendered(template, [*talk, {**said, **dict.fromkeys(names, _THOUGHT)}])
-    open, close = re.escape(thought.begin), re.escape(thought.close)
+    open = re.escape(thought.begin)
+    close = re.escape(thought.close)
     around = rf"(?:(\s*){open}(\s*))?{_THOUGHT}(\s*){close}(.*?){_WORDS}"
     begin = thought.open.removeprefix(thought.begin)
     if written := re.search(around, with_it, re.DOTALL):

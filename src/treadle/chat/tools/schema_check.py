@@ -61,8 +61,10 @@ def _is_same(value: Any, other: Any) -> bool:
 
 def _is_sized(value: Any, schema: Mapping[str, Any]) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        low, high = schema.get("minimum"), schema.get("maximum")
-        above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+        low = schema.get("minimum")
+        high = schema.get("maximum")
+        above = schema.get("exclusiveMinimum")
+        below = schema.get("exclusiveMaximum")
         return (
             (low is None or value >= low)
             and (high is None or value <= high)
@@ -84,7 +86,8 @@ def _is_fine_within(value: Any, schema: Mapping[str, Any], parts: ReferencedSche
         return all(fulfils(each, items, parts) for each in value)
     if not isinstance(value, dict):
         return True
-    properties, others = properties_of(schema), schema.get("additionalProperties", True)
+    properties = properties_of(schema)
+    others = schema.get("additionalProperties", True)
     if not all(name in value for name in schema.get("required") or ()):
         return False
     return all(fulfils(each, properties.get(name, others), parts) for name, each in value.items())

@@ -80,7 +80,8 @@ def _flat(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
         return {}
     made: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
-    ref, every = schema.get("$ref"), schema.get("allOf")
+    ref = schema.get("$ref")
+    every = schema.get("allOf")
     added = [parts.at(ref)] if isinstance(ref, str) else []
     for each in [*added, *(every if isinstance(every, list) else [])]:
         made = joined(made, _flat(each, parts))
@@ -205,7 +206,8 @@ def texts_of(schema: Any) -> StringAlternatives | None:
 def _texts_or_null(schema: Any) -> StringAlternatives | None:
     if is_text(schema):
         return StringAlternatives([schema])
-    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    kind = schema.get("type")
+    several = next((schema[k] for k in _SEVERAL if schema.get(k)), None)
     if "enum" in schema or "const" in schema:
         words = [each for each in choices(schema) if each is not None]
         texts = [{"enum": words}] if words else []
@@ -246,7 +248,8 @@ def _alternatives(schema: Any) -> list[Any]:
     """Return a schema for each type or value that a schema names."""
     if not isinstance(schema, Mapping):
         return [schema]
-    kind, several = schema.get("type"), next((schema[k] for k in _SEVERAL if schema.get(k)), None)
+    kind = schema.get("type")
+    several = next((schema[k] for k in _SEVERAL if schema.get(k)), None)
     if "enum" in schema or "const" in schema:
         words = choices(schema)
         texts = [word for word in words if isinstance(word, str)]

@@ -27,12 +27,15 @@ class StopFilter:
             n_calls = self._scanner.n_calls
             self._scanner.feed(char)
             if self._scanner.n_calls > n_calls:
-                out, self._open = out + self._mask * len(self._open), ""
+                out = out + self._mask * len(self._open)
+                self._open = ""
             self._open += char
             says, n_open = self._scanner.says
             n = len(self._open) if n_open is None else n_open
-            known, self._open = self._open[: len(self._open) - n], self._open[len(self._open) - n :]
+            known = self._open[: len(self._open) - n]
+            self._open = self._open[len(self._open) - n :]
             out += known if says else self._mask * len(known)
         if last:
-            out, self._open = out + self._open, ""
+            out = out + self._open
+            self._open = ""
         return out

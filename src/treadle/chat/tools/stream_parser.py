@@ -56,8 +56,10 @@ class StreamParser:
     """Parser of one answer: text in, pieces out. Text that may begin a mark is held back."""
 
     def __init__(self, speech: AnswerMarks) -> None:
-        self._speech, self._row = speech, speech.row
-        self._state, self._next = "content", "start"
+        self._speech = speech
+        self._row = speech.row
+        self._state = "content"
+        self._next = "start"
         if speech.within:
             self._state = "reasoning"
         elif speech.channels is not None:
@@ -65,7 +67,8 @@ class StreamParser:
         elif speech.begun:
             self._state = "head"
         elif speech.thought is not None:
-            self._state, self._next = "gap", "reasoning" if speech.opened else "start"
+            self._state = "gap"
+            self._next = "reasoning" if speech.opened else "start"
         elif speech.row is not None:
             self._state = "start"
         self._held = ""
@@ -73,7 +76,9 @@ class StreamParser:
         self._spoke = False  # content was output
         self._draft: StreamParser | None = None  # reads a possible call inside reasoning
         self._drafted: list[OutputPiece] = []  # its pieces
-        self._n_fed, self._n_drafts = 0, 0  # characters of it that were read; number of drafts
+        # characters of it that were read; number of drafts
+        self._n_fed = 0
+        self._n_drafts = 0
         self._raw = ""  # text read of a call, in case it turns out to be none
         self._object, self._reader = CallObject(), ArgumentReader()
         self._call: ToolCall | None = None  # the one being read
@@ -128,11 +133,15 @@ class StreamParser:
 
     def _behind(self, rest: str, state: str) -> None:
         """Continue after a mark in ``state``."""
-        self._held, self._state, self._next = rest, "gap", state
+        self._held = rest
+        self._state = "gap"
+        self._next = state
 
     def _in_start(self, last: bool) -> list[OutputPiece]:
         """Before any output: drop white space if a mark follows."""
-        text, row, thought = self._held.lstrip(), self._row, self._speech.thought
+        text = self._held.lstrip()
+        row = self._row
+        thought = self._speech.thought
         marks = [] if thought is None else [thought.begin]
         bare = row is not None and not row.trigger
         if row is not None and bare and row.lead:
@@ -141,7 +150,8 @@ class StreamParser:
             self._behind(text[len(thought.begin) :], "reasoning")
         elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
             self._raw = row.lead if _begins(text, row.lead) else ""
-            self._held, self._state = text.removeprefix(row.lead), "head"
+            self._held = text.removeprefix(row.lead)
+            self._state = "head"
         elif last or (text and not any(mark.startswith(text) for mark in marks)):
             self._state = "content"
         return []
@@ -158,14 +168,19 @@ class StreamParser:
         elif found:
             own = replace(speech, thought=None, opened=False, begun=False, within=False)
             own = replace(own, parallel=True, streams=False, sure=False, forced=False)
-            self._draft, self._drafted, self._raw = own.scanner(), [], found
-            self._held, self._n_fed, self._state = found + self._held, 0, "draft"
+            self._draft = own.scanner()
+            self._drafted = []
+            self._raw = found
+            self._held = found + self._held
+            self._n_fed = 0
+            self._state = "draft"
             self._draft._ids = self._ids
         return [OutputPiece("reasoning", text)]
 
     def _call_marks(self) -> tuple[str, ...]:
         """Return the marks that begin a call inside reasoning."""
-        row, channels = self._row, self._speech.channels
+        row = self._row
+        channels = self._speech.channels
         if row is None or not row.trigger:
             return ()
         marks = (row.trigger,) if row.by_header else row.starts
@@ -176,7 +191,8 @@ class StreamParser:
         follow, they end the reasoning. If other text, or the closing mark, follows, all of it is
         reasoning.
         """
-        draft, mark = self._draft, self._raw
+        draft = self._draft
+        mark = self._raw
         assert draft is not None
         self._drafted += draft.feed(self._held[self._n_fed :])
         whole = draft._state != "arguments"  # readers may take cut arguments for complete ones
@@ -184,12 +200,15 @@ class StreamParser:
         self._n_fed = len(self._held)
         other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
         if other or (last and not draft.n_calls):
-            self._n_drafts, self._raw = self._n_drafts + 1, ""
-            self._held, self._state = self._held[len(mark) :], "reasoning"
+            self._n_drafts = self._n_drafts + 1
+            self._raw = ""
+            self._held = self._held[len(mark) :]
+            self._state = "reasoning"
             return [OutputPiece("reasoning", self._breaks + mark)]
         if not last:
             return []
-        self._held, self._state = "", "end"
+        self._held = ""
+        self._state = "end"
         first = self.n_calls
         calls = [p._replace(number=first + p.number) for p in self._drafted if p.kind not in KINDS]
         if not self._speech.parallel:
@@ -213,11 +232,14 @@ class StreamParser:
         return []
 
     def _in_content(self, last: bool) -> list[OutputPiece]:
-        row, channels, thought = self._row, self._speech.channels, self._speech.thought
+        row = self._row
+        channels = self._speech.channels
+        thought = self._speech.thought
         marks = [] if channels is None else [channels.end]
         stray: tuple[str, ...] = ()
         if channels is None and thought is not None:
-            marks, stray = [thought.begin, *thought.stray], thought.stray
+            marks = [thought.begin, *thought.stray]
+            stray = thought.stray
         if row is not None and row.trigger and not row.by_header:
             marks += row.starts
         if not marks:
@@ -285,7 +307,8 @@ class StreamParser:
         if found:
             self._raw, self._held, self._state = found, text[len(found) :], states[found]
         elif not any(mark.startswith(text) for mark in (channels.start, *states)):
-            self._held, self._state = text, "content"
+            self._held = text
+            self._state = "content"
         elif last:
             self._state = "end"
         return []
@@ -302,14 +325,16 @@ class StreamParser:
         return []
 
     def _in_rest(self, last: bool) -> list[OutputPiece]:
-        text, self._held = self._held, ""
+        text = self._held
+        self._held = ""
         return [OutputPiece("content", text)]
 
     # -- calls ----------------------------------------------------------------------------------
 
     def _in_head(self, last: bool) -> list[OutputPiece]:
         """Between the mark of a call and its arguments."""
-        row, text = self._row, self._held
+        row = self._row
+        text = self._held
         assert row is not None
         if row.style == "object":
             return self._in_object(last)
@@ -322,15 +347,19 @@ class StreamParser:
         name, _, own = said.partition(row.id_mark) if row.id_mark else (said, "", "")
         id = f"functions.{said}" if row.named_ids else own or id
         if found and row.content and name == row.content:
-            self._raw, self._held, self._state = "", rest, "content"
+            self._raw = ""
+            self._held = rest
+            self._state = "content"
             return []
         if last and not found:
-            name, id = self._named(said), "" if row.id_mark else id
+            name = self._named(said)
+            id = "" if row.id_mark else id
             if not (self._speech.sure and name):
                 return self._cut()
         elif name not in self._speech.tools:
             return self._no_call()
-        self._raw, self._held = self._raw + text[: len(text) - len(rest)], rest
+        self._raw = self._raw + text[: len(text) - len(rest)]
+        self._held = rest
         self._begin(name, reader_of(row, self._speech.tools[name]), id)
         return []
 
@@ -338,19 +367,23 @@ class StreamParser:
         """Inside a call's JSON object: up to its arguments or, where it may not be a call, to its
         end.
         """
-        held, object = self._held.lstrip(), self._object
+        held = self._held.lstrip()
+        object = self._object
         assert self._row is not None
         if held and not held.startswith("{"):
             return self._no_call()
         if not held and not last:
             return []
-        self._raw, self._held = self._raw + self._held[: len(self._held) - len(held)], held
+        self._raw = self._raw + self._held[: len(self._held) - len(held)]
+        self._held = held
         object.walk(held)
-        name, at = object.name, object.arguments_at
+        name = object.name
+        at = object.arguments_at
         begun = self._speech.sure and name in self._speech.tools
         if begun and (at is not None or (last and object.end is None)):
             at = len(held) if at is None else at
-            self._raw, self._held = self._raw + held[:at], held[at:]
+            self._raw = self._raw + held[:at]
+            self._held = held[at:]
             self._begin(str(name), JsonReader())
         elif object.end is not None and name and name == self._row.content:
             self._raw, self._held, self._object = "", held[object.end :], CallObject()
@@ -360,7 +393,9 @@ class StreamParser:
             if found is None:
                 return self._no_call()
             self._begin(found[0], ArgumentReader())
-            self._written, self._held, self._state = found[1], held[object.end :], "close"
+            self._written = found[1]
+            self._held = held[object.end :]
+            self._state = "close"
         elif last:
             known = name is None or name == (self._row.content or None)
             return self._cut() if known else self._no_call()
@@ -383,7 +418,10 @@ class StreamParser:
         id = self._row.new_id() if id in ("", *self._ids) else id  # some models repeat theirs
         self._ids.add(id)
         self._call = ToolCall(id, name, "")
-        self._reader, self._state, self._told, self._written = reader, "arguments", False, ""
+        self._reader = reader
+        self._state = "arguments"
+        self._told = False
+        self._written = ""
 
     def _in_arguments(self, last: bool) -> list[OutputPiece]:
         held = self._held
@@ -394,10 +432,12 @@ class StreamParser:
                     return self._no_call()
                 if not last:  # a piece of a call must not be output before it is certain
                     return []
-        sure, streams = self._speech.sure, self._speech.streams
+        sure = self._speech.sure
+        streams = self._speech.streams
         fragment, rest = self._reader.take(held, last and not sure)
         self._raw += self._held[: len(self._held) - len(rest)]
-        self._held, self._written = rest, self._written + fragment
+        self._held = rest
+        self._written = self._written + fragment
         out = self._tell(fragment) if streams else []
         if self._reader.done:
             assert self._row is not None
@@ -419,12 +459,14 @@ class StreamParser:
 
     def _in_close(self, last: bool) -> list[OutputPiece]:
         """After the arguments of a call."""
-        row, call = self._row, self._call
+        row = self._row
+        call = self._call
         assert row is not None
         assert call is not None
         if not self._speech.sure and not is_object(self._written):
             return self._no_call()
-        behind, close = self._held.lstrip(), row.close
+        behind = self._held.lstrip()
+        close = row.close
         if close and behind.startswith(close):
             self._held = behind[len(close) :]
         elif close and close.startswith(behind):
@@ -449,13 +491,15 @@ class StreamParser:
         row = self._row
         assert row is not None
         text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
-        end, open = row.wrap[1].lstrip(), row.first.lstrip()
+        end = row.wrap[1].lstrip()
+        open = row.first.lstrip()
         if text.startswith(end):
             self._behind(text[len(end) :], "header" if self._speech.channels else "content")
         elif text.startswith(open) and text and not end.startswith(text):
             size = len(open) if row.open else 0
             self._raw += text[:size]
-            self._held, self._state = text[size:], "head"
+            self._held = text[size:]
+            self._state = "head"
         elif text and not end.startswith(text) and not open.startswith(text):
             return self._no_call()
         elif last:
@@ -488,7 +532,8 @@ class StreamParser:
         assert self._row is not None
         if not (self._speech.sure and (self._row.trigger or self._raw)):
             return self._no_call()
-        self._held, self._state = "", "end"
+        self._held = ""
+        self._state = "end"
         return []
 
     def _until(self, marks: Iterable[str], last: bool) -> tuple[str, str]:
@@ -508,7 +553,8 @@ class StreamParser:
         if not last and any(m != mark and m.startswith(self._held[at:]) for m in longer):
             mark = ""  # it may be the beginning of a longer one
         if mark:
-            text, self._held = self._held[:at].rstrip("\n"), self._held[at + len(mark) :]
+            text = self._held[:at].rstrip("\n")
+            self._held = self._held[at + len(mark) :]
             self._breaks = "\n" * (at - len(text))
             return text, mark
         text = self._held

@@ -30,15 +30,18 @@ def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     made: list[dict[str, Any]] = []
     own = False  # the last message is only system text
     for message in map(dict, messages):
-        role, content = message.get("role"), message.get("content")
+        role = message.get("role")
+        content = message.get("content")
         if role not in SYSTEM or not is_text(content):
             if own and role == "user" and is_text(content):
                 message["content"] = _with(made.pop().get("content"), joined(content))
             own = False
             made.append(message)
             continue
-        words, last = joined(content), made[-1] if made else {}
-        last_role, said = last.get("role"), last.get("content")
+        words = joined(content)
+        last = made[-1] if made else {}
+        last_role = last.get("role")
+        said = last.get("content")
         if not made:
             made.append(message)
         elif not words:

@@ -18,17 +18,21 @@ class Tagged:
     """
 
     def __init__(self, rules: GrammarRules, tags: Tags, others: Callable[[Any], str]) -> None:
-        self._rules, self._tags, self._others = rules, tags, others
+        self._rules = rules
+        self._tags = tags
+        self._others = others
         self._end = rules.literal(tags.gap + tags.close)
 
     def argument(self, key: str, schema: Any) -> str:
         """Return the rule of an argument of this name and schema: its tag, its value, its closing
         mark.
         """
-        tags, rules = self._tags, self._rules
+        tags = self._tags
+        rules = self._rules
         texts, others = divided(schema)
         if tags.other and texts.null:
-            texts, others = StringAlternatives(texts.schemas), [{"type": "null"}]
+            texts = StringAlternatives(texts.schemas)
+            others = [{"type": "null"}]
         fine = [each for each in texts.schemas if not limits(each) or is_possible(each)]
         fine = fine if others else texts.schemas
         said = (

@@ -76,7 +76,8 @@ def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
     least, most = (schema.get(key) for key in ("minLength", "maxLength"))
     if least or most is not None:
         yield f"(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})"
-    name, pattern = schema.get("format"), schema.get("pattern")
+    name = schema.get("format")
+    pattern = schema.get("pattern")
     patterns = {**FORMATS, **_OTHERS}.get(name, ()) if isinstance(name, str) else ()
     for each in (*patterns, *([pattern] if isinstance(pattern, str) else [])):
         whole = _whole(each)
@@ -96,7 +97,8 @@ def _whole(pattern: str) -> str | None:
     flags = _FLAGS.match(pattern)
     for choice in _choices(pattern[flags.end() :] if flags else pattern):
         found = [(m.start(), m.end()) for m in _PARTS.finditer(choice) if m.group() in _ANCHORS]
-        begins, ends = (0, 1) in found, (len(choice) - 1, len(choice)) in found
+        begins = (0, 1) in found
+        ends = (len(choice) - 1, len(choice)) in found
         if len(found) > begins + ends:
             return None
         inner = choice[begins : len(choice) - ends]
@@ -106,7 +108,9 @@ def _whole(pattern: str) -> str | None:
 
 def _choices(pattern: str) -> list[str]:
     """Return the alternatives of a pattern; those within brackets stay together."""
-    made, depth, start = [], 0, 0
+    made = []
+    depth = 0
+    start = 0
     for found in _PARTS.finditer(pattern):
         part = found.group()
         depth += (part == "(") - (part == ")")

@@ -31,7 +31,10 @@ class JobProgress:
     """Progress of a job, on standard error."""
 
     def __init__(self, total: int, n_earlier: int, progress: ProgressBar) -> None:
-        self.total, self.n_lines, self.n_failed, self.n_tokens = total, n_earlier, 0, 0
+        self.total = total
+        self.n_lines = n_earlier
+        self.n_failed = 0
+        self.n_tokens = 0
         self._bar, self._began = progress, time.monotonic()
         self._last = self._began
 

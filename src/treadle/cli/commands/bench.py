@@ -269,7 +269,8 @@ def time_once(engine: Contender, test: Test) -> tuple[float, float]:
     processor time, which includes threads that wait for others within a run.
     """
     engine.hold(test.depth, test.sequences)
-    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    start_s = time.perf_counter()
+    start_cpu_s = time.process_time()
     if test.kind == "pp":
         engine.read(test.n)
     else:
@@ -286,7 +287,8 @@ def evaluate(
     """
     n_rows = test.n if test.kind == "pp" else test.sequences
     steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
-    runs, peaks = list(test.runs(steps.n_tokens)), alike(timed.peaks)
+    runs = list(test.runs(steps.n_tokens))
+    peaks = alike(timed.peaks)
     works = [PassCost.of(steps, runs, rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
     work = PassCost.of(steps, runs, usual)

@@ -241,8 +241,10 @@ class Chat:
         oldest turns are dropped until half of the context is free, once less than a quarter is:
         each drop needs a new prefill of the rest, so it should be rare. Raises ContextFullError.
         """
-        conversation, settings = self.conversation, self.conversation.settings
-        before, n_ctx = conversation.n_dropped, self.model.n_ctx
+        conversation = self.conversation
+        settings = self.conversation.settings
+        before = conversation.n_dropped
+        n_ctx = self.model.n_ctx
         begin = cache(self.begin)
         if settings.when_full == "refuse":
             return begin(before)

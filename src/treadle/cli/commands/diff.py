@@ -144,7 +144,8 @@ def errors(
     of_a, of_b = (t.data.reshape(-1, t.format.row_bytes(k)) for t in (a, b) if t.format)
     if order is not None:
         of_b = of_b[order]
-    read_a, read_b = a.format.dequantize_rows, b.format.dequantize_rows
+    read_a = a.format.dequantize_rows
+    read_b = b.format.dequantize_rows
     step = max(1, TASK_WEIGHTS // max(k, 1))
 
     def strip(at: int) -> tuple[float, float, float]:
@@ -154,7 +155,9 @@ def errors(
             return float((d * d).sum()), float((x * x).sum()), float(np.abs(d).max(initial=0.0))
 
     parts = np.array(list(pool.map(strip, range(0, len(of_a), step))) or [(0.0, 0.0, 0.0)])
-    square, size, largest = parts[:, 0].sum(), parts[:, 1].sum(), parts[:, 2].max()
+    square = parts[:, 0].sum()
+    size = parts[:, 1].sum()
+    largest = parts[:, 2].max()
     n = max(len(of_a) * k, 1)
     found = {
         "rmse": np.sqrt(square / n),

@@ -73,7 +73,8 @@ def examine(
         for i, path in enumerate(about.files):
             progress("reading", i, len(about.files))
             read_anew(path)
-    peaks, failure = None, None
+    peaks = None
+    failure = None
     try:
         peaks = measure_peaks(row_in_use(), usable_threads()[0], progress=progress)
     except (CacheError, CompileError) as error:
@@ -160,7 +161,8 @@ def print_report(report: Mapping[str, object]) -> None:
         at = hang(line)
         if room and at > room - LEAST_ROOM:  # the value follows its key
             begin = len(line) - len(line.lstrip())
-            line, at = " " * begin + re.sub(" {2,}", "  ", line.lstrip()), begin + 4
+            line = " " * begin + re.sub(" {2,}", "  ", line.lstrip())
+            at = begin + 4
         say(line, indent=" " * at)
 
 

@@ -177,7 +177,8 @@ def token_line(report: Mapping[str, Any]) -> str:
     size = n_bytes(each["n_bytes"])
     if not each["n_experts"]:
         return f"{size} read per token"
-    few, every = n_weights(each["n_parameters"]), n_weights(report["n_parameters"])
+    few = n_weights(each["n_parameters"])
+    every = n_weights(report["n_parameters"])
     experts = f"{each['n_experts']} experts, {each['n_experts_used']} used"
     return f"{experts}: {few} of {every} parameters and {size} read per token"
 

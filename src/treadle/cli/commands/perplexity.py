@@ -261,5 +261,6 @@ def print_report(report: dict[str, Any]) -> None:
 
 def plus_minus(estimate: dict[str, float], digits: int, scale: float = 1, unit: str = "") -> str:
     """Format a value and its standard error."""
-    value, error = scale * estimate["value"], scale * estimate["error"]
+    value = scale * estimate["value"]
+    error = scale * estimate["error"]
     return f"{value:.{digits}f} ± {error:.{digits}f}{unit}"

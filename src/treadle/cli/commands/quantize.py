@@ -90,7 +90,8 @@ def command(
     from treadle.quantize.write import STAGE, check_importances, check_target, plan_shards, write
 
     with as_usage(TreadleError):
-        wanted, asked = find_mix(mix), [parse_rule(rule) for rule in rules]
+        wanted = find_mix(mix)
+        asked = [parse_rule(rule) for rule in rules]
         for name in filter(None, (output_type, embd_type)):
             format_by_name(name)
     if not dst:

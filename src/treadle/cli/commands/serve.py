@@ -18,7 +18,8 @@ from treadle.cli.ui.table import n_bytes, remark
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
 # quarter of the usable memory, or SHARED_BYTES if that is more.
-SHARED_TOKENS, SHARED_BYTES = 32768, 256 << 20
+SHARED_TOKENS = 32768
+SHARED_BYTES = 256 << 20
 NEEDED = ("starlette", "uvicorn", "prometheus_client")
 
 

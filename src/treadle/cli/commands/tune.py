@@ -143,7 +143,8 @@ def command(
         tuned_rows.check_place(isa)  # before minutes of measuring
     n_threads = threads or usable_threads()[0]
     wanted = [by_name(name) for name in dict.fromkeys(formats)] or TUNABLE
-    shape, kernels = ProductShape(k, m, n), [kernel] if kernel else list(KERNELS)
+    shape = ProductShape(k, m, n)
+    kernels = [kernel] if kernel else list(KERNELS)
     with ProgressBar() as progress:
         peaks, results = measure(wanted, isa, shape, n_threads, kernels, repeat, progress)
     doubtful = [] if force else [result for result in results if result.doubt]
@@ -212,7 +213,8 @@ def measure(
     for fmt in formats:
         fmt.row_bytes(shape.k)  # raises for a wrong K before minutes of measuring
     peaks = measure_peaks(isa, n_threads, progress=progress).as_dict()
-    old, results = tuned_row(isa).table, []
+    old = tuned_row(isa).table
+    results = []
     for fmt in formats:
         n_most = max(shape.n, *CROSSOVER)
         trial = KernelTrial(fmt, isa, shape.k, shape.m, n_most, n_threads)

@@ -34,7 +34,9 @@ class ProgressBar:
 
     def __init__(self, metered: str | None = None, unit: str = "") -> None:
         self.wanted = sys.stderr.isatty()
-        self.metered, self.unit, self.note = metered, unit, ""
+        self.metered = metered
+        self.unit = unit
+        self.note = ""
         self._stage = ""
         self._started = 0.0
         self._drawn: RichProgress | None = None
@@ -47,7 +49,8 @@ class ProgressBar:
         now = time.monotonic()
         if stage != self._stage:
             self.close()
-            self._stage, self._started = stage, now
+            self._stage = stage
+            self._started = now
         if total and done >= total:
             self.close()
         elif now - self._started >= PATIENCE_S or is_download(stage):  # its calls may be rare
@@ -71,7 +74,9 @@ class ProgressBar:
         """Remove the bar from the screen."""
         if self._drawn is not None:
             self._drawn.stop()
-        self._drawn, self._task, self._stage = None, None, ""
+        self._drawn = None
+        self._task = None
+        self._stage = ""
 
     def __enter__(self) -> ProgressBar:
         """Return itself."""

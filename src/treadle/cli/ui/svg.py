@@ -30,7 +30,8 @@ SHAPES: tuple[list[tuple[float, float]], ...] = (
     [(0, -MARK_PX - 1), (MARK_PX + 1, MARK_PX), (-MARK_PX - 1, MARK_PX)],
 )
 TICKS = 9  # on an axis, at most
-WIDTH, MARGIN = 880, 24
+WIDTH = 880
+MARGIN = 24
 
 # Colours of series are s0, s1, ...: any two of them, and each and the background, are distinct
 # also for viewers without red, green or blue cones (a distance of 20 and more in CIELAB).
@@ -91,9 +92,12 @@ class AxisScale:
 
     def __call__(self, value: float) -> float:
         """Return the pixel of ``value``."""
-        low, high = self.low, self.high
+        low = self.low
+        high = self.high
         if self.log:
-            low, high, value = log10(low), log10(high), log10(value)
+            low = log10(low)
+            high = log10(high)
+            value = log10(value)
         return self.start + (value - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[float]:
@@ -102,7 +106,8 @@ class AxisScale:
             rough = (self.high - self.low) / (TICKS - 1)
             power = 10.0 ** floor(log10(rough))
             step = next(s * power for s in (1, 2, 5, 10) if s * power >= rough)
-            first, last = ceil(self.low / step), floor(self.high / step)
+            first = ceil(self.low / step)
+            last = floor(self.high / step)
             return [step * i for i in range(first, last + 1)]
         decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for digits in ((1, 2, 5), (1, 3), (1,)):
@@ -164,7 +169,8 @@ class Canvas:
 
     def mark(self, x: float, y: float, look: SeriesStyle, tip: str = "") -> None:
         """Draw a marker with the tooltip ``tip``."""
-        css, r = f"mark {look.css}" + " hollow" * look.hollow, MARK_PX
+        css = f"mark {look.css}" + " hollow" * look.hollow
+        r = MARK_PX
         corners = SHAPES[look.shape % len(SHAPES)]
         if corners:
             points = places((x + dx, y + dy) for dx, dy in corners)
@@ -208,7 +214,8 @@ class Canvas:
         """Draw a label next to a marker, on the first side where it covers nothing; False if there
         is none.
         """
-        width, gap = CHAR_PX * len(text), MARK_PX + 4
+        width = CHAR_PX * len(text)
+        gap = MARK_PX + 4
         sides = (
             (x + gap, y + 4, "start", x + gap),
             (x - gap, y + 4, "end", x - gap - width),
@@ -243,7 +250,10 @@ class Panel:
         y_ticks: Iterable[tuple[float, str]] = (),
     ) -> None:
         """Draw title, grid, ticks (by default the scales' own) and axis titles."""
-        c, x, top, bottom = self.canvas, self.x, self.top, self.top + self.height
+        c = self.canvas
+        x = self.x
+        top = self.top
+        bottom = self.top + self.height
         c.text(MARGIN, top - 20, title, "ink head")
         for value, text in x_ticks or x.labelled():
             c.line(x(value), top, x(value), bottom, "grid")

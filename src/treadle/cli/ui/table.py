@@ -82,7 +82,8 @@ def fitted(
         max(map(cell_len, column))
         for column in zip([header.strip() for header in headers], *lines, strict=True)
     ]
-    shown, at = list(range(len(headers))), headers.index(folding) if folding else None
+    shown = list(range(len(headers)))
+    at = headers.index(folding) if folding else None
     least = [min(w, FOLDED) if i == at else w for i, w in enumerate(wide)]
     for header in optional:
         if sum(least[i] + GAP for i in shown) - GAP > room and header in headers:

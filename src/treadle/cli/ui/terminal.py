@@ -171,7 +171,8 @@ class Editor:
     """
 
     def __init__(self, commands: Iterable[str], keys: KeyboardGuard) -> None:
-        self._session, self._keys = build_session(commands), keys
+        self._session = build_session(commands)
+        self._keys = keys
 
     def read(self) -> str:
         """Return what was typed; EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""

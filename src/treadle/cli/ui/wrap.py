@@ -29,7 +29,8 @@ class WordWrap:
     def __init__(self, width: Callable[[], int]) -> None:
         from prompt_toolkit.utils import get_cwidth  # loaded with the editor
 
-        self._width, self._cells = width, get_cwidth
+        self._width = width
+        self._cells = get_cwidth
         self._column = 0  # cells used in this row
         self._line = ""  # this line's beginning, unwrapped
         self._held = ""  # an incomplete word, and the space before it
@@ -48,16 +49,20 @@ class WordWrap:
         if c == "\n":
             written = self._place() + c
             self._fence = self._fence_after(self._line)
-            self._line, self._column, self._long = "", 0, False
+            self._line = ""
+            self._column = 0
+            self._long = False
             return written
         if len(self._line) < SIGHT or self._fence:
             self._line += c
         if self._is_verbatim():
-            held, self._held = self._held, ""
+            held = self._held
+            self._held = ""
             return held + c
         if c in " \t":
             written = self._place() if self._held.strip() else ""
-            self._held, self._long = self._held + c, False
+            self._held = self._held + c
+            self._long = False
             return written
         written = self._place() if self._may_part(c) else ""
         self._held += c
@@ -105,12 +110,14 @@ class WordWrap:
             return ""
         gap = self._held[: len(self._held) - len(word)].expandtabs()
         self._held = ""
-        width, wide = max(1, self._width()), self._cells(word)
+        width = max(1, self._width())
+        wide = self._cells(word)
         if self._column > width:  # the terminal was narrowed and broke this row itself
             self._column %= width
         if self._column and not self._long and self._column + len(gap) + wide > width:
             hang = min(self._hang(), width // 2)
-            gap, self._column = "\n" + " " * hang, hang
+            gap = "\n" + " " * hang
+            self._column = hang
         else:
             self._column += len(gap)
         self._column += wide

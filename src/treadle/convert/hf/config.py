@@ -65,7 +65,9 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     RoPE scaling or quantisation.
     """
     family, keys = _find_family(config, path)
-    whole, arch, word = MetadataReader(config, path), ARCHS[family.arch], family.word
+    whole = MetadataReader(config, path)
+    arch = ARCHS[family.arch]
+    word = family.word
     packing = find_quantization(whole)
     _refuse_others(whole, keys, family, packing)
     n_layer = keys.integer(word("num_hidden_layers"), hi=N_LAYER_MAX)
@@ -230,12 +232,15 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, MetadataReader]:
-    name, keys, part = config.get("model_type"), MetadataReader(config, path), None
+    name = config.get("model_type")
+    keys = MetadataReader(config, path)
+    part = None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]
         name = part.kind
         if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
-            keys, name = inner, inner.text("model_type", name)
+            keys = inner
+            name = inner.text("model_type", name)
     if isinstance(name, str) and _kinds(MetadataReader(config, path), "EncoderModel"):
         name = ENCODERS_OF.get(name, name)
     if not isinstance(name, str):
@@ -364,7 +369,8 @@ def _window(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any
     flags = family.windowed(keys, n_layer)
     if flags is None:
         return without
-    size, kinds = family.word("sliding_window"), keys.get("layer_types")
+    size = family.word("sliding_window")
+    kinds = keys.get("layer_types")
     whole = keys.values.get(size, keys.defaults.get(size)) is None  # full attention in all layers
     if kinds is not None:
         names = ("full_attention", "sliding_attention")

@@ -190,10 +190,13 @@ class HFModel(GGUF):
 
     def __init__(self, checkpoint: HfFolder) -> None:
         """Take over the checkpoint's files."""
-        hyper, weights = checkpoint.hyper, checkpoint.weights
+        hyper = checkpoint.hyper
+        weights = checkpoint.weights
         self.path = checkpoint.path
         self.paths = weights.paths
-        self.version, self.alignment, self.header_only = 3, 1, False
+        self.version = 3
+        self.alignment = 1
+        self.header_only = False
         self.n_bytes = weights.n_bytes
         self.metadata = dict(checkpoint.metadata)
         if not hyper.family.paired and ARCHS[hyper.family.arch].rope != "none":
@@ -203,7 +206,8 @@ class HFModel(GGUF):
         self._made = workshop = Workshop(checkpoint.path, checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
-                data, path = f32_bytes(named.floats(_shift(named, hyper))), named.tensor.path
+                data = f32_bytes(named.floats(_shift(named, hyper)))
+                path = named.tensor.path
                 self.tensors[name] = _in_memory(name, named.shape, _F32, data, path)
             elif name in workshop.tensors:
                 self.tensors[name] = workshop.tensor(named)
@@ -222,14 +226,16 @@ class _Outline(GGUF):
     """The keys and shapes of a directory, for a graph to check before weights are read."""
 
     def __init__(self, checkpoint: HfFolder) -> None:
-        self.path, self.metadata = checkpoint.path, checkpoint.metadata
+        self.path = checkpoint.path
+        self.metadata = checkpoint.metadata
         self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
         for name, values in checkpoint.hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
 
 
 def _in_place(named: MappedTensor) -> Tensor:
-    tensor, packed = named.tensor, named.packed
+    tensor = named.tensor
+    packed = named.packed
     if packed is not None:
         return PartedTensor(
             named.name,

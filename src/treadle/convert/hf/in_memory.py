@@ -43,7 +43,8 @@ class Workshop:
 
     def tensor(self, named: MappedTensor) -> MadeTensor:
         """Return one of them in the engine's form."""
-        fmt, size = FORMATS[named.ggml_type], _size(named)
+        fmt = FORMATS[named.ggml_type]
+        size = _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file
         of = named.name, named.shape, named.ggml_type, fmt, size
         return MadeTensor(*of, *at, partial(self._read, named.name))

@@ -35,7 +35,8 @@ def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
     """Return the tensors with taps as [channels, 1, taps], and whether mlx-lm's layout was
     found.
     """
-    made, laid = dict(tensors), False
+    made = dict(tensors)
+    laid = False
     for name, tensor in tensors.items():
         if (
             name.endswith(_TAPS)
@@ -43,5 +44,6 @@ def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
             and tensor.shape[2] == 1 < tensor.shape[1]
         ):
             channels, taps, _ = tensor.shape
-            made[name], laid = replace(tensor, shape=(channels, 1, taps)), True
+            made[name] = replace(tensor, shape=(channels, 1, taps))
+            laid = True
     return made, laid

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from treadle.convert.hf.config import HfConfig
 
 
-MEAN, FIRST, LAST, RANK = 1, 2, 3, 4  # GGUF's numbers
+# GGUF's numbers
+MEAN = 1
+FIRST = 2
+LAST = 3
+RANK = 4
 _MODES = {"mean": MEAN, "cls": FIRST, "lasttoken": LAST}
 _FLAGS = {
     "pooling_mode_mean_tokens": MEAN,

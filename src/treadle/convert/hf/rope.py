@@ -45,7 +45,8 @@ def read_rope(
     """Return base and scaling keys, and factor tensors, from ``rope_theta`` and ``rope_scaling`` or
     ``rope_parameters``.
     """
-    older, local = keys.within("rope_scaling"), None
+    older = keys.within("rope_scaling")
+    local = None
     older = older if older and older.values else None
     # A family's default parameters apply only to files that have neither.
     newer = older is None or keys.values.get("rope_parameters") is not None
@@ -119,7 +120,8 @@ def _said(rope: MetadataReader) -> dict[str, Any]:
 
 
 Scaled = tuple[dict[str, Any], Factors]
-_STRETCHED, _ORIGINAL = "max_position_embeddings", "original_max_position_embeddings"
+_STRETCHED = "max_position_embeddings"
+_ORIGINAL = "original_max_position_embeddings"
 _N_CTX = "rope.scaling.original_context_length"
 _WIDE = "global_head_dim"
 _STILL = 1e30  # factor of pairs that do not rotate, as llama.cpp's converter writes it
@@ -189,7 +191,8 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
     """Return two lists of factors: for the context length before scaling, and for longer
     prompts.
     """
-    n_ctx, original = keys.integer(_STRETCHED, hi=POSITION_MAX), _n_ctx_orig(rope, keys, lo=2)
+    n_ctx = keys.integer(_STRETCHED, hi=POSITION_MAX)
+    original = _n_ctx_orig(rope, keys, lo=2)
     factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
     usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     made = {
@@ -294,7 +297,8 @@ def fourth_still(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Check SmolLM 3's layers without RoPE: GGUF has no key for them, so only llama.cpp's pattern
     is accepted.
     """
-    key, every = "no_rope_layers", f"every {NOPE_PERIOD}th layer without RoPE"
+    key = "no_rope_layers"
+    every = f"every {NOPE_PERIOD}th layer without RoPE"
     flags = keys.get(key)  # 1 means RoPE, despite the key's name
     if flags is None:
         key = "no_rope_layer_interval"

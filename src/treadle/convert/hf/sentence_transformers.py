@@ -82,7 +82,8 @@ def _default_prompt(folder: Path) -> str:
     said = MetadataReader(read_optional(folder / PROMPTS), folder / PROMPTS)
     if said.get("default_prompt_name") is None:
         return ""
-    name, prompts = said.text("default_prompt_name"), said.within("prompts")
+    name = said.text("default_prompt_name")
+    prompts = said.within("prompts")
     prompt = prompts.text(name, "") if prompts else ""
     if prompts is None or prompts.get(name) is None:
         names = ", ".join(prompts.values) if prompts else "no names"

@@ -75,7 +75,9 @@ _WIDTHS = {  # name of the row length, by tensor
     row.name: row.shape[-1] for row in (*MODEL_ROWS, *(row for s in _SUBLAYERS for row in s.rows))
 }
 SCORING = ("cls.",)  # head that scores pairs; in no plan
-EMBEDDINGS, OUTPUT, OUTPUT_BIAS = "token_embd.weight", "output.weight", "output.bias"
+EMBEDDINGS = "token_embd.weight"
+OUTPUT = "output.weight"
+OUTPUT_BIAS = "output.bias"
 _PIECE = 1 << 22  # bytes compared at a time
 
 
@@ -103,7 +105,8 @@ class MappedTensor:
 
         This copies: use it only for norms and biases.
         """
-        tensor, fmt = self.tensor, FORMATS[self.ggml_type]
+        tensor = self.tensor
+        fmt = FORMATS[self.ggml_type]
         values = fmt.dequantize_rows(tensor.data).reshape(-1)
         if not np.isfinite(values).all():
             at = int(np.flatnonzero(~np.isfinite(values))[0])
@@ -162,7 +165,8 @@ def without_copy(found: Mapping[str, MappedTensor]) -> dict[str, MappedTensor]:
     first difference. A model run in place keeps the copy, with the same results.
     """
     kept = dict(found)
-    output, embeddings = kept.get(OUTPUT), kept[EMBEDDINGS]
+    output = kept.get(OUTPUT)
+    embeddings = kept[EMBEDDINGS]
     if OUTPUT_BIAS in kept:
         return kept
     if output and not output.packed and _is_same(output.tensor, embeddings.tensor):
@@ -174,7 +178,9 @@ def _is_same(tensor: SafeTensor, other: SafeTensor) -> bool:
     """Whether two tensors are equal."""
     if (tensor.shape, tensor.dtype) != (other.shape, other.dtype):
         return False
-    starts, a, b = range(0, tensor.n_bytes, _PIECE), tensor.data, other.data
+    starts = range(0, tensor.n_bytes, _PIECE)
+    a = tensor.data
+    b = other.data
     return all(np.array_equal(a[at : at + _PIECE], b[at : at + _PIECE]) for at in starts)
 
 
@@ -240,7 +246,8 @@ def check_named(
         key = (error.where or "").removeprefix(f"{arch.name}.")
         if key not in hyper.spelt:
             raise
-        where, expected = f"{hyper.spelt[key]} ({error.where})", error.expected
+        where = f"{hyper.spelt[key]} ({error.where})"
+        expected = error.expected
         raise FileError(error.what, path=hyper.path, where=where, expected=expected) from None
     order: dict[str, tuple[int, ...]] = {}
     for i, (row, name, shape) in enumerate(needed_tensors(graph, config, found)):
@@ -297,7 +304,8 @@ def _is_further(name: str, hyper: HfConfig) -> bool:
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
     """Return the name in GGUF. Raises FileError if there is none."""
-    match, names = NAME.fullmatch(tensor.name), _names(hyper)
+    match = NAME.fullmatch(tensor.name)
+    names = _names(hyper)
     layer = match["layer"] if match else None
     stem = names.get(match["stem"]) if match else None
     if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):

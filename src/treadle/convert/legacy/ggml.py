@@ -38,10 +38,12 @@ def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
             raise FileError("is a part of another model", path=more, expected=f"one of {path.name}")
     tensors = _join_all(parts)
     sizes = first.sizes
-    n_embd, n_head = sizes["n_embd"], sizes["n_head"]
+    n_embd = sizes["n_embd"]
+    n_head = sizes["n_head"]
     head_dim = n_embd // n_head
     n_ff = -(-(2 * (4 * n_embd) // 3) // sizes["n_mult"]) * sizes["n_mult"]
-    gate, key = tensors.get("blk.0.ffn_gate.weight"), tensors.get("blk.0.attn_k.weight")
+    gate = tensors.get("blk.0.ffn_gate.weight")
+    key = tensors.get("blk.0.attn_k.weight")
     n = {
         "n_vocab": sizes["n_vocab"],
         "n_embd": n_embd,

@@ -103,7 +103,8 @@ def read_tokenizer(path: Path, n_vocab: int) -> dict[str, Any]:
 
 def _pieces(raw: bytes, n_vocab: int) -> list[tuple[bytes, float]]:
     longest = int.from_bytes(raw[:4], "little")
-    found, at = [], 4
+    found = []
+    at = 4
     for i in range(n_vocab):
         if at + 8 > len(raw):
             raise ValueError(f"cut short at piece {i}")

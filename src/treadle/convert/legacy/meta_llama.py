@@ -68,9 +68,12 @@ class _Model:
     """The tensors joined from all ranks, and the settings of ``params.json``."""
 
     def __init__(self, folder: Path, params: MetadataReader, shards: list[Checkpoint]) -> None:
-        self.folder, self.params, self.shards = folder, params, shards
+        self.folder = folder
+        self.params = params
+        self.shards = shards
         self.notes: list[str] = []
-        n_embd, n_head = params.integer("dim"), params.integer("n_heads")
+        n_embd = params.integer("dim")
+        n_head = params.integer("n_heads")
         self.n = {
             "n_embd": n_embd,
             "n_head": n_head,

@@ -53,7 +53,8 @@ def _join_or_part(
     ranks: dict[str, LowRank], match: re.Match[str], gguf: GGUF, layer: Layer, check: Check
 ) -> None:
     whole = f"{match['at']}qkv.weight"
-    n_q, n_k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+    n_q = layer.n_head * layer.head_dim
+    n_k = layer.n_head_kv * layer.head_dim
     heights = {"q": n_q, "k": n_k, "v": layer.n_head_kv * layer.head_dim_v}
     parts = {f"{match['at']}{one}.weight": height for one, height in heights.items()}
     if match["one"] != "qkv":
@@ -62,11 +63,13 @@ def _join_or_part(
         k = gguf.tensors[whole].shape[-1]
         ranks[whole] = _joined(ranks, {name: (m, k) for name, m in parts.items()}, check)
     elif parts.keys() <= gguf.tensors.keys() and parts.keys().isdisjoint(ranks):
-        low, first = ranks.pop(whole), 0
+        low = ranks.pop(whole)
+        first = 0
         check(whole, low, (sum(parts.values()), gguf.tensors[min(parts)].shape[-1]))
         for name, m in parts.items():
             b = partial(_rows, low, first, m)
-            ranks[name], first = replace(low, b=b, b_shape=(m, low.rank)), first + m
+            ranks[name] = replace(low, b=b, b_shape=(m, low.rank))
+            first = first + m
 
 
 def _joined(
@@ -81,8 +84,10 @@ def _joined(
     each = each[:-1]
     heights = [shape[-2] for shape in shapes.values()]
     rank = sum(low.rank for low in parts if low is not None)
-    a_shape, b_shape = (*each, rank, k), (*each, sum(heights), rank)
-    a, b = partial(_joined_a, parts), partial(_joined_b, parts, heights, b_shape)
+    a_shape = (*each, rank, k)
+    b_shape = (*each, sum(heights), rank)
+    a = partial(_joined_a, parts)
+    b = partial(_joined_b, parts, heights, b_shape)
     return LowRank(rank, 1.0, a, b, a_shape, b_shape)
 
 
@@ -93,7 +98,9 @@ def _joined_a(parts: Sequence[LowRank | None]) -> Floats:
 def _joined_b(
     parts: Sequence[LowRank | None], heights: Sequence[int], shape: tuple[int, ...]
 ) -> Floats:
-    made, row, at = np.zeros(shape, np.float32), 0, 0
+    made = np.zeros(shape, np.float32)
+    row = 0
+    at = 0
     for low, height in zip(parts, heights, strict=True):
         if low is not None:
             to = made[..., row : row + height, at : at + low.rank]

@@ -85,7 +85,8 @@ def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
         if not isinstance(path, str | bytes | os.PathLike):
             raise TreadleError(f"lora: {one!r:.80}: expected a path or a (path, scale) pair")
         scale = lora_scale(f"lora: {one!r:.80}", scale)
-        adapter, names = open_adapter(path, engine.gguf, engine.config), {a.name for a in adapters}
+        adapter = open_adapter(path, engine.gguf, engine.config)
+        names = {a.name for a in adapters}
         others = (name for i in count(2) if (name := f"{adapter.name}-{i}") not in names)
         adapters.append(replace(adapter, name=next(others)) if adapter.name in names else adapter)
         scales.append(scale)
@@ -95,7 +96,8 @@ def load_adapters(given: Iterable[Scaled], engine: Engine) -> None:
 
 def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
     file = open_gguf(path)
-    keys, arch = file.metadata, config.arch.name
+    keys = file.metadata
+    arch = config.arch.name
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
         if keys.get(key) != wanted:
             raise FileError(f"is {keys.get(key)!r:.40}", path=path, where=key, expected=wanted)
@@ -133,7 +135,8 @@ def _pairs(file: GGUF) -> list[tuple[str, Tensor, Tensor]]:
     """Return A and B of each matrix. Raises FileError for a tensor that is not half of a pair."""
     found = []
     for name, tensor in file.tensors.items():
-        stem, suffix = name[: -len(SUFFIXES[0])], name[-len(SUFFIXES[0]) :]
+        stem = name[: -len(SUFFIXES[0])]
+        suffix = name[-len(SUFFIXES[0]) :]
         if suffix not in SUFFIXES:
             raise tensor.error("is no tensor of an adapter", "names that end in .lora_a or .lora_b")
         other = stem + SUFFIXES[suffix == SUFFIXES[0]]
@@ -178,7 +181,8 @@ def write_adapter(
         rest = low.factor * low.rank / alpha
         types = peft.types.get(name, of_made) if peft else of_made
         if name == EMBEDDINGS:
-            low, types = turned(low), types[::-1]
+            low = turned(low)
+            types = types[::-1]
         first = np.ascontiguousarray(low.a().T) if name == EMBEDDINGS else low.a()
         a, b = (by_name(own) if fmt is None else fmt for own in types)
         writer.add_tensor(f"{name}.lora_a", first.shape, a, a.quantize_rows(first))

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
     from treadle.models.config import Config, Layer
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30}
 KEY = re.compile(
     r"base_model\.model\.(?P<module>.+)\."
@@ -106,7 +107,8 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         _check_pair(pair)
         if modules.is_unread(module):
             continue
-        a, b = pair["A"], pair["B"]
+        a = pair["A"]
+        b = pair["B"]
         types = a.dtype, b.dtype
         if (experts := find_parameters(module, gguf)) is None:
             rank = a.shape[0] if len(a.shape) == 2 else 0
@@ -123,10 +125,13 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
         for part in parts:
-            low, types = _pair(part, whole, config), whole.types
+            low = _pair(part, whole, config)
+            types = whole.types
             if module in tables:  # [rank, n_vocab] and [n_embd, rank]
-                low, types = turned(low), (types[1], types[0])
-            made.ranks[part.name], made.types[part.name] = low, types
+                low = turned(low)
+                types = (types[1], types[0])
+            made.ranks[part.name] = low
+            made.types[part.name] = types
     if not made.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
     return made
@@ -215,7 +220,8 @@ def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> i
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
     """Return a pair with the rows and columns of the model's matrix."""
-    a, b = pair.a, pair.b
+    a = pair.a
+    b = pair.b
     rank = a.shape[-2] if len(a.shape) > 1 else 0
     own: dict[str, tuple[Callable[[], Floats], tuple[int, ...]]] = {
         "A": (partial(_floats, a), a.shape),

@@ -44,7 +44,8 @@ def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
     """Stack pairs to one for the whole matrix; if factors differ, they go into B. Raises FileError
     for an expert that the model lacks, and for experts of different shapes.
     """
-    first, factors = pairs[min(pairs)], {pair.factor for pair in pairs.values()}
+    first = pairs[min(pairs)]
+    factors = {pair.factor for pair in pairs.values()}
     if max(pairs) >= n_expert:
         raise pairs[max(pairs)].a.error("is of another model", f"experts 0 to {n_expert - 1}")
     for pair in pairs.values():
@@ -68,7 +69,8 @@ def _stacked(
     halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float]
 ) -> DerivedTensor:
     first = halves[min(halves)]
-    shape, at = (n, *first.shape), (first.path, first.offset, first.file)
+    shape = (n, *first.shape)
+    at = (first.path, first.offset, first.file)
     make = partial(_filled, halves, n, scales)
     sources = tuple(halves.values())
     return DerivedTensor(first.name, "F32", shape, 4 * prod(shape), *at, sources, make, floats=True)

@@ -76,7 +76,8 @@ class Modules:
         match = NAME.fullmatch(f"{module}.weight")
         if match is None:
             raise UnsupportedError(NO_SUCH)
-        stem, layer = match["stem"], match["layer"]
+        stem = match["stem"]
+        layer = match["layer"]
         found = [
             PeftModule(gguf_name(family.names[stem], layer), family)
             for family in self.families
@@ -117,7 +118,8 @@ class Modules:
     def _rules(self, family: Family) -> Sequence[DerivationRule]:
         said = {word: self._keys.get(key) for word, key in _SAME.items()}
         said |= {key: _listed(self._keys.get(key)) for key in family.told}
-        n_inner, n_heads = said["mamba_d_ssm"], said["linear_num_value_heads"]
+        n_inner = said["mamba_d_ssm"]
+        n_heads = said["linear_num_value_heads"]
         if n_inner and n_heads:
             said["linear_value_head_dim"] = n_inner // n_heads
         return family.made(MetadataReader(said, self._gguf.path, family.defaults))

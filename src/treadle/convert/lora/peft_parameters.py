@@ -78,7 +78,8 @@ class ParameterPair(NamedTuple):
 
     def fits(self) -> tuple[list[str], list[str]]:
         """Return the parameters that fit straight, and those that fit swapped."""
-        given, gives = self.a.shape[-1:], self.b.shape[:1]
+        given = self.a.shape[-1:]
+        gives = self.b.shape[:1]
         shapes = {name: shape for name, shape in self.of.shapes.items() if name in self.targets}
         return (
             [name for name, shape in shapes.items() if shape == (*gives, *given)],

@@ -51,13 +51,16 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
     """Read one task's adapter for the model ``gguf``. Raises FileError for a task that the folder
     lacks, and for damaged files.
     """
-    folder, tasks = path.parent, tasks_of(path.parent)
+    folder = path.parent
+    tasks = tasks_of(path.parent)
     if path.name not in tasks:
         what = f"has no adapter for a task {path.name!r:.60}"
         raise FileError(what, path=folder, expected=", ".join(tasks))
-    i, modules = tasks.index(path.name), Modules(gguf, config.arch.name)
+    i = tasks.index(path.name)
+    modules = Modules(gguf, config.arch.name)
     keys = MetadataReader(read_json(folder / "config.json"), folder / "config.json")
-    alpha, state = keys.number("lora_alpha", 1.0, lo=0.0), hashlib.sha256(path.name.encode())
+    alpha = keys.number("lora_alpha", 1.0, lo=0.0)
+    state = hashlib.sha256(path.name.encode())
     pairs: dict[str, dict[str, SafeTensor]] = {}
     for name, tensor in open_safetensors(folder).tensors.items():
         if match := KEY.fullmatch(name):
@@ -73,7 +76,8 @@ def open_task(path: Path, gguf: GGUF, config: Config) -> Adapter:
                 expected = f"one matrix for each of {len(tasks)} tasks"
                 raise tensor.error(f"shape {list(tensor.shape)}", expected)
             state.update(tensor.data.reshape(len(tasks), -1)[i].tobytes())
-        a, b = pair["A"], pair["B"]
+        a = pair["A"]
+        b = pair["B"]
         try:
             (part,) = modules.find(module)
         except UnsupportedError as error:

@@ -202,12 +202,14 @@ def _weights(settings: MetadataReader) -> list[MetadataReader]:
 
 def _sizes(*settings: MetadataReader) -> Sizes:
     """Return the rows and columns of scale blocks named in the settings."""
-    rows, columns = list[int](), list[int]()
+    rows = list[int]()
+    columns = list[int]()
     for keys in settings:
         for key in ("weight_block_size", "block_structure"):
             sizes = keys.get(key)
             if isinstance(sizes, list) and [type(n) for n in sizes] == [int, int]:
-                rows, columns = [*rows, sizes[0]], [*columns, sizes[1]]
+                rows = [*rows, sizes[0]]
+                columns = [*columns, sizes[1]]
         if keys.get("group_size") is not None:
             columns.append(keys.integer("group_size", lo=-1))
     return rows, columns

@@ -18,7 +18,8 @@ Array = npt.NDArray[Any]
 Found = dict[str, SafeTensor]
 
 MULTIPLIED_OUT = frozenset(("F16", "BF16"))  # types of weights that no block format can hold
-INT8, INT32 = "I8", "I32"
+INT8 = "I8"
+INT32 = "I32"
 FLOATS = ("F32", "F16", "BF16")
 EXPONENTS = ("U8", "F8_E8M0")  # dtypes that hold exponents of powers of two
 _WHOLE = {"U32": "<u4", "I32": "<i4", "I64": "<i8", "I8": "i1", "U8": "u1"}
@@ -47,7 +48,8 @@ def unpacked(
     name: str, dtype: str, shape: tuple[int, ...], sources: tuple[SafeTensor, ...], make: Make
 ) -> DequantizedTensor:
     """Return the tensor ``name``, weights [*shape] in ``dtype``."""
-    first, (block, block_bytes) = sources[0], block_of(dtype)
+    first = sources[0]
+    (block, block_bytes) = block_of(dtype)
     size = math.prod(shape) // block * block_bytes
     return DequantizedTensor(
         name, dtype, shape, size, first.path, first.offset, first.file, sources, make

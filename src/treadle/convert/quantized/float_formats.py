@@ -158,13 +158,16 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     keys = MetadataReader(
         said if isinstance(said, dict) else {}, state.path, prefix=f"{state.name}: "
     )
-    shape, block = keys.get("shape"), keys.integer("blocksize")
+    shape = keys.get("shape")
+    block = keys.integer("blocksize")
     if not (isinstance(shape, list) and [type(n) for n in shape] == [int, int] and min(shape) > 0):
         keys.fail("shape", f"is {shape!r:.60}", "rows and columns")
     m, k = shape
     scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
     table = take(found, tensor, f"{name}.quant_map")
-    n_scales, n_bytes = -(-m * k // block), -(-m * k // 2)  # the last block may be short
+    # the last block may be short
+    n_scales = -(-m * k // block)
+    n_bytes = -(-m * k // 2)
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
         what = f"{tensor.n_bytes} bytes and {math.prod(scale.shape)} scales"
         raise tensor.error(what, f"{[m, k]} 4-bit weights with one scale per {block}")
@@ -172,7 +175,8 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
         raise table.error(f"shape {list(table.shape)}", "[16]")
     # Read as bytes, whatever their stored type.
     sources = [replace(tensor, dtype="U8", shape=(n_bytes,)), table, scale]
-    offset, a_scale = 0.0, 1
+    offset = 0.0
+    a_scale = 1
     if scale.dtype == "U8":
         parts = (f"{name}.nested_{part}" for part in ("quant_map", "absmax"))
         sources += [take(found, tensor, part) for part in parts]

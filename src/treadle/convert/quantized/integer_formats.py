@@ -84,10 +84,8 @@ def read_rows(
     M, offset by half the range; ``said``: candidate bits in config.json, ``sizes``: candidate group
     sizes.
     """
-    scale, zero = (
-        take(found, tensor, f"{name}_scale"),
-        take_if(found, f"{name}_zero_point", [INT32]),
-    )
+    scale = take(found, tensor, f"{name}_scale")
+    zero = take_if(found, f"{name}_zero_point", [INT32])
     size = take_if(found, f"{name}_shape", (INT32, "I64"))
     order = found.pop(f"{name}_g_idx", None)
     m, n_words = matrix(tensor)
@@ -100,7 +98,8 @@ def read_rows(
         told = " or ".join(str(n) for n in sorted(set(said))) or "no"
         what = f"shape {list(tensor.shape)} in {tensor.dtype}, {k} weights per row of {told} bits"
         raise UnsupportedError(f"{tensor.path}: {tensor.name}: {what}")
-    n_bits, k = WORD // fits[0], k or n_words * fits[0]
+    n_bits = WORD // fits[0]
+    k = k or n_words * fits[0]
     grid = m, _scales_a_row(scale, m)
     if not (group := shared(k, grid[1], k, *sizes)):
         raise scale.error(f"shape {list(scale.shape)} for weights of shape {[m, k]}")
@@ -142,10 +141,8 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
-    zero, scale = (
-        take(found, tensor, f"{module}qzeros", [INT32]),
-        take(found, tensor, f"{module}scales"),
-    )
+    zero = take(found, tensor, f"{module}qzeros", [INT32])
+    scale = take(found, tensor, f"{module}scales")
     order = take(found, tensor, g_idx, [INT32]) if said.ordered else found.pop(g_idx, None)
     (n_words, m), n_scales = matrix(typed(tensor, [INT32])), matrix(scale)[0]
     k = order.shape[0] if order is not None and order.shape else n_words * WORD // said.bits
@@ -178,10 +175,8 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
 def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
     """Unpack AWQ's words along M [K, M / 8], with ``qzeros`` [G, M / 8] and ``scales`` [G, M]."""
     module = name.removesuffix("weight")
-    zero, scale = (
-        take(found, tensor, f"{module}qzeros", [INT32]),
-        take(found, tensor, f"{module}scales"),
-    )
+    zero = take(found, tensor, f"{module}qzeros", [INT32])
+    scale = take(found, tensor, f"{module}scales")
     (k, n_words), n_scales = matrix(typed(tensor, [INT32])), matrix(scale)[0]
     m = n_words * WORD // 4
     if scale.shape != (n_scales, m) or k % n_scales:
@@ -193,7 +188,8 @@ def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
 
 
 def _awq(words: Array, zeros: Array, scales: Array, dtype: str) -> Array:
-    codes, shift = split_awq(words).T, split_awq(zeros).T.astype(np.int16)
+    codes = split_awq(words).T
+    shift = split_awq(zeros).T.astype(np.int16)
     return whole_numbers(dtype, codes, scales.T, shift)
 
 

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 KEYS = ("quantization", "quantization_config")  # mlx-lm writes both, identical
-CODES, WORD, BYTES = "U32", 32, "U8"
+CODES = "U32"
+WORD = 32
+BYTES = "U8"
 AFFINE = "affine"  # the default, and only, mode of older files
 FLOATS = {"mxfp4": ("U8", "U8"), "nvfp4": ("U8", E4M3), "mxfp8": (E4M3, "U8")}  # codes, scales
 BLOCKS = "blocks"
@@ -120,7 +122,8 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
         module, _, kind = name.rpartition(".")
         if kind != "scales" or (mode := found.mode(module)) not in FLOATS:
             continue
-        weight, (codes_in, scales_in) = f"{module}.weight", FLOATS[mode]
+        weight = f"{module}.weight"
+        (codes_in, scales_in) = FLOATS[mode]
         if weight not in made:
             raise scales.error(f"has no {weight}")
         codes = made[weight]
@@ -147,7 +150,8 @@ def unpack(
     made = dict(tensors)
     for name in tensors:
         module, _, kind = name.rpartition(".")
-        scales, biases = f"{module}.scales", f"{module}.biases"
+        scales = f"{module}.scales"
+        biases = f"{module}.biases"
         if kind != "weight" or not {scales, biases} <= made.keys() or not wanted(name):
             continue
         packed = _pack(made[name], made.pop(scales), made.pop(biases), found, None)
@@ -226,14 +230,16 @@ def _pack(
     if width and not isinstance(found.modules.get(module), Mapping):
         shown = width / max(1, scales.shape[-1]), weight.shape[-1] * WORD / width
         if shown[0] in GROUPS and shown[1] in BITS:
-            group, bits = int(shown[0]), int(shown[1])
+            group = int(shown[0])
+            bits = int(shown[1])
     try:
         fmt = mlx(bits, group, scales.dtype)
     except UnsupportedError as error:
         raise UnsupportedError(f"{found.keys.path}: {where}: {error}") from error
     if biases.dtype != scales.dtype:
         raise biases.error(f"is in {biases.dtype}", f"{scales.dtype}, as the scales are")
-    rows, k = weight.shape[:-1], scales.shape[-1] * group
+    rows = weight.shape[:-1]
+    k = scales.shape[-1] * group
     if scales.shape[:-1] != rows:
         said = " x ".join(map(str, rows))
         raise scales.error(f"shape {list(scales.shape)}", f"{said} rows, as the codes have")

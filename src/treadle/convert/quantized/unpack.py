@@ -21,7 +21,10 @@ F32Array = npt.NDArray[np.float32]
 
 WORD = 32  # bits
 BLOCK = 32  # weights per block of Q4_0, Q4_1 and Q8_0
-NV_BLOCK, NV_GROUP, MX_GROUP = 64, 16, 32  # weights per NVFP4 block, and per scale
+# weights per NVFP4 block, and per scale
+NV_BLOCK = 64
+NV_GROUP = 16
+MX_GROUP = 32
 _AT_ONCE = 1 << 16  # weights converted at a time: the floats stay in cache
 
 E4M3 = "F8_E4M3"

@@ -89,7 +89,8 @@ def make_tensors(
     """Return the tensors with experts stacked and the rules applied. Raises FileError for experts
     that are missing or differ, and for a rule with only some of its sources.
     """
-    made, by_name_ = _stacked(tensors), {rule.of[0]: rule for rule in rules}
+    made = _stacked(tensors)
+    by_name_ = {rule.of[0]: rule for rule in rules}
     for name, first in list(made.items()):
         match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
         if match is None or (rule := by_name_.get(match["rest"])) is None:
@@ -174,7 +175,8 @@ def _made(
         raise first.error(f"shape {shapes} does not fit the conversion to {name}") from error
     block, block_bytes = block_of(dtype)
     if rule.dtype:  # the result is bytes
-        n_bytes, shape = math.prod(shape), (*shape[:-1], shape[-1] // block_bytes)
+        n_bytes = math.prod(shape)
+        shape = (*shape[:-1], shape[-1] // block_bytes)
     else:
         n_bytes = math.prod(shape) * block_bytes
     shape = (*shape[:-1], shape[-1] * block) if block > 1 else shape
@@ -290,7 +292,8 @@ def mxfp4_blocks(codes: Rows, scales: Rows) -> Rows:
     """Convert OpenAI's blocks [.., K / 32, 16], weights 2i and 2i + 1 in byte i, to ggml's [.., K /
     32 * 17]: the scale's exponent, then weights i and i + 16 in byte i.
     """
-    low, high = codes & 15, codes >> 4
+    low = codes & 15
+    high = codes >> 4
     each = np.stack([low, high], -1).reshape(*codes.shape[:-1], 32)
     joined = each[..., :16] | (each[..., 16:] << 4)
     blocks = np.concatenate([scales[..., None], joined], -1)

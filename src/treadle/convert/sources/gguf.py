@@ -26,7 +26,8 @@ def gguf_source(gguf: GGUF) -> Source:
 
 def _typed(gguf: GGUF, key: str) -> Any:
     """Return a value such that the writer gives it the same type as here."""
-    value, kind = gguf.metadata[key], gguf.types[key]
+    value = gguf.metadata[key]
+    kind = gguf.types[key]
     if not isinstance(value, (int, float)) or kind is ValueType.BOOL:
         return value
     return np.array(value, DTYPES[kind])[()]

@@ -15,7 +15,8 @@ from treadle.files.tensor import TensorData
 from treadle.models.graphs.decoder import LAYER_ROWS, MODEL_ROWS
 
 EPS = {"llama1": 1e-6, "llama2": 1e-5}  # of the RMS norms
-ROWS, COLUMNS = 0, 1
+ROWS = 0
+COLUMNS = 1
 # Meta's stem -> GGUF's, and the dimension along which ranks split it.
 MODEL = {
     "tok_embeddings": ("token_embd", COLUMNS),  # Llama 3: rows, seen from the shape
@@ -111,7 +112,8 @@ def _joined(
 
 def llama_keys(path: Path, **n: Any) -> dict[str, Any]:
     """Return GGUF's hyper-parameters of a llama, from the terms that the old formats share."""
-    n_embd, n_head = n["n_embd"], n["n_head"]
+    n_embd = n["n_embd"]
+    n_head = n["n_head"]
     head_dim = n.get("head_dim", n_embd // n_head)
     keys = {
         "vocab_size": n["n_vocab"],
@@ -139,7 +141,8 @@ def widths(n: Mapping[str, int]) -> dict[str, int]:
     head_dim = n.get("head_dim", n["n_embd"] // n["n_head"])
     sizes = {"n_vocab": n["n_vocab"], "n_embd": n["n_embd"], "n_ff": n["n_ff"]}
     sizes |= {"q_norm": head_dim, "k_norm": head_dim, "n_rope_freq": head_dim // 2}
-    n_q, n_kv = n["n_head"] * head_dim, n["n_head_kv"] * head_dim
+    n_q = n["n_head"] * head_dim
+    n_kv = n["n_head_kv"] * head_dim
     return sizes | {"n_q": n_q, "n_attn": n_q, "n_k": n_kv, "n_v": n_kv}
 
 
@@ -148,7 +151,8 @@ def check_llama(path: Path, tensors: Mapping[str, SourceTensor], n: Mapping[str,
 
     ``n`` is as for ``widths``, with ``n_layer``. Raises FileError with the name.
     """
-    sizes, n_layer = widths(n), n["n_layer"]
+    sizes = widths(n)
+    n_layer = n["n_layer"]
     known = {row.name: row for row in MODEL_ROWS}
     known |= {f"blk.{i}.{row.name}": row for i in range(n_layer) for row in LAYER_ROWS}
     for name, row in known.items():

@@ -44,7 +44,8 @@ class CpuProgram:
         at = int(self._args.ctypes.data)
         address_of = {spec: kernels[spec.name] for spec in plan.specs()}
         for i, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
-            grid, count = step.grid, 0
+            grid = step.grid
+            count = 0
             if isinstance(counted := step.args.get(grid.count), Buffer):
                 count = place(counted)
             elif grid.count != "one":
@@ -67,7 +68,9 @@ class Cpu:
     """
 
     def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
-        self.isa, self.n_threads, self._progress = isa, n_threads, progress
+        self.isa = isa
+        self.n_threads = n_threads
+        self._progress = progress
         self.table, self.kernels = tuned_row(isa).table, CompileStats()
         self._team: Team | None = None
         self._scarce: bool | None = None
@@ -143,8 +146,11 @@ class Cpu:
         assert self._team is not None
         at, n, inputs = ready.job
         if steps is not None:
-            at, n = at + steps.start * STEP.itemsize, len(steps)
-        stamps, stamped, rung = None, 0, False
+            at = at + steps.start * STEP.itemsize
+            n = len(steps)
+        stamps = None
+        stamped = 0
+        rung = False
         if times is not None:
             stamps = np.zeros((n + 1, 2), np.int64)
             stamped = int(stamps.ctypes.data)

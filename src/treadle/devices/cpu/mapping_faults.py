@@ -48,10 +48,14 @@ class SignalLayout(NamedTuple):
     map_flags: int  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
 
 
-DEFAULT, IGNORE = 0, 1  # SIG_DFL, SIG_IGN
+# SIG_DFL, SIG_IGN
+DEFAULT = 0
+IGNORE = 1
 PROT_READ = 1
 CODE_OFF = 8  # of siginfo_t's si_code
-NO_PAGE, LAST_CODE = 2, 5  # BUS_ADRERR; the processor raises codes from 1 to the last
+# BUS_ADRERR; the processor raises codes from 1 to the last
+NO_PAGE = 2
+LAST_CODE = 5
 FIELDS = (
     "faults",  # *row of FAULTS
     "signal",  # SIGBUS
@@ -94,7 +98,8 @@ class Handler(Spec):
         mended = k.var(k.i64(0))
         with k.if_(code.eq(NO_PAGE)), k.loop(self.rows) as i:
             row = _field(k, own, "faults", ptr) + i * self.row_bytes
-            first, stop = k.load(row, i64, align=8), k.load(row, i64, align=8, offset=8)
+            first = k.load(row, i64, align=8)
+            stop = k.load(row, i64, align=8, offset=8)
             with k.if_((address >= first) & (address < stop)):
                 self._mend(k, own, row, address, stop, mended)
         with k.if_(mended.v.eq(0)):
@@ -115,7 +120,8 @@ class Handler(Spec):
         A signal raised by the processor recurs when the instruction is run again; one sent by a
         process is raised now.
         """
-        number, previous = _field(k, own, "signal").to(i32), _field(k, own, "previous")
+        number = _field(k, own, "signal").to(i32)
+        previous = _field(k, own, "previous")
         is_sent = (code < 1) | (code > LAST_CODE)
         with k.if_else(previous > IGNORE) as (handled, by_default):
             with handled:

@@ -49,7 +49,9 @@ class Searcher:
         """Search the super-blocks of float32 ``[n, block]``; ``weights`` has the shape of ``x``, or
         is None.
         """
-        spec, lanes, n = self.spec, self.isa.lanes, len(x)
+        spec = self.spec
+        lanes = self.isa.lanes
+        n = len(x)
         padded = round_up(n, lanes)
         x = np.ascontiguousarray(x, np.float32)
         found: dict[str, np.ndarray] = {
@@ -66,7 +68,8 @@ class Searcher:
             weights = np.ascontiguousarray(weights, np.float32)
             given["importance"] = weights.ctypes.data
         args = np.array([slot or 0 for slot in spec.args.slots(given)], np.int64)
-        run, scratch = np.zeros(1, RUN_STATE), HostMemory(spec.scratch(lanes)).bytes
+        run = np.zeros(1, RUN_STATE)
+        scratch = HostMemory(spec.scratch(lanes)).bytes
         self.kernel(args.ctypes.data, run.ctypes.data, 0, padded // lanes, scratch.ctypes.data)
         return spec.numbers(found, n)
 

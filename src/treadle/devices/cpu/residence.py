@@ -49,7 +49,8 @@ def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) ->
 
     Pages of theirs that are already in memory count as available.
     """
-    paths, bounds = list(paths), page_bounds(cgroup, proc)
+    paths = list(paths)
+    bounds = page_bounds(cgroup, proc)
     try:
         size = sum(path.stat().st_size for path in paths)
     except OSError:  # relative to another folder, or deleted
@@ -70,7 +71,8 @@ def huge_bytes(path: Path) -> int | None:
     if not path.stat().st_size or not PROC.exists():
         return None
     with contextlib.suppress(OSError, FileError):
-        mapped, per = _map(path), HUGE // mmap.PAGESIZE
+        mapped = _map(path)
+        per = HUGE // mmap.PAGESIZE
         present = resident_pages(mapped)
         for page in range(0, len(present), per):
             if present[page : page + per].all():

@@ -84,8 +84,10 @@ class StepLoop(Spec):
 
 class _Loop:
     def __init__(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        self.k, self.isa = k, isa
-        self.team, self.scratch = frame.args, frame.scratch
+        self.k = k
+        self.isa = isa
+        self.team = frame.args
+        self.scratch = frame.scratch
         self.is_worker, self.is_caller = frame.begin.eq(WORKER), frame.begin.eq(CALLER)
         names = ("poll", "look", "enter", "empty", "idle", "claim", "full", "finish", "leave")
         self.at = {name: k.label(name) for name in names}
@@ -95,7 +97,8 @@ class _Loop:
         self.total, self.seen = k.var(zero), k.var(k.const(0, i32))
 
     def emit(self) -> None:
-        k, at = self.k, self.at
+        k = self.k
+        at = self.at
         news = k.label("news")
         k.branch(self.is_worker, at["poll"], news)
         k.at(news)
@@ -126,7 +129,8 @@ class _Loop:
         # Large claims first, so that a thread reads contiguously and its prefetches are used;
         # small ones last, so that all threads end together.
         part = (self.total.v - item) // self._job("share")
-        whole, most = self._step("whole"), self.total.v - item
+        whole = self._step("whole")
+        most = self.total.v - item
         wanted = k.var(k.min(k.max(part, 1), most))
         with k.if_(whole > 1):  # most steps skip this division
             wanted.v = k.min((wanted.v + (whole - 1)) // whole * whole, most)
@@ -187,7 +191,8 @@ class _Loop:
         k.atomic_add(self.team + GENERATION, k.const(1, i32))
         sleepers = k.atomic_load(self.team + SLEEPERS, i64)
         with k.if_((sleepers > 0) & (self._job("wake") > 0)):
-            futex, generation = self._job("futex"), self.team + GENERATION
+            futex = self._job("futex")
+            generation = self.team + GENERATION
             with k.if_else(futex > 0) as (by_number, by_address):
                 with by_number:
                     self._call("wake", [futex, generation, self._job("how"), k.i64(EVERYONE)])
@@ -196,17 +201,17 @@ class _Loop:
 
     def _enter(self, epoch: Val) -> None:
         """Read a step not seen before, if there is one."""
-        k, at = self.k, self.at
-        first, n_steps, steps, run = (
-            self._job("epoch"),
-            self._job("n_steps"),
-            self._job("steps", ptr),
-            self._job("run", ptr),
-        )
+        k = self.k
+        at = self.at
+        first = self._job("epoch")
+        n_steps = self._job("n_steps")
+        steps = self._job("steps", ptr)
+        run = self._job("run", ptr)
         # The fields read are consistent only if their step is still the current one.
         again = k.atomic_load(self.team + CLAIM, i64) >> ITEM_BITS
         index = epoch - first
-        whole, ready = k.label("whole"), k.label("ready")
+        whole = k.label("whole")
+        ready = k.label("ready")
         k.branch(again.eq(epoch), whole, at["poll"])
         k.at(whole)
         k.branch((index >= 0) & (index < n_steps), ready, at["idle"])
@@ -215,7 +220,8 @@ class _Loop:
         self.step.v = steps + index * STEP.itemsize
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):
-            count, per = k.load(self._step("count", ptr), i64, align=8), self._step("per")
+            count = k.load(self._step("count", ptr), i64, align=8)
+            per = self._step("per")
             total = self.total.v * ((count + (per - 1)) // per)
             # If an abort skipped the step that writes the count, it is arbitrary: a huge one would
             # never be finished, and bits above ITEM_BITS would change the epoch.
@@ -229,7 +235,8 @@ class _Loop:
 
     def _execute(self, item: Val, n: Val) -> None:
         """Run the claimed items; if they complete the step, go to the next one."""
-        k, at = self.k, self.at
+        k = self.k
+        at = self.at
         args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
         with k.if_(k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
             k.call_pointer(self._step("kernel", ptr), None, args)
@@ -243,8 +250,10 @@ class _Loop:
 
     def _idle(self) -> None:
         """No step is left: the caller returns; a worker waits, first spinning."""
-        k, at = self.k, self.at
-        wait, stay = k.label("wait"), k.label("stay")
+        k = self.k
+        at = self.at
+        wait = k.label("wait")
+        stay = k.label("stay")
         k.branch(self.is_caller, at["leave"], wait)
         k.at(wait)
         k.branch(self._job("stop").eq(0), stay, at["leave"])

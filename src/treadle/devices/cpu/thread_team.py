@@ -101,7 +101,8 @@ class Team:
     """
 
     def __init__(self, n_threads: int, isa: Isa, scratch: int) -> None:
-        self.n_threads, self.scratch = n_threads, scratch
+        self.n_threads = n_threads
+        self.scratch = scratch
         self._shared = shared = _Shared(isa)
         self._scratch = [HostMemory(scratch) for _ in range(n_threads)]
         self._lock = threading.Lock()

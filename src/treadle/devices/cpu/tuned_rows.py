@@ -237,7 +237,8 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
     """Return a row's fields; each must be known to its kernel, with a value that a sweep may
     produce.
     """
-    kind, swept = KINDS[op], {name: vs for stage in SWEPT[op] for name, vs in stage.items()}
+    kind = KINDS[op]
+    swept = {name: vs for stage in SWEPT[op] for name, vs in stage.items()}
     defaults = {f.name: f.default for f in fields(kind)}
     given: dict[str, Any] = {}
     for name, value in said.items():

@@ -52,7 +52,8 @@ class CudaMemory:
     """
 
     def __init__(self, driver: Driver, n_bytes: int, *, host: bool = False) -> None:
-        self._driver, self.n_bytes = driver, n_bytes
+        self._driver = driver
+        self.n_bytes = n_bytes
         self.address = driver.alloc(n_bytes)
         weakref.finalize(self, driver.free, self.address)
         self.bytes = driver.pinned(n_bytes) if host else None
@@ -92,7 +93,8 @@ class CudaProgram:
         self.launches: list[Launch] = []
         at = args.address
         for step, row, blocks in zip(plan.steps, rows, sizes, strict=True):
-            grid, count = step.grid, 0
+            grid = step.grid
+            count = 0
             if isinstance(given := step.args.get(grid.count), Buffer):
                 count = self._place(plan, arena, given)
             elif grid.count != "one":
@@ -129,8 +131,11 @@ class Cuda:
     def __init__(
         self, driver: Driver, n_threads: int = 1, progress: Progress | None = None
     ) -> None:
-        self.driver, self.isa, self.n_threads = driver, driver.isa, n_threads
-        self.kernels, self._progress = CompileStats(), progress
+        self.driver = driver
+        self.isa = driver.isa
+        self.n_threads = n_threads
+        self.kernels = CompileStats()
+        self._progress = progress
         self._loaded: dict[str, Any] = {}
         self._scratch: CudaMemory | None = None
         self._uploaded = self._n_weights = 0  # bytes uploaded, and in total
@@ -238,11 +243,13 @@ class Cuda:
         """Return the blocks of a step's launch: enough for its maximum number of items, within the
         GPU's limits.
         """
-        grid, spec = step.grid, step.spec
+        grid = step.grid
+        spec = step.spec
         given = plan.inputs.get(counted(grid.count))
         most = 1 if grid.count == "one" else given.shape[0] if given else UNKNOWN
         items = grid.base * -(-most // grid.per)
-        threads, own = threads_of(spec), scratch_bytes(spec, self.isa)
+        threads = threads_of(spec)
+        own = scratch_bytes(spec, self.isa)
         blocks = items if isinstance(spec, PerBlock) else -(-items // threads)
         if own:
             blocks = min(blocks, SCRATCH // (own * threads))

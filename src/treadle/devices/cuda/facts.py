@@ -50,7 +50,8 @@ def told() -> dict[str, Any]:
     except DeviceError as error:
         return {"cuda": str(error)}
     try:
-        facts, (free, total) = driver.facts, driver.room()
+        facts = driver.facts
+        (free, total) = driver.room()
         return {
             "cuda": facts.name,
             "driver": "CUDA " + ".".join(map(str, facts.version)),

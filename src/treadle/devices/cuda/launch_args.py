@@ -72,7 +72,8 @@ def emit_entry(
     ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
     """
     assert isa.simt is not None, isa.name
-    simt, n_threads = isa.simt, threads_of(spec)
+    simt = isa.simt
+    n_threads = threads_of(spec)
     n = k.var(k.i64(1))
     with k.if_(count.eq(k.zero(count.ty)).eq(0)):
         n.v = k.load(count, per.ty, align=8)

@@ -46,7 +46,8 @@ class CudaDriver:
         self._pinned: dict[int, int] = {}
         self._modules: list[handle] = []
         self._graphs: list[handle] = []
-        self._retained, self._closed = False, False
+        self._retained = False
+        self._closed = False
         try:
             self._device, self.facts = self._find(ordinal)
             self.isa = self._row()
@@ -127,7 +128,8 @@ class CudaDriver:
 
     def load(self, spec: Spec, code: bytes) -> handle:
         self._enter()
-        module, function = handle(), handle()
+        module = handle()
+        function = handle()
         log = ctypes.create_string_buffer(LOG_BYTES)
         names = "CU_JIT_ERROR_LOG_BUFFER", "CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES"
         options = (c_int * 2)(*(CONSTANTS[name] for name in names))
@@ -226,14 +228,16 @@ class CudaDriver:
 
     def room(self) -> tuple[int, int]:
         self._enter()
-        free, total = c_size_t(), c_size_t()
+        free = c_size_t()
+        total = c_size_t()
         self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
 
     # -- runs -------------------------------------------------------------------------------------
 
     def _upload(self, upload: Upload) -> None:
-        at, data = int(upload.data.ctypes.data), upload.data
+        at = int(upload.data.ctypes.data)
+        data = upload.data
         self._call("cuMemcpyHtoDAsync_v2", upload.to, at, data.nbytes, self._stream)
 
     def _launch(self, launch: Launch) -> None:
@@ -249,7 +253,8 @@ class CudaDriver:
 
     def graph(self, upload: Upload, launches: Sequence[Launch]) -> handle:
         self._enter()
-        recorded, graph = handle(), handle()
+        recorded = handle()
+        graph = handle()
         mode = CONSTANTS["CU_STREAM_CAPTURE_MODE_RELAXED"]
         self._call("cuStreamBeginCapture_v2", self._stream, mode)
         try:
@@ -287,7 +292,8 @@ class CudaDriver:
                 self._launch(launch)
                 self._call("cuEventRecord", event, self._stream)
             self._call("cuStreamSynchronize", self._stream)
-            seconds, ms = [], c_float()
+            seconds = []
+            ms = c_float()
             for began, ended in itertools.pairwise(events):
                 self._call("cuEventElapsedTime", byref(ms), began, ended)
                 seconds.append(ms.value / 1000)

@@ -86,7 +86,8 @@ class Library:
                 function = getattr(found, name)
             except AttributeError:
                 raise DeviceError(f"the GPU driver is too old: it lacks {name}") from None
-            function.argtypes, function.restype = types, c_int
+            function.argtypes = types
+            function.restype = c_int
             self._functions[name] = function
 
     def __call__(self, name: str, *args: Any) -> None:

@@ -55,7 +55,8 @@ def _told(text: str) -> str:
         space, name, way, lanes, v, by, others = found.groups()
         if int(lanes) % 4 or others.count("i8") != int(lanes) - 1:
             return found[0]
-        n, bits = int(lanes) // 4, int(by)
+        n = int(lanes) // 4
+        bits = int(by)
         byte = 0xFF >> bits if way == "lshr" else 0xFF << bits & 0xFF
         every, mask = (
             f"<{', '.join([f'i32 {number}'] * n)}>" for number in (bits, byte * 0x01010101)
@@ -80,7 +81,8 @@ def emit_ptx(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> str:
 
     Raises CompileError if LLVM rejects the kernel.
     """
-    tally, key = tally or CompileStats(), f"{isa_key(isa)}\0{gpu_source_hash()}"
+    tally = tally or CompileStats()
+    key = f"{isa_key(isa)}\0{gpu_source_hash()}"
     try:
         kept = cache.read(spec.name, key)
     except CacheError:

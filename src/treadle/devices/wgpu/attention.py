@@ -117,7 +117,8 @@ fn main() {
 
 def rope(step: Step) -> list[Dispatch]:
     """Rotate queries in place; rotate keys and store keys and values in their pages."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, RopeStore)
     constants = (
         *page_constants(spec.page),
@@ -251,7 +252,8 @@ fn main() {
 
 def attention(step: Step) -> list[Dispatch]:
     """Dispatch one workgroup for each head of each token of each item."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
         raise UnsupportedError(f"{step.label}: latent attention is not supported")
@@ -330,9 +332,11 @@ fn main() {
 
 def merge(step: Step) -> list[Dispatch]:
     """Dispatch one workgroup for each head of each token of each merge."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Merge)
-    rows, n_head = spec.tokens * spec.heads, spec.n_groups * spec.heads
+    rows = spec.tokens * spec.heads
+    n_head = spec.n_groups * spec.heads
     constants: tuple[tuple[str, Any], ...] = (
         ("DV", spec.head_dim),
         ("HEADS", spec.heads),

@@ -76,7 +76,8 @@ class WgpuProgram:
         return self._offsets[arg] // WORD if isinstance(arg, Buffer) else int(arg)
 
     def _bind(self, device: Wgpu, layout: Any, call: Dispatch, at: int, arena: GpuMemory) -> Any:
-        shader, given = call.shader, call.consts
+        shader = call.shader
+        given = call.consts
         bound = [arena.buffer, self.inputs.buffer]
         for name in (*shader.reads, *shader.writes):
             const = given.get(name)
@@ -101,7 +102,8 @@ class Wgpu:
     Raises DeviceError if the package or an adapter is missing.
     """
 
-    isa, n_threads = WGSL, 1
+    isa = WGSL
+    n_threads = 1
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._wgpu = _package()
@@ -116,7 +118,8 @@ class Wgpu:
             required_limits={name: limits[name] for name in wanted},
             required_features=["timestamp-query"] if self.stamps else [],
         )
-        self.kernels, self._progress = CompileStats(), progress
+        self.kernels = CompileStats()
+        self._progress = progress
         self._pipelines: dict[str, tuple[Any, Any]] = {}
         self.unused = self.create(ARGS_BYTES), self.create(ARGS_BYTES)
 
@@ -154,7 +157,8 @@ class Wgpu:
         """Copy through another buffer, as WebGPU cannot copy within one."""
         if not n_bytes:
             return
-        between, encoder = self.create(n_bytes), self.gpu.create_command_encoder()
+        between = self.create(n_bytes)
+        encoder = self.gpu.create_command_encoder()
         encoder.copy_buffer_to_buffer(memory.buffer, start, between, 0, n_bytes)
         encoder.copy_buffer_to_buffer(between, 0, memory.buffer, to, n_bytes)
         self.gpu.queue.submit([encoder.finish()])
@@ -189,7 +193,8 @@ class Wgpu:
 
     def pipeline(self, call: Dispatch) -> tuple[Any, Any]:
         """Return a shader's pipeline, and the layout of its bindings."""
-        text, shader = call.shader.text, call.shader
+        text = call.shader.text
+        shader = call.shader
         if text not in self._pipelines:
             began = time.perf_counter()
             kinds = ["uniform", "storage", "read-only-storage"]
@@ -261,7 +266,8 @@ class Wgpu:
     def _clocked(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         made = []
         for calls in steps:
-            began, encoder = time.perf_counter(), self.gpu.create_command_encoder()
+            began = time.perf_counter()
+            encoder = self.gpu.create_command_encoder()
             compute = encoder.begin_compute_pass()
             _encode(compute, calls, ready)
             compute.end()

@@ -33,13 +33,15 @@ class GpuMemory:
     """A buffer. ``bytes``: the host's copy of a run's inputs, which each run uploads."""
 
     def __init__(self, device: BufferMaker, n_bytes: int, *, host: bool = False) -> None:
-        self._device, self.n_bytes = device, n_bytes
+        self._device = device
+        self.n_bytes = n_bytes
         self.buffer = device.create(n_bytes)
         self.bytes = np.zeros(self.buffer.size, np.uint8) if host else None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         assert 0 <= at <= at + n_bytes <= self.n_bytes
-        start, end = at // WORD * WORD, round_up(at + n_bytes, WORD)
+        start = at // WORD * WORD
+        end = round_up(at + n_bytes, WORD)
         if not n_bytes:
             return np.zeros(0, np.uint8)
         data = self._device.gpu.queue.read_buffer(self.buffer, start, end - start)
@@ -47,7 +49,8 @@ class GpuMemory:
 
     def write(self, at: int, data: np.ndarray) -> None:
         assert 0 <= at <= at + data.nbytes <= self.n_bytes
-        start, end = at // WORD * WORD, round_up(at + data.nbytes, WORD)
+        start = at // WORD * WORD
+        end = round_up(at + data.nbytes, WORD)
         if not data.nbytes:
             return
         if (start, end) != (at, at + data.nbytes):  # pad to whole words
@@ -62,7 +65,8 @@ class BufferSlice:
     """Some rows of a tensor in their own buffer, uploaded when a plan first binds it."""
 
     def __init__(self, device: BufferMaker, data: np.ndarray) -> None:
-        self._device, self._data = device, data
+        self._device = device
+        self._data = data
         self._buffer: Any = None
 
     @property
@@ -90,7 +94,8 @@ class GpuWeights:
     bytes = None
 
     def __init__(self, device: BufferMaker, name: str, array: np.ndarray) -> None:
-        self._device, self._name = device, name
+        self._device = device
+        self._name = name
         self._array = array.reshape(-1).view(np.uint8)
         self._parts: dict[int, list[tuple[BufferSlice, int, int]]] = {}
 
@@ -109,7 +114,8 @@ class GpuWeights:
     def parts(self, row_bytes: int) -> list[tuple[BufferSlice, int, int]]:
         """Return each part, its first row, and its number of rows."""
         if row_bytes not in self._parts:
-            n_rows, most = self._array.nbytes // row_bytes, self._device.most // row_bytes
+            n_rows = self._array.nbytes // row_bytes
+            most = self._device.most // row_bytes
             if not most:
                 raise NoMemoryError(
                     f"{self._name}: a row of {in_words(row_bytes)} exceeds the binding limit of "

@@ -203,7 +203,8 @@ def _products(
 ) -> list[Dispatch]:
     names = "x", "y", "stride", "residual", "column", "rows", "bias"
     shader = Shader(spec.name, body, constants, names, ("w", "bias"))
-    given, calls = step.args, []
+    given = step.args
+    calls = []
     for i, (const,) in enumerate(given["w"]):
         for part, first, n in const.memory.parts(spec.fmt.row_bytes(spec.k)):
             args = {
@@ -222,7 +223,8 @@ def _products(
 
 def gated(step: Step) -> list[Dispatch]:
     """Dispatch both matrices at once: they have the same size, and so do their parts."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Gated)
     plain_row(spec.result(), step.label)
     body = reading(spec.w, step.label, "gate", "up") + activation(spec.fn, step.label)

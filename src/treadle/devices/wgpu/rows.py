@@ -51,7 +51,8 @@ def plain_row(act: ActivationLayout, label: str) -> int:
 
 def embed(step: Step) -> list[Dispatch]:
     """Dispatch one workgroup a token. A part skips tokens whose rows are in another buffer."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Embed)
     body = (
         reading(spec.w, step.label, "w")
@@ -120,7 +121,8 @@ fn main() {
 
 def norm(step: Step) -> list[Dispatch]:
     """Dispatch one workgroup a row."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Norm)
     constants: tuple[tuple[str, Any], ...] = (
         ("K", spec.k),
@@ -183,7 +185,8 @@ fn main() {
 
 def pack(step: Step) -> list[Dispatch]:
     """Dispatch one thread a value."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Pack)
     if spec.counted or spec.per != 1:
         raise UnsupportedError(f"{step.label}: rows of experts or heads are not supported")
@@ -231,7 +234,8 @@ fn main() {
 
 def column_norm(step: Step) -> list[Dispatch]:
     """Dispatch one workgroup for each head of a token."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, ColumnNorm)
     args = {"x": (given["x"], given["column"]), "stride": given["stride"]}
     flags = ("CENTRED", spec.centred), ("BIAS", spec.bias), ("OWN", spec.own)
@@ -256,7 +260,8 @@ fn main() {
 
 def softcap(step: Step) -> list[Dispatch]:
     """Dispatch one thread a logit."""
-    spec, given = step.spec, step.args
+    spec = step.spec
+    given = step.args
     assert isinstance(spec, Softcap)
     shader = Shader(spec.name, SOFTCAP, (("K", spec.k), ("CAP", spec.cap)), ("y", "stride"))
     args = {"y": given["y"], "stride": given["stride"]}

@@ -16,7 +16,8 @@ SLACK = 4  # most requests above the idlest replica's at which a cached prefix i
 def beginning(body: Any) -> list[str]:
     """Return hashes of ever longer prefixes of a body's prompt; none without a prompt."""
     said = _said(body)
-    names, so_far = [], hashlib.sha256()
+    names = []
+    so_far = hashlib.sha256()
     for at in range(0, min(len(said), BLOCK * DEEPEST), BLOCK):
         so_far.update(said[at : at + BLOCK].encode("utf-8", "replace"))
         names.append(so_far.hexdigest()[:16])

@@ -49,7 +49,9 @@ class RayChain:
     """A ``StageChain`` (``distributed/stages/pipeline.py``) of actors, spread over all machines."""
 
     def __init__(self, path: str, parts: list[range], settings: dict[str, Any]) -> None:
-        self._path, self._parts, self._settings = path, parts, settings
+        self._path = path
+        self._parts = parts
+        self._settings = settings
         self.actors: list[Any] = [None] * len(parts)
         self._where = [""] * len(parts)
         if not ray.is_initialized():
@@ -125,13 +127,15 @@ class RayChain:
         raise error
 
     def _name(self, i: int) -> str:
-        layers, where = self._parts[i], self._where[i]
+        layers = self._parts[i]
+        where = self._where[i]
         on = f" on {where}" if where else ""
         return f"stage {i + 1} of {len(self._parts)} (layers {layers[0]} to {layers[-1]}{on})"
 
     def close(self) -> None:
         """See ``StageChain``."""
-        actors, self.actors = self.actors, []
+        actors = self.actors
+        self.actors = []
         for actor in actors:
             if actor is not None and ray.is_initialized():
                 with contextlib.suppress(Exception):

@@ -24,7 +24,8 @@ class StagedModel(Model):
 
     def __init__(self, path: Any, *, stages: int, **settings: Any) -> None:
         plain = {**(load.__kwdefaults__ or {}), "threads": 1}
-        self._n_stages, self._settings = stages, {**plain, **settings}
+        self._n_stages = stages
+        self._settings = {**plain, **settings}
         if self._settings.get("cache_dir") is not None:
             raise UnsupportedError("cache_dir: not supported with pipeline stages")
         super().__init__(path, **self._settings)

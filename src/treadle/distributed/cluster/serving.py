@@ -56,7 +56,8 @@ class Replica:
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the ASGI messages of the response. ``names`` are for the router."""
         messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        gone, asked = asyncio.Event(), False
+        gone = asyncio.Event()
+        asked = False
 
         async def receive() -> dict[str, Any]:
             nonlocal asked

@@ -78,7 +78,8 @@ class StageOutputs:
 
     def set(self, plan: Plan, given: Given) -> None:
         """Store the outputs of a finished run of ``plan``."""
-        self._plan, self._given = plan, given
+        self._plan = plan
+        self._given = given
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         """Return the bytes of an output by its offset in the plan's arena."""
@@ -104,7 +105,9 @@ class Pipeline:
     """A device that runs plans through ``chain``."""
 
     def __init__(self, isa: Isa, n_threads: int, chain: StageChain) -> None:
-        self.isa, self.n_threads, self.chain = isa, n_threads, chain
+        self.isa = isa
+        self.n_threads = n_threads
+        self.chain = chain
         self.kernels, self._table = CompileStats(), tuned_row(isa).table
         self._outputs = StageOutputs(chain)
         self._cells: list[Cells] = []
@@ -151,7 +154,8 @@ class Pipeline:
             table=self._table,
             output=output,
         )
-        plan.offsets, plan.arena_bytes = {}, 0
+        plan.offsets = {}
+        plan.arena_bytes = 0
         for buffer in plan.outputs.values():
             plan.offsets[buffer] = plan.arena_bytes
             plan.arena_bytes += buffer.n_bytes
@@ -177,7 +181,8 @@ class Pipeline:
             )
         plan, output, _, inputs = ready
         assert inputs.bytes is not None
-        copies, self._copies = tuple(self._copies), []
+        copies = tuple(self._copies)
+        self._copies = []
         batch = Batch(plan.n_tokens, plan.n_outputs, output, inputs.bytes.tobytes(), copies)
         self._outputs.set(plan, self.chain.run(batch))
         return True

@@ -93,7 +93,9 @@ class Stage(Engine):
             return self._rows_of(name)
 
     def _rows_of(self, name: str) -> np.ndarray:
-        plan, run, arena = self._last.plan, self._last.run, self._last.arena
+        plan = self._last.plan
+        run = self._last.run
+        arena = self._last.arena
         counts = {"top": "n_sampled", "logits": "n_outputs", "stream": "n_tokens"}
         n = run[counts.get(name, "n_tokens" if name == "states" else "n_parts")]
         buffer = plan.outputs[name]

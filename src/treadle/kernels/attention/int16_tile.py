@@ -60,7 +60,9 @@ class Int16Scratch(NamedTuple):
     @classmethod
     def of(cls, spec: Queries) -> Int16Scratch:
         """Return the offsets for a kernel."""
-        rows, dims, dims_v = round_up(spec.rows, ROWS), spec.head_dim, spec.dims_v
+        rows = round_up(spec.rows, ROWS)
+        dims = spec.head_dim
+        dims_v = spec.dims_v
         sizes = [
             *(2 * rows * dims, 4 * rows, 2 * KEYS * dims, 4 * KEYS, 2 * KEYS * dims_v, 4 * KEYS),
             *(4 * ROWS * KEYS, 2 * ROWS * KEYS, 4 * ROWS, 4 * ROWS),
@@ -98,8 +100,11 @@ class WordTile(WideTile):
     # -- to whole numbers -----------------------------------------------------------------------
 
     def _load_queries(self) -> None:
-        k, at, lanes = self.k, self.at, self.isa.lanes
-        dims, dims_v = self.spec.head_dim, self.spec.dims_v
+        k = self.k
+        at = self.at
+        lanes = self.isa.lanes
+        dims = self.spec.head_dim
+        dims_v = self.spec.dims_v
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # for pages that do not exist
         with k.loop(_up_to(self.n_rows, self.tall)) as r:
@@ -128,8 +133,12 @@ class WordTile(WideTile):
 
     def _load_keys(self, home: Val, i: Val) -> None:
         """Load keys into lanes; their lengths are a vector."""
-        k, at, lanes, dims = self.k, self.at, self.isa.lanes, self.spec.head_dim
-        fmt, ty = self.spec.page.fmt, f32 * lanes
+        k = self.k
+        at = self.at
+        lanes = self.isa.lanes
+        dims = self.spec.head_dim
+        fmt = self.spec.page.fmt
+        ty = f32 * lanes
         scales = home + self.spec.page.codes_bytes(dims)
 
         def row(d: Val, c: int) -> Val:
@@ -158,9 +167,13 @@ class WordTile(WideTile):
 
     def _load_values(self, home: Val, i: Val, n_keys: Val) -> None:
         """Load values of two keys at a time. Those past the last key are not read."""
-        k, at, dims = self.k, self.at, self.spec.dims_v
-        fmt, lanes = self.spec.page.fmt, self.isa.lanes
-        scales, ty = home + self.spec.page.codes_bytes(dims), f32 * lanes
+        k = self.k
+        at = self.at
+        dims = self.spec.dims_v
+        fmt = self.spec.page.fmt
+        lanes = self.isa.lanes
+        scales = home + self.spec.page.codes_bytes(dims)
+        ty = f32 * lanes
         starts = range(0, dims, lanes)
 
         def row(key: Val, start: int) -> Val:
@@ -195,7 +208,9 @@ class WordTile(WideTile):
         """Return the sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width``
         pairs.
         """
-        k, isa, lanes = self.k, self.isa, self.isa.lanes
+        k = self.k
+        isa = self.isa
+        lanes = self.isa.lanes
         assert isa.dot_words is not None
         ty = i32 * lanes
         sums = [[k.var(k.zero(ty)) for _ in range(VECTORS)] for _ in range(self.tall)]
@@ -217,7 +232,10 @@ class WordTile(WideTile):
         return (left + (self.tall - 1)) // self.tall
 
     def _scores(self, block: Val, i: Val) -> None:
-        k, at, dims, lanes = self.k, self.at, self.spec.head_dim, self.isa.lanes
+        k = self.k
+        at = self.at
+        dims = self.spec.head_dim
+        lanes = self.isa.lanes
         with k.loop(PAGE // self.width) as column:
             place = i * PAGE + column * self.width
             d = [
@@ -235,7 +253,10 @@ class WordTile(WideTile):
                         k.store(to, total.to(f32) * d[c], offset=(r * KEYS + c * lanes) * 4)
 
     def _values(self, block: Val, n_pages: Val) -> None:
-        k, at, dims, lanes = self.k, self.at, self.spec.dims_v, self.isa.lanes
+        k = self.k
+        at = self.at
+        dims = self.spec.dims_v
+        lanes = self.isa.lanes
         ty = f32 * lanes
         with k.loop(dims // self.width) as column, k.loop(self._groups(block)) as g:
             weights = self.scratch + at.weights + g * (self.tall * KEYS * 2)
@@ -271,8 +292,11 @@ class WordTile(WideTile):
         """Compute m, and the correction of earlier sums, for a group's rows together: one row alone
         would wait for each step.
         """
-        k, at, starts = self.k, self.at, range(0, 4 * KEYS, 4 * self.isa.lanes)
-        ty, group = f32 * self.isa.lanes, f32 * self.tall
+        k = self.k
+        at = self.at
+        starts = range(0, 4 * KEYS, 4 * self.isa.lanes)
+        ty = f32 * self.isa.lanes
+        group = f32 * self.tall
         tops = [
             tree([k.load(row, ty, offset=i * (4 * KEYS) + c) for c in starts], k.max)
             for i in range(self.tall)
@@ -286,8 +310,11 @@ class WordTile(WideTile):
 
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
         """Compute a row's P, and its weights as whole numbers."""
-        k, at, lanes = self.k, self.at, self.isa.lanes
-        ty, starts = f32 * lanes, range(0, KEYS, lanes)
+        k = self.k
+        at = self.at
+        lanes = self.isa.lanes
+        ty = f32 * lanes
+        starts = range(0, KEYS, lanes)
         shift, by = (k.splat(v, ty) for v in (-self._number(at.m, at_m), self._scale(at_m, f32)))
         powers = [
             math.exp2(k, k.fma(k.load(row, ty, offset=4 * c), by, shift), math.EXP2_SHORT)
@@ -320,7 +347,9 @@ class WordTile(WideTile):
 
     def _cap(self, row: Val, r: Val) -> None:
         """Apply the softcap to all scores of a row."""
-        k, cap, ty = self.k, self.spec.softcap, f32 * self.isa.lanes
+        k = self.k
+        cap = self.spec.softcap
+        ty = f32 * self.isa.lanes
         by = k.splat(self._number(self.at.d_q, r) * (1 / cap), ty)
         with k.loop(KEYS, step=self.isa.lanes) as c:
             score = math.tanh(k, k.load(row, ty, offset=c * 4) * by) * (cap * math.LOG2_E)
@@ -328,7 +357,8 @@ class WordTile(WideTile):
 
     def _hide(self, row: Val, r: Val, first_key: Val) -> None:
         """Set the scores of keys that a row does not see to -infinity; few spans have any."""
-        k, lanes = self.k, self.isa.lanes
+        k = self.k
+        lanes = self.isa.lanes
         first, last = self.seen(r)
         hides = (first > first_key) | (last < first_key + (KEYS - 1))
         with k.if_(hides), k.loop(KEYS, step=lanes) as c:

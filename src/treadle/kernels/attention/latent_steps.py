@@ -45,7 +45,9 @@ class PackHeads(Spec):
         return self.layout().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, lanes, stride = self.layout(), isa.lanes, frame.stride * 4
+        act = self.layout()
+        lanes = isa.lanes
+        stride = frame.stride * 4
         last = frame.run("n_tokens") - 1
         each = self.group // act.together
         with k.loop(frame.end, start=frame.begin) as item:
@@ -113,7 +115,9 @@ class LatentStore(PagedKernel):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
         slots = frame.run(numbered("kv_slots", self.pool), ptr)
-        half, rank, tmp = self.rope_dims // 2, self.dims_v, frame.scratch
+        half = self.rope_dims // 2
+        rank = self.dims_v
+        tmp = frame.scratch
         stride, kv_stride, out_stride = (
             n * 4 for n in (frame.stride, frame.kv_stride, frame.out_stride)
         )
@@ -122,7 +126,8 @@ class LatentStore(PagedKernel):
             q = frame.q + n * stride + (frame.q_column + (self.head_dim_q - self.rope_dims)) * 4
             out = frame.out + n * out_stride + rank * 4
             with k.loop(self.n_head) as head:
-                x, to = q + head * (self.head_dim_q * 4), out + head * (self.head_dim * 4)
+                x = q + head * (self.head_dim_q * 4)
+                to = out + head * (self.head_dim * 4)
                 self._turn(k, half, x, to, table, lambda v, i=0: v * self.scale)
                 self._rotate(k, to)
             row = frame.kv + n * kv_stride + frame.kv_column * 4
@@ -160,7 +165,10 @@ class LatentStore(PagedKernel):
             rotate(k, behind, behind, self.rope_dims)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, dims, rank, turn = int(run["n_tokens"]), self.head_dim, self.dims_v, self.rope_dims
+        n = int(run["n_tokens"])
+        dims = self.head_dim
+        rank = self.dims_v
+        turn = self.rope_dims
         rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
         if self.page.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate_ref as rotated

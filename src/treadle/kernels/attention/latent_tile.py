@@ -21,7 +21,8 @@ class LatentTile(VectorTile):
     """Attention tile of few rows of queries whose values are keys."""
 
     def _load_queries(self) -> None:
-        k, dims = self.k, self.spec.head_dim
+        k = self.k
+        dims = self.spec.head_dim
         self.p = self.o + self.stat.n_bytes * self.spec.dims_v
         width = widest(self.isa.lanes, dims)
         for r, t, g in self._rows():
@@ -34,7 +35,8 @@ class LatentTile(VectorTile):
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O^T = O^T c + V^T P^T."""
-        k, spec = self.k, self.spec
+        k = self.k
+        spec = self.spec
         at_once = max(1, (self.isa.regs - 6) // spec.rows)
         while spec.page.fmt.run % at_once or spec.dims_v % at_once:
             at_once -= 1
@@ -52,12 +54,16 @@ class LatentTile(VectorTile):
         """Add one page's part of the sums of dims from ``d`` on. Keys past the last one are
         undefined memory, and count as zeros.
         """
-        k, isa, fmt = self.k, self.isa, self.spec.page.fmt
+        k = self.k
+        isa = self.isa
+        fmt = self.spec.page.fmt
         lanes = isa.lanes
         scales = home + self.spec.page.codes_bytes(self.spec.head_dim) + d // BLOCK * (PAGE * 4)
-        first, more = d, ()  # type: tuple[Val, tuple[Val, ...]]
+        first = d
+        more: tuple[Val, ...] = ()
         if fmt.packed:
-            first, more = d // BLOCK * HALF + d % HALF, (d % BLOCK // HALF * 4,)
+            first = d // BLOCK * HALF + d % HALF
+            more = (d % BLOCK // HALF * 4,)
         for c in range(0, PAGE, lanes):
             iota = k.const(range(c, c + lanes), i32 * lanes)
             inside = iota < k.splat(n_keys.to(i32), iota.ty)
@@ -74,7 +80,8 @@ class LatentTile(VectorTile):
                     row[r].v = k.fma(weight, v, row[r].v)
 
     def _store(self, m: Val, total: Val) -> None:
-        k, spec = self.k, self.spec
+        k = self.k
+        spec = self.spec
         with k.if_else(self.item["partial"] < 0) as (whole, part):
             with whole:
                 inverse = 1.0 / total

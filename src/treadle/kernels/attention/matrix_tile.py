@@ -56,8 +56,13 @@ class MatrixScratch:
     @classmethod
     def of(cls, spec: Queries) -> MatrixScratch:
         """Return the offsets for a kernel."""
-        rows, dims, dims_v = round_up(spec.rows, EDGE), spec.head_dim, spec.dims_v
-        q, p, keys, values = 2 * rows * dims, LINE * EDGE * SPAN, 2 * KEYS * dims, 2 * KEYS * dims_v
+        rows = round_up(spec.rows, EDGE)
+        dims = spec.head_dim
+        dims_v = spec.dims_v
+        q = 2 * rows * dims
+        p = LINE * EDGE * SPAN
+        keys = 2 * KEYS * dims
+        values = 2 * KEYS * dims_v
         sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, 4 * rows, 4 * rows]
         at = [LINE]  # after the registers' configuration
         for size in (*sizes, 2 * keys, 2 * values):
@@ -88,14 +93,18 @@ class MatrixTile(WideTile):
         """Return the high and low parts, each of ``even`` interleaved with that of ``odd``: ``i16 *
         2n``.
         """
-        k, n = self.k, even.ty.lanes
+        k = self.k
+        n = even.ty.lanes
         high = paired(k, even, odd)
         pairs = high.bits(u32 * n)
         less = (pairs << 16).bits(even.ty), (pairs & 0xFFFF0000).bits(odd.ty)
         return high, paired(k, even - less[0], odd - less[1])
 
     def _load_queries(self) -> None:
-        k, dims, dims_v, at = self.k, self.spec.head_dim, self.spec.dims_v, self.at
+        k = self.k
+        dims = self.spec.head_dim
+        dims_v = self.spec.dims_v
+        at = self.at
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         with k.loop(self.spec.rows) as r:
             query = self.query(*self.row(r))
@@ -116,8 +125,13 @@ class MatrixTile(WideTile):
         self._turn("queries", self.scratch + at.q, 2 * n_queries, 1)
 
     def _load_page(self, p: Val, i: Val) -> None:
-        k, spec, at = self.k, self.spec, self.at
-        fmt, dims, dims_v, home = spec.page.fmt, spec.head_dim, spec.dims_v, self.page(p)
+        k = self.k
+        spec = self.spec
+        at = self.at
+        fmt = spec.page.fmt
+        dims = spec.head_dim
+        dims_v = spec.dims_v
+        home = self.page(p)
         lanes = f32 * SIDE
 
         def store(to: Val, rows: list[Val], low: int) -> None:
@@ -194,7 +208,9 @@ class MatrixTile(WideTile):
             matrix.dots_bf16(k)
 
     def _scores(self, block: Val, i: Val) -> None:
-        at, dims, matrix = self.at, self.spec.head_dim, self.isa.matrix
+        at = self.at
+        dims = self.spec.head_dim
+        matrix = self.isa.matrix
         assert matrix is not None
 
         def multiply(k: Builder, scratch: Val, block: Val, i: Val) -> None:
@@ -221,7 +237,9 @@ class MatrixTile(WideTile):
 
     def _some_values(self, block: Val, column: Val, n_pages: Val) -> None:
         """Compute 32 dims of the results."""
-        at, dims, matrix = self.at, self.spec.dims_v, self.isa.matrix
+        at = self.at
+        dims = self.spec.dims_v
+        matrix = self.isa.matrix
         assert matrix is not None
 
         def multiply(k: Builder, scratch: Val, block: Val, column: Val, n_pages: Val) -> None:
@@ -249,7 +267,10 @@ class MatrixTile(WideTile):
 
     def _softmax(self, block: Val, first_key: Val) -> None:
         """Compute P, in two parts, and rescale O."""
-        k, at, spec, ty = self.k, self.at, self.spec, f32 * SIDE
+        k = self.k
+        at = self.at
+        spec = self.spec
+        ty = f32 * SIDE
         lowest = k.const(float("-inf"), ty)
         iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)
         begin = block * EDGE

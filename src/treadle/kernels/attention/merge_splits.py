@@ -36,14 +36,18 @@ class Merge(Spec):
         return self.args.required | ({"sinks"} if self.sinks else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        partials, out, out_stride = frame.partials, frame.out, frame.out_stride
+        partials = frame.partials
+        out = frame.out
+        out_stride = frame.out_stride
         merges = frame.run(numbered("attn_merges", self.pool), ptr)
-        rows, dims = self.tokens * self.heads, self.head_dim
+        rows = self.tokens * self.heads
+        dims = self.head_dim
         width = widest(isa.lanes, dims)
         floats = f32 * width
         record = self.n_groups * rows * (dims + 2) * 4
         with k.loop(frame.end, start=frame.begin) as index:
-            merge, group = merges + index // self.n_groups * MERGE.itemsize, index % self.n_groups
+            merge = merges + index // self.n_groups * MERGE.itemsize
+            group = index % self.n_groups
             token, n_tokens, first, n = load_record(k, merge, MERGE).values()
             with k.loop(n_tokens * self.heads) as r:
                 source = partials + (first * record + (group * rows + r) * ((dims + 2) * 4))
@@ -51,7 +55,8 @@ class Merge(Spec):
                 if self.sinks:
                     head = group * self.heads + r % self.heads
                     sink = k.load(frame.sinks + head * 4, f32) * math.LOG2_E
-                m, total = k.var(sink), k.var(k.const(0.0, f32))
+                m = k.var(sink)
+                total = k.var(k.const(0.0, f32))
                 with k.loop(n) as i:
                     m.v = k.max(m.v, k.load(source, f32, offset=i * record + dims * 4))
                 row = out + (token + r // self.heads) * out_stride * 4
@@ -71,8 +76,10 @@ class Merge(Spec):
                     k.store(row, o.v * k.splat(1.0 / total.v, floats), offset=d * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        dims, rows = self.head_dim, self.tokens * self.heads
-        record, n_groups = self.n_groups * rows * (dims + 2), self.n_groups
+        dims = self.head_dim
+        rows = self.tokens * self.heads
+        record = self.n_groups * rows * (dims + 2)
+        n_groups = self.n_groups
         data = args.partials[: args.partials.size // record * record]
         data = data.reshape(-1, n_groups, rows, dims + 2)
         out = args.out.reshape(-1, args.out_stride)

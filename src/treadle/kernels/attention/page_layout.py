@@ -192,7 +192,9 @@ class PageLayout:
         """Return views ``[.., PAGE, n, bytes]`` of heads' bytes ``[.., head_bytes]``: codes and
         scales of keys, then of values.
         """
-        codes, size, lead = self.codes_bytes, self.fmt.n_bytes, heads.shape[:-1]
+        codes = self.codes_bytes
+        size = self.fmt.n_bytes
+        lead = heads.shape[:-1]
         ends = codes(self.head_dim), self.v_off, self.v_off + codes(self.head_dim_v)
         parts = list(zip(np.split(heads, ends, -1), (size, 4, size, 4), strict=True))
         made = [part.reshape(*lead, -1, PAGE, n).swapaxes(-3, -2) for part, n in parts[:2]]
@@ -221,7 +223,8 @@ class PageLayout:
                 blocks = x.reshape(-1, BLOCK)
                 d = np.abs(blocks).max(-1) * np.float32(1 / 127)
                 if self.fmt.packed:  # the largest gets code -8: there is no +8
-                    top, low = blocks.max(-1), blocks.min(-1)
+                    top = blocks.max(-1)
+                    low = blocks.min(-1)
                     d = np.where(top > -low, top, low) * np.float32(-1 / 8)
                 inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
                 x = (blocks * inverse[:, None]).reshape(-1)

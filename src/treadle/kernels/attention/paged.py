@@ -120,10 +120,14 @@ class Attention(Queries):
         return frame.k.load(at, i64, align=8, offset=many_off)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        dims, dims_v, per = self.head_dim, self.dims_v, self.n_head // self.n_head_kv
-        q_all, out_all = args.qkv.reshape(-1, args.stride), args.out.reshape(-1, args.out_stride)
+        dims = self.head_dim
+        dims_v = self.dims_v
+        per = self.n_head // self.n_head_kv
+        q_all = args.qkv.reshape(-1, args.stride)
+        out_all = args.out.reshape(-1, args.out_stride)
         for item, pages in run.attn_items(self.pool, few=bool(args.few)):
-            first, last = int(item["key_begin"]), int(item["key_end"])
+            first = int(item["key_begin"])
+            last = int(item["key_end"])
             keys = np.arange(first // PAGE * PAGE, -(-last // PAGE) * PAGE)
             for head in range(self.n_head):
                 cached = [
@@ -138,7 +142,8 @@ class Attention(Queries):
                 kk = np.concatenate([c[0] for c in cached])[keep]
                 vv = np.concatenate([c[1] for c in cached])[keep]
                 for t in range(int(item["n_tokens"])):
-                    token, pos = int(item["token"]) + t, int(item["position"]) + t
+                    token = int(item["token"]) + t
+                    pos = int(item["position"]) + t
                     q = q_all[token, head * dims : (head + 1) * dims].astype(np.float64)
                     score = kk @ q
                     if self.softcap:

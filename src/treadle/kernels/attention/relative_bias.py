@@ -17,7 +17,8 @@ def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:
     """Return the bucket of each distance, key - query, in tokens. Computed in float32, as by the
     models' own code: some logarithms are whole numbers, and rounding must agree.
     """
-    half, exact = n_buckets // 2, n_buckets // 4
+    half = n_buckets // 2
+    exact = n_buckets // 4
     n = np.abs(distances)
     far = np.log(np.maximum(n, 1).astype(np.float32) / np.float32(exact))
     far = far / np.float32(np.log(reach / exact)) * np.float32(half - exact)

@@ -68,9 +68,15 @@ class RopeStore(PagedKernel):
         return 2 * 4 * (max(self.head_dim, self.dims_v) + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        qkv, q_norm, k_norm, pool = frame.qkv, frame.q_norm, frame.k_norm, frame.pool
-        stride, k_column, v_column = frame.stride, frame.k_column, frame.v_column
-        page_bytes, layer_off = frame.page_bytes, frame.layer_off
+        qkv = frame.qkv
+        q_norm = frame.q_norm
+        k_norm = frame.k_norm
+        pool = frame.pool
+        stride = frame.stride
+        k_column = frame.k_column
+        v_column = frame.v_column
+        page_bytes = frame.page_bytes
+        layer_off = frame.layer_off
         tables = frame.run(numbered("rope", self.table), ptr)
         of_queries = frame.run(numbered("rope", self.queries_table), ptr)
         slots = frame.run(numbered("kv_slots", self.pool), ptr)
@@ -83,8 +89,10 @@ class RopeStore(PagedKernel):
             # A page's worth of tokens of one head, before the next head: tokens share lines of
             # transposed keys, and these lines then belong to one thread.
             first = item // (PAGE * self.n_head_kv) * PAGE
-            each, place = k.min(n_tokens - first, PAGE), item - first * self.n_head_kv
-            n, head = first + place % each, place // each
+            each = k.min(n_tokens - first, PAGE)
+            place = item - first * self.n_head_kv
+            n = first + place % each
+            head = place // each
             row = qkv + n * stride * 4
             table, q_table = (at + n * (self.rope_dims * 4) for at in (tables, of_queries))
             with k.loop(queries) as g:
@@ -100,7 +108,8 @@ class RopeStore(PagedKernel):
                 slot = k.load(slots, n.ty, offset=n * 8)
                 home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
                 store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
-                value, home = row + (v_column + head * self.dims_v) * 4, home + self.page.v_off
+                value = row + (v_column + head * self.dims_v) * 4
+                home = home + self.page.v_off
                 if self.v_eps is not None:
                     square = mean_square(k, value, self.dims_v, isa.lanes)
                     gain = 1.0 / k.sqrt(square + self.v_eps)
@@ -115,7 +124,8 @@ class RopeStore(PagedKernel):
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
     ) -> None:
         """Norm and rotate one head, ``x`` to ``out`` (which may be the same)."""
-        half, dims = self.rope_dims // 2, self.head_dim
+        half = self.rope_dims // 2
+        dims = self.head_dim
         gain = None
         if self.eps is not None and not self.norm_last:
             gain = 1.0 / k.sqrt(mean_square(k, x, dims, isa.lanes) + self.eps) * scale
@@ -139,7 +149,9 @@ class RopeStore(PagedKernel):
                 k.store(out, v, offset=i * 4)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, dims, half = int(run["n_tokens"]), self.head_dim, self.rope_dims // 2
+        n = int(run["n_tokens"])
+        dims = self.head_dim
+        half = self.rope_dims // 2
         rows = args.qkv.reshape(-1, args.stride)[:n]
 
         def normed(x: np.ndarray, weight: Any) -> np.ndarray:
@@ -201,7 +213,8 @@ def turn_pairs(
             both = scaled(k.load(x, f32 * (2 * width), offset=i * 8), 2 * i)
             a = k.shuffle(both, both, range(0, 2 * width, 2))
             b = k.shuffle(both, both, range(1, 2 * width, 2))
-        first, second = a * cos - b * sin, a * sin + b * cos
+        first = a * cos - b * sin
+        second = a * sin + b * cos
         if style == "neox":
             k.store(out, first, offset=i * 4)
             k.store(out, second, offset=(half + i) * 4)
@@ -214,14 +227,16 @@ def store_head(
     k: Builder, page: PageLayout, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
 ) -> None:
     """Narrow one head's key or value, and store it in its page."""
-    fmt, isa = page.fmt, k.isa
+    fmt = page.fmt
+    isa = k.isa
     width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
     scales = home + page.codes_bytes(dims)
     with k.loop(dims // width) as b:
         v = k.load(x, f32 * width, offset=b * (4 * width))
         if fmt.scaled:
             if fmt.packed:  # the largest magnitude gets code -8, which has no positive counterpart
-                top, low = k.reduce(v, k.max), k.reduce(v, k.min)
+                top = k.reduce(v, k.max)
+                low = k.reduce(v, k.min)
                 d = k.select(top > -low, top, low) * (-1 / 8)
                 inverse = k.select(k.abs(d) > 1e-38, 1.0 / d, k.const(0.0, f32))
             else:
@@ -245,10 +260,12 @@ def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
     """Return ``x [N, heads, dims]`` with its first pairs rotated by ``table [N, 2, pairs]``."""
-    y, half = x.copy(), table.shape[-1]
+    y = x.copy()
+    half = table.shape[-1]
     ia = np.arange(half) if style == "neox" else np.arange(0, 2 * half, 2)
     ib = ia + (half if style == "neox" else 1)
-    cos, sin = table[:, None, 0].astype(np.float64), table[:, None, 1].astype(np.float64)
+    cos = table[:, None, 0].astype(np.float64)
+    sin = table[:, None, 1].astype(np.float64)
     y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
     y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
     return y

@@ -25,7 +25,8 @@ class VectorTile(AttentionItem):
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
-        rows, dims = spec.rows, spec.head_dim
+        rows = spec.rows
+        dims = spec.head_dim
         self.q = frame.scratch
         self.o = self.q + 4 * rows * dims
         self.p = self.o + 4 * rows * spec.dims_v
@@ -35,13 +36,16 @@ class VectorTile(AttentionItem):
     def run(self) -> None:
         k = self.k
         self._load_queries()
-        m, total = k.var(k.const(LOWEST, self.stat)), k.var(k.zero(self.stat))
+        m = k.var(k.const(LOWEST, self.stat))
+        total = k.var(k.zero(self.stat))
         if self.spec.sinks:
             for r, _, g in self._rows():
                 score, one = self.sink(g)
                 m.v, total.v = k.insert(m.v, score, r), k.insert(total.v, one, r)
-        begin, end = self.item["key_begin"], self.item["key_end"]
-        start, last = begin // PAGE, (end + (PAGE - 1)) // PAGE
+        begin = self.item["key_begin"]
+        end = self.item["key_end"]
+        start = begin // PAGE
+        last = (end + (PAGE - 1)) // PAGE
         # Spans start at multiples of SPAN pages, so that the order of a row's sums does not depend
         # on where the window of its tile's first row begins. Earlier pages may have been freed.
         with k.loop(last, start=start // SPAN * SPAN, step=SPAN) as span:
@@ -68,7 +72,9 @@ class VectorTile(AttentionItem):
 
     def _load_queries(self) -> None:
         """Copy the tile's queries to scratch, contiguous, and zero its output."""
-        k, dims, dims_v = self.k, self.spec.head_dim, self.spec.dims_v
+        k = self.k
+        dims = self.spec.head_dim
+        dims_v = self.spec.dims_v
         width = widest(self.isa.lanes, gcd(dims, dims_v))
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         for r, t, g in self._rows():
@@ -87,8 +93,12 @@ class VectorTile(AttentionItem):
         """Compute masked Q K^T of one page, store it ``at`` bytes into the span's scores, and
         update ``tops``.
         """
-        k, isa, spec = self.k, self.isa, self.spec
-        fmt, lanes, dims = spec.page.fmt, isa.lanes, spec.head_dim
+        k = self.k
+        isa = self.isa
+        spec = self.spec
+        fmt = spec.page.fmt
+        lanes = isa.lanes
+        dims = spec.head_dim
         vectors = PAGE // lanes
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
@@ -131,7 +141,8 @@ class VectorTile(AttentionItem):
     def _mask_and_store(
         self, key: Val, at: Val, column: int, rows: list[Val], tops: list[Var]
     ) -> None:
-        k, lanes = self.k, self.isa.lanes
+        k = self.k
+        lanes = self.isa.lanes
         iota = k.const(range(column, column + lanes), i32 * lanes)
         position = k.splat(key.to(i32), iota.ty) + iota
         begin = k.splat(self.item["key_begin"].to(i32), iota.ty)
@@ -140,7 +151,8 @@ class VectorTile(AttentionItem):
         lowest = k.const(float("-inf"), f32 * lanes)
         for r, t, g in self._rows():
             here = k.splat((self.item["position"] + self.token(t)).to(i32), iota.ty)
-            seen, window = inside, self.spec.window
+            seen = inside
+            window = self.spec.window
             if self.spec.causal:
                 seen = seen & (position <= here)
             elif window:
@@ -164,7 +176,8 @@ class VectorTile(AttentionItem):
 
     def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
         """P = 2**(S - m'). Update m and l; return the correction of the earlier sums."""
-        k, lanes = self.k, self.isa.lanes
+        k = self.k
+        lanes = self.isa.lanes
         old = m.v
         new = k.max(old, self._of_rows([top.v for top in tops], k.max))
         m.v = new
@@ -185,7 +198,8 @@ class VectorTile(AttentionItem):
 
     def _of_rows(self, vectors: list[Val], op: Callable[[Val, Val], Val]) -> Val:
         """Reduce each row's vector to one value, in the row's lane of a ``stat``."""
-        k, lanes = self.k, self.isa.lanes
+        k = self.k
+        lanes = self.isa.lanes
         vectors = vectors + vectors[:1] * (self.stat.lanes - len(vectors))
         at_once = min(lanes, self.stat.lanes)
         reduced = [
@@ -196,7 +210,9 @@ class VectorTile(AttentionItem):
 
     def _values(self, first: Val, n_pages: Val, correction: Val) -> None:
         """O = O c + P V. Keys past the last one are not read: their memory is undefined."""
-        k, isa, spec = self.k, self.isa, self.spec
+        k = self.k
+        isa = self.isa
+        spec = self.spec
         width = widest(isa.lanes, spec.page.fmt.run if spec.page.fmt.scaled else spec.dims_v)
         vectors = spec.dims_v // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
@@ -227,14 +243,19 @@ class VectorTile(AttentionItem):
 
     def _add_page(self, home: Val, n_keys: Val, p: Val, column: Val, sums: list[list[Var]]) -> None:
         """Add one page's P V, in the vectors of V from ``column`` on."""
-        k, spec = self.k, self.spec
-        fmt, dims, width = spec.page.fmt, spec.dims_v, sums[0][0].ty.lanes
+        k = self.k
+        spec = self.spec
+        fmt = spec.page.fmt
+        dims = spec.dims_v
+        width = sums[0][0].ty.lanes
         scales = home + spec.page.codes_bytes(dims)
         with k.loop(n_keys) as j:
             values = []
             for i in range(len(sums[0])):
-                start, row_start = (column + i) * width, j * dims
-                at, more = start, ()  # type: tuple[Val, tuple[Val, ...]]
+                start = (column + i) * width
+                row_start = j * dims
+                at = start
+                more: tuple[Val, ...] = ()
                 if fmt.packed:
                     row_start = j * (dims // 2)
                     at = start // BLOCK * HALF + start % HALF
@@ -251,7 +272,9 @@ class VectorTile(AttentionItem):
                     total.v = k.fma(k.splat(weight, v.ty), v, total.v)
 
     def _store(self, m: Val, total: Val) -> None:
-        k, spec, dims = self.k, self.spec, self.spec.dims_v
+        k = self.k
+        spec = self.spec
+        dims = self.spec.dims_v
         width = widest(self.isa.lanes, dims)
         with k.if_else(self.item["partial"] < 0) as (whole, part):
             with whole:

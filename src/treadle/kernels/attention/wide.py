@@ -41,7 +41,8 @@ class WideTile(AttentionItem):
     def run(self) -> None:
         k = self.k
         self._load_queries()
-        begin, end = self.item["key_begin"], self.item["key_end"]
+        begin = self.item["key_begin"]
+        end = self.item["key_end"]
         last = (end + (PAGE - 1)) // PAGE
         with k.loop(last, start=begin // PAGE, step=SPAN) as first:
             n_pages = k.min(last - first, SPAN)
@@ -85,9 +86,12 @@ class WideTile(AttentionItem):
 
     def seen(self, r: Val) -> tuple[Val, Val]:
         """Return the first key that row r sees, and the last."""
-        k, item, window = self.k, self.item, self.spec.window
+        k = self.k
+        item = self.item
+        window = self.spec.window
         here = item["position"] + self.token(self.row(r)[0])
-        first, last = item["key_begin"], item["key_end"] - 1
+        first = item["key_begin"]
+        last = item["key_end"] - 1
         if window:
             first = k.max(first, here - (window - 1))
         if self.spec.causal or window:
@@ -96,7 +100,8 @@ class WideTile(AttentionItem):
 
     def _store(self) -> None:
         """Store the results, or the partial ones."""
-        k, dims = self.k, self.spec.dims_v
+        k = self.k
+        dims = self.spec.dims_v
         with k.loop(self.n_rows) as r:
             m, total = (k.load(p, f32, offset=r * 4) for p in (self.m, self.total))
             whole = self.item["partial"] < 0
@@ -112,7 +117,8 @@ class WideTile(AttentionItem):
                     k.store(to, total, offset=4 * dims + 4)
 
     def _copy(self, r: Val, to: Val, factor: Val) -> None:
-        k, dims = self.k, self.spec.dims_v
+        k = self.k
+        dims = self.spec.dims_v
         with k.loop(dims, step=DIMS) as d:
             o = k.load(self.o + (r * dims + d) * 4, factor.ty)
             k.store(to, o * factor, offset=d * 4)

@@ -98,14 +98,20 @@ class AttentionItem:
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
-        self.k, self.isa, self.spec, self.frame, self.group = k, isa, spec, frame, group
+        self.k = k
+        self.isa = isa
+        self.spec = spec
+        self.frame = frame
+        self.group = group
         self.item = load_record(k, item, ITEM)
         self.pages = item + self.item["pages"]
 
     def page(self, p: Val) -> Val:
         """Return the address of this layer and head in the sequence's p-th page."""
-        k, spec = self.k, self.spec
-        page_bytes, layer_off = self.frame.page_bytes, self.frame.layer_off
+        k = self.k
+        spec = self.spec
+        page_bytes = self.frame.page_bytes
+        layer_off = self.frame.layer_off
         head = self.group * spec.heads // (spec.n_head // spec.n_head_kv) * spec.page.head_bytes
         page = k.load(self.pages, i64, offset=p * 8, align=8) * page_bytes
         return self.frame.pool + (layer_off + head) + page
@@ -146,7 +152,8 @@ class AttentionItem:
         empty: ``Merge`` adds the sink.
         """
         k = self.k
-        lowest, none = k.const(LOWEST, f32), k.const(0.0, f32)
+        lowest = k.const(LOWEST, f32)
+        none = k.const(0.0, f32)
         if not self.spec.sinks:
             return lowest, none
         place = self.frame.sinks + (self.group * self.spec.heads + g) * 4
@@ -158,9 +165,11 @@ class AttentionItem:
         """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of
         log2(e).
         """
-        k, n = self.k, 1 << (self.spec.n_head.bit_length() - 1)
+        k = self.k
+        n = 1 << (self.spec.n_head.bit_length() - 1)
         head = (self.group * self.spec.heads + g).to(i32).to(f32)
-        first, behind = (head + 1.0) * (-1.0 / n), (head - n) * (-1.0 / n) - 0.5 / n
+        first = (head + 1.0) * (-1.0 / n)
+        behind = (head - n) * (-1.0 / n) - 0.5 / n
         power = k.select(head < float(n), first, behind) * self.spec.alibi
         return math.exp2(k, k.splat(power, ty)) * math.LOG2_E
 
@@ -168,7 +177,8 @@ class AttentionItem:
         """Return the biases of ``n`` keys for the group's g-th head. ``distance``: from the query
         to the first key, i64.
         """
-        k, end = self.k, self.spec.reach + PAGE
+        k = self.k
+        end = self.spec.reach + PAGE
         head = self.group * self.spec.heads + g
         row = self.frame.distances + head * (row_values(self.spec.reach) * 4)
         first = k.max(k.min(distance, end - n), -end) + end
@@ -176,6 +186,7 @@ class AttentionItem:
 
     def partial(self, r: Operand) -> Val:
         """Return the address of row ``r``, if the item is a part of a split history."""
-        spec, row_bytes = self.spec, (self.spec.dims_v + 2) * 4
+        spec = self.spec
+        row_bytes = (self.spec.dims_v + 2) * 4
         record = (self.item["partial"] * spec.n_groups + self.group) * (spec.rows * row_bytes)
         return self.frame.partials + (record + self.k.val(r, i64) * row_bytes)

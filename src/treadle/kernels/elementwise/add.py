@@ -25,7 +25,10 @@ class Add(Spec):
     k: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, h, out, stride = frame.x, frame.h, frame.out, frame.stride * 4
+        x = frame.x
+        h = frame.h
+        out = frame.out
+        stride = frame.stride * 4
         with k.loop(frame.end, start=frame.begin) as n:
             row = n * stride
             map_row(k, self.k, out + row, operator.add, x + row, h + row)
@@ -48,10 +51,12 @@ class AddRows(Spec):
     by: str
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        parts, stride = frame.run("parts", ptr), frame.stride * 4
+        parts = frame.run("parts", ptr)
+        stride = frame.stride * 4
         with k.loop(frame.end, start=frame.begin) as part:
             record = load_record(k, parts + part * PART.itemsize, PART)
-            token, position = record["token"], record["position"]
+            token = record["token"]
+            position = record["position"]
             with k.loop(record["n_tokens"]) as t:
                 x = frame.x + (token + t) * stride
                 row = frame.w
@@ -63,7 +68,8 @@ class AddRows(Spec):
                 map_row(k, self.k, x, operator.add, x, row)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        x, w = args.x.reshape(-1, args.stride), args.w
+        x = args.x.reshape(-1, args.stride)
+        w = args.w
         for part in run.parts:
             for t in range(int(part["n_tokens"])):
                 position = int(part["position"]) + t

@@ -42,7 +42,8 @@ class SpreadStreams(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
-            x, out = frame.x + item * frame.stride * 4, frame.out + item * frame.out_stride * 4
+            x = frame.x + item * frame.stride * 4
+            out = frame.out + item * frame.out_stride * 4
             y = frame.y + (item * frame.y_stride + frame.column) * 4
             size = k.sqrt(mean_square(k, x, self.k, isa.lanes))
             map_row(k, self.k, out, lambda v: v, x)
@@ -52,7 +53,8 @@ class SpreadStreams(Spec):
                 map_row(k, self.k, out + 4 * self.k * (i + 1), _times(k, gain), part)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, w = int(run["n_tokens"]), self.k
+        n = int(run["n_tokens"])
+        w = self.k
         x = args.x.reshape(-1, args.stride)[:n, :w].astype(np.float64)
         y = args.y.reshape(-1, args.y_stride)[:n, args.column :].astype(np.float64)
         out = args.out.reshape(-1, args.out_stride)[:n]
@@ -76,7 +78,8 @@ class CopyColumns(Spec):
             map_row(k, self.k, frame.out + item * frame.out_stride * 4, lambda v: v, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, at = int(run["n_tokens"]), args.column
+        n = int(run["n_tokens"])
+        at = args.column
         x = args.x.reshape(-1, args.stride)[:n, at : at + self.k]
         args.out.reshape(-1, args.out_stride)[:n, : self.k] = x
 
@@ -99,8 +102,10 @@ class Join(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
-            x, at = frame.x + item * frame.stride * 4, item * frame.out_stride * 4
-            y, total = frame.y + at, x if self.first else frame.total + at
+            x = frame.x + item * frame.stride * 4
+            at = item * frame.out_stride * 4
+            y = frame.y + at
+            total = x if self.first else frame.total + at
             size = k.sqrt(mean_square(k, x, self.k, isa.lanes))
             gain = _sized(k, y, self.k, isa.lanes, size) * (1 / self.n)
 
@@ -111,7 +116,8 @@ class Join(Spec):
             map_row(k, self.k, frame.out + at, joined, total, y)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, w = int(run["n_tokens"]), self.k
+        n = int(run["n_tokens"])
+        w = self.k
         x = args.x.reshape(-1, args.stride)[:n, :w].astype(np.float64)
         y = args.y.reshape(-1, args.out_stride)[:n, :w].astype(np.float64)
         total = x / self.n if self.first else args.total.reshape(-1, args.out_stride)[:n, :w]
@@ -154,7 +160,8 @@ class Predict(Spec):
             k.runs(width, isa.lanes, vector)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        rows, w = int(run["n_tokens"]), self.n * self.k
+        rows = int(run["n_tokens"])
+        w = self.n * self.k
         x = args.x.reshape(-1, args.stride)[:rows, :w].astype(np.float64)
         x = x.reshape(rows, self.n, self.k)
         says = _router_ref(args, x[:, 0], self.n, self.eps)
@@ -181,11 +188,13 @@ class Correct(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         ty, width, each = f32 * isa.lanes, self.k // self.slices, range(self.n)
         with k.loop(frame.end, start=frame.begin) as item:
-            token, first = item // self.slices, item % self.slices * (4 * width)
+            token = item // self.slices
+            first = item % self.slices * (4 * width)
             y = token * frame.y_stride * 4
             says = _router(k, frame, frame.y + y, self.k, self.n, self.eps)
             coefs = [_coef(k, frame.coef, i, says) + 1.0 for i in each]
-            row, y = frame.x + token * frame.stride * 4 + first, y + first
+            row = frame.x + token * frame.stride * 4 + first
+            y = y + first
 
             def vector(at: Val, count: int, row: Val = row, y: Val = y) -> None:
                 at = at * ty.n_bytes
@@ -201,7 +210,8 @@ class Correct(Spec):
             k.runs(width, isa.lanes, vector)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        rows, w = int(run["n_tokens"]), self.n * self.k
+        rows = int(run["n_tokens"])
+        w = self.n * self.k
         place = args.x.reshape(-1, args.stride)[:rows, :w]
         x = place.astype(np.float64).reshape(rows, self.n, self.k)
         y = args.y.reshape(-1, args.y_stride)[:rows, : self.k].astype(np.float64)
@@ -226,12 +236,15 @@ class AddBeside(Spec):
     slices: int = 1
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        ty, width = f32 * isa.lanes, self.k // self.slices
+        ty = f32 * isa.lanes
+        width = self.k // self.slices
         with k.loop(frame.end, start=frame.begin) as item:
-            token, first = item // self.slices, item % self.slices * (4 * width)
+            token = item // self.slices
+            first = item % self.slices * (4 * width)
             y = frame.y + token * frame.y_stride * 4
             gain = _rms_gain(k, y, self.k, isa.lanes, self.eps)
-            row, y = frame.x + token * frame.stride * 4 + first, y + first
+            row = frame.x + token * frame.stride * 4 + first
+            y = y + first
 
             def vector(at: Val, count: int, row: Val = row, y: Val = y) -> None:
                 at = at * ty.n_bytes
@@ -244,7 +257,8 @@ class AddBeside(Spec):
             k.runs(width, isa.lanes, vector)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        rows, w = int(run["n_tokens"]), self.n * self.k
+        rows = int(run["n_tokens"])
+        w = self.n * self.k
         y = args.y.reshape(-1, args.y_stride)[:rows, : self.k].astype(np.float64)
         more = _norm_ref(y, args.w[: self.k], self.eps)
         args.x.reshape(-1, args.stride)[:rows, self.k : w] += np.tile(more, self.n - 1)
@@ -267,7 +281,8 @@ class Laurel(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         width = self.k // self.slices
         with k.loop(frame.end, start=frame.begin) as item:
-            token, first = item // self.slices, item % self.slices * (4 * width)
+            token = item // self.slices
+            first = item % self.slices * (4 * width)
             at = token * frame.out_stride * 4
             rows = [frame.x + token * frame.stride * 4, frame.a + at, frame.b + at]
             gains = [_rms_gain(k, row, self.k, isa.lanes, self.eps) for row in rows]
@@ -284,7 +299,8 @@ class Laurel(Spec):
             map_row(k, width, frame.out + at + first, total, *sources)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, w = int(run["n_tokens"]), self.k
+        n = int(run["n_tokens"])
+        w = self.k
         x = args.x.reshape(-1, args.stride)[:n, :w].astype(np.float64)
         a, b = (r.reshape(-1, args.out_stride)[:n, :w].astype(np.float64) for r in (args.a, args.b))
         norms = ((x, args.w_x), (a, args.w_a), (b, args.w_b))
@@ -322,7 +338,8 @@ def _tanh(k: Builder, x: Val) -> Val:
 
 def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:
     """Return row ``i`` of the matrix times the router's output."""
-    ty, n = says[0].ty, len(says)
+    ty = says[0].ty
+    n = len(says)
     total = k.zero(ty)
     for j, each in enumerate(says):
         total = k.fma(k.splat(k.load(coef, f32, offset=4 * (i * n + j)), ty), each, total)

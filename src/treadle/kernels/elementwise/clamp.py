@@ -25,7 +25,8 @@ class Clamp(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         def held(v: Val) -> Val:
-            low, high = k.const(-self.limit, v.ty), k.const(self.limit, v.ty)
+            low = k.const(-self.limit, v.ty)
+            high = k.const(self.limit, v.ty)
             return k.max(low, k.min(high, v))  # v comes second, so that NaN gives NaN
 
         with k.loop(frame.end, start=frame.begin) as n:

@@ -35,13 +35,16 @@ class ColumnNorm(Spec):
         return self.args.required | ({"bias"} if self.bias else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, lanes = frame.x + frame.column * 4, isa.lanes
+        x = frame.x + frame.column * 4
+        lanes = isa.lanes
         stride = frame.stride * 4
         with k.loop(frame.end, start=frame.begin) as item:
-            row, w = x + item // self.heads * stride, frame.w
+            row = x + item // self.heads * stride
+            w = frame.w
             if self.heads > 1:
                 part = item % self.heads * (4 * self.k)
-                row, w = row + part, w + part if self.own else w
+                row = row + part
+                w = w + part if self.own else w
             mean = None
             if self.centred:
                 mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)

@@ -43,7 +43,8 @@ class Embed(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         fmt = self.fmt
         weights = BlockAddress(fmt, frame.each("w"))
-        x, stride = frame.x, frame.stride
+        x = frame.x
+        stride = frame.stride
         tokens = frame.run("tokens", ptr)
         with k.loop(frame.end, start=frame.begin) as n:
             token = k.load(tokens, i32, offset=n * 4).to(n.ty)
@@ -110,8 +111,10 @@ class Norm(Spec):
         return (1 + self.centred) * SCALES_BYTES + self.layout().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, w, out, residual, stride = frame.x, frame.w, frame.out, frame.residual, frame.stride
-        act, lanes = self.layout(), isa.lanes
+        w = frame.w
+        stride = frame.stride
+        act = self.layout()
+        lanes = isa.lanes
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
         bias = frame.bias if self.bias else w
 
@@ -119,12 +122,13 @@ class Norm(Spec):
             source = k.min(n, n_rows - 1)  # the last row pads its group: see ActivationLayout.grid
             if self.outputs:
                 source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
-            return x + source * stride * 4
+            return frame.x + source * stride * 4
 
         with k.loop(frame.end, start=frame.begin) as item:
             first = item * act.together
             with k.loop(act.together) as t:
-                row, mean = row_of(first + t), None
+                row = row_of(first + t)
+                mean = None
                 if self.centred:
                     mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
                     k.store(frame.scratch + t * 4, mean, offset=SCALES_BYTES)
@@ -135,7 +139,8 @@ class Norm(Spec):
                 at = b * (BLOCK * 4)
 
                 def values_of(n: Val) -> list[Val]:
-                    row, values = row_of(n), []
+                    row = row_of(n)
+                    values = []
                     place = frame.scratch + (n - first) * 4
                     scale = k.load(place, f32)
                     for i in range(0, BLOCK, lanes):
@@ -154,17 +159,17 @@ class Norm(Spec):
 
                 if not self.add and not self.rows:
                     free = frame.scratch + (1 + self.centred) * SCALES_BYTES
-                    emit_store(k, act, out, first, b, values_of, free)
+                    emit_store(k, act, frame.out, first, b, values_of, free)
                     return
                 for i, v in enumerate(values_of(first)):
                     have = min(max(count - i * lanes, 0), lanes)
                     if have:
                         place = first * stride * 4 + (at + i * lanes * 4)
                         if self.add:
-                            v = k.load_first(residual + place, f32 * lanes, have) + v
+                            v = k.load_first(frame.residual + place, f32 * lanes, have) + v
                         if self.gain:
                             v = v * k.splat(k.load(frame.gain, f32), v.ty)
-                        k.store_first(out + place, v, have)
+                        k.store_first(frame.out + place, v, have)
 
             k.runs(self.k, BLOCK, block)
 
@@ -291,8 +296,12 @@ class Pack(Spec):
         return -(-self.k // SLICE)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        x, out, stride, up = frame.x, frame.out, frame.stride, frame.up
-        act, lanes = self.layout(), isa.lanes
+        x = frame.x
+        out = frame.out
+        stride = frame.stride
+        up = frame.up
+        act = self.layout()
+        lanes = isa.lanes
         gated = self.gated and self.fn != "copy"
         n_rows = k.load(frame.rows, i64) if self.counted else frame.run("n_tokens")
         n_rows = n_rows * self.per
@@ -305,7 +314,8 @@ class Pack(Spec):
             def block(b: Val, count: int, first: Val = first) -> None:
                 def values_of(n: Val) -> list[Val]:
                     n = k.min(n, n_rows - 1)  # see ActivationLayout.grid
-                    row, values = x + n * stride * 4, []
+                    row = x + n * stride * 4
+                    values = []
                     if self.apart:
                         ups = frame.apart + n * frame.apart_stride * 4
                     for i in range(0, BLOCK, lanes):

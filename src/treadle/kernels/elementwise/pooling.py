@@ -28,10 +28,12 @@ class Pooling(Spec):
     unit: bool = False
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        parts, lanes = frame.run("parts", ptr), isa.lanes
+        parts = frame.run("parts", ptr)
+        lanes = isa.lanes
         with k.loop(frame.end, start=frame.begin) as part:
             record = load_record(k, parts + part * PART.itemsize, PART)
-            first, n = record["token"], record["n_tokens"]
+            first = record["token"]
+            n = record["n_tokens"]
             if self.how == "last":
                 first = first + (n - 1)
             n = n if self.how == "mean" else k.i64(1)

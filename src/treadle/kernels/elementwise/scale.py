@@ -29,7 +29,8 @@ class Temper(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         gains = frame.run(numbered("rope", self.table), ptr)
         with k.loop(frame.end, start=frame.begin) as n:
-            x, gain = frame.x + (n * frame.stride + frame.column) * 4, k.load(gains + n * 8, f32)
+            x = frame.x + (n * frame.stride + frame.column) * 4
+            gain = k.load(gains + n * 8, f32)
             map_row(k, self.k, x, times(k, gain), x)
 
     def run_ref(self, args: Any, run: Any) -> None:
@@ -76,7 +77,8 @@ class ScaleByExpert(Spec):
             best = k.var(k.load(scores, f32))
             with k.loop(self.n, start=1) as i:
                 best.v = k.max(best.v, k.load(scores, f32, offset=i * 4))
-            x, out = frame.x + token * frame.stride * 4, frame.out + token * frame.out_stride * 4
+            x = frame.x + token * frame.stride * 4
+            out = frame.out + token * frame.out_stride * 4
             map_row(k, self.k, out, times(k, math.sigmoid(k, best.v)), x)
 
     def run_ref(self, args: Any, run: Any) -> None:

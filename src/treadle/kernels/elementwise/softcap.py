@@ -38,7 +38,9 @@ class Softcap(Spec):
         return -(-self.k // PIECE)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        y, stride, lanes = frame.y, frame.stride, isa.lanes
+        y = frame.y
+        stride = frame.stride
+        lanes = isa.lanes
         full, rest = divmod(self.k, lanes)
 
         def part(at: Val, n: int) -> None:
@@ -46,7 +48,8 @@ class Softcap(Spec):
             k.store_first(at, math.tanh(k, v * (1 / self.cap)) * self.cap, n)
 
         with k.loop(frame.end, start=frame.begin) as item:
-            row, piece = item // self.pieces, item % self.pieces
+            row = item // self.pieces
+            piece = item % self.pieces
             at = y + row * stride * 4
             first = piece * (PIECE // lanes)
             with k.shared_loop(k.min(first + PIECE // lanes, full), start=first) as c:

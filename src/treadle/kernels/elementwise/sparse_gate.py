@@ -59,7 +59,8 @@ class SparseGate(Spec):
         return -(-self.k // self.slice)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, lanes = self.layout(), isa.lanes
+        act = self.layout()
+        lanes = isa.lanes
         n_rows = frame.run("n_tokens")
 
         def row_of(n: Val) -> Val:  # the last row pads its group: see ActivationLayout.grid
@@ -78,7 +79,8 @@ class SparseGate(Spec):
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 def values_of(n: Val) -> list[Val]:
-                    row, values = row_of(n), []
+                    row = row_of(n)
+                    values = []
                     least = k.load(frame.scratch + (n - first) * 4, f32)
                     for i in range(0, BLOCK, lanes):
                         at = row + (b * (BLOCK * 4) + i * 4)
@@ -96,7 +98,8 @@ class SparseGate(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
-        x, up = rows[:, : self.k], rows[:, args.up : args.up + self.k]
+        x = rows[:, : self.k]
+        up = rows[:, args.up : args.up + self.k]
         least = x.mean(-1, keepdims=True) + self.cut * x.std(-1, keepdims=True)
         y = gated(self.fn, np.maximum(x - least, 0.0), up)
         self.layout().write_ref(args.out, y)

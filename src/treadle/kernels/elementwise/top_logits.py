@@ -74,7 +74,9 @@ RESULT = np.dtype(
 # times its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17. A
 # sum of FLUSH terms adds 15u. Joining adds another exp, with an argument accurate to 17u.
 TOTAL_ERROR = 64 * 2.0**-24
-IDS, TOTAL, MAX = 4 * N_TOP, 8 * N_TOP, 8 * N_TOP + 8
+IDS = 4 * N_TOP
+TOTAL = 8 * N_TOP
+MAX = 8 * N_TOP + 8
 NEVER = -(1 << 31)  # the key of -infinity, the smallest
 SHIFT = 1 << 23
 KEY_INF = 0x7F800000 - SHIFT
@@ -104,13 +106,16 @@ class TopLogitsKernel(Spec):
         return 4 * SLICE + CANDIDATES
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        sampled, length, keys = frame.run("sampled", ptr), frame.n, frame.scratch
+        sampled = frame.run("sampled", ptr)
+        length = frame.n
+        keys = frame.scratch
         n_slices = (length + (SLICE - 1)) // SLICE
         with k.loop(frame.end, start=frame.begin) as item:
             record = sampled + item // n_slices * SAMPLED.itemsize
             first = item % n_slices * SLICE
             row = frame.x + (k.load(record, i64) * frame.stride + first) * 4
-            n, mask = k.min(k.i64(SLICE), length - first), k.load(record, i64, offset=8)
+            n = k.min(k.i64(SLICE), length - first)
+            mask = k.load(record, i64, offset=8)
             with k.if_else(mask.eq(0)) as (free, bound):
                 with free:
                     emit_keys(k, row, n, keys)
@@ -123,7 +128,8 @@ class TopLogitsKernel(Spec):
             def id_at(i: Val, column: Val, first: Val = first) -> Val:
                 return (first + i * N_TOP + column).to(i32)
 
-            out, n_rows = frame.out + item * PARTIAL.itemsize, (n + (N_TOP - 1)) // N_TOP
+            out = frame.out + item * PARTIAL.itemsize
+            n_rows = (n + (N_TOP - 1)) // N_TOP
             only = k.load(record, i64, offset=16) > 0
             found = TopBuffers(lambda i: keys + i * (4 * N_TOP), id_at, keys + 4 * SLICE)
             highest = k.max(to_float(k, emit_largest(k, n_rows, found, only, out)), LOWEST)
@@ -145,12 +151,16 @@ class TopLogitsKernel(Spec):
             for i, part in enumerate(whole.reshape(-1, SLICE)):
                 keys = keys_ref(part)
                 at = np.sort(largest_ref(keys, N_TOP))
-                keys, ids = keys[at], at + i * SLICE
+                keys = keys[at]
+                ids = at + i * SLICE
                 top = keys.max()
                 if first:
-                    ids, keys = ids[keys == top], keys[keys == top]
-                made["keys"][i], made["ids"][i] = NEVER, NOBODY
-                made["keys"][i, : len(keys)], made["ids"][i, : len(keys)] = keys, ids
+                    ids = ids[keys == top]
+                    keys = keys[keys == top]
+                made["keys"][i] = NEVER
+                made["ids"][i] = NOBODY
+                made["keys"][i, : len(keys)] = keys
+                made["ids"][i, : len(keys)] = ids
                 made["max"][i] = max(part.max(), np.float32(LOWEST))
                 if total:
                     with np.errstate(all="ignore"):  # with NaN or infinity the sum is undefined
@@ -168,11 +178,14 @@ class JoinTop(Spec):
         return PARTIAL.itemsize + CANDIDATES
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        sampled, size, made = frame.run("sampled", ptr), PARTIAL.itemsize, frame.scratch
+        sampled = frame.run("sampled", ptr)
+        size = PARTIAL.itemsize
+        made = frame.scratch
         n_slices = (frame.n + (SLICE - 1)) // SLICE
         with k.loop(frame.end, start=frame.begin) as item:
             source = frame.partials + item * (n_slices * size)
-            out, record = frame.out + item * RESULT.itemsize, sampled + item * SAMPLED.itemsize
+            out = frame.out + item * RESULT.itemsize
+            record = sampled + item * SAMPLED.itemsize
 
             def key_at(i: Val, source: Val = source) -> Val:
                 return source + i * size
@@ -200,15 +213,18 @@ class JoinTop(Spec):
                 k.store(out, total.v, offset=TOTAL)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, n_slices = run["n_sampled"], slices(args.n)
+        n = run["n_sampled"]
+        n_slices = slices(args.n)
         parts = args.partials[: n * n_slices * PARTIAL.itemsize].view(PARTIAL).reshape(n, n_slices)
         out = args.out[: n * RESULT.itemsize].view(RESULT)
         looks = run.sampled(args.n)
         for made, part, (_, _, first, total) in zip(out, parts, looks, strict=True):
-            keys, ids = part["keys"].reshape(-1), part["ids"].reshape(-1)
+            keys = part["keys"].reshape(-1)
+            ids = part["ids"].reshape(-1)
             at = largest_ref(keys, N_TOP)
             at = at[keys[at] == keys[at[0]]] if first else at
-            made["values"], made["ids"] = -np.inf, NOBODY
+            made["values"] = -np.inf
+            made["ids"] = NOBODY
             made["values"][: len(at)], made["ids"][: len(at)] = floats_ref(keys[at]), ids[at]
             if total:
                 top = max(part["max"].max(), np.float32(LOWEST))
@@ -230,7 +246,8 @@ def emit_keys(k: Builder, row: Val, n: Val, keys: Val, mask: Val | None = None) 
     get -infinity's key.
     """
     ty = i32 * WORD_KEYS
-    never, index = k.const(NEVER, ty), k.const(range(WORD_KEYS), ty)
+    never = k.const(NEVER, ty)
+    index = k.const(range(WORD_KEYS), ty)
     bit = k.const([1 << j for j in range(WORD_KEYS)], u32 * WORD_KEYS)
     with k.loop((n + (WORD_KEYS - 1)) // WORD_KEYS) as b:
         at = b * (4 * WORD_KEYS)
@@ -251,7 +268,8 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
     """
     ty = i32 * WORD_KEYS
     never, one, zero = k.const(NEVER, ty), k.const(1, ty), k.zero(ty)
-    low, high = k.var(never), k.var(never)
+    low = k.var(never)
+    high = k.var(never)
     with k.loop(n_rows) as i:
         low.v = k.max(low.v, k.load(found.key_at(i), ty))
         high.v = k.max(high.v, k.load(found.key_at(i), ty, offset=4 * WORD_KEYS))
@@ -281,7 +299,8 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
     for at in range(0, 8 * N_TOP, 4 * WORD_KEYS):
         k.store(out, never if at < IDS else k.const(NOBODY, ty), offset=at)
     above = k.splat(last.v, ty)
-    ties, at_ = k.var(N_TOP - count(lambda key: key > above)), k.var(out)
+    ties = k.var(N_TOP - count(lambda key: key > above))
+    at_ = k.var(out)
     with k.loop(n) as i:
         place = _place(found.free, i)
         key = k.load(place, i32)
@@ -301,7 +320,8 @@ def _gather(k: Builder, n_rows: Val, found: TopBuffers, floor: Val) -> Val:
     n = k.var(k.i64(0))
     no = k.const(0, boolean).ir  # cttz's input is never zero here
     with k.loop(n_rows * (N_TOP // WORD_KEYS)) as b:
-        i, column = b // (N_TOP // WORD_KEYS), b % (N_TOP // WORD_KEYS) * WORD_KEYS
+        i = b // (N_TOP // WORD_KEYS)
+        column = b % (N_TOP // WORD_KEYS) * WORD_KEYS
         here = found.key_at(i) + column * 4
         left = k.var((k.load(here, floor.ty) >= floor).bits(u32))
         with k.loop(k.call("llvm.ctpop.i32", u32, [left.v.ir]).to(i64)):
@@ -326,7 +346,8 @@ def emit_sorted(k: Builder, made: Val, out: Val) -> None:
     and earlier. Keys become floats.
     """
     ty = i32 * N_TOP
-    keys, index = k.load(made, ty), k.const(range(N_TOP), ty)
+    keys = k.load(made, ty)
+    index = k.const(range(N_TOP), ty)
     with k.loop(N_TOP) as i:
         key = k.load(made, i32, offset=i * 4)
         own = k.splat(key, ty)
@@ -339,7 +360,8 @@ def emit_sorted(k: Builder, made: Val, out: Val) -> None:
 def emit_total(k: Builder, isa: Isa, keys: Val, n_rows: Val, highest: Val) -> Val:
     """Return the sum of ``exp(x - highest)`` over rows of N_TOP keys, f64."""
     width = min(2 * isa.lanes, N_TOP)
-    total, away = k.var(k.const(0.0, f64)), k.splat(highest, f32 * width)
+    total = k.var(k.const(0.0, f64))
+    away = k.splat(highest, f32 * width)
     with k.loop(N_TOP // width) as c:
         sums = k.var(k.zero(f64 * width))
         with k.loop((n_rows + (FLUSH - 1)) // FLUSH) as group:

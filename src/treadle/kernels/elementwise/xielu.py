@@ -36,7 +36,8 @@ class Xielu(Spec):
         size = self.k // self.groups
         numbers = [k.load(frame.w, f32, offset=4 * i) for i in range(4)]
         with k.loop(frame.end, start=frame.begin) as item:
-            n, at = item // self.groups, item % self.groups * size
+            n = item // self.groups
+            at = item % self.groups * size
             x = frame.x + (n * frame.stride + at) * 4
             map_row(k, size, x, lambda v: bent(k, v, *numbers), x)
 

@@ -90,7 +90,8 @@ class ByteStrips(StripGemm):
         n = -(-EACH * per_row // self.turns)
         for i in range(n):
             at = k.min(turn * n + i, EACH * per_row - 1)
-            row, c = at // per_row, at % per_row
+            row = at // per_row
+            c = at % per_row
             blocks = strip.weights(k, run, row).block(c, self.n_blocks)
             blocks.prefetch(k, AHEAD // sum(self.fmt.strides), self.n_blocks, 3)
             to = strip.held + (row + run * EACH) * self.row_pitch
@@ -98,7 +99,8 @@ class ByteStrips(StripGemm):
 
     def _some(self, k: Builder, first: BlockAddress, to: Val, b: Val) -> None:
         """Unpack blocks together, from a row's ``b``-th on."""
-        size, n = self.fmt.block, self.n_blocks
+        size = self.fmt.block
+        n = self.n_blocks
         blocks = [first.block(i) for i in range(n)]
         together = max(1, 2 * k.isa.vector_bits // 8 // size)
         for i in range(0, n, together):

@@ -54,7 +54,8 @@ class Epilogue:
         k = self.k
         for row_in_tile, t, y in sums:
             row = above + row_in_tile
-            place, ty = self._place(row, t), y.ty
+            place = self._place(row, t)
+            ty = y.ty
             y = finish(k, self.seg, y, self.seg.rows.first + row, biased=not again)
             if self.spec.residual and not again:
                 y = y + k.load(self.frame.residual + place, ty, align=4)

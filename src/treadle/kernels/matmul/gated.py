@@ -93,7 +93,8 @@ class Gated(Matmul):
         """Return scratch offsets: the stage (after the panels), a tile's values if any, and the
         end. ``emit_store``'s scratch follows the values.
         """
-        product, n_panels = self.product, 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
+        product = self.product
+        n_panels = 2 * (self.item_rows(lanes) // self.rows_per_item(lanes))
         stage = n_panels * product.panel_pitch(lanes)
         values = stage + product.stage_bytes(lanes) + product.sums_bytes(lanes, n_panels)
         if self.turned:
@@ -114,10 +115,13 @@ class Gated(Matmul):
         return (2 * 4 * self.item_rows(lanes) // LINE | 1) * LINE
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, product = self.layout(), self.product
-        rows, item_rows = self.rows_per_item(isa.lanes), self.item_rows(isa.lanes)
+        act = self.layout()
+        product = self.product
+        rows = self.rows_per_item(isa.lanes)
+        item_rows = self.item_rows(isa.lanes)
         share_of = shares(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
-        panels, pitch = 2 * (item_rows // rows), product.panel_pitch(isa.lanes)
+        panels = 2 * (item_rows // rows)
+        pitch = product.panel_pitch(isa.lanes)
         stage, values = (frame.scratch + at for at in self._places(isa.lanes)[:2])
         with product.registers(k, stage), k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
@@ -150,7 +154,8 @@ class Gated(Matmul):
 
     def _matrix(self, k: Builder, frame: Frame, up: Val, expert: Val | None) -> BlockAddress:
         """Return the gate's weights, or the other matrix's if ``up``."""
-        gate, other = frame.each("w", 0), frame.each("w", 1)
+        gate = frame.each("w", 0)
+        other = frame.each("w", 1)
         weights = BlockAddress(
             self.product.fmt, tuple(k.select(up, b, a) for a, b in zip(gate, other, strict=True))
         )
@@ -172,14 +177,17 @@ class Gated(Matmul):
         """Activate the products of the tokens from ``token`` on, and write columns from ``first``
         on of the tokens that are written together with ``n``.
         """
-        out, lanes = self.result(), k.isa.lanes
-        rows, last = self.item_rows(lanes), share.end - 1
+        out = self.result()
+        lanes = k.isa.lanes
+        rows = self.item_rows(lanes)
+        last = share.end - 1
         biases = self._biases(k, frame, share, first)
         free = values + self._row_bytes(lanes) * self.nr
 
         def block(b: int) -> None:
             def values_of(n: Val) -> list[Val]:
-                at, results = values + (k.min(n, last) - token) * self._row_bytes(lanes), []
+                at = values + (k.min(n, last) - token) * self._row_bytes(lanes)
+                results = []
                 for i in range(b * BLOCK, (b + 1) * BLOCK, lanes):
                     gate = k.load(at, f32 * lanes, offset=4 * i, align=4)
                     up = k.load(at, f32 * lanes, offset=4 * (rows + i), align=4)

@@ -64,7 +64,8 @@ class Gemm(Tiled):
         """Pack ``rows`` into ``panel``, and store the data its tiles need after it. ``part``: first
         and last step of K, for tiles that do not resume.
         """
-        act, n = self.layout(), self.mr * k.isa.lanes
+        act = self.layout()
+        n = self.mr * k.isa.lanes
         if self.act == "q8" and self.unit == DWORD:
             magic = k.const(MAGIC_BITS, i32 * (self.mr * self.nr))
             lane_values = panel + panel_bytes(self.fmt, act, n)
@@ -94,7 +95,9 @@ class Gemm(Tiled):
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
             if not in_parts:
                 self.fill(k, panel, free, seg.rows)
-            start, stop, first_x = share.start, share.stop, frame.x
+            start = share.start
+            stop = share.stop
+            first_x = frame.x
             if self.heads and share.expert is not None:
                 first_x = first_x + share.expert * frame.x_pitch
 

@@ -244,7 +244,8 @@ class GroupGemv(Gemv):
         return Gemv(**{**given, "nr": n})
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        stride, counts = self.layout().row_bytes, (1, 2, self.nr)
+        stride = self.layout().row_bytes
+        counts = (1, 2, self.nr)
         with self._met(k, frame) as (tile, begin, end):
             at = load_record(k, frame.tiles + (8 + tile * TILE.itemsize), TILE)
             for fewer, most in zip((0, *counts), counts, strict=False):
@@ -279,7 +280,8 @@ def _dot_floats(
     """Multiply four vectors of each row at a time, each with its own accumulator, so that no
     addition waits for the previous one.
     """
-    fmt, lanes = spec.fmt, k.isa.lanes
+    fmt = spec.fmt
+    lanes = k.isa.lanes
     assert fmt.load is not None
     load = fmt.load
     depth = max(1, 8 // (spec.mr * spec.nr))

@@ -26,7 +26,9 @@ class GemvInt16:
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val]) -> None:
         assert spec.fmt.codes is not None, spec.name
         assert k.isa.shorts is not None, spec.name
-        self.k, self.spec, self.tokens = k, spec, tokens
+        self.k = k
+        self.spec = spec
+        self.tokens = tokens
         self.codes, self.act, self.dots = spec.fmt.codes, spec.layout(), k.isa.shorts.scale
         self.lanes = k.isa.lanes
 
@@ -35,14 +37,16 @@ class GemvInt16:
         k, sums = self.k, grid(self.k, self.spec, self.lanes)
 
         def span(i: Val, n: int) -> None:
-            n_blocks, first = n // BLOCK, i * (SPAN // BLOCK)
+            n_blocks = n // BLOCK
+            first = i * (SPAN // BLOCK)
             parts: dict[tuple[int, int], Val] = {}
             for b in range(n_blocks):
                 ahead.fetch(first + b, 1)
                 xs = [self._x(token, first + b) for token in self.tokens]
                 for r, row in enumerate(rows):
                     at = row.block(first + b)
-                    codes, scale = self._codes(at), self._scale(at)
+                    codes = self._codes(at)
+                    scale = self._scale(at)
                     for t, x in enumerate(xs):
                         whole = k.zero(i32 * self.lanes)
                         for code, mine in zip(codes, x, strict=True):
@@ -55,7 +59,8 @@ class GemvInt16:
                 sums[r][t].v = k.fma(part, k.splat(d, part.ty), sums[r][t].v)
 
         k.runs(self.spec.k, SPAN, span)
-        flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
+        flat = [var.v for mine in sums for var in mine]
+        n = len(self.tokens)
         made: list[Val] = []
         for at in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[at : at + self.lanes]

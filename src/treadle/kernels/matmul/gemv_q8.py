@@ -32,7 +32,10 @@ class Q8:
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
         fmt = spec.fmt
         assert fmt.codes is not None
-        self.k, self.spec, self.tokens, self.scratch = k, spec, tokens, scratch
+        self.k = k
+        self.spec = spec
+        self.tokens = tokens
+        self.scratch = scratch
         width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
         self.at_once = max(1, k.isa.vector_bits // 8 // width)
         self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
@@ -40,7 +43,8 @@ class Q8:
         self._prepare()
 
     def _prepare(self) -> None:
-        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
+        k = self.k
+        blocks = BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             for t, token in enumerate(self.tokens):
                 operands = blocks.operands(token, b * self.at_once)
@@ -64,7 +68,8 @@ class Q8:
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products of some rows with all tokens."""
-        k, blocks = self.k, BlockSums(self.k, self.spec, self.at_once)
+        k = self.k
+        blocks = BlockSums(self.k, self.spec, self.at_once)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once)
             blocks.add(rows, self._operands(b), b * self.at_once)
@@ -104,7 +109,10 @@ class BlockSums:
 
     def __init__(self, k: Builder, spec: Matmul, n: int) -> None:
         assert spec.fmt.codes is not None
-        self.k, self.isa, self.spec, self.n = k, k.isa, spec, n
+        self.k = k
+        self.isa = k.isa
+        self.spec = spec
+        self.n = n
         self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
         # Codes too large for a dot of signed bytes are made signed, by one addition each.
         signed = self.codes.top > k.isa.dot4_top and k.isa.dot4_least <= -self.codes.offset
@@ -120,7 +128,9 @@ class BlockSums:
             self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
 
     def _plan(self) -> list[CodeVector]:
-        lanes, seen, pieces = self.isa.lanes, set[int](), []
+        lanes = self.isa.lanes
+        seen = set[int]()
+        pieces = []
         for v, fours in enumerate(self.codes.groups(self.fmt.block, self.n)):
             for part in range(-(-len(fours) // lanes)):
                 held = fours[part * lanes : (part + 1) * lanes]
@@ -137,8 +147,12 @@ class BlockSums:
         values for each code vector; scales, for each set of lanes unless the format has its own;
         comps if there is an offset; sums if there are minimums.
         """
-        k, codes, n_subs, act = self.k, self.codes, self.n_subs, self.act
-        base, per = b * self.fmt.block, BLOCK // self.codes.sub
+        k = self.k
+        codes = self.codes
+        n_subs = self.n_subs
+        act = self.act
+        base = b * self.fmt.block
+        per = BLOCK // self.codes.sub
         out = [self._values(token + base, piece.fours) for piece in self.pieces]
         d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
         d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
@@ -155,7 +169,8 @@ class BlockSums:
 
     def add(self, rows: list[BlockAddress], operands: list[list[Val]], b: Val) -> None:
         """Add the products of the blocks from ``b`` on; ``operands`` are those of each token."""
-        k, codes = self.k, self.codes
+        k = self.k
+        codes = self.codes
         starts = [row.block(b) for row in rows]
         scales = self._scales(starts, operands) if codes.scales else None
         for r, at in enumerate(starts):
@@ -198,7 +213,8 @@ class BlockSums:
         Scales are few and take many instructions to unpack; those of all rows together fill a
         register.
         """
-        k, rows = self.k, len(starts)
+        k = self.k
+        rows = len(starts)
         d, m = scales_of(k, [p for at in starts for p in self._blocks(at)], self.n)
         every = [*range(self.n_subs)] * rows
         out = []
@@ -219,7 +235,8 @@ class BlockSums:
 
     def _values(self, at: Val, fours: list[int]) -> Val:
         """Load the activations for a vector of codes."""
-        k, n = self.k, len(fours)
+        k = self.k
+        n = len(fours)
         if fours == list(range(fours[0], fours[0] + n)):
             return k.load(at, i8 * (4 * n), offset=4 * fours[0])
         half = n // 2
@@ -234,7 +251,8 @@ class BlockSums:
 
     def totals(self) -> list[list[Val]]:
         """Return each row's product with each token."""
-        k, rows = self.k, self.spec.mr
+        k = self.k
+        rows = self.spec.mr
         out: list[list[Val]] = [[] for _ in range(rows)]
         for t in range(self.spec.nr):
             sums = [self.sums[r][t].v for r in range(rows)]
@@ -250,7 +268,9 @@ class BlockSums:
 
     def _with(self, total: Val, minimums: Val, r: int) -> Val:
         """Return a row's sum plus its minimums' products, in as many lanes as the sum has."""
-        k, n, lanes = self.k, self.n_subs, total.ty.lanes
+        k = self.k
+        n = self.n_subs
+        lanes = total.ty.lanes
         mine = k.split(k.shuffle(minimums, minimums, range(r * n, r * n + n)), min(n, lanes))
         for part in mine:
             if n < lanes:

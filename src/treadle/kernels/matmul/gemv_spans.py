@@ -28,8 +28,11 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 SPAN = 256  # values of K that are multiplied together
-VECTORS, PAIRS = 8, 4  # vectors, and pairs of vectors, of a span's codes
-HALF, RUN = SPAN // 2, 16
+# vectors, and pairs of vectors, of a span's codes
+VECTORS = 8
+PAIRS = 4
+HALF = SPAN // 2
+RUN = 16
 SCALES = SPAN // BLOCK  # scales of x for a span
 # Spans of a row whose scales are unpacked before their codes are read. With more, scales would wait
 # for lines that are not prefetched yet.
@@ -40,7 +43,12 @@ VALUES_AND_SIZES = 1 << 15
 # Bytes of a span in scratch. For a token: its values, its scales for each pair of vectors, and
 # eight or sixteen sums. For a row: sixteen steps, and the d of its block or its scales times a
 # token's.
-VALUES, SPREAD, SUMS, STEPS, D, SCALED = SPAN, 32 * PAIRS, 32, 32, 4, 4 * SCALES
+VALUES = SPAN
+SPREAD = 32 * PAIRS
+SUMS = 32
+STEPS = 32
+D = 4
+SCALED = 4 * SCALES
 
 
 def kind_of(fmt: Format, isa: Isa, k: int) -> type[GemvSpans] | None:
@@ -63,13 +71,20 @@ class GemvSpans:
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
         assert spec.fmt.codes is not None, spec.name
         assert k.isa.shorts is not None, spec.name
-        self.k, self.spec, self.tokens, self.codes = k, spec, tokens, spec.fmt.codes
-        self.act, self.shorts, self.lanes = spec.layout(), k.isa.shorts, k.isa.lanes
+        self.k = k
+        self.spec = spec
+        self.tokens = tokens
+        self.codes = spec.fmt.codes
+        self.act = spec.layout()
+        self.shorts = k.isa.shorts
+        self.lanes = k.isa.lanes
         # Codes too large for a dot are made signed; the dot moves their sign to x, so they need no
         # offset.
         self.less = self.codes.offset if self.codes.top > k.isa.dot4_top else 0
         self.offset = self.codes.offset - self.less
-        self.n_spans, self.free, self.used = spec.k // SPAN, scratch, 0
+        self.n_spans = spec.k // SPAN
+        self.free = scratch
+        self.used = 0
         self.values = self._places(len(tokens), VALUES)
         fit = 2 * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
         sized = self.less > 0 and fit
@@ -92,8 +107,10 @@ class GemvSpans:
         """Return the next ``n`` addresses in scratch, for ``size`` bytes of every span, or of
         ``spans`` spans.
         """
-        first, each = self.free, (spans or self.n_spans) * size
-        self.free, self.used = first + n * each, self.used + n * each
+        first = self.free
+        each = (spans or self.n_spans) * size
+        self.free = first + n * each
+        self.used = self.used + n * each
         return [first + i * each for i in range(n)]
 
     def of_rows(self, n: int, size: int) -> list[Val]:
@@ -139,7 +156,8 @@ class GemvSpans:
                     parts = self.multiply(row, r, start + i, i)
                     for part, total in zip(parts, sums[r], strict=True):
                         total.v = self.scaled(r, i, part, total.v)
-        flat, n = [var.v for mine in sums for var in mine], len(self.tokens)
+        flat = [var.v for mine in sums for var in mine]
+        n = len(self.tokens)
         made: list[Val] = []
         for first in range(0, len(flat), self.lanes):  # as many as fit one reduction
             some = flat[first : first + self.lanes]
@@ -162,7 +180,8 @@ class GemvSpans:
 
     def short(self, acc: Val | None, code: Val, t: int, b: Val, v: int) -> Val:
         """Return the i16 dots of that vector, added to ``acc``."""
-        k, size = self.k, None
+        k = self.k
+        size = None
         if self.sizes:
             size = k.load(self.sizes[t] + b * VALUES, u8 * 32, offset=32 * v)
         return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
@@ -200,7 +219,9 @@ class SubBlockSpans(GemvSpans):
         self.n_subs = SPAN // self.codes.sub
 
     def prepare(self, t: int, b: Val) -> None:
-        k, d, comp = self.k, self.token_scales(t, b), self.comps(t, b, self.n_subs)
+        k = self.k
+        d = self.token_scales(t, b)
+        comp = self.comps(t, b, self.n_subs)
         for i in range(PAIRS):
             k.store(self.spread[t] + b * SPREAD, self.pair(d, i), offset=32 * i)
         if self.codes.sub < BLOCK:
@@ -222,7 +243,9 @@ class SubBlockSpans(GemvSpans):
         """Unpack the scales of ``count`` blocks from ``b`` on, the ``i``-th and following of the
         chunk.
         """
-        k, codes, n = self.k, self.codes, self.n_subs
+        k = self.k
+        codes = self.codes
+        n = self.n_subs
         assert codes.steps is not None
         blocks = [row.block(b + j) for j in range(count)]
         given, d, m, dmin = codes.steps(k, k.isa, fields_of(k, blocks))
@@ -232,7 +255,8 @@ class SubBlockSpans(GemvSpans):
         if m is None and not self.offset:
             return
         if m is None:
-            m, dmin = steps, d * self.offset
+            m = steps
+            dmin = d * self.offset
         for j, mine in enumerate(k.split(m.to(steps.ty), n)):
             less = k.splat(k.extract(dmin, j), f32 * self.lanes)
             if codes.sub == BLOCK:
@@ -248,10 +272,12 @@ class SubBlockSpans(GemvSpans):
                 sums[t].v = k.fma(made, less, sums[t].v)
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
-        k, none = self.k, self.k.zero(i32 * self.lanes)
+        k = self.k
+        none = self.k.zero(i32 * self.lanes)
         assert self.codes.in_halves is not None
         codes = self.signed(self.codes.in_halves(k, fields_of(k, [row.block(b)])))
-        steps, parts = self._steps(r, i), SpanSums(k)
+        steps = self._steps(r, i)
+        parts = SpanSums(k)
         for p in range(PAIRS):
             for t in range(len(self.tokens)):
                 whole = none
@@ -270,10 +296,13 @@ class SubBlockSpans(GemvSpans):
         """Return the function from a sub-block's number to its steps: those of both halves, in all
         their i16 lanes.
         """
-        k, n = self.k, self.n_subs
-        held, second = k.load(self.steps[r] + i * (2 * n), i16 * n), n // 2
+        k = self.k
+        n = self.n_subs
+        held = k.load(self.steps[r] + i * (2 * n), i16 * n)
+        second = n // 2
         if n == VECTORS:  # all of them in both halves of the register
-            held, second = k.pin(k.concat(held, held), "v"), n + n // 2
+            held = k.pin(k.concat(held, held), "v")
+            second = n + n // 2
         return lambda at: k.shuffle(held, held, [at] * VECTORS + [second + at] * VECTORS)
 
 
@@ -284,14 +313,17 @@ class HalfBlockSpans(GemvSpans):
         self.scales = self.of_rows(self.spec.mr * len(self.tokens), SCALED)
 
     def prepare(self, t: int, b: Val) -> None:
-        k, codes, comp = self.k, self.codes, self.comps(t, b, SCALES)
+        k = self.k
+        codes = self.codes
+        comp = self.comps(t, b, SCALES)
         if codes.has_m:
             k.store(self.sums[t] + b * SUMS, block_sums(k, comp, self.token_scales(t, b)))
         elif self.offset:
             k.store(self.sums[t] + b * SUMS, scaled_comp(self.offset, comp).to(f32))
 
     def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
-        k, codes = self.k, self.codes
+        k = self.k
+        codes = self.codes
         with k.loop(n) as i:
             b = first + i
             d, m = scales_of(k, self._blocks(row, b, range(SCALES)))
@@ -303,9 +335,12 @@ class HalfBlockSpans(GemvSpans):
                     total.v = k.fma(scale if m is None else m, given, total.v)
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
-        k, none, n = self.k, self.k.zero(i32 * self.lanes), len(self.tokens)
+        k = self.k
+        none = self.k.zero(i32 * self.lanes)
+        n = len(self.tokens)
         places = [self.scales[r * n + t] + i * SCALED for t in range(n)]
-        scales, parts = [k.load(place, f32 * SCALES) for place in places], SpanSums(k)
+        scales = [k.load(place, f32 * SCALES) for place in places]
+        parts = SpanSums(k)
         for p in range(PAIRS):
             codes = self.signed(unpack_codes(k, self._blocks(row, b, (p, PAIRS + p))))
             for t in range(n):

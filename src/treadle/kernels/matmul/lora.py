@@ -53,18 +53,22 @@ class LoraDown(Spec):
         return round_up(self.k, BLOCK)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        loras, n_tiles = frame.run("loras", ptr), frame.run("n_loras")
+        loras = frame.run("loras", ptr)
+        n_tiles = frame.run("n_loras")
         row_bytes = self.fmt.row_bytes(self.width)
         with k.loop(frame.end, start=frame.begin) as item:
-            group, tile = item // n_tiles, item % n_tiles
+            group = item // n_tiles
+            tile = item % n_tiles
             at = loras + tile * LORA.itemsize
-            record, own = load_record(k, at, LORA), frame.groups + group * GROUP_OF.itemsize
+            record = load_record(k, at, LORA)
+            own = frame.groups + group * GROUP_OF.itemsize
             adapter = k.load(own, i32).to(i64)
             scale = k.load(at + record["scales"] + adapter * 4, f32)
             with k.if_(k.abs(scale) > 0.0):
                 gain = scale * k.load(own, f32, offset=4)
                 rows = [frame.w + (group * GROUP + i) * row_bytes for i in range(GROUP)]
-                first, n = record["token"], record["n_tokens"]
+                first = record["token"]
+                n = record["n_tokens"]
                 pairs = n // 2
                 with k.loop(pairs) as i:
                     self._dot(k, frame, rows, group, gain, first + i * 2, 2)
@@ -83,7 +87,8 @@ class LoraDown(Spec):
         groups = args.groups.view(GROUP_OF)
         n_bytes = self.fmt.row_bytes(self.width)
         w = self.fmt.dequantize_rows(args.w.view(np.uint8).reshape(-1, n_bytes)).astype(np.float64)
-        x, t = args.x.view(np.float32).reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        x = args.x.view(np.float32).reshape(-1, args.stride)
+        t = args.t.reshape(-1, args.t_stride)
         for token, n, scales in run.loras:
             rows = x[token : token + n, : self.k].astype(np.float64)
             for g, (adapter, factor) in enumerate(groups.tolist()):
@@ -111,9 +116,11 @@ class LoraUp(Spec):
         return by_name(self.w)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        loras, n_tiles = frame.run("loras", ptr), frame.run("n_loras")
+        loras = frame.run("loras", ptr)
+        n_tiles = frame.run("n_loras")
         with k.loop(frame.end, start=frame.begin) as item:
-            strip, tile = item // n_tiles, item % n_tiles
+            strip = item // n_tiles
+            tile = item % n_tiles
             at = loras + tile * LORA.itemsize
             record = load_record(k, at, LORA)
             with k.loop(self.n_adapters) as adapter:
@@ -134,8 +141,10 @@ class LoraUp(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         pieces = args.pieces.view(PIECE).reshape(self.n_adapters, self.n_strips)
-        y, t = args.y.reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
-        raw, n_bytes = args.w.reshape(-1).view(np.uint8), self.fmt.row_bytes(STRIP)
+        y = args.y.reshape(-1, args.stride)
+        t = args.t.reshape(-1, args.t_stride)
+        raw = args.w.reshape(-1).view(np.uint8)
+        n_bytes = self.fmt.row_bytes(STRIP)
         for token, n, scales in run.loras:
             for adapter in np.flatnonzero(scales[: self.n_adapters]):
                 for strip, (first, count, at, _) in enumerate(pieces[adapter].tolist()):
@@ -180,11 +189,13 @@ def add_strip(k: Builder, fmt: Format, y: Val, w: Val, t: Val, n: Val) -> None:
     """
     lanes = min(k.isa.lanes, STRIP)
     wide = lanes if k.sharing else min(STRIP, 8 * lanes)  # columns that fit registers
-    size, load = fmt.dtype.itemsize, fmt.load
+    size = fmt.dtype.itemsize
+    load = fmt.load
     assert load is not None
     with k.shared_loop(STRIP, step=wide) as begin:
         offsets = range(0, wide, lanes)
-        to, rows = y + begin * 4, w + begin * size
+        to = y + begin * 4
+        rows = w + begin * size
         sums = [k.var(k.load(to, f32 * lanes, offset=4 * o)) for o in offsets]
         with k.loop(n) as r:
             value = k.splat(k.load(t + r * 4, f32), f32 * lanes)

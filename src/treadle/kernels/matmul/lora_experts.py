@@ -33,7 +33,8 @@ class ExpertAdapterWeights(Spec):
     n_adapters: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n, loras = self.n_adapters, frame.run("loras", ptr)
+        n = self.n_adapters
+        loras = frame.run("loras", ptr)
         with k.loop(frame.run("n_tokens") * n) as i:
             k.store(frame.out + i * 4, k.const(0.0, f32))
         with k.loop(frame.run("n_loras")) as i:
@@ -83,7 +84,8 @@ class OfExperts(Spec):
 
     def item(self, k: Builder, frame: Frame, item: Val, per: int) -> ExpertRows:
         """Return the rows of ``item``. ``per``: items of a tile or slot."""
-        unit, part = item // per, item % per
+        unit = item // per
+        part = item % per
         if not self.sorted:
             return ExpertRows(part, k.load(frame.tiles + unit * 4, i32).to(i64), unit, 1)
         tile = load_record(k, frame.tiles + (8 + unit * TILE.itemsize), TILE)
@@ -167,10 +169,12 @@ class ExpertDown(OfExperts):
                     meet([at.first + (at.n - 1)])
 
     def run_ref(self, args: Any, run: Any) -> None:
-        groups, n_bytes = args.groups.view(GROUP_OF), self.fmt.row_bytes(self.width)
+        groups = args.groups.view(GROUP_OF)
+        n_bytes = self.fmt.row_bytes(self.width)
         w = self.fmt.dequantize_rows(args.w.view(np.uint8).reshape(-1, n_bytes)).astype(np.float64)
         w = w.reshape(self.n_groups, self.n, GROUP, -1)[..., : self.k]
-        x, t = args.x.view(np.float32).reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
+        x = args.x.view(np.float32).reshape(-1, args.stride)
+        t = args.t.reshape(-1, args.t_stride)
         wants = args.wants.reshape(-1, self.n_adapters)
         for e, rows, tokens in self.rows_ref(args, run):
             for g, (adapter, factor) in enumerate(groups.tolist()):
@@ -211,8 +215,10 @@ class ExpertUp(OfExperts):
 
     def run_ref(self, args: Any, run: Any) -> None:
         pieces = args.pieces.view(PIECE).reshape(self.n_adapters, self.n_strips)
-        y, t = args.y.reshape(-1, args.stride), args.t.reshape(-1, args.t_stride)
-        raw, n_bytes = args.w.reshape(-1).view(np.uint8), self.fmt.row_bytes(STRIP)
+        y = args.y.reshape(-1, args.stride)
+        t = args.t.reshape(-1, args.t_stride)
+        raw = args.w.reshape(-1).view(np.uint8)
+        n_bytes = self.fmt.row_bytes(STRIP)
         wants = args.wants.reshape(-1, self.n_adapters)
         for e, rows, tokens in self.rows_ref(args, run):
             for adapter, strip in np.ndindex(pieces.shape):

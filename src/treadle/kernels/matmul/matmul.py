@@ -178,12 +178,15 @@ def shares(
             return StripShare(item % n_strips, tile["expert"], tile["first"], stop, stop)
 
         return of_tile
-    n_tokens, chunk = frame.run(spec.count), frame.tokens
+    n_tokens = frame.run(spec.count)
+    chunk = frame.tokens
     n_chunks = (n_tokens + (chunk - 1)) // chunk
     per_head = strips() if spec.heads else n_chunks
 
     def of_chunk(item: Val) -> StripShare:
-        start, strip, head = item % n_chunks * chunk, item // n_chunks, None
+        start = item % n_chunks * chunk
+        strip = item // n_chunks
+        head = None
         if spec.heads:
             strip, head = strip % per_head, strip // per_head
         return StripShare(strip, head, start, k.min(start + chunk, n_tokens), n_tokens)
@@ -214,7 +217,8 @@ def pick_segment(
         values += [frame.each("pitch", s)] if expert is not None else []
         padded = (m + (rows - 1)) // rows * rows
         if s == 0:
-            chosen, here = values, first
+            chosen = values
+            here = first
             passed = padded
         else:
             inside = first >= passed
@@ -225,7 +229,8 @@ def pick_segment(
     *parts, factor, bias, m, column = chosen
     weights = BlockAddress(spec.fmt, tuple(parts))
     if expert is not None and pitch is not None:
-        weights, bias = weights.row(expert * pitch, spec.k), bias + expert * pitch * 4
+        weights = weights.row(expert * pitch, spec.k)
+        bias = bias + expert * pitch * 4
         factor = factor + expert * 4
     if expert is not None and spec.heads:
         column = column + expert * frame.y_pitch

@@ -53,7 +53,8 @@ PRODUCTS = {
 }
 # Rows are packed in RUNS parallel runs, each a memory stream that is prefetched AHEAD bytes early.
 # One stream is slower, by up to a fifth; so are eight.
-RUNS, AHEAD = 4, 1024
+RUNS = 4
+AHEAD = 1024
 NEXT_LEVEL = 2  # prefetch locality: the second-level cache
 
 
@@ -109,7 +110,8 @@ class MatrixGemm(Gemm):
         """Transpose each register's data in place, for machines that need it."""
         matrix = k.isa.matrix
         assert matrix is not None, k.isa.name
-        turn, n = matrix.turn, self.mr * k.isa.lanes
+        turn = matrix.turn
+        n = self.mr * k.isa.lanes
         if turn is None:
             return
 
@@ -190,7 +192,8 @@ def emit_pack_rows(
     """
     fmt = source.weights.fmt
     n_values = max(BLOCK, fmt.block)  # at once
-    n_blocks, (full, rest) = n_values // fmt.block, divmod(source.k, n_values)
+    n_blocks = n_values // fmt.block
+    (full, rest) = divmod(source.k, n_values)
 
     looks_up = fmt.codes is not None and fmt.codes.words and k.isa.lookup_words
 
@@ -269,9 +272,15 @@ class TokenGroup:
         written: MatrixOutput | None,
     ) -> None:
         assert k.isa.matrix is not None, k.isa.name
-        self.k, self.matrix, self.panel, self.pitch = k, k.isa.matrix, panel, pitch
-        self.n_strips, self.sums, self.written = n_strips, sums, written
-        self.n_parts, self.x_step = n_parts, n_parts * PART_BYTES
+        self.k = k
+        self.matrix = k.isa.matrix
+        self.panel = panel
+        self.pitch = pitch
+        self.n_strips = n_strips
+        self.sums = sums
+        self.written = written
+        self.n_parts = n_parts
+        self.x_step = n_parts * PART_BYTES
         # Steps of K whose tokens stay in the first-level cache.
         self.near = self.matrix.near // (BLOCK * n_parts)
         # Lines of the next part's tokens that each step prefetches: all strips together prefetch
@@ -280,7 +289,8 @@ class TokenGroup:
 
     def multiply(self, x: Val, n_steps: Val, next_group: Val) -> None:
         """Multiply over ``n_steps`` steps of K. The tokens at ``next_group`` come next."""
-        k, near = self.k, self.near
+        k = self.k
+        near = self.near
         self._part(x, k.i64(0), k.min(n_steps, near), n_steps, next_group, again=False)
         with k.loop(n_steps, start=near, step=near) as first:
             self._part(x, first, k.min(first + near, n_steps), n_steps, next_group, again=True)
@@ -341,19 +351,22 @@ class RegisterTile:
     """Tile of 32 rows by 32 tokens of sums, in scratch."""
 
     def __init__(self, k: Builder, sums: Val) -> None:
-        self.k, self.sums = k, sums
+        self.k = k
+        self.sums = sums
 
     def pair(self, r: Val, t: int) -> tuple[Val, Val]:
         """Return the sums of rows ``2 r`` and ``2 r + 1``, for 16 tokens from ``t`` on."""
         half = SIDE // 2
         at = self.sums + (r // half * (2 * REGISTER) + r % half * (2 * LINE))
         even, odd = (t // SIDE * REGISTER + i * LINE for i in range(2))
-        k, ty = self.k, f32 * SIDE
+        k = self.k
+        ty = f32 * SIDE
         return k.load(at, ty, offset=even, align=LINE), k.load(at, ty, offset=odd, align=LINE)
 
     def results(self) -> Sums:
         """Yield the tile for ``Epilogue``."""
-        k, lanes = self.k, self.k.isa.lanes
+        k = self.k
+        lanes = self.k.isa.lanes
         for m, t in product(range(2), range(2)):
             at = self.sums + (2 * m + t) * REGISTER
             held = [k.load(at, i32 * SIDE, offset=LINE * i, align=LINE) for i in range(SIDE)]

@@ -82,7 +82,8 @@ class BytesGemm(ByteStrips):
         """Compute the ``at``-th product in the ``i``-th register of sums, and store it to
         scratch.
         """
-        matrix, n = k.isa.matrix, self.per_scale
+        matrix = k.isa.matrix
+        n = self.per_scale
         assert matrix is not None, k.isa.name
         assert matrix.dot_bytes is not None, k.isa.name
         matrix.zero(k, i)
@@ -95,7 +96,8 @@ class BytesGemm(ByteStrips):
         self, k: Builder, strip: Val, tokens: Tokens, at: Val, made: Val, sums: list[Var]
     ) -> None:
         """Add a register's sums, scaled, and minimums times the sums of their values."""
-        d, ty = tokens.scales(at), f32 * SIDE
+        d = tokens.scales(at)
+        ty = f32 * SIDE
         values = tokens.sums(at) if self.codes.has_m else None
 
         def of_row(r: int, off: int) -> Val:

@@ -147,7 +147,8 @@ def emit_pack(
             _pack_staged(k, act, to, codes_to, stage, source.behind(at), rows, unit)
         return
     for first in range(0, rows, lanes):
-        behind, to = source.behind(first), panel + first * 4
+        behind = source.behind(first)
+        to = panel + first * 4
         strip = [behind.row(k, r) for r in range(lanes)]
         if act.kind == "q8":
             codes_to = to if unit == DWORD else panel + first * unit
@@ -168,7 +169,9 @@ def _pack_codes(
     """Pack small blocks, of as many rows as fill a vector. ``out``: address of the strip's dwords;
     ``codes_to``: of its codes.
     """
-    lanes, fmt, codes = k.isa.lanes, strip[0].fmt, strip[0].codes
+    lanes = k.isa.lanes
+    fmt = strip[0].fmt
+    codes = strip[0].codes
     more = code_offset(codes, k.isa, unit) - codes.offset
     scales = out + 4 * rows * act.kd
     with k.loop(act.kb) as b:
@@ -195,11 +198,16 @@ def _pack_staged(
     """Pack large blocks: unpack those of each row into ``stage``, then reorder all rows together,
     the 32 codes of a block of activations at a time.
     """
-    fmt, codes, lanes = source.weights.fmt, source.weights.codes, k.isa.lanes
-    more, n_blocks = code_offset(codes, k.isa, unit) - codes.offset, stage_blocks(fmt, act.k)
+    fmt = source.weights.fmt
+    codes = source.weights.codes
+    lanes = k.isa.lanes
+    more = code_offset(codes, k.isa, unit) - codes.offset
+    n_blocks = stage_blocks(fmt, act.k)
     n = n_blocks * fmt.block
-    counts, each = shared_by(codes, n), shared_by(codes, fmt.block)
-    pitch, scales = n + 4 * sum(counts), out + 4 * rows * act.kd
+    counts = shared_by(codes, n)
+    each = shared_by(codes, fmt.block)
+    pitch = n + 4 * sum(counts)
+    scales = out + 4 * rows * act.kd
     staged = [n, n + 4 * counts[0]][: len(counts)]
     packed = [scales, scales + scale_bytes(codes, act, rows)][: len(counts)]
     with k.loop(act.k // n) as c:
@@ -208,7 +216,8 @@ def _pack_staged(
             row.prefetch(k, 2 * n_blocks, n_blocks, 2)
             with k.loop(n_blocks) as i:
                 block = row.block(i)
-                to, offset = stage + (r * pitch + i * fmt.block), 0
+                to = stage + (r * pitch + i * fmt.block)
+                offset = 0
                 # Q6_K is slower in file order (0.95 of the speed, Zen 4).
                 in_order = codes.sub == BLOCK
                 for v in ordered_codes(k, block) if in_order else [codes_in_order(k, block)]:
@@ -292,8 +301,10 @@ def _pack_words(
     """Pack weights as i16 with a scale for each span: as many rows as fill a vector, from row
     ``first`` of the panel on. Rows go one by one into ``stage``, then all are reordered together.
     """
-    lanes, words = k.isa.lanes, stage + 4 * SPAN
-    columns_to, scales = out + first * 4, out + (4 * rows * act.kd + first * 4)
+    lanes = k.isa.lanes
+    words = stage + 4 * SPAN
+    columns_to = out + first * 4
+    scales = out + (4 * rows * act.kd + first * 4)
     store = _store_floats if source.weights.fmt.codes is None else _store_scaled_codes
 
     def some(c: Val, have: int) -> None:
@@ -312,7 +323,8 @@ def _store_floats(k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, 
     """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; return
     their scale.
     """
-    ty, per_span = f32 * k.isa.lanes, SPAN // BLOCK
+    ty = f32 * k.isa.lanes
+    per_span = SPAN // BLOCK
     top = k.var(k.zero(i32 * ty.lanes))
 
     def largest_of(b: Val, n: int) -> None:
@@ -337,11 +349,15 @@ def _store_scaled_codes(
     """The same for codes with a scale for every 32: no weight exceeds the largest code times the
     largest scale.
     """
-    fmt, codes, shorts = row.fmt, row.codes, k.isa.shorts
+    fmt = row.fmt
+    codes = row.codes
+    shorts = k.isa.shorts
     assert codes.sub == BLOCK, fmt.name
     assert not codes.has_m, fmt.name
     assert shorts is not None, k.isa.name
-    per, step, n = SPAN // fmt.block, 15 - STEP_BITS, k.isa.vector_bits // 16
+    per = SPAN // fmt.block
+    step = 15 - STEP_BITS
+    n = k.isa.vector_bits // 16
     row.block(c, per).prefetch(k, 2 * per, per, 2)
     blocks = [row.block(c, per).block(i) for i in range(have // fmt.block)]
     scales, _ = scales_of(k, blocks + blocks[-1:] * (per - len(blocks)))

@@ -41,7 +41,9 @@ GEMV_TOKENS = (1, 2, 4)
 # (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
-FEW, MANY = 16, 512  # tokens: largest batch with one size of groups; default if unknown
+# tokens: largest batch with one size of groups; default if unknown
+FEW = 16
+MANY = 512
 FEW_ROWS = 8  # rows of an expert: packing a panel takes longer than gemvs of GROUPED rows
 WAITED = 1.2  # the longest that the last items may take, relative to perfect balance
 GATHERED = 2  # rows processed together for one token, if codes are gathered; four are slower
@@ -159,7 +161,8 @@ def gemv(
 ) -> Gemv:
     """Return the product that reads the blocks as stored, without packing."""
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
-    act, kind = gemv_act(fmt, isa), kind_of(fmt, isa, k)
+    act = gemv_act(fmt, isa)
+    kind = kind_of(fmt, isa, k)
     if act == "q8" and kind:
         chosen |= {"spans": True, "mr": 1, "ahead": 0}
     chosen |= table.gemv.get((fmt.name, tokens), {})
@@ -184,7 +187,8 @@ def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
     """Return the rows that a gemv processes together. With more tokens, sums and unpacked rows
     exceed the registers and spill, so fewer rows are faster.
     """
-    rows, large = dict(isa.tiles.gemv).get(tokens, 1), dict(isa.tiles.gemv_large)
+    rows = dict(isa.tiles.gemv).get(tokens, 1)
+    large = dict(isa.tiles.gemv_large)
     if gemv_act(fmt, isa) == "q16":
         return rows if tokens < GEMV_TOKENS[-1] else 1
     if fmt.codes and fmt.codes.gathers:
@@ -285,7 +289,8 @@ def gated(
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
     if like.nr % out.together:
         return None
-    mr, matrix = like.mr, isinstance(like, MatrixGemm)
+    mr = like.mr
+    matrix = isinstance(like, MatrixGemm)
     if matrix:
         # Two panels an item.
         mr = min(mr, matrix_rows(isa, k, 2 * NARROW[like.act]) // isa.lanes)

@@ -16,14 +16,18 @@ from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
 
 # Most tokens on matrix registers; vectors of rows of an item; groups of tokens in vectors.
-STRIP_TOKENS, STRIP_ROWS, STRIP_GROUPS = 16, 8, 16
+STRIP_TOKENS = 16
+STRIP_ROWS = 8
+STRIP_GROUPS = 16
 
 
 def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> StripGemm | None:
     """Return the product of rows in file order, for batches of up to ``tokens``, more than gemv
     handles. None if there is none, or it is slower.
     """
-    unit, codes, few = isa.matrix, fmt.codes, tokens <= isa.lanes // 2
+    unit = isa.matrix
+    codes = fmt.codes
+    few = tokens <= isa.lanes // 2
     if codes is None:
         return float_lanes(fmt, isa, k, tokens, **fields)
     if not isa.rounds:
@@ -59,7 +63,8 @@ def float_lanes(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Fl
 
 def fits_strips(spec: StripGemm, isa: Isa) -> bool:
     """Whether a strip product of this shape is usable."""
-    rows, few = spec.rows_per_item(isa.lanes), isa.lanes // 2
+    rows = spec.rows_per_item(isa.lanes)
+    few = isa.lanes // 2
     if isinstance(spec, BytesGemm):
         fits = isa.matrix is not None and spec.nr == STRIP_TOKENS
     elif isinstance(spec, FloatLanes):

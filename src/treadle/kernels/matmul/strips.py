@@ -115,7 +115,8 @@ class StripGemm(Gemm):
         rows = self.rows_per_item(isa.lanes)
         share_of = shares(k, frame, self, lambda: n_strips(k, frame, self, rows))
         size = self.strip_bytes
-        strips, made = frame.scratch, frame.scratch + self.n_held * size
+        strips = frame.scratch
+        made = frame.scratch + self.n_held * size
         sums = made + self.made_bytes
         sums_bytes = rows * self.line  # bytes of a group
         totals = sums + self.groups * sums_bytes
@@ -209,13 +210,21 @@ class Tokens:
     def __init__(
         self, k: Builder, spec: StripGemm, x: Val, first: Val, stop: Val, room: Val
     ) -> None:
-        self.k, self.spec, self.x_all, self.first, self.stop = k, spec, x, first, stop
-        self.act, self.room, self.line = spec.layout(), room, spec.line
+        self.k = k
+        self.spec = spec
+        self.x_all = x
+        self.first = first
+        self.stop = stop
+        self.act = spec.layout()
+        self.room = room
+        self.line = spec.line
         self.x = x + first // spec.nr * self.act.group_bytes
 
     def each(self) -> Iterator[tuple[Val, Tokens]]:
         """Loop over the groups, by number."""
-        k, nr, n = self.k, self.spec.nr, self.spec.groups
+        k = self.k
+        nr = self.spec.nr
+        n = self.spec.groups
         if n == 1:
             yield k.i64(0), self
             return

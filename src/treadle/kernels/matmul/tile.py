@@ -53,7 +53,9 @@ class MatmulTile:
     """Tile of mr vectors of rows times nr tokens, multiplied over a part of K."""
 
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
-        self.k, self.isa, self.spec = k, k.isa, spec
+        self.k = k
+        self.isa = k.isa
+        self.spec = spec
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * self.isa.lanes
         self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
@@ -63,7 +65,9 @@ class MatmulTile:
         self, first: Val, last: Val, before: Callable[[int, int], Val] | None
     ) -> list[list[Var]]:
         """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given."""
-        k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
+        k = self.k
+        spec = self.spec
+        floats = f32 * self.isa.lanes
         sums = [
             [k.var(before(m, t) if before else k.zero(floats)) for t in range(spec.nr)]
             for m in range(spec.mr)
@@ -98,7 +102,9 @@ class MatmulTile:
         """Yield each token's dword, in every lane. Floats have their own type: some machines
         multiply by one lane.
         """
-        k, lanes, nr = self.k, self.isa.lanes, self.spec.nr
+        k = self.k
+        lanes = self.isa.lanes
+        nr = self.spec.nr
         at = self.x + kd * (4 * nr)
         ty = i32 if self.spec.act in ("q8", "q16") else f32
         together = nr // lanes * lanes if self.isa.tiles.by_lane else 0
@@ -109,7 +115,8 @@ class MatmulTile:
             yield k.splat(k.load(at, ty, offset=4 * t, align=4), ty * lanes)
 
     def _dwords(self, kd: Val, sums: list[list[Var]]) -> None:
-        k, isa = self.k, self.isa
+        k = self.k
+        isa = self.isa
         weights = self._weights(kd)
         for t, x in enumerate(self._tokens(kd)):
             for m, w in enumerate(weights):
@@ -123,7 +130,10 @@ class MatmulTile:
 
     def _span(self, c: Val, sums: list[list[Var]]) -> None:
         """Multiply the values of K that share a scale, as i16."""
-        k, isa, spec, act = self.k, self.isa, self.spec, self.act
+        k = self.k
+        isa = self.isa
+        spec = self.spec
+        act = self.act
         assert isa.shorts is not None
         lanes = isa.lanes
         words = i16 * (2 * lanes)
@@ -151,9 +161,13 @@ class MatmulTile:
         """Return the dots of the codes that share a scale, added to ``start``. As many as an i16
         holds are added up there first, on machines with such dots (``Isa.shorts``).
         """
-        k, isa, spec, codes = self.k, self.isa, self.spec, self.spec.fmt.codes
+        k = self.k
+        isa = self.isa
+        spec = self.spec
+        codes = self.spec.fmt.codes
         assert codes is not None
-        n_steps, ty = codes.sub // 4, code_type(codes, isa)
+        n_steps = codes.sub // 4
+        ty = code_type(codes, isa)
         room = short_dots(codes, isa)
         acc: Dots = {}
         if not room:  # otherwise they start when the first i16 are full
@@ -188,12 +202,18 @@ class MatmulTile:
         The product of MAGIC and a scale with all of f32's bits is not exact; then the dot is
         converted.
         """
-        k, isa, spec, act = self.k, self.isa, self.spec, self.act
-        lanes, codes = isa.lanes, spec.fmt.codes
+        k = self.k
+        isa = self.isa
+        spec = self.spec
+        act = self.act
+        lanes = isa.lanes
+        codes = spec.fmt.codes
         assert codes is not None
         floats = f32 * lanes
         group = b * (4 * spec.nr)
-        piece, n_sums = b * (BLOCK // codes.sub) + part, spec.n_sums  # index of the scale
+        # index of the scale
+        piece = b * (BLOCK // codes.sub) + part
+        n_sums = spec.n_sums
 
         def in_lanes(p: Val, ty: Ty, t: int, offset: Operand = 0) -> Val:
             return k.splat(k.load(p + 4 * t, ty, offset=offset, align=4), ty * lanes)

@@ -32,7 +32,9 @@ class OrderedTile(MatmulTile):
     ) -> list[list[Var]]:
         assert self.spec.act == "bf16", self.spec.act
         # Starts from zero even if ``before`` is given: ``Epilogue`` adds that.
-        k, spec, floats = self.k, self.spec, f32 * self.isa.lanes
+        k = self.k
+        spec = self.spec
+        floats = f32 * self.isa.lanes
         sums = [[k.var(k.zero(floats)) for _ in range(spec.nr)] for _ in range(spec.mr)]
         tiles = list(product(range(spec.mr), range(spec.nr)))
         with k.loop(last, start=first, step=DWORDS["bf16"] // STEP[spec.act]) as c:

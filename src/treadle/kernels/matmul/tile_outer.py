@@ -33,7 +33,8 @@ def accumulators(codes: Codes) -> tuple[int, Ty]:
     """Return how many accumulators the values of K that share a scale need, and their type: i16 if
     that always holds the products of enough values, a power of two of them.
     """
-    run, most = codes.sub, max(codes.offset, codes.top - codes.offset)
+    run = codes.sub
+    most = max(codes.offset, codes.top - codes.offset)
     while run * most * X_MAX > 32767:
         run //= 2
     return (codes.sub // run, i16) if run >= SOME else (1, i32)
@@ -67,7 +68,9 @@ class OuterTile:
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         codes = spec.fmt.codes
         assert codes is not None, spec.w
-        self.k, self.spec, self.codes = k, spec, codes
+        self.k = k
+        self.spec = spec
+        self.codes = codes
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.lanes = k.isa.lanes
         self.rows = spec.mr * self.lanes
@@ -79,7 +82,8 @@ class OuterTile:
         self._multiply(*part)
 
     def _multiply(self, first: Val, last: Val, before: Callable[[int, int], Val] | None) -> None:
-        k, floats = self.k, f32 * self.lanes
+        k = self.k
+        floats = f32 * self.lanes
         for t in range(self.spec.nr):
             for m in range(self.spec.mr):
                 start = before(m, t) if before else k.zero(floats)
@@ -98,11 +102,14 @@ class OuterTile:
 
     def _products(self, kv: Val, r: Val) -> None:
         """Multiply ``run`` values of K from ``kv`` on, into the accumulators of the r-th run."""
-        k, nr, ty = self.k, self.spec.nr, self.acc_ty * self.rows
+        k = self.k
+        nr = self.spec.nr
+        ty = self.acc_ty * self.rows
         column_ty = code_type(self.codes, k.isa, OUTER) * self.rows
         acc = [k.var(k.zero(ty)) for _ in range(nr)]
         with k.loop(kv + self.run, start=kv, step=UNROLL) as at:
-            w, x = self.panel + at * self.rows, self.x + at * nr
+            w = self.panel + at * self.rows
+            x = self.x + at * nr
             for i in range(UNROLL):
                 wide = k.load(w, column_ty, offset=i * self.rows).to(i16)
                 for t in range(nr):
@@ -120,9 +127,12 @@ class OuterTile:
 
     def _scale(self, piece: Val) -> None:
         """Add the accumulators to the sums, by the ``piece``-th scale."""
-        k, spec, act = self.k, self.spec, self.act
+        k = self.k
+        spec = self.spec
+        act = self.act
         wide = min(PIECE * self.lanes, self.rows)
-        n_sums, d_off = spec.n_sums, piece // (BLOCK // self.codes.sub) * (4 * spec.nr) + act.d_off
+        n_sums = spec.n_sums
+        d_off = piece // (BLOCK // self.codes.sub) * (4 * spec.nr) + act.d_off
         scales = self.panel + (4 * self.rows * act.kd + piece * (4 * self.rows))
         if self.codes.has_m:
             d = k.load(self.x, f32 * spec.nr, offset=d_off, align=4)

@@ -79,10 +79,12 @@ def fill_pairs(k: Builder, spec: Tiled, panel: Val) -> None:
     Each accumulator loads its own copy of its initial value. LLVM would copy a single register by
     instructions that compete with the products for execution units.
     """
-    act, codes = spec.layout(), spec.fmt.codes
+    act = spec.layout()
+    codes = spec.fmt.codes
     assert codes is not None, spec.w
     rows = spec.mr * k.isa.lanes
-    at, scales = PairScratch(spec, rows), panel + 4 * rows * act.kd
+    at = PairScratch(spec, rows)
+    scales = panel + 4 * rows * act.kd
     start = k.const(MAGIC_BITS if _by_magic(k, codes) else 0, i32 * QUAD)
     for i in range(rows * spec.nr // QUAD):
         k.store(panel, start, offset=at.starts + 16 * i)
@@ -110,7 +112,9 @@ class PairTile:
     def __init__(self, k: Builder, spec: Tiled, panel: Val, x: Val, part: KRange) -> None:
         assert spec.fmt.codes is not None, spec.w
         assert spec.nr % 2 == 0, spec.name
-        self.k, self.spec, self.codes = k, spec, spec.fmt.codes
+        self.k = k
+        self.spec = spec
+        self.codes = spec.fmt.codes
         self.panel, self.x, self.act = panel, x, spec.layout()
         self.rows = spec.mr * k.isa.lanes
         self.at = PairScratch(spec, self.rows)
@@ -122,7 +126,8 @@ class PairTile:
         """Return the sums over steps ``first`` to ``last`` of K, plus ``before(m, t)`` if given:
         one vector for every two rows and two tokens.
         """
-        k, pairs = self.k, range(0, self.spec.nr, 2)
+        k = self.k
+        pairs = range(0, self.spec.nr, 2)
         sums = [[k.var(k.zero(f32 * QUAD)) for _ in pairs] for _ in range(self.rows // 2)]
         for m, t in product(range(self.spec.mr), pairs) if before else ():
             assert before is not None
@@ -140,8 +145,10 @@ class PairTile:
         """Return the accumulators of every two rows and two tokens, over the values that share a
         scale.
         """
-        k, nr = self.k, self.spec.nr
-        ty, steps = code_type(self.codes, k.isa, PAIRS) * 16, self.codes.sub // PAIRS
+        k = self.k
+        nr = self.spec.nr
+        ty = code_type(self.codes, k.isa, PAIRS) * 16
+        steps = self.codes.sub // PAIRS
         k.fence()
         starts = (
             k.load(self.panel, i32 * QUAD, offset=self.at.starts + 16 * i)
@@ -166,7 +173,8 @@ class PairTile:
         """Add the accumulators to the sums, by the ``piece``-th scale. See ``MatmulTile`` for
         MAGIC.
         """
-        k, scales = self.k, self.panel + piece * (SCALES * self.rows // 2)
+        k = self.k
+        scales = self.panel + piece * (SCALES * self.rows // 2)
         d_x = self._by_token(self._d_x(piece))
         for r, row in enumerate(acc):
             place = self.at.scales + SCALES * r
@@ -182,13 +190,16 @@ class PairTile:
 
     def _d_x(self, piece: Val) -> Val:
         """Return the tokens' scales."""
-        nr, act = self.spec.nr, self.act
+        nr = self.spec.nr
+        act = self.act
         block = piece // (BLOCK // self.codes.sub)
         return self.k.load(self.x + block * (4 * nr), f32 * nr, offset=act.d_off, align=4)
 
     def _minimums(self, piece: Val, sums: list[list[Var]]) -> None:
         """Add the minimums' contribution to the sums."""
-        k, n_sums, ty = self.k, self.spec.n_sums, i32 * self.spec.nr
+        k = self.k
+        n_sums = self.spec.n_sums
+        ty = i32 * self.spec.nr
         minimums = self.panel + piece * (8 * self.rows * n_sums)
         for i in range(n_sums):
             at = (piece * n_sums + i) * ty.n_bytes + self.act.comp_off

@@ -94,7 +94,8 @@ def _words_of_codes_ref(
     largest possible code; a code's step is rounded. Scales are found by dequantising rows whose
     codes are all the lowest.
     """
-    codes, shape = fmt.codes, (len(weights), -1, SPAN)
+    codes = fmt.codes
+    shape = (len(weights), -1, SPAN)
     assert codes is not None, fmt.name
     low = rows.copy()
     lows = low.view(fmt.dtype)["qs"]

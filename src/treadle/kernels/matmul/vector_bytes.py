@@ -76,10 +76,13 @@ class LanesGemm(ByteStrips):
         """Multiply the values of K that share the ``at``-th scale, with a row for each of
         ``sums``.
         """
-        n, codes, offset = sums[0].v.ty.lanes, self.codes, code_offset(self.codes, k.isa)
+        n = sums[0].v.ty.lanes
+        codes = self.codes
+        offset = code_offset(self.codes, k.isa)
         start = scaled_comp(offset, tokens.comp(at, n)) if offset else k.zero(i32 * n)
         acc = self._dots(k, rows, tokens, at, k.split(start, min(n, k.isa.lanes)), len(sums))
-        d, values = tokens.scales(at, n), tokens.sums(at, n) if codes.has_m else None
+        d = tokens.scales(at, n)
+        values = tokens.sums(at, n) if codes.has_m else None
         for r, total in enumerate(sums):
             place = rows + (at * DWORD + r * self.row_pitch)
             scales = [
@@ -97,9 +100,14 @@ class LanesGemm(ByteStrips):
         """Return the dots of the codes, by row and vector of tokens, added to ``start``. As many as
         an i16 holds are added up there first, on machines with such dots.
         """
-        isa, codes, n_steps = k.isa, self.codes, self.per_scale // DWORD
-        width, top, room = start[0].ty.lanes, code_top(codes, isa), short_dots(codes, isa)
-        dots, ty = i32 * width, code_type(codes, isa) * (DWORD * width)
+        isa = k.isa
+        codes = self.codes
+        n_steps = self.per_scale // DWORD
+        width = start[0].ty.lanes
+        top = code_top(codes, isa)
+        room = short_dots(codes, isa)
+        dots = i32 * width
+        ty = code_type(codes, isa) * (DWORD * width)
         acc = [start] * n_rows
         short: list[list[Val | None]] = [[None] * len(start)] * n_rows
         for step in range(n_steps):

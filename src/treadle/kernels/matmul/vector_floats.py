@@ -26,7 +26,8 @@ from treadle.kernels.matmul.strips import EACH, Strip, StripGemm, Tokens
 
 # Dwords of each row at a time, and weights widened at a time. More are no faster, and take longer
 # to compile.
-AT_ONCE, WIDENED = 4, 16
+AT_ONCE = 4
+WIDENED = 16
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,9 @@ class FloatLanes(StripGemm):
         self, k: Builder, rows: list[Val], tokens: Tokens, at: Val, count: int, sums: list[Var]
     ) -> None:
         """Multiply ``count`` dwords of each row, from the ``at``-th on."""
-        isa, n, size = k.isa, sums[0].v.ty.lanes, self.fmt.strides[0]
+        isa = k.isa
+        n = sums[0].v.ty.lanes
+        size = self.fmt.strides[0]
         width = min(n, isa.lanes)
         here = [row + at * (size * self.k // self.dwords) for row in rows]
         for p in here:  # rows of the same run in the next strip
@@ -103,7 +106,8 @@ class FloatLanes(StripGemm):
 
     def _widened(self, k: Builder, rows: list[Val], count: int) -> list[Val]:
         """Widen ``count`` weights of each row to f32; return their addresses."""
-        load, lanes = self.fmt.load, k.isa.lanes
+        load = self.fmt.load
+        lanes = k.isa.lanes
         assert load is not None
         room = k.room(len(rows) * WIDENED * DWORD, "widened")
         for i, row in enumerate(rows):

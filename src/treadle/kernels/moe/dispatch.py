@@ -44,10 +44,12 @@ class Gather(Spec):
         return ActivationLayout(self.act, self.k, self.group, self.sub, self.unit)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        act, each = self.layout(), self.block // self.group
+        act = self.layout()
+        each = self.block // self.group
         width = min(isa.lanes, WIDTH if self.unit == DWORD else CODES_WIDTH)
         with k.loop(frame.end * each, start=frame.begin * each) as g:
-            tokens, out = frame.rows + (8 + g * (4 * self.group)), frame.out + g * act.group_bytes
+            tokens = frame.rows + (8 + g * (4 * self.group))
+            out = frame.out + g * act.group_bytes
             rows = [
                 frame.x + k.load(tokens, i32, offset=4 * t).to(i64) * act.row_bytes
                 for t in range(self.group)
@@ -63,7 +65,8 @@ class Gather(Spec):
         """Write ``width`` dwords of each row, from the ``c``-th on, ``per`` adjacent ones of a row
         together.
         """
-        first, ty = 0, (i32 if per == 1 else i64) * (width // per)
+        first = 0
+        ty = (i32 if per == 1 else i64) * (width // per)
         while first < self.group:  # transposed in powers of two
             n = min(1 << (self.group - first).bit_length() - 1, MOST)
             held = [k.load(row, ty, offset=c * 4) for row in rows[first : first + n]]
@@ -74,14 +77,16 @@ class Gather(Spec):
             first += n
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n_rows, act = int(args.rows[:2].view(np.int64)[0]) * self.block, self.layout()
+        n_rows = int(args.rows[:2].view(np.int64)[0]) * self.block
+        act = self.layout()
         if not n_rows:
             return
         tokens = args.rows[2 : 2 + n_rows]
         source = args.x[: (int(tokens.max()) + 1) * act.row_bytes].reshape(-1, act.row_bytes)
         dwords = source[tokens].view(np.int32).reshape(-1, self.group, act.row_bytes // 4)
         apart = 0 if self.unit == DWORD else act.kd
-        codes, rest = dwords[:, :, :apart].copy().view(np.int64), dwords[:, :, apart:]
+        codes = dwords[:, :, :apart].copy().view(np.int64)
+        rest = dwords[:, :, apart:]
         parts = (part.transpose(0, 2, 1).reshape(len(part), -1) for part in (codes, rest))
         made = np.concatenate([part.view(np.int32) for part in parts], 1).view(np.uint8).ravel()
         args.out[: made.size] = made
@@ -119,10 +124,12 @@ class Combine(Spec):
         return -(-self.k // PIECE)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        lanes, stride = isa.lanes, frame.stride * 4
+        lanes = isa.lanes
+        stride = frame.stride * 4
         full, rest = divmod(self.k, lanes)
         with k.loop(frame.end, start=frame.begin) as item:
-            token, piece = item // self.pieces, item % self.pieces
+            token = item // self.pieces
+            piece = item % self.pieces
             slots = [token * self.n_used + s for s in range(self.n_used)]
             weights = [k.load(frame.weights + slot * 4, f32) for slot in slots]
             places = slots
@@ -137,7 +144,8 @@ class Combine(Spec):
             def vector(
                 c: Val, n: int, rows: list[Val] = rows, weights: list[Val] = weights, row: Val = row
             ) -> None:
-                ty, at = f32 * lanes, c * (4 * lanes)
+                ty = f32 * lanes
+                at = c * (4 * lanes)
                 total = k.zero(ty)
                 for source, weight in zip(rows, weights, strict=True):
                     total = k.fma(k.load_first(source + at, ty, n), k.splat(weight, ty), total)

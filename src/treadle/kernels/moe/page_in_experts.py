@@ -32,7 +32,8 @@ class Fetch(Spec):
         return self.args.required | {"tiles" if self.tiled else "chosen"}
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        call, advice = frame.call, frame.advice.to(i32)
+        call = frame.call
+        advice = frame.advice.to(i32)
         with k.loop(frame.end, start=frame.begin) as item:
             if self.tiled:
                 at = frame.tiles + (8 + item * TILE.itemsize)

@@ -132,7 +132,8 @@ class Route(Spec):
 
     def _near(self, k: Builder, rank: Val, top: Val) -> Val:
         """Return the weight of the best expert among those in ``rank`` near it."""
-        ty, lanes = f32 * k.isa.lanes, k.isa.lanes
+        ty = f32 * k.isa.lanes
+        lanes = k.isa.lanes
         most, sums = k.splat(top, ty), k.var(k.zero(ty))
 
         def add(c: Val, count: int) -> None:
@@ -190,7 +191,8 @@ class Route(Spec):
 
     def _near_ref(self, scores: Any, chosen: Any) -> Any:
         """Return the weight of each chosen expert at its turn."""
-        left, weights = scores.copy(), np.zeros(chosen.shape)
+        left = scores.copy()
+        weights = np.zeros(chosen.shape)
         for s, best in enumerate(chosen.T):
             top = np.take_along_axis(scores, best[:, None], -1)
             far = top - scores > np.maximum(np.abs(scores), top) * (2 * self.jitter)
@@ -204,7 +206,8 @@ def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     it with minus infinity.
     """
     lanes = k.isa.lanes
-    ty, places = f32 * lanes, i32 * lanes
+    ty = f32 * lanes
+    places = i32 * lanes
     best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # in each lane
 
     def look(c: Val, count: int) -> None:
@@ -264,7 +267,8 @@ class Sort(Spec):
         return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n_slots, cursor = frame.run("n_tokens") * self.n_used, frame.scratch
+        n_slots = frame.run("n_tokens") * self.n_used
+        cursor = frame.scratch
         with k.loop(self.n) as e:
             k.store(cursor + e * 8, k.i64(0))
 
@@ -273,7 +277,8 @@ class Sort(Spec):
 
         with k.loop(n_slots) as slot:
             k.store(at(slot), k.load(at(slot), i64) + 1)
-        n_tiles, row = k.var(k.i64(0)), k.var(k.i64(0))
+        n_tiles = k.var(k.i64(0))
+        row = k.var(k.i64(0))
         with k.loop(self.n) as e:
             n = k.load(cursor + e * 8, i64)
             n = k.select(self.is_in(n), n, k.i64(0))
@@ -300,7 +305,9 @@ class Sort(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
-        tiles, tokens, row = [], [], 0
+        tiles = []
+        tokens = []
+        row = 0
         for e in range(self.n):
             slots = np.flatnonzero(chosen == e)
             if not self.over < len(slots) <= (self.upto or len(slots)):

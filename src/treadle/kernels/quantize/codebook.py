@@ -48,8 +48,10 @@ class PointSearchKernel(LadderSearchKernel):
         )
         self.put_ref(args, found)
         codes = args.codes[: args.n].reshape(args.n, -1, DIM)
-        codes[..., 0], codes[..., 1] = found.codes & 255, found.codes >> 8
-        codes[:, ::2, 2], codes[:, 1::2, 2] = found.signs & 15, found.signs >> 4
+        codes[..., 0] = found.codes & 255
+        codes[..., 1] = found.codes >> 8
+        codes[:, ::2, 2] = found.signs & 15
+        codes[:, 1::2, 2] = found.signs >> 4
 
     def scale_down(self, k: Builder, c: ScratchColumns) -> None:
         """Also separate the signs."""
@@ -81,7 +83,8 @@ class PointSearchKernel(LadderSearchKernel):
             return k.gather(k.table(quick), self.cell_of(k, us, points.cells), ty)
         cell = self.cell_of(k, us, len(points.grid.alphabet)) * NEARBY
         ws = [c.load("w", i + j) if self.aware else k.const(1.0, c.ty) for j in range(DIM)]
-        best, most = k.var(k.zero(ty)), k.var(k.const(float("-inf"), c.ty))
+        best = k.var(k.zero(ty))
+        most = k.var(k.const(float("-inf"), c.ty))
         with k.loop(NEARBY) as at:
             entry = k.gather(k.table(nearby), cell + k.splat(at.to(i32), ty), ty)
             # Least squares: sum w (u - p)^2 is smallest where sum p w (u - p / 2) is largest.

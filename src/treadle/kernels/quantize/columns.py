@@ -11,11 +11,15 @@ class ScratchColumns:
     """Named rows of f32 vectors in scratch, ``n`` of each name; a lane is a super-block."""
 
     def __init__(self, k: Builder, base: Val, sizes: dict[str, int]) -> None:
-        self.k, self.base, self.sizes = k, base, sizes
+        self.k = k
+        self.base = base
+        self.sizes = sizes
         self.ty: Ty = f32 * k.isa.lanes
-        self.starts, at = {}, 0
+        self.starts = {}
+        at = 0
         for name, n in sizes.items():
-            self.starts[name], at = at, at + n
+            self.starts[name] = at
+            at = at + n
 
     def pointer(self, name: str, i: Val | int = 0) -> Val:
         """Return the address of vector ``i`` of ``name``."""

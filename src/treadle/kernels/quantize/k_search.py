@@ -103,7 +103,8 @@ class SearchKernel(Spec):
         """Run the numpy twin."""
         shape = (args.n, self.block)
         weights = args.importance.reshape(shape) if self.aware else None
-        found, lanes = self.how.run(args.x.reshape(shape), weights), args.sc.shape[-1]
+        found = self.how.run(args.x.reshape(shape), weights)
+        lanes = args.sc.shape[-1]
         for name in self.scales:
             getattr(args, name)[: args.n] = getattr(found, name)
         for name in self.integers:
@@ -139,8 +140,10 @@ class SearchKernel(Spec):
         become zeros.
         """
         c = ScratchColumns(k, frame.scratch, self.sizes())
-        lanes, zero = k.isa.lanes, k.zero(c.ty)
-        top, spoilt = k.var(zero), k.var(zero)
+        lanes = k.isa.lanes
+        zero = k.zero(c.ty)
+        top = k.var(zero)
+        spoilt = k.var(zero)
         for name, source in (("x", frame.x), ("w", frame.importance))[: 1 + self.aware]:
             rows = [source + self.row(k, frame, item, lane) for lane in range(lanes)]
             with k.loop(self.block // lanes) as i:
@@ -167,7 +170,8 @@ class SearchKernel(Spec):
         """Normalise importances to a mean of about 1, none of them 0, as ``relative`` does; store
         their products with x.
         """
-        zero, one = k.zero(c.ty), k.const(1.0, c.ty)
+        zero = k.zero(c.ty)
+        one = k.const(1.0, c.ty)
         top = k.var(zero)
         with k.loop(self.block) as i:
             v = c.load("w", i)
@@ -194,7 +198,8 @@ class SearchKernel(Spec):
 
     def write(self, k: Builder, frame: Frame, item: Val) -> None:
         """Transpose columns to rows."""
-        c, lanes = ScratchColumns(k, frame.scratch, self.sizes()), k.isa.lanes
+        c = ScratchColumns(k, frame.scratch, self.sizes())
+        lanes = k.isa.lanes
         at = item * lanes
         for name, value in zip(self.scales, self.made(k, c), strict=True):
             k.store(getattr(frame, name) + at * 4, value)
@@ -250,7 +255,8 @@ class SearchKernel(Spec):
 
     def better(self, k: Builder, c: ScratchColumns) -> None:
         """Keep the result with the smaller error, in each lane that may change."""
-        new, old = c.load("new_error"), c.load("best_error")
+        new = c.load("new_error")
+        old = c.load("best_error")
         less = (new < old) & (c.load("may") > 0.0)
         c.store("best_error", k.select(less, new, old))
         for name in self.scales:

@@ -94,7 +94,8 @@ class LadderSearchKernel(SearchKernel):
             reach = k.var(k.zero(c.ty))
             with k.loop(self.length) as j:
                 reach.v = k.max(reach.v, k.abs(c.load("x", sub * self.length + j)))
-            gain, own = k.var(k.const(-1.0, c.ty)), k.var(k.zero(c.ty))
+            gain = k.var(k.const(-1.0, c.ty))
+            own = k.var(k.zero(c.ty))
             with k.loop(len(self.how.scales)) as i:
                 t = reach.v * k.splat(k.load(shares, f32, offset=i * 4), c.ty)
                 xy, yy = self.dots(k, c, sub, t, careful=False)
@@ -131,7 +132,8 @@ class LadderSearchKernel(SearchKernel):
         self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool
     ) -> tuple[Val, Val]:
         """Return the products with x, and the squares, of the values nearest to ``x / t``."""
-        xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+        xy = k.var(k.zero(c.ty))
+        yy = k.var(k.zero(c.ty))
         unit = reciprocal(k, t)
         with k.loop(self.length, step=TOGETHER) as first:
             for j, y in enumerate(self.nearest(k, c, sub * self.length + first, unit, careful)):
@@ -185,11 +187,13 @@ class LadderSearchKernel(SearchKernel):
     def start_at(self, k: Builder, c: ScratchColumns, d: Val) -> None:
         """Store d, and the rung that brings each sub-block nearest to its own scale."""
         c.store("try_d", d)
-        unit, ladder = reciprocal(k, d), self.how.ladder
+        unit = reciprocal(k, d)
+        ladder = self.how.ladder
         if len(ladder) == 1:
             c.store("try_sc", k.zero(c.ty))
             return
-        first, pitch = float(ladder[0]), self.pitch
+        first = float(ladder[0])
+        pitch = self.pitch
         with k.loop(self.n_sub) as sub:
             at = (c.load("fit_sc", sub) * unit - first) * (1 / pitch)
             c.store("try_sc", rounded(k, at, 0.0, len(ladder) - 1.0), sub)
@@ -199,11 +203,13 @@ class LadderSearchKernel(SearchKernel):
         return sc * self.pitch + float(self.how.ladder[0])
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
-        d, highest = c.load("try_d"), len(self.how.ladder) - 1.0
+        d = c.load("try_d")
+        highest = len(self.how.ladder) - 1.0
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             first = c.load(f"{source}_sc", sub)
-            least, best = k.var(k.const(float("inf"), c.ty)), k.var(first)
+            least = k.var(k.const(float("inf"), c.ty))
+            best = k.var(first)
             for step in steps:
                 sc = k.min(k.max(first + float(step), 0.0), highest)
                 error = self.error(k, c, sub, d * self.rung(k, sc), source != "try")
@@ -216,7 +222,8 @@ class LadderSearchKernel(SearchKernel):
 
     def error(self, k: Builder, c: ScratchColumns, sub: Val, t: Val, careful: bool) -> Val:
         """Return a sub-block's error at this scale."""
-        unit, total = reciprocal(k, t), k.var(k.zero(c.ty))
+        unit = reciprocal(k, t)
+        total = k.var(k.zero(c.ty))
         with k.loop(self.length, step=TOGETHER) as first:
             for j, y in enumerate(self.nearest(k, c, sub * self.length + first, unit, careful)):
                 i = sub * self.length + first + j
@@ -239,7 +246,8 @@ class LadderSearchKernel(SearchKernel):
 
     def refit(self, k: Builder, c: ScratchColumns) -> None:
         d = c.load("best_d")
-        xy, yy = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+        xy = k.var(k.zero(c.ty))
+        yy = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             rung = self.rung(k, c.load("best_sc", sub))
             sub_xy, sub_yy = self.dots(k, c, sub, d * rung, careful=True)
@@ -254,7 +262,8 @@ class LadderSearchKernel(SearchKernel):
         return lambda j: k.gather(table, self.cell(k, c.load("x", first + j) * unit), c.ty)
 
     def made(self, k: Builder, c: ScratchColumns) -> tuple[Val]:
-        d, sound = c.load("best_d") * c.load("up"), c.load("spoilt").eq(0.0)
+        d = c.load("best_d") * c.load("up")
+        sound = c.load("spoilt").eq(0.0)
         return (k.select(sound, d, k.const(float("nan"), c.ty)),)
 
 

@@ -77,7 +77,8 @@ class OffsetSearchKernel(SearchKernel):
 
     def face(self, k: Builder, c: ScratchColumns) -> None:
         """Negate the lanes that are mostly positive: a minimum above 0 cannot be represented."""
-        above, below = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+        above = k.var(k.zero(c.ty))
+        below = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             least, most = self.least_and_most(k, c, sub)
             above.v = above.v + k.max(least, 0.0)
@@ -101,7 +102,8 @@ class OffsetSearchKernel(SearchKernel):
         least = most = c.load("x", sub * self.length)
         for j in range(1, self.length):
             x = c.load("x", sub * self.length + j)
-            least, most = k.min(x, least), k.max(x, most)
+            least = k.min(x, least)
+            most = k.max(x, most)
         return least, most
 
     def from_zero(self, k: Builder, c: ScratchColumns, sub: Val) -> tuple[Val, Val, Val]:
@@ -154,7 +156,8 @@ class OffsetSearchKernel(SearchKernel):
         zero = k.zero(c.ty)
         for _, _, (qy, qw, qq) in spots:
             q = k.select(free, qw.v, zero)
-            spread_q, spread_qy = qq.v * w - q * q, qy.v * w - q * sum_y
+            spread_q = qq.v * w - q * q
+            spread_qy = qy.v * w - q * sum_y
             slope = spread_qy * inverse(k, spread_q)
             gain = slope * spread_qy
             more = gain > best["gain"].v * float(MORE)
@@ -180,7 +183,9 @@ class OffsetSearchKernel(SearchKernel):
                 c.store(f"try_{integer}", v, sub)
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
-        d, dmin, top = c.load("try_d"), c.load("try_dmin"), float(self.how.top)
+        d = c.load("try_d")
+        dmin = c.load("try_dmin")
+        top = float(self.how.top)
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             first_m = c.load(f"{source}_m", sub)
@@ -195,7 +200,9 @@ class OffsetSearchKernel(SearchKernel):
                 for at, (m, error) in enumerate(zip(tried_m, errors, strict=True)):
                     error = error * (scale * scale)
                     if not turn and not at:
-                        least.v, best_sc.v, best_m.v = error, sc, m
+                        least.v = error
+                        best_sc.v = sc
+                        best_m.v = m
                         continue
                     less = error < least.v
                     least.v = k.select(less, error, least.v)
@@ -207,7 +214,8 @@ class OffsetSearchKernel(SearchKernel):
         c.store("new_error", total.v)
 
     def coder(self, k: Builder, c: ScratchColumns, sub: Val) -> Any:
-        d, dmin = c.load("best_d"), c.load("best_dmin")
+        d = c.load("best_d")
+        dmin = c.load("best_dmin")
         unit = 1.0 / or_huge(k, c.load("best_sc", sub) * d)
         low = c.load("best_m", sub) * dmin * unit
         first = sub * self.length
@@ -226,7 +234,8 @@ class OffsetSearchKernel(SearchKernel):
                 qx.v = k.fma(q, c.load("xw" if self.aware else "x", i), qx.v)
                 qw.v = qw.v + weighted
                 qq.v = k.fma(q, weighted, qq.v)
-            sc, m = c.load("best_sc", sub), c.load("best_m", sub)
+            sc = c.load("best_sc", sub)
+            m = c.load("best_m", sub)
             parts = {
                 "sq_sq": sc * sc * qq.v,
                 "sq_m": sc * m * qw.v,

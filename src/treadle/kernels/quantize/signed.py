@@ -47,16 +47,19 @@ class SignedSearchKernel(SearchKernel):
         # First the scale that maps the largest magnitude to -half: weights of one magnitude and
         # sign are then exact.
         points = [float(self.how.half), *self.how.grid]
-        most, least = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+        most = k.var(k.zero(c.ty))
+        least = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             low = high = c.load("x", sub * self.length)
             for j in range(1, self.length):
                 x = c.load("x", sub * self.length + j)
-                low, high = k.min(x, low), k.max(x, high)
+                low = k.min(x, low)
+                high = k.max(x, high)
             unit = -inverse(k, k.select(high > -low, high, low))
             best = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
             for outer, group in groupby(points, lambda point: point >= self.ends[1] + 0.5):
-                some, at_once = [*group], 1 if outer else AT_ONCE
+                some = [*group]
+                at_once = 1 if outer else AT_ONCE
                 some += some[-1:] * (-len(some) % at_once)
                 table = k.table(np.array(some, np.float32))
                 with k.loop(len(some), step=at_once) as i:
@@ -121,23 +124,27 @@ class SignedSearchKernel(SearchKernel):
         d = wide_f16(k, k.abs(most), k.splat(k.load(row, f32), c.ty))
         d = k.select(most > 0.0, -d, d)
         c.store("try_d", d)
-        unit, top = inverse(k, d), float(self.how.top)
+        unit = inverse(k, d)
+        top = float(self.how.top)
         with k.loop(self.n_sub) as sub:
             c.store("try_sc", rounded(k, c.load("fit_sc", sub) * unit, -top, top), sub)
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:
-        d, top = c.load("try_d"), float(self.how.top)
+        d = c.load("try_d")
+        top = float(self.how.top)
         total = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
             first = c.load(f"{source}_sc", sub)
             tried = [k.min(k.max(first + float(step), -top), top - 1) for step in steps]
             scales = [or_huge(k, sc * d) for sc in tried]
             errors = self.errors(k, c, sub, [(1.0 / scale, None) for scale in scales])
-            least, best = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+            least = k.var(k.zero(c.ty))
+            best = k.var(k.zero(c.ty))
             for at, (sc, scale, error) in enumerate(zip(tried, scales, errors, strict=True)):
                 error = error * (scale * scale)
                 if not at:
-                    least.v, best.v = error, sc
+                    least.v = error
+                    best.v = sc
                     continue
                 less = error < least.v
                 least.v = k.select(less, error, least.v)
@@ -152,10 +159,13 @@ class SignedSearchKernel(SearchKernel):
         return lambda j: rounded(k, c.load("x", first + j) * unit, *self.ends)
 
     def refit(self, k: Builder, c: ScratchColumns) -> None:
-        sq_x, sq_sq = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+        sq_x = k.var(k.zero(c.ty))
+        sq_sq = k.var(k.zero(c.ty))
         with k.loop(self.n_sub) as sub:
-            code, sc = self.coder(k, c, sub), c.load("best_sc", sub)
-            qx, qq = k.var(k.zero(c.ty)), k.var(k.zero(c.ty))
+            code = self.coder(k, c, sub)
+            sc = c.load("best_sc", sub)
+            qx = k.var(k.zero(c.ty))
+            qq = k.var(k.zero(c.ty))
             for j in range(self.length):
                 i = sub * self.length + j
                 q = code(j)

@@ -73,8 +73,10 @@ class ChunkKeys(Spec):
         assert matrix is not None, isa.name
         matrix.begin(k, frame.scratch)
         with k.loop(frame.end, start=frame.begin) as item:
-            first, group = item // self.n_group * CHUNK, item % self.n_group
-            home, at_group = frame.out + item * self.n_bytes, group * self.n_state
+            first = item // self.n_group * CHUNK
+            group = item % self.n_group
+            home = frame.out + item * self.n_bytes
+            at_group = group * self.n_state
             keys = home + self.keys_off if self.solves else frame.scratch + LINE
             right = frame.scratch + (LINE + self.rows_bytes)
             with k.loop(SIDE) as pair:
@@ -117,7 +119,8 @@ class ChunkKeys(Spec):
         """Multiply each of 32 rows with each key; ``right`` has the keys by registers ``[2,
         N/32]``.
         """
-        matrix, apart = k.isa.matrix, self.rows_bytes // 2
+        matrix = k.isa.matrix
+        apart = self.rows_bytes // 2
         assert matrix is not None
 
         def multiply(k: Builder, rows: Val, right: Val, to: Val) -> None:

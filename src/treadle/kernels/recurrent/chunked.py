@@ -87,7 +87,8 @@ class Chunked(Scan):
 
     @property
     def places(self) -> ChunkScratch:
-        register, solved = 2 * REGISTER, DOTS if self.solves else 0
+        register = 2 * REGISTER
+        solved = DOTS if self.solves else 0
         sizes = [self.n_state * 2 * CHUNK, *[register] * 3, DOTS, *[solved] * 3]
         start = self.state_at + self.n_state * PITCH
         return ChunkScratch(*accumulate([*sizes, *[PITCH] * 3], initial=start))
@@ -127,8 +128,12 @@ class Chunk:
         chunk: Val,
     ) -> None:
         assert k.isa.matrix is not None, k.isa.name
-        self.k, self.matrix, self.spec = k, k.isa.matrix, spec
-        self.chunk, self.at, self.scratch = chunk, spec.places, frame.scratch
+        self.k = k
+        self.matrix = k.isa.matrix
+        self.spec = spec
+        self.chunk = chunk
+        self.at = spec.places
+        self.scratch = frame.scratch
         self.begin = k.max(here.token - first, k.i64(0))
         self.end = k.min(here.token + here.n_tokens - first, k.i64(CHUNK))
         # Addresses for the chunk's first token; LLVM would load arguments in every iteration.
@@ -148,7 +153,8 @@ class Chunk:
         if self.spec.solves:
             self._solve()
         self._add()
-        k, whole = self.k, (self.end - self.begin).eq(CHUNK)
+        k = self.k
+        whole = (self.end - self.begin).eq(CHUNK)
         with k.if_else(whole) as (yes, no):
             with yes:
                 self._learned(self.out, self.out_stride)
@@ -193,9 +199,13 @@ class Chunk:
         """Compute each token's numbers, and its weights for what other tokens add; tokens of the
         first half have none for the second.
         """
-        k, at, scratch = self.k, self.at, self.scratch
-        zero, one = k.const(0.0, f32), k.const(1.0, f32)
-        since, left = k.var(one), [k.var(k.zero(TY)) for _ in HALVES]
+        k = self.k
+        at = self.at
+        scratch = self.scratch
+        zero = k.const(0.0, f32)
+        one = k.const(1.0, f32)
+        since = k.var(one)
+        left = [k.var(k.zero(TY)) for _ in HALVES]
         pad = 4 * round_up(self.spec.n_head, COLUMNS)
         iota = k.const(range(SIDE), i32 * SIDE)
         places: list[tuple[int, int | None]] = [(self.spec.keys.seen_off, None)]
@@ -237,7 +247,8 @@ class Chunk:
 
     def _narrow_state(self) -> None:
         """Convert the state to bf16, and multiply it by the whole chunk's decay."""
-        k, state = self.k, self.scratch + self.spec.state_at
+        k = self.k
+        state = self.scratch + self.spec.state_at
         keep = k.splat(self._number(self.at.since, k.i64(CHUNK - 1)), TY)
         narrow = self.scratch + self.at.narrow
         ask = -(-2 * CHUNK // (self.spec.n_state // 2))
@@ -258,7 +269,9 @@ class Chunk:
         """Solve for what each token adds: its value minus the product of its key with the state and
         with what earlier tokens add. Four tokens at a time, in f32.
         """
-        k, at, scratch = self.k, self.at, self.scratch
+        k = self.k
+        at = self.at
+        scratch = self.scratch
         n = 4
         with k.loop(CHUNK, step=n) as start:
             tokens = [start + i for i in range(n)]
@@ -288,9 +301,12 @@ class Chunk:
         """Compute what each token adds, that times the decay until the chunk's end, and its output
         from the state alone.
         """
-        k, at, scratch = self.k, self.at, self.scratch
+        k = self.k
+        at = self.at
+        scratch = self.scratch
         with k.loop(CHUNK // 2) as pair:
-            new, kept = [], []
+            new = []
+            kept = []
             for t in (pair * 2, pair * 2 + 1):
                 self._ask_for_out(t, 1)
                 row = scratch + t * PITCH

@@ -35,7 +35,8 @@ class ByChannel(Spec):
         full, rest = divmod(self.k, lanes)
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
-            part, tile = item // self.tiles, item % self.tiles
+            part = item // self.tiles
+            tile = item % self.tiles
             record = load_record(k, parts + part * PART.itemsize, PART)
             first = tile * (TILE // lanes)
             with k.shared_loop(k.min(first + TILE // lanes, full), start=first) as c:
@@ -80,7 +81,8 @@ class Convolution(ByChannel):
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
-        ty, before = f32 * lanes, self.taps - 1
+        ty = f32 * lanes
+        before = self.taps - 1
         home = frame.states + (frame.state_off + at * 4)
         old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
         w = [k.load_first(frame.w + (at + j * self.k) * 4, ty, n) for j in range(self.taps)]
@@ -108,7 +110,8 @@ class Convolution(ByChannel):
             k.store_first(new + 4 * j * self.k, var.v, n)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, before = self.k, self.taps - 1
+        n = self.k
+        before = self.taps - 1
         rows = args.x.reshape(-1, args.stride)[:, args.column :]
         w = args.w[: self.taps * n].reshape(self.taps, n).astype(np.float64)
         for part in run.parts:

@@ -41,7 +41,8 @@ class Rates(Spec):
         pad = 4 * round_up(self.heads, COLUMNS)
         with k.loop(frame.end, start=frame.begin) as n:
             row = frame.x + n * frame.stride * 4
-            x, out = row + frame.column * 4, frame.out + n * frame.out_stride * 4
+            x = row + frame.column * 4
+            out = frame.out + n * frame.out_stride * 4
 
             def step(x: Val, bias: Val) -> Val:
                 return math.softplus(k, x + bias)
@@ -57,9 +58,11 @@ class Rates(Spec):
         return lambda v: math.sigmoid(k, v) * self.most
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, h = int(run["n_tokens"]), self.heads
+        n = int(run["n_tokens"])
+        h = self.heads
         rows = args.x.reshape(-1, args.stride)[:n].astype(np.float64)
-        out, pad = args.out.reshape(-1, args.out_stride), round_up(h, COLUMNS)
+        out = args.out.reshape(-1, args.out_stride)
+        pad = round_up(h, COLUMNS)
         dt = np.logaddexp(0, rows[:, args.column : args.column + h] + args.bias[:h])
         out[:n, pad : pad + h] = np.exp(dt * args.a[:h])
         if self.beta:
@@ -82,7 +85,8 @@ class UnitHeads(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
-            n, head = item // self.heads, item % self.heads
+            n = item // self.heads
+            head = item % self.heads
             x = frame.x + (n * frame.stride + frame.column + head * self.k) * 4
             total = mean_square(k, x, self.k, isa.lanes) * float(self.k) + self.eps
             gain = k.const(self.scale, f32) / k.sqrt(total)
@@ -118,9 +122,11 @@ class OutputGate(Spec):
         return self.args.required | ({"w"} if self.eps else set())
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        size, fn = self.k // self.groups, ACTIVATIONS[self.fn].emit
+        size = self.k // self.groups
+        fn = ACTIVATIONS[self.fn].emit
         with k.loop(frame.end, start=frame.begin) as item:
-            n, at = item // self.groups, item % self.groups * size
+            n = item // self.groups
+            at = item % self.groups * size
             if self.one:
                 part = n * frame.gate_stride + frame.column + item % self.groups
                 one = k.load(frame.gate + part * 4, f32)
@@ -156,7 +162,8 @@ class OutputGate(Spec):
                 map_row(k, size, x, lambda v, w, g: gated(normed(v, w), g), x, w, gate)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, size = int(run["n_tokens"]), self.k // self.groups
+        n = int(run["n_tokens"])
+        size = self.k // self.groups
         rows = args.x.reshape(-1, args.stride)[:n, : self.k]
         wide = self.groups if self.one else self.k
         gate = args.gate.reshape(-1, args.gate_stride)[:n, args.column : args.column + wide]
@@ -186,13 +193,16 @@ class SplitHalves(Spec):
         return 8 * self.heads * self.k
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        size, n_half = 4 * self.k, 4 * self.k * self.heads
+        size = 4 * self.k
+        n_half = 4 * self.k * self.heads
         with k.loop(frame.end, start=frame.begin) as n:
-            x, was = frame.x + (n * frame.stride + frame.column) * 4, frame.scratch
+            x = frame.x + (n * frame.stride + frame.column) * 4
+            was = frame.scratch
             map_row(k, 2 * self.k * self.heads, was, lambda v: v, x)
             with k.loop(self.heads) as head:
                 for half in range(2):
-                    to, source = x + (head * size + half * n_half), was + (head * 2 + half) * size
+                    to = x + (head * size + half * n_half)
+                    source = was + (head * 2 + half) * size
                     map_row(k, self.k, to, lambda v: v, source)
 
     def run_ref(self, args: Any, run: Any) -> None:

@@ -43,8 +43,10 @@ class ChannelRates(Spec):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
-            n, head = item // self.heads, item % self.heads
-            at, out = head * (4 * self.k), frame.out + n * frame.out_stride * 4
+            n = item // self.heads
+            head = item % self.heads
+            at = head * (4 * self.k)
+            out = frame.out + n * frame.out_stride * 4
             x = frame.x + (n * frame.stride + frame.column) * 4 + at
             beta = frame.beta + (n * frame.beta_stride + frame.beta_column + head) * 4
             a = k.load(frame.a + head * 4, f32)
@@ -57,10 +59,12 @@ class ChannelRates(Spec):
             map_row(k, self.k, decays + at, decay, x, frame.bias + at)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, h = int(run["n_tokens"]), self.heads
+        n = int(run["n_tokens"])
+        h = self.heads
         rows = args.x.reshape(-1, args.stride)[:n, args.column :].astype(np.float64)
         beta = args.beta.reshape(-1, args.beta_stride)[:n, args.beta_column :].astype(np.float64)
-        out, pad = args.out.reshape(-1, args.out_stride), round_up(h, COLUMNS)
+        out = args.out.reshape(-1, args.out_stride)
+        pad = round_up(h, COLUMNS)
         dt = np.logaddexp(0, rows[:, : h * self.k] + args.bias[: h * self.k])
         a = args.a[:h].astype(np.float64).repeat(self.k)
         out[:n, :h] = activated("sigmoid", beta[:, :h])
@@ -101,10 +105,12 @@ class ChannelDelta(Delta):
     ) -> None:
         columns = range(0, self.tile, ty.lanes)
         known = [k.var(k.zero(ty)) for _ in columns]
-        beta, source = k.splat(token.first, ty), here.source.v
+        beta = k.splat(token.first, ty)
+        source = here.source.v
         with k.loop(self.n_state) as n:
             key, decay = (k.load(row + n * 4, f32) for row in (token.key, token.decay))
-            b, row = k.splat(key * decay, ty), source + n * here.pitch
+            b = k.splat(key * decay, ty)
+            row = source + n * here.pitch
             for j, y in zip(columns, known, strict=True):
                 y.v = k.fma(k.load(row + 4 * j, ty), b, y.v)
         add = [
@@ -115,7 +121,9 @@ class ChannelDelta(Delta):
             k.store(out + 4 * j, sees)
 
     def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
-        tokens, ty, n = block.tokens, block.ty, self.block
+        tokens = block.tokens
+        ty = block.ty
+        n = self.block
         rows = [frame.scratch + (self.rows_at + 4 * self.n_state * i) for i in range(3 * n)]
         known_by, seen_by = self._rows_of(k, isa, block, rows)
         for at in range(0, self.tile, block.n * ty.lanes):
@@ -138,19 +146,24 @@ class ChannelDelta(Delta):
         Returns each token's weights for what tokens add: of its key for earlier tokens, and of its
         query for these and itself: [t][s], each in all lanes.
         """
-        tokens, n, lanes = block.tokens, self.block, isa.lanes
+        tokens = block.tokens
+        n = self.block
+        lanes = isa.lanes
         ty, (full, rest) = f32 * lanes, divmod(self.n_state, isa.lanes)
         known = [[k.var(k.zero(ty)) for _ in range(t)] for t in range(n)]
         seen = [[k.var(k.zero(ty)) for _ in range(t + 1)] for t in range(n)]
 
         def step(at: Val, count: int) -> None:
-            off, since, past = at * 4, k.const(1.0, ty), list[Val]()
+            off = at * 4
+            since = k.const(1.0, ty)
+            past = list[Val]()
             for t, token in enumerate(tokens):
                 decay, key, query = (
                     k.load_first(row + off, ty, count)
                     for row in (token.decay, token.key, token.query)
                 )
-                since, past = since * decay, [each * decay for each in past]
+                since = since * decay
+                past = [each * decay for each in past]
                 k.store_first(rows[t] + off, key * since, count)
                 k.store_first(rows[n + t] + off, query * since, count)
                 for var, each in zip(known[t], past, strict=True):

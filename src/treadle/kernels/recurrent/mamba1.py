@@ -92,7 +92,8 @@ class Selective(Spec):
             if part["position"]:
                 s = self._from_strips(old.astype(np.float64))
             for t in range(int(part["token"]), int(part["token"] + part["n_tokens"])):
-                row, both = x[t].astype(np.float64), bc[t].astype(np.float64)
+                row = x[t].astype(np.float64)
+                both = bc[t].astype(np.float64)
                 value, z = (row[at : at + self.k] for at in (args.values, args.gates))
                 b, c = (both[at : at + self.n_state] for at in (args.keys, args.queries))
                 step = np.logaddexp(0, dt[t, : self.k].astype(np.float64))
@@ -104,7 +105,8 @@ class Selective(Spec):
 
     def _from_strips(self, values: np.ndarray) -> np.ndarray:
         """Return ``[k, n_state]``."""
-        n, made = self.n_state, []
+        n = self.n_state
+        made = []
         for at in range(0, self.k, STRIP):
             width = min(STRIP, self.k - at)
             made.append(values[at * n : (at + width) * n].reshape(n, width).T)
@@ -124,14 +126,19 @@ class _Channels:
         lanes: int,
         n: int,
     ) -> None:
-        self.k, self.spec, self.frame, self.record, self.n = k, spec, frame, record, n
+        self.k = k
+        self.spec = spec
+        self.frame = frame
+        self.record = record
+        self.n = n
         self.ty = f32 * lanes
         strip = at // STRIP * STRIP
         # The last strip is narrower, and so are its rows.
         uneven = spec.k % STRIP
         pitch = k.min(k.i64(STRIP), spec.k - strip) if uneven else k.i64(STRIP)
         inner = (strip * spec.n_state + (at - strip)) * 4
-        self.pitch, self.a = pitch * 4, frame.a + inner
+        self.pitch = pitch * 4
+        self.a = frame.a + inner
         home = frame.states + (frame.state_off + inner)
         self.old, self.new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
         x = frame.x + record["token"] * (frame.stride * 4)
@@ -143,7 +150,8 @@ class _Channels:
         self.d = k.load_first(frame.d + at * 4, self.ty, n)
 
     def build(self) -> None:
-        k, n_state = self.k, self.spec.n_state
+        k = self.k
+        n_state = self.spec.n_state
         if n_state <= SOME:
             self._numbers(k.i64(0), n_state, first=True, last=True)
             return
@@ -158,13 +166,17 @@ class _Channels:
         """Update ``count`` numbers of each channel's state, from ``at`` on. The ``first`` ones
         start the sums; the gate is applied after the ``last``.
         """
-        k, ty, frame, n = self.k, self.ty, self.frame, self.n
+        k = self.k
+        ty = self.ty
+        frame = self.frame
+        n = self.n
         rows = [(at + i) * self.pitch for i in range(count)]
         state = [k.var(k.zero(ty)) for _ in rows]
         with k.if_(self.record["position"] > 0):
             for row, s in zip(rows, state, strict=True):
                 s.v = k.load_first(self.old + row, ty, n)
-        b, c = self.b + at * 4, self.c + at * 4
+        b = self.b + at * 4
+        c = self.c + at * 4
         strides = {
             "x": frame.stride * 4,
             "dt": frame.dt_stride * 4,
@@ -172,8 +184,10 @@ class _Channels:
             "out": frame.out_stride * 4,
         }
         with k.loop(self.record["n_tokens"]) as t:
-            x_at, z_at = self.x + t * strides["x"], self.z + t * strides["x"]
-            dt_at, out = self.dt + t * strides["dt"], self.out + t * strides["out"]
+            x_at = self.x + t * strides["x"]
+            z_at = self.z + t * strides["x"]
+            dt_at = self.dt + t * strides["dt"]
+            out = self.out + t * strides["out"]
             ahead = [(x_at, strides["x"]), (dt_at, strides["dt"])]
             for row, stride in [*ahead, *([(z_at, strides["x"])] if last else [])]:
                 k.prefetch(row + stride * AHEAD)  # rows are far apart
@@ -181,7 +195,8 @@ class _Channels:
             x = k.load_first(x_at, ty, n)
             new = dt * x
             y = x * self.d if first else k.load_first(out, ty, n)
-            b_at, c_at = b + t * strides["bc"], c + t * strides["bc"]
+            b_at = b + t * strides["bc"]
+            c_at = c + t * strides["bc"]
             for i, (row, s) in enumerate(zip(rows, state, strict=True)):
                 decay = math.exp2(k, k.load_first(self.a + row, ty, n) * dt)
                 s.v = k.fma(k.splat(k.load(b_at, f32, offset=4 * i), ty), new, s.v * decay)

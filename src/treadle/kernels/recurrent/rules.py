@@ -38,7 +38,8 @@ class Mamba2(Scan):
             k.store(out + 4 * j, k.fma(v, d, y))
 
     def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
-        tokens, ty = block.tokens, block.ty
+        tokens = block.tokens
+        ty = block.ty
         weights = self._among(k, isa, block, [token.query for token in tokens], 1)
         d = k.splat(self.skip(k, frame, here), ty)
         for at in range(0, self.tile, block.n * ty.lanes):
@@ -81,7 +82,8 @@ class Delta(Scan):
     ) -> None:
         columns = range(0, self.tile, ty.lanes)
         known = [k.var(k.zero(ty)) for _ in columns]
-        beta, keep = k.splat(token.first, ty), k.splat(token.decay, ty)
+        beta = k.splat(token.first, ty)
+        keep = k.splat(token.decay, ty)
         source = here.source.v
         with k.loop(self.n_state) as n:
             row = source + n * here.pitch
@@ -96,8 +98,10 @@ class Delta(Scan):
             k.store(out + 4 * j, sees)
 
     def _block(self, k: Builder, isa: Isa, frame: Frame, here: ScanItem, block: ScanBlock) -> None:
-        tokens, ty = block.tokens, block.ty
-        keys, queries = [t.key for t in tokens], [t.query for t in tokens]
+        tokens = block.tokens
+        ty = block.ty
+        keys = [t.key for t in tokens]
+        queries = [t.query for t in tokens]
         known_by = self._among(k, isa, block, keys, 0)
         seen_by = self._among(k, isa, block, queries, 1)
         for at in range(0, self.tile, block.n * ty.lanes):
@@ -121,14 +125,16 @@ class Delta(Scan):
         are multiplied by the remaining decay, unless ``block.left`` is empty because it is already
         included.
         """
-        known, seen = both[: self.block], both[self.block :]
+        known = both[: self.block]
+        seen = both[self.block :]
         new: list[list[Val]] = []
         for t, token in enumerate(block.tokens):
             beta = k.splat(token.first, block.ty)
             keep = k.splat(block.left[t][0], block.ty) if block.left else None
             new.append([])
             for j, column in enumerate(columns):
-                there, y = known[t][j], seen[t][j]
+                there = known[t][j]
+                y = seen[t][j]
                 value = k.load(token.value + column, block.ty)
                 left = value - (there if keep is None else there * keep)
                 y = y if keep is None else y * keep

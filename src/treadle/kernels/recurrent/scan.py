@@ -143,7 +143,8 @@ class Scan(Spec):
         n = max(1, min(self.tile // ty.lanes, isa.regs // (4 * self.block)))
         with k.loop(done, step=self.block) as t:
             both = [self._token_at(k, frame, here, t + i) for i in range(self.block)]
-            tokens, out = [token for token, _ in both], [at for _, at in both]
+            tokens = [token for token, _ in both]
+            out = [at for _, at in both]
             for token in tokens:  # those of the next block: rows are far apart
                 ahead = frame.stride * (4 * self.block)
                 rows = (
@@ -190,13 +191,16 @@ class Scan(Spec):
         parts = frame.run("parts", ptr)
         with k.loop(frame.end, start=frame.begin) as item:
             record = load_record(k, parts + item // self.items * PART.itemsize, PART)
-            head, tile = item % self.items // self.tiles, item % self.tiles
+            head = item % self.items // self.tiles
+            tile = item % self.tiles
             at = head * (self.n_state * self.head_dim) + tile * self.tile
             home = frame.states + (frame.state_off + at * 4)
             old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
-            state, pitch = new, 4 * self.head_dim
+            state = new
+            pitch = 4 * self.head_dim
             if self.staged:
-                state, pitch = frame.scratch + self.state_at, 4 * self.tile
+                state = frame.scratch + self.state_at
+                pitch = 4 * self.tile
             source = k.var(old)
             with k.if_else(record["position"].eq(0)) as (begins, goes_on):
                 with begins:
@@ -206,7 +210,8 @@ class Scan(Spec):
                     if self.staged:
                         source.v = state
                         self._rows(k, ty, (old, 4 * self.head_dim), (state, pitch))
-            column, group = head * self.head_dim + tile * self.tile, self.group_of(head)
+            column = head * self.head_dim + tile * self.tile
+            group = self.group_of(head)
             yield ScanItem(
                 head, group, column, source, state, pitch, record["token"], record["n_tokens"]
             )
@@ -283,7 +288,8 @@ class Scan(Spec):
     ) -> list[list[Val]]:
         """Multiply rows of ``n_state`` values by a state's columns from ``at`` on."""
         seen = [[k.var(k.zero(block.ty)) for _ in range(block.n)] for _ in rows]
-        source, size = here.source.v + 4 * at, 4 * block.ty.lanes
+        source = here.source.v + 4 * at
+        size = 4 * block.ty.lanes
         with k.loop(self.n_state) as n:
             home = source + n * here.pitch
             s = [k.load(home + size * j, block.ty) for j in range(block.n)]
@@ -299,7 +305,8 @@ class Scan(Spec):
         """Update a state's columns from ``at`` on: decay them, and add ``key new^T`` with the
         decays after each token.
         """
-        ty, left = block.ty, block.left[-1]
+        ty = block.ty
+        left = block.left[-1]
         keep = k.splat(left[0], ty)
         kept = [*left[1:], None]  # remaining decay of what each token adds; None for the last: 1
         new = [
@@ -322,9 +329,12 @@ class Scan(Spec):
         """Update row n of a state's columns from ``at`` on: multiply it by ``keep(n)``, and add
         each key's n-th value times its new values.
         """
-        ty, source, size = block.ty, here.source.v + 4 * at, 4 * block.ty.lanes
+        ty = block.ty
+        source = here.source.v + 4 * at
+        size = 4 * block.ty.lanes
         with k.loop(self.n_state) as n:
-            home, kept = n * here.pitch, keep(n)
+            home = n * here.pitch
+            kept = keep(n)
             s = [k.load(source + (home + size * j), ty) * kept for j in range(block.n)]
             for key, vectors in zip(keys, new, strict=True):
                 by = k.splat(k.load(key + n * 4, f32), ty)
@@ -341,7 +351,8 @@ class Scan(Spec):
         """Multiply the state by ``decay``, add ``key add^T``, and return its product with
         ``query``.
         """
-        keep, seen = self._kept(k, token, ty), [k.var(k.zero(ty)) for _ in add]
+        keep = self._kept(k, token, ty)
+        seen = [k.var(k.zero(ty)) for _ in add]
         source = here.source.v
         with k.loop(self.n_state) as n:
             kept = keep(n)
@@ -356,8 +367,10 @@ class Scan(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         x, out = (a.reshape(-1, n) for a, n in ((args.x, args.stride), (args.out, args.out_stride)))
-        rates, pad = args.rates.reshape(-1, args.rates_stride), round_up(self.n_head, COLUMNS)
-        n_keys, n_values = self.n_group * self.n_state, self.n_head * self.head_dim
+        rates = args.rates.reshape(-1, args.rates_stride)
+        pad = round_up(self.n_head, COLUMNS)
+        n_keys = self.n_group * self.n_state
+        n_values = self.n_head * self.head_dim
         shape = self.n_head, self.n_state, self.head_dim
         group = np.array([self.group_of(head) for head in range(self.n_head)])
         for part in run.parts:

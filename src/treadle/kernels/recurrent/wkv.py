@@ -53,7 +53,8 @@ class TokenShift(ByChannel):
         with k.loop(record["n_tokens"]) as t:
             row = record["token"] + t
             x = k.load_first(frame.x + (row * frame.stride + at) * 4, ty, n)
-            out, less = frame.out + (row * frame.out_stride + at) * 4, last.v - x
+            out = frame.out + (row * frame.out_stride + at) * 4
+            less = last.v - x
             for j, weight in enumerate(w):
                 k.store_first(out + 4 * j * self.k, k.fma(less, weight, x), n)
             last.v = x
@@ -103,8 +104,10 @@ class WkvKeys(Spec):
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         width = 4 * self.heads * self.k
         with k.loop(frame.end, start=frame.begin) as item:
-            n, at = item // self.heads, item % self.heads * (4 * self.k)
-            home, to = n * frame.stride * 4 + at, frame.out + n * frame.out_stride * 4 + at
+            n = item // self.heads
+            at = item % self.heads * (4 * self.k)
+            home = n * frame.stride * 4 + at
+            to = frame.out + n * frame.out_stride * 4 + at
             decays, removed, added, keys, values = (to + i * width for i in range(len(ROW)))
 
             def decay(v: Val, w0: Val) -> Val:
@@ -136,7 +139,8 @@ class WkvKeys(Spec):
                 map_row(k, self.k, values, lambda v: v, value)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, width = int(run["n_tokens"]), self.heads * self.k
+        n = int(run["n_tokens"])
+        width = self.heads * self.k
 
         def rows(x: Any) -> Any:
             return x.reshape(-1, args.stride)[:n, :width].astype(np.float64)
@@ -144,11 +148,9 @@ class WkvKeys(Spec):
         w0, a0, k_k, k_a = (
             x[:width].astype(np.float64) for x in (args.w0, args.a0, args.k_k, args.k_a)
         )
-        key, value, rate = (
-            rows(args.key),
-            rows(args.value),
-            activated("sigmoid", rows(args.rate) + a0),
-        )
+        key = rows(args.key)
+        value = rows(args.value)
+        rate = activated("sigmoid", rows(args.rate) + a0)
         removed = (key * k_k).reshape(n, self.heads, self.k)
         length = np.sqrt((removed**2).sum(-1, keepdims=True))
         removed = (removed / np.maximum(length, LEAST)).reshape(n, width)
@@ -177,11 +179,13 @@ class Wkv(Scan):
 
     def _learn_one(self, k: Builder, frame: Frame, here: ScanItem, ty: Ty, token: Val) -> None:
         """Process one token of an item."""
-        columns, size = range(0, self.tile, ty.lanes), 4 * self.n_head * self.head_dim
+        columns = range(0, self.tile, ty.lanes)
+        size = 4 * self.n_head * self.head_dim
         row = frame.x + token * frame.stride * 4
         at = row + here.head * (4 * self.n_state)
         decays, removed, added, keys = (at + i * size for i in range(4))
-        value, query = row + (4 * size + here.column * 4), here.head * (4 * self.n_state)
+        value = row + (4 * size + here.column * 4)
+        query = here.head * (4 * self.n_state)
         query = frame.r + token * frame.r_stride * 4 + query
         out = frame.out + (token * frame.out_stride + here.column) * 4
         source = here.source.v
@@ -191,7 +195,8 @@ class Wkv(Scan):
 
         gone, seen = ([k.var(k.zero(ty)) for _ in columns] for _ in range(2))
         with k.loop(self.n_state) as n:
-            by, there = one(removed, n), source + n * here.pitch
+            by = one(removed, n)
+            there = source + n * here.pitch
             for j, y in zip(columns, gone, strict=True):
                 y.v = k.fma(k.load(there + 4 * j, ty), by, y.v)
         new = [k.load(value + 4 * j, ty) for j in columns]
@@ -214,7 +219,8 @@ class Wkv(Scan):
                 (args.out, args.out_stride),
             )
         )
-        width, shape = self.n_head * self.head_dim, (self.n_head, self.n_state, self.head_dim)
+        width = self.n_head * self.head_dim
+        shape = (self.n_head, self.n_state, self.head_dim)
         for part in run.parts:
             old, new = (
                 args.states[int(part[name]) * args.cell_bytes + args.state_off :][
@@ -256,11 +262,14 @@ class WkvOut(Spec):
         return self.args.required | {name for name, on in asked.items() if on}
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        width, lanes = 4 * self.heads * self.k, isa.lanes
+        width = 4 * self.heads * self.k
+        lanes = isa.lanes
         with k.loop(frame.end, start=frame.begin) as item:
-            n, at = item // self.heads, item % self.heads * (4 * self.k)
+            n = item // self.heads
+            at = item % self.heads * (4 * self.k)
             home = n * frame.stride * 4 + at
-            x, rows = frame.x + home, frame.rows + n * frame.rows_stride * 4 + at
+            x = frame.x + home
+            rows = frame.rows + n * frame.rows_stride * 4 + at
             bonus = self._bonus(k, lanes, frame.r + home, rows + 3 * width, frame.r_k + at)
             more = [rows + 4 * width]
             mean, gain = k.const(0.0, f32), k.const(1.0, f32)
@@ -293,7 +302,8 @@ class WkvOut(Spec):
         return k.total(total.v)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        n, width = int(run["n_tokens"]), self.heads * self.k
+        n = int(run["n_tokens"])
+        width = self.heads * self.k
         shape = n, self.heads, self.k
 
         def rows(x: Any) -> Any:

@@ -23,7 +23,9 @@ from treadle.errors import FileError
 from treadle.jit.cache import write_whole
 from treadle.system import SYSTEM
 
-N_CHAIN, N_VARIANT = 40, 24  # hex digits in a name
+# hex digits in a name
+N_CHAIN = 40
+N_VARIANT = 24
 NAME = re.compile(rf"[0-9a-f]{{{N_CHAIN}}}-[0-9a-f]{{{N_VARIANT}}}\.\w{{1,40}}\.page", re.ASCII)
 PART = re.compile(r"\.new-\w+", re.ASCII)  # temporary files of ``write_whole``
 STALE_S = 600.0  # age at which a temporary file is abandoned
@@ -43,7 +45,8 @@ class Folder:
     """
 
     def __init__(self, path: Path, n_bytes: int) -> None:
-        self.path, self.bound = path.absolute(), n_bytes
+        self.path = path.absolute()
+        self.bound = n_bytes
         _check(path)
         self.problem = ""  # why the last write failed
         self.n_written = self.n_left_out = self.n_removed = 0  # files
@@ -231,7 +234,8 @@ class Folder:
                 self.remove(name)
                 self.n_removed += 1
                 total -= size
-        self.n_bytes, self._since_seen = total, 0
+        self.n_bytes = total
+        self._since_seen = 0
         self.names = frozenset(name for _, _, name in found)
 
 

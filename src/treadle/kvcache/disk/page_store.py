@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.cache import Sequence
 
-FORMAT, VERSION = "treadle page", "1"
+FORMAT = "treadle page"
+VERSION = "1"
 AT_ONCE = 16  # pages per call: about as many tokens as one run
 LAST_S = 30.0  # time to finish writing when the model is closed
 DEEPER_NS = 1000  # time-of-use offset per page, so that later pages of a chain are removed first
@@ -124,11 +125,13 @@ class PageStore:
         """
         n_bytes = 0
         for pool in self._pools:
-            page, chain = node.pages[pool.index], self.chain(node)
+            page = node.pages[pool.index]
+            chain = self.chain(node)
             name = self._name(chain, pool)
             if page == GONE or self.folder.has(name, self._sizes[pool]):
                 continue
-            data, n_bytes = pool.read(page).tobytes(), n_bytes + self._sizes[pool]
+            data = pool.read(page).tobytes()
+            n_bytes = n_bytes + self._sizes[pool]
             head = partial(self._header, pool, chain.hex())
             self.folder.put(name, data, head, began_ns - depth * DEEPER_NS, wait_s=wait_s)
         return n_bytes
@@ -146,7 +149,9 @@ class PageStore:
 
     def save(self, timeout_s: float = LAST_S) -> None:
         """Write the tree's pages that have no file, newest first, within limit and time."""
-        until, now, left = time.monotonic() + timeout_s, time.time_ns(), self.folder.bound
+        until = time.monotonic() + timeout_s
+        now = time.time_ns()
+        left = self.folder.bound
         roots = self.cache.tree.roots.values()
         waiting = [(node, 0) for root in roots for node in root.next.values()]
         while waiting and left > 0 and (seconds := until - time.monotonic()) > 0:
@@ -164,7 +169,8 @@ class PageStore:
         """Extend ``seq`` by pages of ``ids`` from files, at most AT_ONCE. Leave at least the last
         id. Return the number of tokens added.
         """
-        cache, self.left_for = self.cache, ""
+        cache = self.cache
+        self.left_for = ""
         start, rest = divmod(len(seq.ids), PAGE)
         most = min(start + AT_ONCE, (len(ids) - 1) // PAGE)
         behind = seq.nodes[start - 1] if start else cache.tree.root_of(seq.lora)
@@ -228,7 +234,8 @@ class PageStore:
         another model, type or version.
         """
         if self.folder.names is not self._names:
-            self._names, own = self.folder.names, f"-{self._variant}."
+            self._names = self.folder.names
+            own = f"-{self._variant}."
             self._foreign = {name[:N_CHAIN] for name in self._names if own not in name}
         return (
             bool(self._foreign) and _link(self.chain(parent), ids).hex()[:N_CHAIN] in self._foreign

@@ -45,9 +45,12 @@ if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.prefix_tree import Lora
 
-FORMAT, VERSION = "treadle session", "2"
+FORMAT = "treadle session"
+VERSION = "2"
 ADAPTED = "3"  # format version for sessions with adapters, so that older readers refuse the file
-IDS, BYTES = "I32", "U8"  # safetensors types
+# safetensors types
+IDS = "I32"
+BYTES = "U8"
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
@@ -161,7 +164,8 @@ def _fingerprint(engine: Engine) -> str:
     """Digest of all that keys and values depend on: the hyperparameters, and the tensors' names,
     shapes, types and some of their bytes. Reading all bytes of a large model would take seconds.
     """
-    gguf, config = engine.gguf, engine.config
+    gguf = engine.gguf
+    config = engine.config
     if not gguf.tensors:
         raise TreadleError("the model is closed")
     numbers: list[Any] = [(config.arch.name, config.arch.rope)]
@@ -275,7 +279,8 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
     for name in sorted(names ^ file.tensors.keys()):
         what = "is missing" if name in names else "does not belong to a session of this model"
         raise FileError(what, path=file.path, offset=8, where=name)
-    tensor, n_vocab = file.tensors["ids"], engine.config.n_vocab
+    tensor = file.tensors["ids"]
+    n_vocab = engine.config.n_vocab
     if tensor.dtype != IDS or len(tensor.shape) != 1 or not tensor.shape[0]:
         raise _error(tensor, f"{tensor.dtype} of shape {list(tensor.shape)}", f"{IDS} [n]")
     engine.cache.check_context(tensor.shape[0])
@@ -289,7 +294,8 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
 
 def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
     """Check the shapes of the pools' tensors. Return the first stored page of each pool."""
-    n_pages, first = -(-n // PAGE), [0] * len(seq.pages)
+    n_pages = -(-n // PAGE)
+    first = [0] * len(seq.pages)
     for pool, _ in _paged(seq):
         tensor = file.tensors[pool.const.name]
         least = n_pages - pool.first_seen(n)
@@ -301,7 +307,8 @@ def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:
             raise _error(tensor, found, f"{BYTES} [{count}, {pool.cell_bytes}]")
         first[pool.index] = n_pages - rows
     for states in seq.cache.states:
-        tensor, shape = file.tensors[states.const.name], (1, states.cell_bytes)
+        tensor = file.tensors[states.const.name]
+        shape = (1, states.cell_bytes)
         if tensor.dtype != BYTES or tuple(tensor.shape) != shape:
             found = f"{tensor.dtype} of shape {list(tensor.shape)}"
             raise _error(tensor, found, f"{BYTES} {list(shape)}")

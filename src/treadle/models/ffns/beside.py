@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
     """Return ``norm(ffn(norm(x))) + norm(experts(norm(x)))``; the router has a norm too."""
-    at, blk = f"L{i}.ffn", f"blk.{i}"
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}"
     h = g.norm(f"{at}.norm", x, f"{blk}.ffn_norm")
     dense = feed(g, i, h, f"{at}.dense")
     dense = g.norm(f"{at}.dense.post_norm", dense, f"{blk}.post_ffw_norm_1")

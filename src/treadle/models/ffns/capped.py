@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``experts(h)``, or ``(experts(h) + ffn(h)) / sqrt(2)``."""
-    at, layer = f"L{i}.ffn", g.config.layers[i]
+    at = f"L{i}.ffn"
+    layer = g.config.layers[i]
     assert layer.experts is not None
     scores = g.linear(f"{at}.router", h, f"blk.{i}.ffn_gate_inp")
     if cap := layer.experts.cap:

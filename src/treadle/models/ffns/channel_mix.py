@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``value(act(key(x)))``. The previous token is the second part of the layer's state."""
-    at, blk, fn = f"L{i}.ffn", f"blk.{i}.channel_mix", g.config.arch.activation
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.channel_mix"
+    fn = g.config.arch.activation
     weight = f"{blk}_lerp_k"
     x = g.call("token_shift", f"{at}.shift", h, layer=i, weight=weight, n=1, part=1)
     x = g.activate(f"{at}.{fn}", g.linear(f"{at}.key", x, f"{blk}_key"), fn)

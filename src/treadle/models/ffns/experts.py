@@ -26,7 +26,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     shared expert's result. PLAIN_EXPERTS: ``down[e](act(up[e](h)))``; LATENT_EXPERTS: the same in a
     space of smaller width.
     """
-    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
@@ -42,11 +43,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     """Return the shared expert's result for ``h``, and the score of its weight, if any."""
-    layer, blk = g.config.layers[i], f"blk.{i}.ffn"
-    fn, experts = layer.activation or g.config.arch.activation, layer.experts
+    layer = g.config.layers[i]
+    blk = f"blk.{i}.ffn"
+    fn = layer.activation or g.config.arch.activation
+    experts = layer.experts
     assert experts is not None
     if g.config.arch.gated:
-        names, n = [f"{blk}_gate_shexp", f"{blk}_up_shexp"], experts.n_ff_shared
+        names = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
+        n = experts.n_ff_shared
         if experts.shared_fused:
             names = [part(names[1], first, n) for first in (0, n)]
         gate, up = g.linears(f"{at}.gate_up", h, names)

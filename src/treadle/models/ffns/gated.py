@@ -19,8 +19,10 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
     """Return ``down(act(gate(h)) * up(h))``; ``at`` is the label of its steps."""
-    layer, blk = g.config.layers[i], f"blk.{i}.ffn"
-    fn, names = layer.activation or g.config.arch.activation, [f"{blk}_gate", f"{blk}_up"]
+    layer = g.config.layers[i]
+    blk = f"blk.{i}.ffn"
+    fn = layer.activation or g.config.arch.activation
+    names = [f"{blk}_gate", f"{blk}_up"]
     if layer.ffn in (FUSED, FUSED_UP_FIRST):
         firsts = (layer.n_ff, 0) if layer.ffn == FUSED_UP_FIRST else (0, layer.n_ff)
         names = [part(f"{blk}_up", first, layer.n_ff) for first in firsts]

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, x: Rows) -> Rows:
     """Return ``proj(act(gate(x)) * own)``."""
-    at, blk, fn, n = f"L{i}.own", f"blk.{i}", g.config.arch.activation, g.config.layers[i].n_own
+    at = f"L{i}.own"
+    blk = f"blk.{i}"
+    fn = g.config.arch.activation
+    n = g.config.layers[i].n_own
     own = g.columns(g.once("own", owns), i * n, n)
     h = g.gated(f"{at}.{fn}", g.linear(f"{at}.gate", x, f"{blk}.inp_gate"), own, fn)
     return g.linear(f"{at}.proj", h, f"{blk}.proj")
@@ -23,7 +26,8 @@ def owns(g: Ops) -> Rows:
     """Return the per-layer embeddings of all layers, ``[N, n_layer * n_own]``: the scaled sum of a
     table look-up by token and a projection of the token's embedding.
     """
-    n, half = g.config.layers[0].n_own, math.sqrt(0.5)
+    n = g.config.layers[0].n_own
+    half = math.sqrt(0.5)
     x = g.embed("own.embd", "token_embd", 1.0)
     x = g.linear("own.proj", x, "per_layer_model_proj")
     x = g.norm("own.norm", x, "per_layer_proj_norm", heads=g.config.n_layer, scale=half)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``down(act(up(h)))``."""
-    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
+    fn = g.config.arch.activation
     h = g.activate(f"{at}.{fn}", g.linear(f"{at}.up", h, f"{blk}_up"), fn)
     return g.linear(f"{at}.down", h, f"{blk}_down")
 

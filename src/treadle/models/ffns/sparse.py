@@ -15,7 +15,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``down(act(relu(gate(h) - c)) * up(h))``; c is ``Layer.cut`` standard deviations above
     the gate's mean.
     """
-    at, blk, fn = f"L{i}.ffn", f"blk.{i}.ffn", g.config.arch.activation
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
+    fn = g.config.arch.activation
     gate, up = g.linears(f"{at}.gate_up", h, [f"{blk}_gate", f"{blk}_up"])
     h = g.call("sparse_gate", f"{at}.{fn}", gate, up, fn=fn, cut=g.config.layers[i].cut)
     return g.linear(f"{at}.down", h, f"{blk}_down")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 def predicted(g: Ops, i: int, x: Rows) -> Rows:
     """Return the predicted streams, each a combination of all streams in ``x``."""
-    at, n = f"blk.{i}.altup", g.config.n_streams
+    at = f"blk.{i}.altup"
+    n = g.config.n_streams
     more = {"router": f"{at}_router", "coef": f"{at}_predict_coef"}
     return g.call("predict", f"L{i}.altup.predict", x, n=n, **more)
 
@@ -25,7 +26,8 @@ def corrected(g: Ops, i: int, x: Rows, y: Rows) -> Rows:
     """Correct the streams ``x`` in place by the layer's result ``y`` for the first stream; return
     the first stream, scaled.
     """
-    at, n = f"blk.{i}.altup", g.config.n_streams
+    at = f"blk.{i}.altup"
+    n = g.config.n_streams
     more = {"router": f"{at}_router", "coef": f"{at}_correct_coef", "scale": f"{at}_correct_scale"}
     return g.call("correct", f"L{i}.altup.correct", x, y, n=n, **more)
 
@@ -45,8 +47,10 @@ def joined(g: Ops, x: Rows) -> Rows:
     """Return the mean of the first stream and of projections of the others, scaled to its
     magnitude.
     """
-    n, width = g.config.n_streams, g.config.n_embd
-    total, first = None, g.columns(x, 0, width)
+    n = g.config.n_streams
+    width = g.config.n_embd
+    total = None
+    first = g.columns(x, 0, width)
     for i in range(1, n):
         h = g.call("take", f"altup.take{i}", x, first=i * width, n=width)
         h = g.linear(f"altup.unembd{i}", h, part("altup_unembd_proj", (i - 1) * width, width))

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``expert(h * sigmoid(score)) + shared(h)``."""
-    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     x = g.call("weighed", f"{at}.weighed", h, scores)

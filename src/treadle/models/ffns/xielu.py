@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``down(xielu(up(h)))``."""
-    at, blk = f"L{i}.ffn", f"blk.{i}.ffn"
+    at = f"L{i}.ffn"
+    blk = f"blk.{i}.ffn"
     h = g.call("xielu", f"{at}.xielu", g.linear(f"{at}.up", h, f"{blk}_up"), layer=i)
     return g.linear(f"{at}.down", h, f"{blk}_down")
 

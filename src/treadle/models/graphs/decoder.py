@@ -87,7 +87,8 @@ def ahead(g: Ops, x: Rows) -> None:
 
 def embedding(g: Ops, x: Rows) -> None:
     """Output a pooled vector for each input, and the same scaled to length 1."""
-    h, how = _normed(g, x), g.config.pool
+    h = _normed(g, x)
+    how = g.config.pool
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
 

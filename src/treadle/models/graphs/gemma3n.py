@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
-N_STREAMS, ACTIVE, CUTS = "altup.num_inputs", "altup.active_idx", "activation_sparsity_scale"
+N_STREAMS = "altup.num_inputs"
+ACTIVE = "altup.active_idx"
+CUTS = "activation_sparsity_scale"
 N_STREAMS_MAX = 8
 TABLE, *MORE = gemma4.ROWS
 ROWS = (
@@ -59,7 +61,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     if (active := keys.integer(ACTIVE, 0, lo=0)) != 0:
         keys.refuse(ACTIVE, f"is {active}: treadle supports only 0")
     n_own = keys.integer(gemma4.N_OWN, lo=1, hi=SIZE_MAX)
-    cuts, sources = _cuts(keys, config.n_layer), gemma4.sources_of(keys, config, int(shared))
+    cuts = _cuts(keys, config.n_layer)
+    sources = gemma4.sources_of(keys, config, int(shared))
     layers: list[Layer] = []
     for i, (at, cut) in enumerate(zip(config.layers, cuts, strict=True)):
         at = replace(at, v_norm=True, n_own=n_own, kv_from=sources[i])
@@ -100,12 +103,15 @@ def build(g: Ops) -> Rows:
 def _layer(g: Ops, i: int, x: Rows) -> Rows:
     """Build layer ``i`` on the streams ``x``."""
     mixer, ffn = halves_of(g.config.layers[i])
-    at, blk = f"L{i}", f"blk.{i}"
+    at = f"L{i}"
+    blk = f"blk.{i}"
     x = predicted(g, i, x)
-    first, norm = g.columns(x, 0, g.config.n_embd), f"{blk}.{mixer.before}"
+    first = g.columns(x, 0, g.config.n_embd)
+    norm = f"{blk}.{mixer.before}"
     h = g.norm(f"{at}.attn.norm", first, norm)
     norms = norm, f"{blk}.{mixer.after}", f"{blk}.{LAUREL.after}"
-    mixed, low = mixer.build(g, i, h), LAUREL.build(g, i, h)
+    mixed = mixer.build(g, i, h)
+    low = LAUREL.build(g, i, h)
     y = g.call("laurel", f"{at}.laurel.sum", first, mixed, low, norms=norms, scale=HALF)
     h = ffn.build(g, i, g.norm(f"{at}.ffn.norm", y, f"{blk}.{ffn.before}"))
     y = g.add(y, g.norm(f"{at}.ffn.post_norm", h, f"{blk}.{ffn.after}"))
@@ -119,7 +125,8 @@ def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 
 def _sizes(config: Config) -> Sizes:
-    n, n_own = config.n_streams, config.layers[0].n_own
+    n = config.n_streams
+    n_own = config.layers[0].n_own
     own = {"n_own": n_own, "n_owns": n_own * config.n_layer, "n_laurel": config.n_laurel}
     own["n_rows_own"] = config.n_rows_own
     return {**DECODER.sizes(config), **own, "n_streams": n, "n_pairs": n * n, "n_more": n - 1}

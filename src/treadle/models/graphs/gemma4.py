@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
 
-N_OWN, N_SHARED = "embedding_length_per_layer_input", "attention.shared_kv_layers"
+N_OWN = "embedding_length_per_layer_input"
+N_SHARED = "attention.shared_kv_layers"
 ROWS = (
     TensorRow("per_layer_token_embd.weight", ("n_vocab", "n_owns"), optional=True),
     TensorRow("per_layer_model_proj.weight", ("n_owns", "n_embd"), optional=True),
@@ -70,7 +71,8 @@ def sources_of(keys: ArchMetadata, config: Config, n_shared: int) -> list[int]:
     read those of the last layer of their kind that has its own.
     """
     n_own = config.n_layer - n_shared
-    last, sources = dict[int, int](), list[int]()
+    last = dict[int, int]()
+    sources = list[int]()
     for i, at in enumerate(config.layers):
         if i < n_own:
             last[at.window] = i

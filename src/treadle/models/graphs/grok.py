@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
 
-SCALE, CAP = "attention.output_scale", "router_logit_softcapping"
+SCALE = "attention.output_scale"
+CAP = "router_logit_softcapping"
 LENGTH = "attention.temperature_length"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config; all layers have experts."""
-    config, _ = reading.read(keys, arch), keys.integer("expert_count", lo=1)
+    config = reading.read(keys, arch)
+    _ = keys.integer("expert_count", lo=1)
     cap = keys.number(CAP, 0.0, lo=0.0)
 
     def layer(i: int, at: Layer) -> Layer:

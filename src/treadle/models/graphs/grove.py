@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
 
-PER, WIDTH, SCALE = "experts_per_group", "expert_chunk_feed_forward_length", "expert_group_scale"
+PER = "experts_per_group"
+WIDTH = "expert_chunk_feed_forward_length"
+SCALE = "expert_group_scale"
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config; all layers have experts."""
-    config, n = reading.read(keys, arch), keys.integer("expert_count", lo=1)
+    config = reading.read(keys, arch)
+    n = keys.integer("expert_count", lo=1)
     per = keys.integer(PER, lo=1, hi=n)
     if n % per:
         keys.fail(PER, f"{per} does not divide {n} experts")

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
     from treadle.files.tensor import Tensor
 
-FFN_STEM, ATTENTION_STEM = "ffn_norm", "post_attention_norm"
-FIRST_STEM, SECOND_STEM = "attn_norm", "attn_norm_2"
+FFN_STEM = "ffn_norm"
+ATTENTION_STEM = "post_attention_norm"
+FIRST_STEM = "attn_norm"
+SECOND_STEM = "attn_norm_2"
 POOLINGS = {0: "none", 2: "first", 3: "last"}  # llama.cpp's numbers; all others: the mean
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
-LATENT, KV_B = "latent", "_kv_b"  # KV_B: one matrix makes keys and values
+# KV_B: one matrix makes keys and values
+LATENT = "latent"
+KV_B = "_kv_b"
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN, which then needs no input norm
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 

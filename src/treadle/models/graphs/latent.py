@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
     from treadle.models.rope import Rope
 
-KV_RANK, KEY, VALUE = "attention.kv_lora_rank", "attention.key_length", "attention.value_length"
+KV_RANK = "attention.kv_lora_rank"
+KEY = "attention.key_length"
+VALUE = "attention.value_length"
 NORM_EPS = 1e-6  # of the norms of both ranks, as in transformers; independent of other norms
 # Rows of a head's matrix must be a multiple of it, so that no tile spans two heads.
 HEAD_ROWS = 16
@@ -39,7 +41,8 @@ def read_latent(
 
     Raises UnsupportedError for heads whose matrices are not a multiple of HEAD_ROWS.
     """
-    kv_rank, own = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX), "_mla"
+    kv_rank = keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)
+    own = "_mla"
     if has_kv_b(keys, arch) and not keys.has(f"{KEY}{own}"):
         own = ""
     n_q = keys.integer(f"{KEY}{own}", lo=1, hi=SIZE_MAX)
@@ -71,7 +74,8 @@ def read_latent(
         plain, grown = ropes
         every = keys.integer(TEMPERATURE_LENGTH, 0, lo=0, hi=1 << 31) or plain.n_ctx_orig
         ropes = plain, still(grown.temperature, every)
-    scale, multiplier = 1.0 / math.sqrt(n_q), keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
+    scale = 1.0 / math.sqrt(n_q)
+    multiplier = keys.number(LOG_MULTIPLIER, 0.0, lo=0.0)
     if not (multiplier and ropes) or ropes[0].scaling != "yarn":
         return latent, ropes, scale
     # YaRN's factor is in the scale, squared, and not in cosines. The key is a tenth of its value in

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
 
 # Limits of routed experts; of the shared expert and of dense FFNs.
-LIMIT, SHARED_LIMIT = "swiglu_clamp_exp", "swiglu_clamp_shexp"
+LIMIT = "swiglu_clamp_exp"
+SHARED_LIMIT = "swiglu_clamp_shexp"
 _LEAST = 1e-6  # smaller limits mean none, as in llama.cpp
 
 

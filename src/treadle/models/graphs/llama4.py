@@ -34,11 +34,13 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
             WINDOW, "is 0: a Llama 4 without chunked attention (MobileLLM) is not supported"
         )
     config = reading.read(keys, arch)
-    ropes, tempered = config.ropes[:1], None
+    ropes = config.ropes[:1]
+    tempered = None
     if len(config.ropes) > 1:
         grown = config.ropes[1].temperature
         every = keys.integer(TEMPERATURE_LENGTH, lo=1, hi=1 << 31)
-        ropes, tempered = (*ropes, still(grown, every, EARLY)), 1
+        ropes = (*ropes, still(grown, every, EARLY))
+        tempered = 1
     norms = has_norms(keys.integer("expert_count", 0, lo=0))
 
     def layer(at: Layer) -> Layer:

@@ -48,7 +48,8 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def _backwards(rope: Rope) -> Rope:
     """Return the rope with negated frequencies. Norms cancel the factor of cos and sin."""
-    short, long = rope.factors or (1.0,) * (rope.dims // 2), rope.long_factors
+    short = rope.factors or (1.0,) * (rope.dims // 2)
+    long = rope.long_factors
     return replace(
         rope,
         factors=tuple(-factor for factor in short),

@@ -77,7 +77,8 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
 
     Raises FileError if a tensor is missing or has a wrong shape.
     """
-    stem, own = f"blk.{config.n_layer + i}.", dict[str, str]()
+    stem = f"blk.{config.n_layer + i}."
+    own = dict[str, str]()
     for theirs, name in OWN.items():
         own[f"{stem}nextn.{theirs}.weight"] = f"{name}.weight"
     made = copy.copy(gguf)

@@ -58,14 +58,16 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
     ropes = read_temperature(keys, plain)
     n_ff = keys.per_layer("feed_forward_length", n_block, lo=int(not arch.state))
     state = read_recurrence(keys, arch, n_embd)
-    attn_scale, latent = keys.number("attention.scale", 0.0, lo=0.0), None
+    attn_scale = keys.number("attention.scale", 0.0, lo=0.0)
+    latent = None
     if arch.mixer.startswith("latent"):
         from treadle.models.graphs.latent import read_latent
 
         latent, ropes, attn_scale = read_latent(
             keys, arch, ropes, max(n_head_kv) or 1, head_dim, head_dim_v
         )
-        head_dim, head_dim_v = latent.n_row, latent.n_kv_rank
+        head_dim = latent.n_row
+        head_dim_v = latent.n_kv_rank
         n_head_kv = [min(n, 1) for n in n_head_kv]  # all heads share one row
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i], local[i]) for i in range(n_layer)]
     layers = tuple(
@@ -134,7 +136,8 @@ def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:
 def _check_output(keys: ArchMetadata) -> None:
     """Raise FileError for a bias without a matrix."""
     if {"output.bias", "output.weight"} & keys.gguf.tensors.keys() == {"output.bias"}:
-        what, expected = "has no matrix", "output.weight in the same file"
+        what = "has no matrix"
+        expected = "output.weight in the same file"
         raise FileError(what, path=keys.gguf.path, where="output.bias", expected=expected)
 
 

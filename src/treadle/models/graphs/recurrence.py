@@ -14,9 +14,13 @@ if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import ArchMetadata
 
-RMS_EPS, LAYER_EPS = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-FLAGS, INTERVAL = "attention.recurrent_layers", "full_attention_interval"
-PARTS_NORM, PARTS_EPS = "ssm.dt_b_c_rms", "ssm.dt_b_c_rms_epsilon"  # the second is treadle's own
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_EPS = "attention.layer_norm_epsilon"
+FLAGS = "attention.recurrent_layers"
+INTERVAL = "full_attention_interval"
+# the second is treadle's own
+PARTS_NORM = "ssm.dt_b_c_rms"
+PARTS_EPS = "ssm.dt_b_c_rms_epsilon"
 KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 
@@ -29,7 +33,8 @@ def read_heads(keys: ArchMetadata, arch: Arch, n: int) -> tuple[list[int], list[
     least = int(not arch.state)
     n_head = list(keys.per_layer("attention.head_count", n, lo=least))
     n_head_kv = list(keys.per_layer("attention.head_count_kv", n, n_head, lo=least))
-    flags, interval = keys.get(FLAGS), keys.integer(INTERVAL, 1, lo=1, hi=N_LAYER_MAX)
+    flags = keys.get(FLAGS)
+    interval = keys.integer(INTERVAL, 1, lo=1, hi=N_LAYER_MAX)
     if not arch.state or not isinstance(flags, Sequence) or isinstance(flags, (str, bytes)):
         flags = [bool(arch.state and (i + 1) % interval) for i in range(n)]
     if len(flags) != n or any(flag not in (0, 1) for flag in flags):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.keys import ArchMetadata
 
-HEAD, SHIFTS = "wkv.head_size", "token_shift_count"
+HEAD = "wkv.head_size"
+SHIFTS = "token_shift_count"
 DECAY, RATE, VALUE, GATE = (
     f"attention.{name}_lora_rank" for name in ("decay", "iclr", "value_residual_mix", "gate")
 )
@@ -26,7 +27,8 @@ DECAY, RATE, VALUE, GATE = (
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config, with state sizes. An FFN without a gate has a token shift too."""
     config = reading.read(keys, arch)
-    n_embd, size = config.n_embd, keys.integer(HEAD, lo=1, hi=SIZE_MAX)
+    n_embd = config.n_embd
+    size = keys.integer(HEAD, lo=1, hi=SIZE_MAX)
     if n_embd % size:
         keys.fail(HEAD, f"{size} does not divide embedding_length {n_embd}")
     n_shifts = 1 if arch.gated else 2

@@ -27,7 +27,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``output(attention(h))``; with a gate, attention's result is multiplied by the gate's
     sigmoid or softplus.
     """
-    layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
+    layer = g.config.layers[i]
+    at = f"L{i}.attn"
+    blk = f"blk.{i}.attn"
     q, k, v, gate = _products(g, i, h)
     if limit := g.config.clamp:
         q = g.call("clamped", f"{at}.q_clamp", q, limit=limit)
@@ -41,13 +43,15 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         k = g.call("normed_heads", f"{at}.k_norm", k, heads=layer.n_head_kv)
     q_table = layer.rope if layer.q_rope is None else layer.q_rope
     if layer.rope is None and q_table is not None:
-        q, q_table = g.call("tempered", f"{at}.temper", q, table=q_table), None
+        q = g.call("tempered", f"{at}.temper", q, table=q_table)
+        q_table = None
 
     def normed(x: Rows, name: str, heads: int) -> Rows:
         if not g.has(f"{blk}_{name}_norm.weight"):
             return x
         heads = 1 if layer.wide_norm else heads
-        centred, own = g.config.centred, layer.mixer == HEAD_NORMS
+        centred = g.config.centred
+        own = layer.mixer == HEAD_NORMS
         weight = f"{blk}_{name}_norm"
         return g.norm(f"{at}.{name}_norm", x, weight, heads=heads, centred=centred, own=own)
 
@@ -84,7 +88,9 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
     """Return queries, keys, values, and a gate that has its own matrix. A layer that reads another
     layer's keys and values has none; with KEYS_ALONE, values are the keys before norm and rope.
     """
-    layer, at, stem = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn_"
+    layer = g.config.layers[i]
+    at = f"L{i}.attn"
+    stem = f"blk.{i}.attn_"
     if layer.kv_from != i:
         return g.linear(f"{at}.q", h, f"{stem}q"), None, None, None
     names = _matrices(layer, stem)
@@ -103,12 +109,15 @@ def _matrices(layer: Layer, stem: str) -> list[str]:
     if layer.mixer not in (FUSED, SINKS_FUSED):
         return [stem + name for name in "qkv"]
     sizes = _sizes(layer)
-    q, k, v = sizes["n_q"], sizes["n_k"], sizes["n_v"]
+    q = sizes["n_q"]
+    k = sizes["n_k"]
+    v = sizes["n_v"]
     return [part(f"{stem}qkv", at, n) for at, n in ((0, q), (q, k), (q + k, v))]
 
 
 def _sizes(layer: Layer) -> Sizes:
-    n_q, n_k = layer.n_head * layer.head_dim, layer.n_head_kv * layer.head_dim
+    n_q = layer.n_head * layer.head_dim
+    n_k = layer.n_head_kv * layer.head_dim
     n_v = layer.n_head_kv * layer.head_dim_v
     return {
         "n_q": n_q,

@@ -22,9 +22,12 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     GROUPED: one matrix has beta and alpha side by side for each key head, and neighbouring value
     heads share a key head. Otherwise value heads cycle through the key heads.
     """
-    layer, at, blk = g.config.layers[i], f"L{i}.delta", f"blk.{i}.ssm"
+    layer = g.config.layers[i]
+    at = f"L{i}.delta"
+    blk = f"blk.{i}.ssm"
     state = state_of(layer)
-    names, grouped = [f"blk.{i}.attn_qkv", f"blk.{i}.attn_gate"], layer.mixer == GROUPED
+    names = [f"blk.{i}.attn_qkv", f"blk.{i}.attn_gate"]
+    grouped = layer.mixer == GROUPED
     if grouped:
         qkv, z, both = g.linears(f"{at}.in", h, [*names, f"{blk}_ba"])
         beta, alpha = g.halves(f"{at}.ba", both, state.n_group)

@@ -20,7 +20,9 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``out(norm(y) * silu(gate))``; y are the states applied to queries. Neighbouring value
     heads share a key head.
     """
-    state, at, blk = state_of(g.config.layers[i]), f"L{i}.delta", f"blk.{i}.ssm"
+    state = state_of(g.config.layers[i])
+    at = f"L{i}.delta"
+    blk = f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in ("q", "k", "v", "gate")]
     *qkv, gate, beta, alpha = g.linears(f"{at}.in", h, [*names, f"{blk}_beta", f"{blk}_alpha"])
     q, k, v = convolved(g, i, at, qkv)

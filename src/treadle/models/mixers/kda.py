@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``; y are the states applied to queries."""
-    at, blk = f"L{i}.kda", f"blk.{i}.ssm"
+    at = f"L{i}.kda"
+    blk = f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in "qkv"]
     names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
     *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)

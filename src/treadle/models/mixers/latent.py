@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
     """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps."""
-    layer, at, blk = g.config.layers[i], f"L{i}.attn", f"blk.{i}.attn"
+    layer = g.config.layers[i]
+    at = f"L{i}.attn"
+    blk = f"blk.{i}.attn"
     first = "q_a" if _latent_of(layer).n_q_rank else "q"
     q, kv = g.linears(f"{at}.{first}_kv_a", h, [f"{blk}_{first}", f"{blk}_kv_a_mqa"])
     if first == "q_a":

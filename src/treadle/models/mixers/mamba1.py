@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``out(y * silu(z))``; y is the output of the selective scan."""
-    at, blk, state = f"L{i}.ssm", f"blk.{i}.ssm", state_of(g.config.layers[i])
-    n, n_rank, n_state = state.n_inner, state.n_rank, state.n_state
+    at = f"L{i}.ssm"
+    blk = f"blk.{i}.ssm"
+    state = state_of(g.config.layers[i])
+    n = state.n_inner
+    n_rank = state.n_rank
+    n_state = state.n_state
     x, z = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in ((0, n), (n, n))])
     x = g.call("convolution", f"{at}.conv", x, layer=i, weight=f"{blk}_conv1d")
     sizes = (0, n_rank), (n_rank, n_state), (n_rank + n_state, n_state)
@@ -37,7 +41,8 @@ NORMED = "dt", "b", "c"
 
 
 def _normed(g: Ops, i: int, name: str, rows: Rows) -> Rows:
-    weight, eps = f"blk.{i}.ssm_{name}_norm.weight", state_of(g.config.layers[i]).norm_eps
+    weight = f"blk.{i}.ssm_{name}_norm.weight"
+    eps = state_of(g.config.layers[i]).norm_eps
     weight = weight if g.has(weight) else ""
     return g.call("columns_norm", f"L{i}.ssm.{name}_norm", rows, weight=weight, eps=eps)
 

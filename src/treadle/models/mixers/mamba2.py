@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``out(norm(y * silu(z)))``; y is the output of the scan. Falcon has no norm there."""
-    at, blk, state = f"L{i}.ssm", f"blk.{i}.ssm", state_of(g.config.layers[i])
-    n, channels = state.n_inner, state.n_channels
+    at = f"L{i}.ssm"
+    blk = f"blk.{i}.ssm"
+    state = state_of(g.config.layers[i])
+    n = state.n_inner
+    channels = state.n_channels
     sizes = (0, n), (n, channels), (n + channels, state.n_head)
     z, xbc, dt = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in sizes])
     xbc = g.call("convolution", f"{at}.conv", xbc, layer=i, weight=f"{blk}_conv1d")

@@ -8,6 +8,8 @@ SOFTPLUS = "attention_softplus"  # a matrix makes a gate of the output, used thr
 SOFTPLUS_HEADS = "attention_softplus_heads"  # the same with one gate value per head
 SIGMOID_HEADS = "attention_sigmoid"  # one gate value per head, used through sigmoid
 OWN_DISTANCES = "attention_distances"  # the layer has its own relative bias
-SINKS, SINKS_FUSED = "attention_sinks", "attention_qkv_sinks"  # sinks are required
+# sinks are required
+SINKS = "attention_sinks"
+SINKS_FUSED = "attention_qkv_sinks"
 BEHIND = "attention_behind"  # a norm of its output, and none of its input
 HEAD_NORMS = "attention_head_norms"  # q/k norms have separate weights for each head

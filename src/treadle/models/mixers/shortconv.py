@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``out(c * convolution(b * x))``; b, c and x are projections of h."""
-    at, blk = f"L{i}.shortconv", f"blk.{i}.shortconv"
+    at = f"L{i}.shortconv"
+    blk = f"blk.{i}.shortconv"
     bcx = g.linear(f"{at}.in", h, f"{blk}.in_proj")
     y = g.call("gated_convolution", f"{at}.conv", bcx, layer=i, weight=f"{blk}.conv.weight")
     return g.linear(f"{at}.out", y, f"{blk}.out_proj")

@@ -21,7 +21,9 @@ N_MIXED = 5  # mixtures of a token and the previous one; a gate needs one more
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
     """Return ``output(g (norm(y) + bonus))``; y are the states applied to ``r``."""
-    at, blk, n = f"L{i}.wkv", f"blk.{i}.time_mix", h.width
+    at = f"L{i}.wkv"
+    blk = f"blk.{i}.time_mix"
+    n = h.width
     n_mixed = N_MIXED + g.has(f"{blk}_g1.weight")
     both = g.call("token_shift", f"{at}.shift", h, layer=i, weight=f"{blk}_lerp_fused", n=n_mixed)
     xr, xw, xk, xv, xa, *xg = (g.columns(both, n * j, n) for j in range(n_mixed))
@@ -31,7 +33,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     )
     first = g.once("first_values", lambda g: v)
     mixed = () if first is v else (first, _narrow(g, i, "v", xv))
-    w, a = _narrow(g, i, "w", xw, "tanh"), _narrow(g, i, "a", xa)
+    w = _narrow(g, i, "w", xw, "tanh")
+    a = _narrow(g, i, "a", xa)
     rows = g.call("wkv_keys", f"{at}.keys", w, a, k, v, *mixed, layer=i, stem=blk)
     y = g.call("wkv", f"{at}.scan", r, rows, layer=i)
     gate = (_narrow(g, i, "g", x, "sigmoid") for x in xg)
@@ -41,7 +44,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 def _narrow(g: Ops, i: int, name: str, x: Rows, fn: str = "") -> Rows:
     """Return a product with two narrow matrices, with ``fn`` between them."""
-    at, blk = f"L{i}.wkv.{name}", f"blk.{i}.time_mix_{name}"
+    at = f"L{i}.wkv.{name}"
+    blk = f"blk.{i}.time_mix_{name}"
     x = g.linear(f"{at}1", x, f"{blk}1")
     x = g.activate(f"{at}.{fn}", x, fn) if fn else x
     return g.linear(f"{at}2", x, f"{blk}2")
@@ -55,7 +59,8 @@ def _sizes(layer: Layer) -> Sizes:
 
 
 def _pair(name: str, *, optional: bool = False) -> tuple[TensorRow, TensorRow]:
-    rank, stem = f"n_{name}_rank", f"time_mix_{name}"
+    rank = f"n_{name}_rank"
+    stem = f"time_mix_{name}"
     return (
         TensorRow(f"{stem}1.weight", (rank, "n_embd"), optional),
         TensorRow(f"{stem}2.weight", ("n_embd", rank), optional),

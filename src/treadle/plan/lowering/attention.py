@@ -57,10 +57,12 @@ def emit_attention(
         "page_bytes": pool.cell_bytes,
         "layer_off": pool.layer_off(at.kv_from),
     }
-    most, few = steps.plan.n_tokens, steps.plan.few_tokens
+    most = steps.plan.n_tokens
+    few = steps.plan.few_tokens
     if most > few:
         count = numbered("n_attn_items", pool.index)
-        grid, many = Grid(spec.n_groups, count), range(few + 1, most + 1)
+        grid = Grid(spec.n_groups, count)
+        many = range(few + 1, most + 1)
         steps.emit(label, spec, grid, serves=many, few=0, **given)
     if few:
         one = replace(spec, tokens=1, matrix=False, words=False)

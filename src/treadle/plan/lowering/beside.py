@@ -20,8 +20,11 @@ def embedded_beside(
     """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
     place.
     """
-    steps, rows, width = ops.steps, ops.floats(x), x.width // 2
-    name, stride = f"{weight}.weight", rows.row_bytes // 4
+    steps = ops.steps
+    rows = ops.floats(x)
+    width = x.width // 2
+    name = f"{weight}.weight"
+    stride = rows.row_bytes // 4
     fmt = steps.weights.format(name)
     steps.emit(
         f"{label}.embd",

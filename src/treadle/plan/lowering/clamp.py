@@ -25,7 +25,8 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
 
 def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
     """Replace ``x`` by ``cap * tanh(x / cap)``, in place."""
-    rows, spec = ops.floats(x), Softcap(x.width, cap, outputs=False)
+    rows = ops.floats(x)
+    spec = Softcap(x.width, cap, outputs=False)
     grid = Grid(spec.pieces, spec.count)
     ops.steps.emit(label, spec, grid, y=rows, stride=rows.row_bytes // 4)
     return Floats(label, x.width, rows)

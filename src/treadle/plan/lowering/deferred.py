@@ -141,7 +141,9 @@ class HeadTransforms(NamedTuple):
 
 def unwrap(x: Rows) -> HeadTransforms:
     """Strip a norm and a rope, in either order, from ``x``."""
-    norm, table, norm_last = None, None, False
+    norm = None
+    table = None
+    norm_last = False
     while isinstance(x, (NormOf, RopeOf)):
         if isinstance(x, NormOf):
             if norm is not None:
@@ -150,7 +152,8 @@ def unwrap(x: Rows) -> HeadTransforms:
         else:
             if table is not None:
                 break
-            table, norm_last = x.table, norm is not None
+            table = x.table
+            norm_last = norm is not None
         x = x.x
     return HeadTransforms(x, norm, table, norm_last)
 

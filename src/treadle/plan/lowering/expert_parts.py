@@ -30,23 +30,32 @@ class Mixture:
     def __init__(
         self, ops: Materializer, label: str, layer: int, at: Experts, chunks: bool
     ) -> None:
-        self.ops, self.steps, self.label, self.at = ops, ops.steps, label, at
-        self.routed, self.per, self.exps = at, 1, "exps"
+        self.ops = ops
+        self.steps = ops.steps
+        self.label = label
+        self.at = at
+        self.routed = at
+        self.per = 1
+        self.exps = "exps"
         if chunks:
-            self.per, self.exps = at.per_chunk, "chexps"
+            self.per = at.per_chunk
+            self.exps = "chexps"
             self.routed = replace(at, scale=at.scale * at.chunk_scale)
             self.at = replace(at, n=at.n // at.per_chunk, n_ff=at.n_ff_chunk)
-        self.fn, self.blk = at.activation or ops.config.arch.activation, f"blk.{layer}.ffn"
+        self.fn = at.activation or ops.config.arch.activation
+        self.blk = f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
         self.n_slots = at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
         """Emit the router; return each slot's expert, i32, and its weight, f32."""
-        at, rows = self.routed, self.ops.floats(scores)
+        at = self.routed
+        rows = self.ops.floats(scores)
         # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
         bias = f"{self.blk.rpartition('.')[0]}.exp_probs_b.bias"
         last = f"{self.blk}_down_{self.exps}"
-        has_bias, scales = self.steps.has(bias), f"{last}.scale"
+        has_bias = self.steps.has(bias)
+        scales = f"{last}.scale"
         own = self.steps.has(scales) and not self.has_factor(last)
         if own and self.ops.adapted([last]):
             # NVFP4's scale applies to the weights only, Gemma 4's to the expert's output.
@@ -106,7 +115,8 @@ class Mixture:
 
         That of ``down`` is folded into the experts' weights, unless a bias is added before.
         """
-        steps, last = self.steps, f"{self.blk}_down_{self.exps}"
+        steps = self.steps
+        last = f"{self.blk}_down_{self.exps}"
         if name != last:
             return steps.has_factor(name)
         return steps.has(f"{last}.scale") and steps.has(f"{last}.bias")
@@ -143,7 +153,8 @@ class Mixture:
         return self._pack(branch, "copy", floats, 0, act), floats
 
     def _pack(self, branch: Branch, fn: str, x: Buffer, up: int, act: ActivationLayout) -> Buffer:
-        layout, counted = (act.kind, act.k, act.group, act.sub), branch.rows is not None
+        layout = (act.kind, act.k, act.group, act.sub)
+        counted = branch.rows is not None
         per = branch.block if counted else self.at.n_used
         spec = Pack(fn, *layout, self.gated or fn == "copy", per, counted, act.unit)
         out = self.packed(branch, self.fn + (".pack" if fn == "copy" else ""), act)
@@ -202,7 +213,9 @@ class Mixture:
         """Emit products. ``x``: one row per row of the branch, or ``of_tokens`` per token;
         ``first``: the first row in ``y``.
         """
-        steps, at, heights = self.steps, self.at, [each.height for each in matrices]
+        steps = self.steps
+        at = self.at
+        heights = [each.height for each in matrices]
         strips = spec.strips(heights, steps.isa.lanes)
         stems = [each.name for each in matrices]
         given: dict[str, Any] = {"tokens": 0}

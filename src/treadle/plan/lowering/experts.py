@@ -76,7 +76,8 @@ def experts(
 class _Experts(Mixture):
     def build(self, h: Rows, scores: Rows, shared: list[Buffer]) -> Rows:
         chosen, weights = self.route(scores)
-        n_ff, fused = self.at.n_ff, f"{self.blk}_gate_up_{self.exps}"
+        n_ff = self.at.n_ff
+        fused = f"{self.blk}_gate_up_{self.exps}"
         if self.steps.has(f"{fused}.weight"):
             n_rows = 2 * n_ff * self.at.n
             up = part(fused, n_ff, n_rows - n_ff)
@@ -104,7 +105,8 @@ class _Experts(Mixture):
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
         """Return f32 rows sorted by expert, and the row of each slot."""
-        n_slots, sizes = self.n_slots, (self.at.n, self.at.n_used)
+        n_slots = self.n_slots
+        sizes = (self.at.n, self.at.n_used)
         few = 0 if self.steps.deterministic else few_rows(self.steps.isa)
         firsts, last = self._gemms(h, both, down)
         block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
@@ -165,7 +167,9 @@ class _Experts(Mixture):
     def _gemv(
         self, branch: Branch, matrices: list[ExpertMatrix], k: int, *, of_tokens: bool = False
     ) -> Matmul:
-        isa, table, own = self.steps.isa, self.steps.table, self.fields(matrices)
+        isa = self.steps.isa
+        table = self.steps.table
+        own = self.fields(matrices)
         if branch.rows is None:
             return matmul(self.format(matrices), isa, k, 1, table, **own)
         return group_gemv(self.format(matrices), isa, k, table, of_tokens=of_tokens, **own)
@@ -180,7 +184,8 @@ class _Experts(Mixture):
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # the fewest tokens that a gemm is for
 
         def gemm(matrices: list[ExpertMatrix], k: int) -> Matmul:
-            steps, own = self.steps, self.fields(matrices)
+            steps = self.steps
+            own = self.fields(matrices)
             alone = steps.deterministic
             return matmul(self.format(matrices), steps.isa, k, n, steps.table, alone=alone, **own)
 
@@ -234,7 +239,9 @@ class _Experts(Mixture):
         self, both: list[ExpertMatrix], k: int, out: ActivationLayout, n: int
     ) -> Gated | None:
         """Return the kernel that fuses both products and the activation, or None."""
-        steps, name, alone = self.steps, both[0].name, self.steps.deterministic
+        steps = self.steps
+        name = both[0].name
+        alone = self.steps.deterministic
         given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table
         made = gated(*given, alone=alone)
         if made is None or self.has_factor(name):

@@ -27,7 +27,8 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
 
     ``rope_dims``: the dims of each rope table.
     """
-    n, pools = plan.n_tokens, [pool for pool in cache.pools if pool.layers]
+    n = plan.n_tokens
+    pools = [pool for pool in cache.pools if pool.layers]
     made = {
         "tokens": Input(I32, (n,)),
         "output_rows": Input(I32, (plan.n_outputs,)),

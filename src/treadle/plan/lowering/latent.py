@@ -29,7 +29,8 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
     """
     rows, column = ops.place(x)
     m = ops.steps.weights.n_rows(f"{weight}.weight") // heads
-    out, k = ops.steps.floats(label, heads * m), x.width // heads
+    out = ops.steps.floats(label, heads * m)
+    k = x.width // heads
     _multiply(ops, label, (rows, column, k), weight, heads, k, m, out, m)
     return Floats(label, heads * m, out)
 
@@ -45,11 +46,14 @@ def latent(
     """
     if whole:
         _cut(ops.steps, layer, f"{whole}.weight")
-    steps, at = ops.steps, ops.config.layers[layer]
-    sizes, pool = at.latent, steps.cache.pool_of(layer)
+    steps = ops.steps
+    at = ops.config.layers[layer]
+    sizes = at.latent
+    pool = steps.cache.pool_of(layer)
     assert sizes is not None
     (rows, column), (kv_rows, kv_column) = ops.place(q), ops.place(kv)
-    out, scale = steps.floats(f"{label}.absorbed", at.n_head * at.head_dim), ops.config.attn_scale
+    out = steps.floats(f"{label}.absorbed", at.n_head * at.head_dim)
+    scale = ops.config.attn_scale
     source = rows, column, sizes.n_q
     _multiply(
         ops,
@@ -99,11 +103,13 @@ def _cut(steps: Steps, layer: int, name: str) -> None:
     """Cut ``k_b`` and ``v_b`` from the matrix that holds both, once per model."""
     from treadle.plan.lowering.latent_heads import cut_heads
 
-    at, weights = steps.config.layers[layer], steps.weights
+    at = steps.config.layers[layer]
+    weights = steps.weights
     assert at.latent is not None
     steps.plan.tensors_used.add(name)
     if name.replace("kv_b", "v_b") not in weights.made:
-        tensor, fmt = weights.tensor(name), weights.format(name)
+        tensor = weights.tensor(name)
+        fmt = weights.format(name)
         for made in cut_heads(tensor, fmt, at.n_head, at.latent.n_nope):
             weights.made[made.name] = made
 

@@ -32,7 +32,8 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
         ("k_b", rows[:, :n_nope], True),
         ("v_b", rows[:, n_nope:], False),
     ):
-        to, part = fmt, np.ascontiguousarray(part)
+        to = fmt
+        part = np.ascontiguousarray(part)
         if len(whole.arrays) > 1 or (turned and fmt.block > 1):
             to, part = _numbers(fmt, part)
         if turned:

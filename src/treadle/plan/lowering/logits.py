@@ -33,7 +33,9 @@ def emit_result(steps: Steps, name: str, x: Rows, buffer: Buffer) -> None:
 
 def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
     """Emit softcap and top-logits steps for ``y``, f32 ``[n_outputs, n_vocab]``."""
-    plan, stride, cap = steps.plan, y.row_bytes // 4, steps.config.logit_softcap
+    plan = steps.plan
+    stride = y.row_bytes // 4
+    cap = steps.config.logit_softcap
     if cap:
         from treadle.kernels.elementwise.softcap import Softcap
 
@@ -41,7 +43,8 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
         grid = Grid(softcap.pieces, softcap.count)
         steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
     assert n_vocab <= N_VOCAB_MAX, n_vocab
-    n_rows, n_slices = LOOKS * plan.n_outputs, slices(n_vocab)
+    n_rows = LOOKS * plan.n_outputs
+    n_slices = slices(n_vocab)
     partials = Buffer(f"{label}.slices", n_rows * n_slices, PARTIAL.itemsize, "u1")
     top = Buffer(f"{label}.top", n_rows, RESULT.itemsize, "u1")
     grid = Grid(n_slices, "n_sampled")

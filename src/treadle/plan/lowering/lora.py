@@ -51,17 +51,20 @@ class PackedAdapters:
 
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     """Add the adapters' products of ``x``, f32 rows, to the products in ``y``."""
-    weights, key = steps.weights, tuple(of.names)
+    weights = steps.weights
+    key = tuple(of.names)
     if key not in weights.packed:
         placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
         weights.packed[key] = _pack(weights, weights.adapters, of.label, of.names, *placed)
     packed: PackedAdapters = weights.packed[key]
-    n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
+    n_columns = packed.n_groups * GROUP
+    n_adapters = len(weights.adapters)
     given: dict[str, Any] = {"t": steps.floats(f"{of.label}.lora", n_columns)}
     into = {"y": y, "stride": y.row_bytes // 4}
     down = LoraDown(packed.w, of.x.width)
     up = LoraUp(packed.w, n_adapters, packed.n_strips)
-    n_flops, height = packed.n_flops // n_adapters, sum(of.heights)
+    n_flops = packed.n_flops // n_adapters
+    height = sum(of.heights)
     _emit(
         steps, packed, down, up, lambda base: Grid(base, "n_loras"), n_flops, height, x, into, given
     )
@@ -75,7 +78,8 @@ def emit_embedding_lora(
     Each token reads one row of all B matrices, side by side; each adapter's columns of it are
     multiplied by its A.
     """
-    weights, key = steps.weights, tuple(names)
+    weights = steps.weights
+    key = tuple(names)
     if key not in weights.packed:
         table, selecting = _tables(weights, names)
         placed = [width], [0], table.shape[1], y.row_bytes // 4
@@ -83,7 +87,8 @@ def emit_embedding_lora(
         const = weights.storage.weights(f"{label}.lora_table", table)
         weights.packed[key] = packed, const, *table.shape
     packed, const, n_rows, k = weights.packed[key]
-    x, t = steps.floats(f"{label}.lora_rows", k), packed.n_groups * GROUP
+    x = steps.floats(f"{label}.lora_rows", k)
+    t = packed.n_groups * GROUP
     steps.emit(
         x.name,
         Embed("F32", k, scale, n_rows if n_rows < steps.config.n_vocab else 0),
@@ -95,7 +100,8 @@ def emit_embedding_lora(
         stride=x.row_bytes // 4,
         shape=(k,),
     )
-    down, up = LoraDown(packed.w, k), LoraUp(packed.w, len(weights.adapters), packed.n_strips)
+    down = LoraDown(packed.w, k)
+    up = LoraUp(packed.w, len(weights.adapters), packed.n_strips)
     n_flops = packed.n_flops // len(weights.adapters)
     given = {"t": steps.floats(f"{label}.lora", t)}
     into = {"y": y, "stride": y.row_bytes // 4}
@@ -147,16 +153,20 @@ def emit_experts_lora(
 
     ``of_tokens``: as in ``kernels/matmul/lora_experts.py``.
     """
-    weights, key = steps.weights, tuple(each.name for each in matrices)
+    weights = steps.weights
+    key = tuple(each.name for each in matrices)
     label = f"{branch.label}.{y.name.rpartition('.')[-1]}"
-    k, name = weights.tensor(f"{key[0]}.weight").shape[-1], f"{label}.lora"
+    k = weights.tensor(f"{key[0]}.weight").shape[-1]
+    name = f"{label}.lora"
     if key not in weights.packed:
-        heights, width = [each.height for each in matrices], y.row_bytes // 4
+        heights = [each.height for each in matrices]
+        width = y.row_bytes // 4
         columns = [i * (width // len(matrices)) for i in range(len(matrices))]
         placed = heights, columns, k, width
         weights.packed[key] = _pack(weights, weights.adapters, label, key, *placed)
     packed: PackedAdapters = weights.packed[key]
-    n_columns, n_adapters = packed.n_groups * GROUP, len(weights.adapters)
+    n_columns = packed.n_groups * GROUP
+    n_adapters = len(weights.adapters)
     if steps.wants is None:
         steps.wants = Buffer("lora.wants", steps.plan.n_tokens, 4 * n_adapters)
         steps.emit("lora.wants", ExpertAdapterWeights(n_adapters), Grid(1), out=steps.wants)
@@ -193,7 +203,8 @@ def _emit(
     ``grid`` maps items per tile or slot to a grid; ``into``: the arguments for the rows to add to;
     ``given``: ``t`` and the other arguments of both kernels.
     """
-    t, n_columns = given["t"], packed.n_groups * GROUP
+    t = given["t"]
+    n_columns = packed.n_groups * GROUP
     given["t_stride"] = t.row_bytes // 4
     steps.emit(
         f"{t.name}_a",
@@ -234,7 +245,8 @@ def _pack(
 
     A matrix without experts is packed as one expert's.
     """
-    n_strips, n = width // STRIP, 1
+    n_strips = width // STRIP
+    n = 1
     groups: list[tuple[int, float]] = []
     downs: list[Floats] = []
     ups: list[Floats] = []
@@ -245,7 +257,9 @@ def _pack(
             low = ranks.get(whole(f"{name}.weight"))
             if low is None:
                 continue
-            rank, a, b = low.rank, low.a(), _rows_of(low, name, height)
+            rank = low.rank
+            a = low.a()
+            b = _rows_of(low, name, height)
             n = len(a) if a.ndim > 2 else 1
             down = np.zeros((n, round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
             down[:, :rank, :k] = a
@@ -253,7 +267,8 @@ def _pack(
             up[:, :height] = b
             strips = up.reshape(n, -1, STRIP, rank).swapaxes(2, 3)
             mine = pieces[i, column // STRIP :][: strips.shape[1]]
-            mine["first"], mine["n"] = GROUP * len(groups), rank
+            mine["first"] = GROUP * len(groups)
+            mine["n"] = rank
             mine["at"] = n_placed + np.arange(strips.shape[1]) * (rank * STRIP)
             mine["pitch"] = strips[0].size
             groups += [(i, low.factor)] * (down.shape[1] // GROUP)
@@ -261,7 +276,8 @@ def _pack(
             downs.append(by_group.reshape(-1, down.shape[2]))
             ups.append(strips.ravel())
             n_placed += up.size
-    a, b = np.concatenate(downs), np.concatenate(ups).reshape(-1, STRIP)
+    a = np.concatenate(downs)
+    b = np.concatenate(ups).reshape(-1, STRIP)
     fmt = next(fmt for fmt in map(by_name, FORMATS) if _holds(fmt, a) and _holds(fmt, b))
     for field in ("at", "pitch"):
         pieces[field] *= fmt.dtype.itemsize

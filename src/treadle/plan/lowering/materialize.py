@@ -156,7 +156,8 @@ class Materializer:
         return out
 
     def _norm(self, x: NormOf, act: ActivationLayout) -> Buffer:
-        steps, source = self.steps, x.x.x if isinstance(x.x, OutputRows) else x.x
+        steps = self.steps
+        source = x.x.x if isinstance(x.x, OutputRows) else x.x
         label = x.label + _nth(x, act)
         out = steps.activations(label, act, outputs=x.outputs)
         self._norm_step(label, x, act, self.floats(source), out)
@@ -185,7 +186,8 @@ class Materializer:
         rows_out: bool = False,
         gain: str = "",
     ) -> None:
-        steps, bias = self.steps, f"{x.weight}.bias"
+        steps = self.steps
+        bias = f"{x.weight}.bias"
         biased = steps.has(bias)
         if not x.weight and x.scale != 1.0:
             raise UnsupportedError(f"{x.label}: a scaled norm without weights is not supported")
@@ -229,7 +231,8 @@ class Materializer:
         """Pack ``fn(x)``; ``up``: the first column of the factors it gates, in ``apart`` if given,
         else in ``x``.
         """
-        out, gated = self.steps.activations(label, act), up is not None or fn == "copy"
+        out = self.steps.activations(label, act)
+        gated = up is not None or fn == "copy"
         more: dict[str, Any] = {"unit": act.unit, "apart": apart is not None}
         spec = Pack(fn, act.kind, act.k, act.group, act.sub, gated, **more)
         given: dict[str, Any] = {"x": x, "out": out, "up": up or 0, "apart": apart}
@@ -245,7 +248,9 @@ class Materializer:
         One fused step for many tokens, if both matrices have one format; else products and an
         activation step. Gate and up may be any rows.
         """
-        steps, gate, up = self.steps, x.gate, x.up
+        steps = self.steps
+        gate = x.gate
+        up = x.up
         if not (
             isinstance(gate, Product)
             and isinstance(up, Product)
@@ -254,14 +259,17 @@ class Materializer:
         ):
             apart, column = self.place(up)
             return self._pack(x.label, x.fn, self.floats(gate), act, column, apart)
-        of, names = gate.of, gate.of.names
+        of = gate.of
+        names = gate.of.names
         spec = steps.matmul(names[0], of.x.width)
         formats = {steps.weights.format(f"{name}.weight").name for name in names}
         more = any(steps.has(f"{name}.bias") or steps.has_factor(name) for name in names)
         alike = len(formats) == 1 and not more and not self.adapted(names)
         if of.y is None and alike and isinstance(spec, Gemm):
-            fmt, alone = steps.weights.format(f"{names[0]}.weight"), steps.deterministic
-            shape, n = (of.x.width, x.width, x.fn, act), steps.plan.n_tokens
+            fmt = steps.weights.format(f"{names[0]}.weight")
+            alone = steps.deterministic
+            shape = (of.x.width, x.width, x.fn, act)
+            n = steps.plan.n_tokens
             both = gated(fmt, steps.isa, *shape, n, steps.table, alone=alone)
             if both is not None:
                 h = self.activations(of.x, both.layout())
@@ -272,7 +280,8 @@ class Materializer:
 
     def _multiply(self, of: Products, residual: Buffer | None = None) -> Buffer:
         """Emit products; matrices of the same format, factors and biases share one step."""
-        steps, outputs = self.steps, of_outputs(of.x)
+        steps = self.steps
+        outputs = of_outputs(of.x)
         if of.y is not None:
             return of.y
         width = 0
@@ -329,7 +338,8 @@ class Materializer:
         """Return the embedding tables to which an adapter adds: ``weight``, and the type table if
         it has a single row, added to all tokens; empty without such an adapter.
         """
-        weights, tables = self.steps.weights, [weight]
+        weights = self.steps.weights
+        tables = [weight]
         is_first = f"{weight}.weight" == EMBEDDINGS and self.steps.has(TYPES)
         if is_first and weights.n_rows(TYPES) == 1:
             tables.append(TYPES.removesuffix(".weight"))

@@ -72,7 +72,8 @@ def build_plan(
     steps.scarce = scarce
     ops = CpuOps(steps)
     if output not in graph.outputs:
-        name, has = config.arch.name, ", ".join(graph.outputs)
+        name = config.arch.name
+        has = ", ".join(graph.outputs)
         if output == "logits":
             why = f"{name} does not generate text; its outputs are {has}"
             raise UnsupportedError(f"no logits: {why}: use Model.embed or treadle embed")
@@ -131,7 +132,8 @@ class CpuOps(Materializer, Ops):
     """The ops of one plan, implemented as steps for the CPU."""
 
     def __init__(self, steps: Steps) -> None:
-        self.config, self.steps = steps.config, steps
+        self.config = steps.config
+        self.steps = steps
         self.made: dict[str, Rows] = {}
 
     def has(self, name: str) -> bool:
@@ -189,13 +191,15 @@ class CpuOps(Materializer, Ops):
         eps: float | None = None,
         own: bool = False,
     ) -> Rows:
-        eps, outputs = self.config.norm_eps if eps is None else eps, of_outputs(x)
+        eps = self.config.norm_eps if eps is None else eps
+        outputs = of_outputs(x)
         of = x.width, x, weight, heads, centred, scale, eps
         return NormOf(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
         heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
-        of, outputs = Products(label, x, list(weights), heights), of_outputs(x)
+        of = Products(label, x, list(weights), heights)
+        outputs = of_outputs(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
 
     def gated(self, label: str, gate: Rows, up: Rows, fn: str) -> Rows:
@@ -213,7 +217,8 @@ class CpuOps(Materializer, Ops):
     def pool(self, label: str, x: Rows, how: str, *, unit: bool = False) -> Rows:
         from treadle.kernels.elementwise.pooling import Pooling  # only embeddings need it
 
-        rows, out = self.floats(x), self.steps.floats(label, x.width, outputs=True)
+        rows = self.floats(x)
+        out = self.steps.floats(label, x.width, outputs=True)
         self.steps.emit(
             label,
             Pooling(how, x.width, unit),
@@ -257,7 +262,8 @@ class CpuOps(Materializer, Ops):
         """Add ``h`` to ``x``, fused into the product or the norm that gives ``h``; else as a
         separate step.
         """
-        steps, residual = self.steps, self._summand(x)
+        steps = self.steps
+        residual = self._summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, expected a multiple of {COLUMNS}"
@@ -273,7 +279,8 @@ class CpuOps(Materializer, Ops):
             act = ActivationLayout("f32", h.width)
             self._norm_step(h.label, h, act, self.floats(h.x), out, residual, gain=gain)
             return Floats(h.label, h.width, out)
-        rows, stride = self.floats(h), out.row_bytes // 4
+        rows = self.floats(h)
+        stride = out.row_bytes // 4
         if rows.row_bytes != out.row_bytes:
             raise UnsupportedError(f"{h.label}: a sum with a part of wider rows is not supported")
         grid = Grid(1, "n_tokens")
@@ -292,7 +299,8 @@ class CpuOps(Materializer, Ops):
         distances: str = "",
     ) -> Rows:
         at = self.config.layers[layer]
-        own, pool = (k is not None, v is not None), self.steps.cache.pool_of(at.kv_from)
+        own = (k is not None, v is not None)
+        pool = self.steps.cache.pool_of(at.kv_from)
         if own != (at.kv_from == layer,) * 2 or (at.window, at.causal) != (
             pool.window,
             pool.causal,
@@ -317,7 +325,9 @@ class CpuOps(Materializer, Ops):
 
         A layer that reads another layer's keys and values has queries only.
         """
-        steps, config, at = self.steps, self.config, self.config.layers[layer]
+        steps = self.steps
+        config = self.config
+        at = self.config.layers[layer]
         ways = [unwrap(x) for x in (q, k) if x is not None]
         v_norm = v if isinstance(v, NormOf) else None
         v = v_norm.x if v_norm else v
@@ -347,9 +357,11 @@ class CpuOps(Materializer, Ops):
         if rope is not None and config.ropes[q_way.table or 0].dims != rope.dims:
             raise UnsupportedError(f"L{layer}: rope dims differ between queries and keys")
         q_norm, *k_norms = (x and steps.vector(f"{x.weight}.weight", x.scale) for x in norms)
-        pool, kept = None, dict[str, Any]()
+        pool = None
+        kept = dict[str, Any]()
         if k is not None:
-            pool, (k_column, v_column) = steps.cache.pool_of(layer), (at for _, at in places[1:])
+            pool = steps.cache.pool_of(layer)
+            (k_column, v_column) = (at for _, at in places[1:])
             kept = {
                 "k_norm": k_norms[0],
                 "pool": pool.const,

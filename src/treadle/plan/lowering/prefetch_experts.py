@@ -32,7 +32,9 @@ def emit_fetch(
     told = SYSTEM.fetch_call() if steps.scarce else None
     if told is None:
         return
-    arrays, length, pitch = [], [], []
+    arrays = []
+    length = []
+    pitch = []
     for each in matrices:
         n_rows = steps.weights.n_rows(f"{each.name}.weight")
         for const in steps.weight(f"{each.name}.weight"):

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
     """Multiply ``x`` in place by each token's cosine in a rope table used for scaling only."""
     rows, column = ops.place(x)
-    spec, stride = Temper(x.width, table), rows.row_bytes // 4
+    spec = Temper(x.width, table)
+    stride = rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
     return x
 
@@ -26,7 +27,8 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
 def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
     """Multiply ``x`` by ``gain`` in place."""
     rows, column = ops.place(x)
-    spec, stride = ScaleColumns(x.width, gain), rows.row_bytes // 4
+    spec = ScaleColumns(x.width, gain)
+    stride = rows.row_bytes // 4
     ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
     return Floats(label, x.width, rows, column)
 
@@ -36,14 +38,16 @@ def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int) -> Rows:
     rows, column = ops.place(x)
     k = x.width // heads
     spec = UnitHeads(k, heads, math.sqrt(k), k * ops.config.norm_eps)
-    grid, stride = Grid(heads, "n_tokens"), rows.row_bytes // 4
+    grid = Grid(heads, "n_tokens")
+    stride = rows.row_bytes // 4
     ops.steps.emit(label, spec, grid, x=rows, stride=stride, column=column)
     return x
 
 
 def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
     """``x`` times the sigmoid of each token's largest score."""
-    rows, of = ops.floats(x), ops.floats(scores)
+    rows = ops.floats(x)
+    of = ops.floats(scores)
     out = ops.steps.floats(label, x.width)
     ops.steps.emit(
         label,

@@ -23,7 +23,8 @@ def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -
     # Without a weight, the norm equals sqrt(n) x / sqrt(sum + n eps).
     spec: Spec = UnitHeads(n, 1, math.sqrt(n), n * eps)
     if weight:
-        spec, given["w"] = ColumnNorm(n, eps), steps.vector(weight)
+        spec = ColumnNorm(n, eps)
+        given["w"] = steps.vector(weight)
     steps.emit(label, spec, Grid(1, "n_tokens"), **given)
     return Floats(label, n, rows, column)
 
@@ -32,12 +33,14 @@ def selective(
     ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
     """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
-    steps, state = ops.steps, ops.config.layers[layer].state
+    steps = ops.steps
+    state = ops.config.layers[layer].state
     assert state is not None, layer
     places = [ops.place(each) for each in (x, z, b, c)]
     (rows, values), (gate_rows, gates), (bc, keys), (queries_rows, queries) = places
     assert (rows, bc) == (gate_rows, queries_rows), label
-    steps_rows, states = ops.floats(dt), steps.cache.states_of(layer)
+    steps_rows = ops.floats(dt)
+    states = steps.cache.states_of(layer)
     out = steps.floats(label, state.n_inner)
     spec = Selective(state.n_inner, state.n_state)
     steps.emit(

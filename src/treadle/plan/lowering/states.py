@@ -56,7 +56,8 @@ def convolved(
     off: int = 0,
 ) -> Rows:
     """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
-    steps, (rows, column) = ops.steps, ops.place(x)
+    steps = ops.steps
+    (rows, column) = ops.place(x)
     states = steps.cache.states_of(layer)
     steps.emit(
         label,
@@ -87,7 +88,8 @@ def rates(
     """Return two rows side by side: step sizes (or the sigmoid of ``beta`` times ``most``), and the
     factors by which states decay.
     """
-    steps, (rows, column) = ops.steps, ops.place(x)
+    steps = ops.steps
+    (rows, column) = ops.place(x)
     out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
     beta_column = None
     if beta is not None:
@@ -115,7 +117,8 @@ def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight:
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
     by_chunks = _chunked(ops, layer)
     spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, block_of(ops))
-    n, (rows, column) = state.n_inner, ops.place(x)
+    n = state.n_inner
+    (rows, column) = ops.place(x)
     columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
     return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
@@ -124,7 +127,8 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
     """The gated delta rule; ``x``: queries, keys and values side by side. Queries and keys are
     scaled to unit length.
     """
-    state, (rows, column) = state_of(ops, layer), ops.place(x)
+    state = state_of(ops, layer)
+    (rows, column) = ops.place(x)
     widths = ((0, state.n_keys), (state.n_keys, state.n_keys), (2 * state.n_keys, state.n_inner))
     q, k, v = (Floats(label, n, rows, column + at) for at, n in widths)
     return delta_apart(ops, label, q, k, v, rates, layer=layer, grouped=grouped)
@@ -134,7 +138,8 @@ def delta_apart(
     ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
     """The gated delta rule, with queries, keys and values at any columns of the same rows."""
-    state, places = state_of(ops, layer), [ops.place(x) for x in (q, k, v)]
+    state = state_of(ops, layer)
+    places = [ops.place(x) for x in (q, k, v)]
     assert all(rows is places[0][0] for rows, _ in places), label
     for name, scale, part in (("q", state.n_state**-0.5, q), ("k", 1.0, k)):
         unit_heads(ops, f"{label}.{name}_unit", part, state.n_group, scale)
@@ -173,9 +178,12 @@ def scanned(
     """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries
     begin.
     """
-    steps, state = ops.steps, state_of(ops, layer)
-    states, factors = steps.cache.states_of(layer), ops.floats(rates)
-    out, stride = steps.floats(label, state.n_inner), rows.row_bytes // 4
+    steps = ops.steps
+    state = state_of(ops, layer)
+    states = steps.cache.states_of(layer)
+    factors = ops.floats(rates)
+    out = steps.floats(label, state.n_inner)
+    stride = rows.row_bytes // 4
     chunks = None
     if isinstance(spec, Chunked):
         n_chunks = -(-steps.plan.n_tokens // CHUNK)
@@ -219,7 +227,9 @@ def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
     These help for a single token, as weights evict the state before the next token. They need
     states of whole cache lines.
     """
-    steps, state, states = ops.steps, state_of(ops, layer), ops.steps.cache.states_of(layer)
+    steps = ops.steps
+    state = state_of(ops, layer)
+    states = ops.steps.cache.states_of(layer)
     state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
     in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
     return state_off, in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
@@ -264,7 +274,9 @@ def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
 
 def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
     """Gate ``x`` in place by ``spec``; ``norm``: the name of a weight, or ""."""
-    steps, rows, (gates, column) = ops.steps, ops.floats(x), ops.place(gate)
+    steps = ops.steps
+    rows = ops.floats(x)
+    (gates, column) = ops.place(gate)
     steps.emit(
         label,
         spec,
@@ -309,7 +321,8 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
     """Return whether a recurrence runs by chunks on matrix registers: only where the layer's
     products of many tokens use bf16 activations as well.
     """
-    steps, state = ops.steps, state_of(ops, layer)
+    steps = ops.steps
+    state = state_of(ops, layer)
     matrix = steps.isa.matrix
     if matrix is None or steps.deterministic or steps.plan.n_tokens <= matrix.vector_tokens:
         return False

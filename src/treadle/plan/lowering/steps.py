@@ -25,7 +25,8 @@ TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are tiled
 # Rows of wide tiles, which share the unpacking of a page. The smaller size applies where larger
 # tiles would be too few for many cores. It ignores the number of cores, which must not change bits.
-WIDE_ROWS, ENOUGH_TILES = (128, 64), 64
+WIDE_ROWS = (128, 64)
+ENOUGH_TILES = 64
 
 
 class Steps:
@@ -43,8 +44,13 @@ class Steps:
         deterministic: bool,
         table: TunedTable,
     ) -> None:
-        self.config, self.weights, self.cache, self.isa = config, weights, cache, isa
-        self.n_threads, self.deterministic, self.table = n_threads, deterministic, table
+        self.config = config
+        self.weights = weights
+        self.cache = cache
+        self.isa = isa
+        self.n_threads = n_threads
+        self.deterministic = deterministic
+        self.table = table
         self.scarce = False
         self.wants: Buffer | None = None  # each token's scale of each adapter, for experts
         # One tiling for all layers, as a run's attention items are built per pool.
@@ -60,7 +66,8 @@ class Steps:
             and cache.kv != "f32"
             and not KV_FORMATS[cache.kv].packed
         )
-        matrix, words = isa.matrix, isa.dot_words is not None
+        matrix = isa.matrix
+        words = isa.dot_words is not None
         self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
         self.word_attention = wide and matrix is None and words and n_tokens > isa.lanes
         rows = TILE_ROWS
@@ -91,7 +98,8 @@ class Steps:
     def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
         """Return the kernel for products with the matrix ``name``."""
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
-        fmt, alone = self.weights.format(f"{name}.weight"), self.deterministic
+        fmt = self.weights.format(f"{name}.weight")
+        alone = self.deterministic
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
 
     def multiply(

@@ -31,7 +31,9 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
     """Concatenate ``x`` with the parts of ``y``, each as wide as ``x`` and rescaled to its
     magnitude.
     """
-    steps, rows, (others, column) = ops.steps, ops.floats(x), ops.place(y)
+    steps = ops.steps
+    rows = ops.floats(x)
+    (others, column) = ops.place(y)
     out = steps.floats(label, x.width + y.width)
     steps.emit(
         label,
@@ -50,7 +52,8 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
 
 def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     """Copy ``n`` values of each row, from ``first`` on, into a new buffer."""
-    steps, (rows, column) = ops.steps, ops.place(x)
+    steps = ops.steps
+    (rows, column) = ops.place(x)
     out = steps.floats(label, n)
     steps.emit(
         label,
@@ -69,7 +72,8 @@ def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *
     """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
     to ``x / n``.
     """
-    steps, rows = ops.steps, ops.floats(x)
+    steps = ops.steps
+    rows = ops.floats(x)
     out = steps.floats(label, y.width)
     steps.emit(
         label,
@@ -87,8 +91,11 @@ def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *
 
 def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
     """AltUp's prediction of each stream from all streams ``x``."""
-    steps, rows, width = ops.steps, ops.floats(x), x.width // n
-    slices, out = _slices(ops, width), steps.floats(label, x.width)
+    steps = ops.steps
+    rows = ops.floats(x)
+    width = x.width // n
+    slices = _slices(ops, width)
+    out = steps.floats(label, x.width)
     steps.emit(
         label,
         Predict(width, n, ops.config.norm_eps, slices),
@@ -109,8 +116,11 @@ def correct(
     """Correct the streams ``x`` in place by the difference between ``y`` and its prediction; return
     the first stream times ``scale``.
     """
-    steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
-    slices, out = _slices(ops, y.width), steps.floats(label, y.width)
+    steps = ops.steps
+    rows = ops.floats(x)
+    others = ops.floats(y)
+    slices = _slices(ops, y.width)
+    out = steps.floats(label, y.width)
     steps.emit(
         label,
         Correct(y.width, n, ops.config.norm_eps, slices),
@@ -130,7 +140,9 @@ def correct(
 
 def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
     """Add the norm of ``y`` to all streams of ``x`` but the first, in place."""
-    steps, rows, others = ops.steps, ops.floats(x), ops.floats(y)
+    steps = ops.steps
+    rows = ops.floats(x)
+    others = ops.floats(y)
     slices = _slices(ops, y.width)
     steps.emit(
         label,
@@ -149,8 +161,10 @@ def laurel(
     ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
 ) -> Rows:
     """Return ``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
-    steps, rows = ops.steps, [ops.floats(each) for each in (x, a, b)]
-    slices, out = _slices(ops, x.width), steps.floats(label, x.width)
+    steps = ops.steps
+    rows = [ops.floats(each) for each in (x, a, b)]
+    slices = _slices(ops, x.width)
+    out = steps.floats(label, x.width)
     w_x, w_a, w_b = (steps.vector(f"{name}.weight") for name in norms)
     steps.emit(
         label,
@@ -179,12 +193,15 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
     steps = ops.steps
 
     def make(act: ActivationLayout) -> Buffer:
-        rows, (others, column) = ops.floats(gate), ops.place(up)
+        rows = ops.floats(gate)
+        (others, column) = ops.place(up)
         assert others is rows, label
-        out, whole = steps.activations(label, act), steps.plan.n_tokens > FEW
+        out = steps.activations(label, act)
+        whole = steps.plan.n_tokens > FEW
         more = {"sub": act.sub, "unit": act.unit}
         spec = SparseGate(fn, act.kind, act.k, act.group, cut, **more, whole=whole)
-        grid, stride = act.grid(spec.slices, "n_tokens"), rows.row_bytes // 4
+        grid = act.grid(spec.slices, "n_tokens")
+        stride = rows.row_bytes // 4
         steps.emit(label, spec, grid, x=rows, out=out, stride=stride, up=column)
         return out
 

@@ -55,7 +55,8 @@ class Weights:
     def __getitem__(self, name: str) -> tuple[Const, ...]:
         """Return a constant for each array of the tensor."""
         if name not in self.consts:
-            rows, n = self._part(name), self.n_rows(whole(name))
+            rows = self._part(name)
+            n = self.n_rows(whole(name))
             # Rows of a tensor are contiguous rows of each of its arrays.
             arrays = [
                 array.reshape(-1)[rows.start * (array.size // n) : rows.stop * (array.size // n)]
@@ -75,7 +76,8 @@ class Weights:
         key = f"{name}:f32" + (f" * {scale}" if scale != 1.0 else "")
         key += f".T{int(turned)}" if turned else ""
         if key not in self.consts:
-            values, rows = self.tensor(name).dequantize(), self._part(name)
+            values = self.tensor(name).dequantize()
+            rows = self._part(name)
             if turned:
                 size = turned if turned > 1 else len(values)
                 strips = [values[at : at + size].T.ravel() for at in range(0, len(values), size)]

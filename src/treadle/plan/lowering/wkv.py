@@ -23,8 +23,10 @@ def token_shift(
 
     The last token is cached as the ``part``-th of the layer's shift states.
     """
-    steps, rows = ops.steps, ops.floats(x)
-    states, out = steps.cache.states_of(layer), steps.floats(label, n * x.width)
+    steps = ops.steps
+    rows = ops.floats(x)
+    states = steps.cache.states_of(layer)
+    out = steps.floats(label, n * x.width)
     spec = TokenShift(x.width, n)
     steps.emit(
         label,
@@ -59,7 +61,8 @@ def wkv_keys(
 
     ``stem``: the prefix of its vectors. ``mix``: the share of the values taken from ``first``.
     """
-    steps, state = ops.steps, state_of(ops, layer)
+    steps = ops.steps
+    state = state_of(ops, layer)
     given = {"decay": decay, "rate": rate, "key": key, "value": value, "first": first, "mix": mix}
     rows = {name: ops.floats(x) for name, x in given.items() if x is not None}
     (row_bytes,) = {x.row_bytes for x in rows.values()}
@@ -82,8 +85,11 @@ def wkv_keys(
 
 def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
     """The recurrence: the states read out by ``r``."""
-    steps, state = ops.steps, state_of(ops, layer)
-    queries, keys, states = ops.floats(r), ops.floats(rows), steps.cache.states_of(layer)
+    steps = ops.steps
+    state = state_of(ops, layer)
+    queries = ops.floats(r)
+    keys = ops.floats(rows)
+    states = steps.cache.states_of(layer)
     out = steps.floats(label, state.n_inner)
     state_off, passing = scanned_from(ops, layer)
     spec = Wkv(state.n_head, state.head_dim, state.n_state, state.n_head, passing=passing)
@@ -118,7 +124,8 @@ def wkv_out(
     """Norm ``x`` per head, if the file has such a norm, add each token's own contribution, and
     multiply by ``gate``; in place.
     """
-    steps, state = ops.steps, state_of(ops, layer)
+    steps = ops.steps
+    state = state_of(ops, layer)
     made, seen, keys = (ops.floats(each) for each in (x, r, rows))
     gates = None if gate is None else ops.floats(gate)
     assert {each.row_bytes for each in (made, seen, gates or made)} == {made.row_bytes}, label

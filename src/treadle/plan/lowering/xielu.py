@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
 
-_PARTS, _VECTOR = 16, 16  # most parts of a row; a part is a multiple of _VECTOR values
+# most parts of a row; a part is a multiple of _VECTOR values
+_PARTS = 16
+_VECTOR = 16
 
 
 def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
     """Apply xIELU to each value in place, with the layer's parameters."""
-    steps, rows = ops.steps, ops.floats(x)
+    steps = ops.steps
+    rows = ops.floats(x)
     groups = gcd(x.width // _VECTOR, _PARTS) if x.width % _VECTOR == 0 else 1
     steps.emit(
         label,

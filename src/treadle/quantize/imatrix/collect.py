@@ -103,7 +103,8 @@ class Collector:
         Raises ContextFullError if the window does not fit, TreadleError for activations that are
         not finite.
         """
-        engine, step = self.engine, self.engine.max_tokens
+        engine = self.engine
+        step = self.engine.max_tokens
         if self.with_output:  # a run computes at most OUTPUTS logits, and every token needs one
             step = min(step, OUTPUTS)
         seq = engine.cache.sequence()
@@ -120,7 +121,8 @@ class Collector:
 
     def _run(self, parts: list[BatchItem], pool: ThreadPoolExecutor) -> None:
         whole, run = self.engine.steps(parts)
-        at, device = 0, self.engine.device
+        at = 0
+        device = self.engine.device
         tapped = self._plans.get(id(whole))
         if tapped is None:
             tapped = self._plans[id(whole)] = _TappedPlan(whole, run, device)
@@ -159,7 +161,8 @@ class Collector:
         read: Callable[[Buffer], npt.NDArray[np.uint8]],
         n_tokens: int,
     ) -> None:
-        sums, counts = np.zeros((share.n_experts, rows.shape[1])), np.zeros(share.n_experts)
+        sums = np.zeros((share.n_experts, rows.shape[1]))
+        counts = np.zeros(share.n_experts)
         for expert, here in share.of_experts(read, n_tokens):
             sums[expert] += _squares(rows[here])
             counts[expert] += len(here)
@@ -307,11 +310,13 @@ def _split(
     """
     spec = step.spec
     assert isinstance(spec, Gated)
-    result, act = spec.result(), ActivationLayout("f32", spec.m)
+    result = spec.result()
+    act = ActivationLayout("f32", spec.m)
     n_rows = made.n_bytes // result.row_bytes
     tap = Buffer(f"{made.name}.tap", 1, act.n_bytes(n_rows), "u1")
     pack = Pack("copy", result.kind, result.k, result.group, result.sub, unit=result.unit)
-    grid, rows = result.grid(pack.slices, "n_tokens"), None
+    grid = result.grid(pack.slices, "n_tokens")
+    rows = None
     if sort is not None:
         assert isinstance(sort.spec, Sort)
         pack = replace(pack, per=sort.spec.block, counted=True)

@@ -19,9 +19,12 @@ from treadle.errors import FileError
 from treadle.files.gguf import GGUF, GGUFArray, GGUFWriter, ValueType, open_gguf
 from treadle.files.reader import FileReader, read_head
 
-SUMS, COUNTS = ".in_sum2", ".counts"
+SUMS = ".in_sum2"
+COUNTS = ".counts"
 KIND = "imatrix"  # general.type
-MAX_NAME, MAX_ENTRIES = 1 << 12, 1 << 20  # binary layout: beyond these it is another file
+# binary layout: beyond these it is another file
+MAX_NAME = 1 << 12
+MAX_ENTRIES = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,8 @@ class ImportanceMatrix:
         writer.add("imatrix.chunk_count", self.n_chunks, ValueType.UINT32)
         writer.add("imatrix.chunk_size", self.chunk_size, ValueType.UINT32)
         for name, entry in sorted(self.entries.items()):
-            sums, counts = entry.sums.astype(np.float32), entry.counts.astype(np.float32)
+            sums = entry.sums.astype(np.float32)
+            counts = entry.counts.astype(np.float32)
             writer.add_tensor(name + SUMS, sums.shape, "F32", sums)
             writer.add_tensor(name + COUNTS, (len(counts), 1), "F32", counts)
         writer.write()
@@ -99,7 +103,8 @@ def read(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 
 def _from_gguf(gguf: GGUF) -> ImportanceMatrix:
-    path, meta = gguf.path, gguf.metadata
+    path = gguf.path
+    meta = gguf.metadata
     if meta.get("general.type") != KIND:
         raise FileError(
             f"is a GGUF file of type {meta.get('general.type', 'model')!r}",
@@ -121,7 +126,8 @@ def _from_gguf(gguf: GGUF) -> ImportanceMatrix:
         raise FileError("holds no importances", path=path, expected=f"tensors named *{SUMS}")
     datasets = meta.get("imatrix.datasets", ())
     names = tuple(str(n) for n in datasets) if isinstance(datasets, GGUFArray) else ()
-    chunks, size = meta.get("imatrix.chunk_count", 0), meta.get("imatrix.chunk_size", 0)
+    chunks = meta.get("imatrix.chunk_count", 0)
+    size = meta.get("imatrix.chunk_size", 0)
     return ImportanceMatrix(
         entries,
         names,
@@ -176,7 +182,8 @@ def _from_binary(reader: _Reader) -> ImportanceMatrix:
         entries[stem] = _checked(sums, np.array([float(calls)]), reader.path, stem)
     if not entries:
         raise reader.error("no entries")
-    chunks, datasets = 0, ""
+    chunks = 0
+    datasets = ""
     if reader.at < len(reader.file):
         chunks = reader.integer("number of chunks")
         text = reader.take(reader.integer("length of the text's name", MAX_NAME), "its name")

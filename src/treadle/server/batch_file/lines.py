@@ -17,7 +17,9 @@ from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import mapping, text, wrong
 from treadle.server.http.http_io import MAX_BODY, encode, parse
 
-CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+EMBEDDINGS = "/v1/embeddings"
 URLS = (CHAT, COMPLETIONS, EMBEDDINGS)
 ENDLESS = 1 << 30  # most bytes of a line
 NAMED = "batch_req_"
@@ -57,7 +59,8 @@ def read_lines(file: BinaryIO) -> Iterator[InputLine]:
     number = 0
     while raw := file.readline(MAX_BODY + 2):
         number += 1
-        rest, n_bytes = raw, len(raw)
+        rest = raw
+        n_bytes = len(raw)
         while rest and not rest.endswith(b"\n"):
             if n_bytes > ENDLESS:
                 raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
@@ -76,7 +79,8 @@ def read_job(line: InputLine) -> LineJob:
     name = given.pop("custom_id", None)
     custom_id = None if name is None else text("custom_id", name)
     if "url" in given or "body" in given:
-        method, url = given.get("method", "POST"), given.get("url")
+        method = given.get("method", "POST")
+        url = given.get("url")
         if method != "POST":
             raise ApiError(400, f"method: {method!r:.20}: expected POST", param="method")
         if url not in URLS:
@@ -84,7 +88,9 @@ def read_job(line: InputLine) -> LineJob:
         body = mapping("body", given.get("body"))
         simple = False
     elif "messages" in given or "prompt" in given:
-        url, body, simple = CHAT if "messages" in given else COMPLETIONS, given, True
+        url = CHAT if "messages" in given else COMPLETIONS
+        body = given
+        simple = True
         if body.get("n") not in (None, 1):
             raise ApiError(
                 400, "n: a simple line has one answer: use OpenAI's batch format", param="n"

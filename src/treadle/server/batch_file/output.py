@@ -24,7 +24,8 @@ class Output:
     """The output file; ``path`` "-" is standard output, which cannot be resumed."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.n_earlier = path, 0
+        self.path = path
+        self.n_earlier = 0
         self._fd = 1 if path == "-" else os.open(path, FLAGS, 0o666)
         if path == "-":
             sys.stdout.flush()

@@ -55,9 +55,13 @@ class ApiError(Exception):
     ) -> None:
         message = without_paths(message)
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status = status
+        self.message = message
         self.type = type or TYPES.get(status, "invalid_request_error")
-        self.param, self.code, self.headers, self.more = param, code, headers or {}, more
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+        self.more = more
 
     def as_dict(self) -> dict[str, Any]:
         """Return OpenAI's error object."""
@@ -94,7 +98,8 @@ def within(where: str) -> Iterator[None]:
         yield
     except (ApiError, TreadleError) as error:
         problem = problem_of(error)
-        problem.message, problem.param = f"{where}: {problem.message}", where
+        problem.message = f"{where}: {problem.message}"
+        problem.param = where
         raise problem from error
 
 

@@ -95,7 +95,8 @@ class Response:
         named = {"content-type": media_type, **(headers or {})}
         if body is not None:
             named["content-length"] = str(len(body))
-        self.body, self.status = body, status
+        self.body = body
+        self.status = status
         self.head = {
             "type": "http.response.start",
             "status": status,
@@ -181,7 +182,8 @@ async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > most:
         raise _too_large()
-    out, loop = bytearray(), asyncio.get_running_loop()
+    out = bytearray()
+    loop = asyncio.get_running_loop()
     end = loop.time() + WHOLE_BODY_S
     while True:
         try:
@@ -343,7 +345,9 @@ class StreamedResponse(Response):
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(None, 200, headers, media_type)
-        self._call, self._parts, self._render = call, parts, render
+        self._call = call
+        self._parts = parts
+        self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it until it ends or the client disconnects."""

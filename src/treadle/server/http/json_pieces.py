@@ -20,6 +20,7 @@ def loads(text: str, parse_constant: Callable[[str], Any]) -> Any:
     if text.count(",") + text.count("[") + text.count("{") < MANY:
         return json.loads(text, parse_constant=parse_constant)
     made = json.JSONDecoder(parse_constant=parse_constant)
-    made.parse_object, made.parse_array = decoder.JSONObject, decoder.JSONArray  # type: ignore[attr-defined]
+    made.parse_object = decoder.JSONObject  # type: ignore[attr-defined]
+    made.parse_array = decoder.JSONArray  # type: ignore[attr-defined]
     made.scan_once = scanner.py_make_scanner(made)  # type: ignore[attr-defined]
     return made.decode(text)

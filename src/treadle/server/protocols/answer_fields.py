@@ -19,7 +19,8 @@ def timings(text: OutputStream) -> dict[str, Any]:
     own.
     """
     t = text.answer.timings
-    read, written = t.n_prompt - t.n_cached, t.n_generated
+    read = t.n_prompt - t.n_cached
+    written = t.n_generated
     return {
         "cache_n": t.n_cached,
         "prompt_n": read,

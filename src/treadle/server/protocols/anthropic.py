@@ -207,7 +207,8 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Convert a message to OpenAI's format: tool results become messages of their own, tool calls a
     list next to the content.
     """
-    role, content = message.get("role"), message.get("content")
+    role = message.get("role")
+    content = message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     said: list[str] = []
@@ -238,7 +239,8 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _read(name: str, block: Any) -> str:
     """Return a block's text. Raises ApiError for blocks that are not text."""
     own = mapping(name, block)
-    kind, source = own.get("type"), own.get("source")
+    kind = own.get("type")
+    source = own.get("source")
     if kind == "text":
         return _text(name, own)
     if kind == "search_result":
@@ -293,7 +295,8 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 async def messages(request: Request) -> Response:
     """``POST /v1/messages``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     call = await service.begin(request, read_messages, body)
     shown = _message(service, call.texts[0])
     if call.stream:
@@ -305,7 +308,8 @@ async def messages(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """``POST /v1/messages/count_tokens``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     return Json({"input_tokens": await service.prepare(count, service, body)})
 
 
@@ -335,7 +339,8 @@ def _usage(of: OutputStream) -> dict[str, int]:
 
 
 def _stop(call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    word, own = piece.text.answer.stopped_by, call.asked.more["stop"]
+    word = piece.text.answer.stopped_by
+    own = call.asked.more["stop"]
     if piece.finish_reason == "stop" and piece.text.scanner.n_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if piece.finish_reason != "stop":
@@ -395,7 +400,9 @@ def _closing(index: int, kind: str) -> bytes:
 
 async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
-    index, kind = -1, ""  # of the open block
+    # of the open block
+    index = -1
+    kind = ""
     async for piece in ticking(call):
         if piece is None:
             yield _event("ping")
@@ -403,7 +410,8 @@ async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[b
         for part in piece.said():
             if part.call is not None or part.kind not in (kind, "arguments"):
                 yield _closing(index, kind)
-                index, kind = index + 1, part.kind
+                index = index + 1
+                kind = part.kind
                 yield _event("content_block_start", index=index, content_block=_opening(part))
             if part.text:
                 yield _event("content_block_delta", index=index, delta=_delta(part))

@@ -81,7 +81,8 @@ async def embeddings(request: Request) -> Response:
     """``POST /v1/embeddings``. A body with ``content`` and no ``input`` is handled as
     ``/embedding``.
     """
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     if "input" not in body and "content" in body:
         return await _native(request, service, body)
     return Json(await result(request, embeddings_answer(service, body)))
@@ -130,7 +131,8 @@ async def native_embedding(request: Request) -> Response:
 async def _native(request: Request, service: Service, body: dict[str, Any]) -> Response:
     content = body.get("content", body.get("input"))
     given = read_fields(body, NATIVE)
-    by, most = given.get("embd_normalize", EUCLIDEAN), most_tokens(service.model, given)
+    by = given.get("embd_normalize", EUCLIDEAN)
+    most = most_tokens(service.model, given)
     pooling = given.get("pooling", service.model.config.pooling)
     embedder = embedder_of(service.model, {**given, "normalize": by == EUCLIDEAN})
     for message in ignored_fields(body, IGNORED):  # the response is a bare list without warnings
@@ -158,7 +160,8 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
     """Return an embedder with the requested options. Raises ApiError and TreadleError."""
-    pooling, own = given.get("pooling"), model.config.pooling
+    pooling = given.get("pooling")
+    own = model.config.pooling
     free = pooling == "none" or (own, pooling) == ("none", "mean")
     if pooling is not None and not free and POOLINGS[pooling] != own:
         name = next(name for name, ours in POOLINGS.items() if ours == own)

@@ -109,9 +109,12 @@ INFILL: Table = {
 
 def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/infill``: a completion of a fill-in-the-middle prompt."""
-    given, model = read_fields(body, INFILL), service.model
-    before, behind = given.get("input_prefix", ""), given.get("input_suffix", "")
-    begun, files = given.get("prompt", ""), []
+    given = read_fields(body, INFILL)
+    model = service.model
+    before = given.get("input_prefix", "")
+    behind = given.get("input_suffix", "")
+    begun = given.get("prompt", "")
+    files = []
     for i, file in enumerate(given.get("input_extra", [])):
         said = mapping(f"input_extra[{i}]", file)
         files.append((str(said.get("filename") or ""), text("text", said.get("text"))))
@@ -125,13 +128,15 @@ def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 async def infill(request: Request) -> Response:
     """``POST /infill``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_infill, body))
 
 
 async def completion(request: Request) -> Response:
     """``POST /completion``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_completion, body))
 
 
@@ -218,7 +223,8 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     """``POST /detokenize``: text of ``tokens``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     ids = array("tokens", body.get("tokens"))
     if not all(type(item) is int for item in ids):
         raise wrong("tokens", ids, "token ids")
@@ -227,7 +233,8 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     """``POST /apply-template``: the prompt of ``messages``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     return Json({"prompt": await service.prepare(conversation_text, body, service)})
 
 
@@ -250,7 +257,8 @@ async def props(request: Request) -> Response:
     """``GET /props``."""
     service = service_of(request)
     model = service.model
-    tokenizer, template = model.tokenizer, model.template
+    tokenizer = model.tokenizer
+    template = model.template
 
     def spelt(token: int | None) -> str:
         return "" if token is None else tokenizer.piece(token)

@@ -36,7 +36,8 @@ def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
 
 def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return the final fields of an answer, or of a stream's last event."""
-    answer, word = piece.text.answer, piece.text.answer.stopped_by
+    answer = piece.text.answer
+    word = piece.text.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
     limit = call.asked.settings["max_tokens"]
     sampling = call.asked.settings["sampling"]

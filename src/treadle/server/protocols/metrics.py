@@ -158,9 +158,11 @@ def counters(service: Service) -> Values:
 
 def gauges(service: Service) -> Values:
     """Return current values."""
-    t, texts = service.tally, list(service.engine.texts.values())
+    t = service.tally
+    texts = list(service.engine.texts.values())
     running = sum(text.request.seq is not None for text in texts)
-    read, read_s = t.n_prompt - t.n_cached + t.n_embedded, t.prefill_s + t.embed_s
+    read = t.n_prompt - t.n_cached + t.n_embedded
+    read_s = t.prefill_s + t.embed_s
     pools = service.model.engine.cache.pools
     return {
         "llamacpp:requests_processing": ("Running requests", running),

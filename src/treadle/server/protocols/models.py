@@ -15,7 +15,8 @@ from treadle.server.requests.service import Service, service_of
 
 def describe(service: Service) -> dict[str, Any]:
     """Return OpenAI's object, with llama.cpp's ``meta``."""
-    model, tensors = service.model, service.model.gguf.tensors.values()
+    model = service.model
+    tensors = service.model.gguf.tensors.values()
     return {
         "id": service.name,
         "object": "model",
@@ -54,7 +55,8 @@ async def models(request: Request) -> Response:
     """``GET /v1/models``."""
     service = service_of(request)
     if is_anthropics(request):
-        data, name = [describe_for_anthropic(service)], service.name
+        data = [describe_for_anthropic(service)]
+        name = service.name
         return Json({"data": data, "first_id": name, "last_id": name, "has_more": False})
     return Json({"object": "list", "data": [describe(service)]})
 

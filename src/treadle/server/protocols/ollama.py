@@ -109,7 +109,8 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
-    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    given = read_fields(body, FIELDS)
+    asked = _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
     read_conversation({**chat, **_thinking(body)}, service, asked)
@@ -133,7 +134,8 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 @named({"json_schema": "format"})
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/generate``: the prompt is one chat message, unless ``raw``."""
-    given, asked = read_fields(body, FIELDS), _asked(service, body)
+    given = read_fields(body, FIELDS)
+    asked = _asked(service, body)
     prompt = given.get("prompt", "")
     if given.get("suffix"):
         asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
@@ -164,7 +166,8 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
 
 async def chat(request: Request) -> Response:
     """``POST /api/chat``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     if body.get("messages") in (None, []):  # the client wants the model loaded
         return Json(_loaded(service, _message))
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
@@ -172,7 +175,8 @@ async def chat(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """``POST /api/generate``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     if not body.get("prompt"):  # the client wants the model loaded
         return Json(_loaded(service, _response))
     call = await service.begin(request, read_generate, body)
@@ -274,7 +278,8 @@ def _ns(seconds: float) -> int:
 
 async def embed_texts(request: Request) -> Response:
     """``POST /api/embed``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     given = {"truncate": True, **read_fields(body, {**CUT, "truncate": flag})}
     embedder = embedder_of(service.model, given)
     if body.get("input") == []:
@@ -288,9 +293,12 @@ async def embed_texts(request: Request) -> Response:
 
 async def embed_prompt(request: Request) -> Response:
     """``POST /api/embeddings``, the older form: one input."""
-    service, body = service_of(request), await read_json(request)
-    given, prompt = read_fields(body, {"truncate": flag}), text("prompt", body.get("prompt"))
-    embedder, most = Embedder(service.model), most_tokens(service.model, given)
+    service = service_of(request)
+    body = await read_json(request)
+    given = read_fields(body, {"truncate": flag})
+    prompt = text("prompt", body.get("prompt"))
+    embedder = Embedder(service.model)
+    most = most_tokens(service.model, given)
     vectors, _ = await result(request, embed(service, prompt, embedder, "prompt", most=most))
     return Json({"embedding": vectors[0].tolist(), **_notes(service, body, embedder)})
 
@@ -304,7 +312,8 @@ def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dic
 
 def describe(service: Service) -> dict[str, Any]:
     """Return the served model, as ``/api/tags`` lists it."""
-    model, when = service.model, datetime.fromtimestamp(service.created, timezone.utc)
+    model = service.model
+    when = datetime.fromtimestamp(service.created, timezone.utc)
     # Clients need a digest; hashing the whole file would be too slow.
     told = f"{model.path}:{model.gguf.n_bytes}".encode()
     return {
@@ -319,7 +328,8 @@ def describe(service: Service) -> dict[str, Any]:
 
 def details(service: Service) -> dict[str, Any]:
     """Return the model's family, size and quantization."""
-    card, arch = service.card(), service.model.config.arch.name
+    card = service.card()
+    arch = service.model.config.arch.name
     return {
         "parent_model": "",
         "format": "gguf",

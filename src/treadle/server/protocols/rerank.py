@@ -45,13 +45,15 @@ FIELDS: Table = {
 
 async def rerank(request: Request) -> Response:
     """``POST /v1/rerank``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     return Json(await result(request, rerank_answer(service, body)))
 
 
 async def cohere_rerank(request: Request) -> Response:
     """``POST /v2/rerank``, in the format of Cohere's client."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     body.pop("texts", None)  # Text Embeddings Inference's field
     found = await result(request, rerank_answer(service, body))
     n_tokens = found["usage"]["prompt_tokens"]
@@ -64,11 +66,13 @@ async def cohere_rerank(request: Request) -> Response:
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     """Return the whole response body, best document first. Raises ApiError and TreadleError."""
     name = "texts" if "texts" in body else "documents"
-    given, documents = read_fields(body, FIELDS), _documents(body.get(name), name)
+    given = read_fields(body, FIELDS)
+    documents = _documents(body.get(name), name)
     if "query" not in given:
         raise ApiError(400, "query: expected a string", param="query")
     lora = lora_scales(given.get("lora"), service.model.engine)
-    model, per_document = service.model, given.get("max_tokens_per_doc")
+    model = service.model
+    per_document = given.get("max_tokens_per_doc")
     most = room(model) if per_document else most_tokens(model, given)
     asked = model, given["query"], documents, lora, name, most, per_document
     reranker, pairs = await service.prepare(_read, *asked)

@@ -65,7 +65,8 @@ def _progress(each: Any) -> dict[str, int]:
 
 async def act(request: Request) -> Response:
     """``POST /slots/{id}?action=save|restore|erase``; ``filename`` for save and restore."""
-    service, action = service_of(request), request.query_params.get("action")
+    service = service_of(request)
+    action = request.query_params.get("action")
     acts: dict[str | None, Act] = {"save": _save, "restore": _restore, "erase": _erase}
     if action not in acts:
         raise ApiError(400, "action: expected save, restore or erase", param="action")
@@ -122,7 +123,9 @@ def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]
 
 def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Save the slot's sequence to a file; pages that were evicted are recomputed."""
-    began, ids = time.perf_counter(), slot.ids[: model.n_ctx]  # the last id may not be in the cache
+    # the last id may not be in the cache
+    began = time.perf_counter()
+    ids = slot.ids[: model.n_ctx]
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
     with model.engine.lock:
@@ -146,7 +149,8 @@ def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Load a file's sequence into the prefix cache."""
     began = time.perf_counter()
     session = model.load_session(path)
-    slot.ids, slot.lora = session.ids, session.seq.lora
+    slot.ids = session.ids
+    slot.lora = session.seq.lora
     session.retire()
     return {
         "id_slot": slot.id,
@@ -159,7 +163,8 @@ def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 def _erase(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Drop the cached pages of the slot's sequence, except those shared with other sequences."""
-    ids, slot.ids = slot.ids, []
+    ids = slot.ids
+    slot.ids = []
     with model.engine.lock:
         model.engine.cache.revive().close()
         model.engine.cache.tree.erase(ids, slot.lora)

@@ -70,8 +70,10 @@ MESSAGE: Table = {"function_call": refused("not supported: use tool_calls")}
 
 def read_conversation(body: Mapping[str, Any], service: Service, asked: GenerationRequest) -> None:
     """Set the prompt, stop strings and answer plan of ``asked``. Raises ApiError, TreadleError."""
-    given, model = read_fields(body, FIELDS), service.model
-    tools, wanted = read_tools(given), asked.wanted
+    given = read_fields(body, FIELDS)
+    model = service.model
+    tools = read_tools(given)
+    wanted = asked.wanted
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
         raise ApiError(
             400,
@@ -104,7 +106,8 @@ def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> in
     """Return the reasoning budget in tokens: 0 if reasoning is off, else ``asked``, else that of
     ``reasoning_effort`` if the template does not use it.
     """
-    template, effort = service.model.template, given.get("reasoning_effort")
+    template = service.model.template
+    effort = given.get("reasoning_effort")
     if template.is_off(_variables(given), budget=asked):
         return 0
     if asked is not None:
@@ -120,7 +123,8 @@ def conversation_text(
     """Render a body's messages with the model's template. ``told`` gets a warning for each part
     that is converted or left out. Raises ApiError and TemplateError.
     """
-    given, model = read_fields(body, FIELDS), service.model
+    given = read_fields(body, FIELDS)
+    model = service.model
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
     said = read_messages(given["messages"])

@@ -24,7 +24,8 @@ class ClientSlot:
     """One slot: the output in it while it runs, and the tokens of the last one."""
 
     def __init__(self, id: int) -> None:
-        self.id, self.used = id, 0
+        self.id = id
+        self.used = 0
         self.ids: list[int] = []
         self.lora: Lora = ()  # the LoRA adapters of ``ids``
         self.text: SlotText | None = None
@@ -55,7 +56,9 @@ class ClientSlots:
             return
         slot = next((slot for slot in free if slot.id == wanted), None) or self._best(free, text)
         self._n_taken += 1
-        slot.text, slot.used, text.slot = text, self._n_taken, slot.id
+        slot.text = text
+        slot.used = self._n_taken
+        text.slot = slot.id
 
     def _best(self, free: list[ClientSlot], text: SlotText) -> ClientSlot:
         """Return the slot with the longest common prefix; of equals the least recently used. Called
@@ -67,7 +70,8 @@ class ClientSlots:
         for slot in others:
             longer = most < len(slot.ids) and most < len(ids) and slot.ids[most] == ids[most]
             if longer and (n := alike(slot.ids, ids)) > most:
-                best, most = slot, n
+                best = slot
+                most = n
         return best
 
     def leave(self, text: SlotText) -> None:

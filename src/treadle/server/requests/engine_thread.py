@@ -42,9 +42,12 @@ class EngineThread:
     """
 
     def __init__(self, model: Model, tally: ServerStats) -> None:
-        self.model, self.tally = model, tally
-        self.turns, self.scheduler = model._turns, model._turns.scheduler
-        self.state, self.why = "loading", ""
+        self.model = model
+        self.tally = tally
+        self.turns = model._turns
+        self.scheduler = model._turns.scheduler
+        self.state = "loading"
+        self.why = ""
         self.warmed: Future[None] = Future()
         # A waiter that gives up (Ctrl-C while kernels are compiled) must not cancel it.
         self.warmed.set_running_or_notify_cancel()
@@ -55,7 +58,8 @@ class EngineThread:
         )  # dropped after they were done, perhaps before ``_tell``
         self._news: deque[RequestStream] = deque()  # calls with new output, not yet woken
         self._jobs: deque[_Job] = deque()
-        self._bell, self._stopping = threading.Event(), False
+        self._bell = threading.Event()
+        self._stopping = False
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:

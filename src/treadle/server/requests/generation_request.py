@@ -50,7 +50,9 @@ def _words(name: str, value: Any) -> list[str] | str:
     return value if isinstance(value, str) else texts(name, value)
 
 
-_NUMBER, _WHOLE = number(-1e300, 1e300), whole(-(2**31))  # ``Sampling`` checks their ranges
+# ``Sampling`` checks their ranges
+_NUMBER = number(-1e300, 1e300)
+_WHOLE = whole(-(2**31))
 SAMPLERS: Table = {
     "samplers": _words,
     "temperature": _NUMBER,
@@ -263,7 +265,8 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
         if two and body.get(ours) not in (None, "", body[name]):
             raise two_forms(name, ours)
         if body.get(name) is not None and (body.get(ours) is None or name.startswith("max_")):
-            body[ours], names[ours] = body[name], name
+            body[ours] = body[name]
+            names[ours] = name
     with named(names):
         asked = _asked(body, model, defaults, names)
     form = body.get("response_format")
@@ -276,21 +279,24 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
     """Move vLLM's constraint fields into ours, in place. Return the client's names by ours."""
-    made, names = dict[str, Any](), dict[str, str]()
+    made = dict[str, Any]()
+    names = dict[str, str]()
     own = {"json": "json_schema", "choice": "regex"}
     given = read_fields(
         body, {name: COMMON[name] for name in ("guided_choice", "structured_outputs")}
     )
     for name, value in given.get("structured_outputs", {}).items():
         if name == "json_object":
-            name, value = "json", {"type": "object"} if value else None
+            name = "json"
+            value = {"type": "object"} if value else None
         if value is not None:
             made[own.get(name, name)] = value
             names[own.get(name, name)] = f"structured_outputs.{name}"
     if "guided_choice" in given:
         if "regex" in made:
             raise two_forms("guided_choice", names["regex"])
-        made["regex"], names["regex"] = given["guided_choice"], "guided_choice"
+        made["regex"] = given["guided_choice"]
+        names["regex"] = "guided_choice"
     for name in made:
         for other in (name, *(each for each, ours in SYNONYMS.items() if ours == name)):
             if body.get(other) is not None:
@@ -358,7 +364,8 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise wrong("logit_bias", pair, "pairs of a token and a bias")
-        token, amount = pair[0], pair[1]
+        token = pair[0]
+        amount = pair[1]
         if amount is False:
             amount = -math.inf
         elif isinstance(amount, bool) or not isinstance(amount, int | float):
@@ -379,7 +386,8 @@ def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions
     """
     keys = ("grammar", "json_schema", "regex")
     found = {key: given[key] for key in keys if given.get(key, "") != ""}
-    form, lenient = given.get("response_format"), False
+    form = given.get("response_format")
+    lenient = False
     own = {} if form is None else _response_format(form)
     any_object = own == ANY_OBJECT and "json_schema" in found
     if own and not any_object and found and own != found:
@@ -409,7 +417,8 @@ def two_forms(one: str, other: str) -> ApiError:
 
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
     """Return the grammar, schema or regular expression of a ``response_format``."""
-    kind, where = form.get("type"), "response_format"
+    kind = form.get("type")
+    where = "response_format"
     if kind == "text":
         return {}
     if kind == "json_object" and form.get("schema") is None and form.get("json_schema") is None:

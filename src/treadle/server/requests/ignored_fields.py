@@ -60,7 +60,8 @@ def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> lis
     """Return warnings for an Ollama body and its ``options``. A ``num_ctx`` up to the server's
     ``n_ctx`` needs none.
     """
-    told, options = ignored_fields(body, table), body.get("options")
+    told = ignored_fields(body, table)
+    options = body.get("options")
     if body.get("keep_alive") in OLLAMA_UNLOAD:
         told.append("keep_alive: ignored: the model stays loaded")
     if not isinstance(options, dict):

@@ -64,7 +64,8 @@ class StreamPiece:
 
     def said(self) -> list[OutputPiece]:
         """Return its reasoning, content and tool calls. Call it once for each piece, in order."""
-        scanner, out = self.text.scanner, []
+        scanner = self.text.scanner
+        out = []
         for part, n_ids in self.parts:
             out += self.text.scan(part, n_ids)
         if self.finish_reason is not None:
@@ -91,8 +92,12 @@ class OutputStream:
     """One output of a call: its choice index, and its arrival and first-token times in seconds."""
 
     def __init__(self, call: RequestStream, request: Request, index: int, prompt: int = 0) -> None:
-        self.call, self.request, self.answer = call, request, request.answer
-        self.index, self.prompt = index, prompt  # indexes of the choice and of its prompt
+        self.call = call
+        self.request = request
+        self.answer = request.answer
+        # indexes of the choice and of its prompt
+        self.index = index
+        self.prompt = prompt
         self.scanner = call.asked.planned.speech.scanner()
         self.n_told = 0  # ids returned so far
         self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
@@ -102,7 +107,9 @@ class OutputStream:
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
         # Already counted in ``ServerStats``: ids, seconds of decoding, its end.
-        self.n_counted, self.counted_s, self.counted = 0, 0.0, False
+        self.n_counted = 0
+        self.counted_s = 0.0
+        self.counted = False
         self.drafts_counted: tuple[int, int, list[int]] = (0, 0, [])
 
     def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[OutputPiece]:
@@ -110,7 +117,8 @@ class OutputStream:
         ids.
         """
         scanner = self.scanner
-        reasons, open = scanner.in_reasoning, scanner.undecided
+        reasons = scanner.in_reasoning
+        open = scanner.undecided
         out = scanner.feed(part, last=last)
         if reasons:
             self.n_thought += n_ids
@@ -126,7 +134,9 @@ class OutputStream:
         """Return the new output, or None. Raises ApiError if the request has failed."""
         if self.call.asked.progress and (moved := self._take_progress()) is not None:
             return moved
-        answer, parts, n = self.answer, [], self.n_told
+        answer = self.answer
+        parts = []
+        n = self.n_told
         while (piece := answer.take()) is not None:
             parts.append((piece, answer.n_taken - n))
             n = answer.n_taken
@@ -135,7 +145,8 @@ class OutputStream:
             raise problem_of(answer.error)
         if not parts and not over:
             return None
-        start, end = self.n_told, len(answer.ids) if over else answer.n_taken
+        start = self.n_told
+        end = len(answer.ids) if over else answer.n_taken
         shown = answer.n_shown if over else end  # a stop string is never returned
         self.n_told = end
         logprobs = answer.logprobs[start:shown]
@@ -152,7 +163,8 @@ class OutputStream:
 
     def progress(self) -> Progress | None:
         """Return the prompt's progress; None after the first token, or before anything is known."""
-        timings, request = self.answer.timings, self.request
+        timings = self.answer.timings
+        request = self.request
         found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place)
         begun = self.answer.ids or self.answer.done
         return None if begun or not (found.processed or found.place) else found
@@ -161,7 +173,8 @@ class OutputStream:
         """Return a progress piece if it has changed; at least one before the first token, however
         fast the prefill was.
         """
-        now, timings = self.progress(), self.answer.timings
+        now = self.progress()
+        timings = self.answer.timings
         begun = self.answer.ids or self.answer.done
         if begun and self.told is None and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
@@ -176,7 +189,8 @@ class Wakeup:
     """Wakes the one waiting coroutine; a wakeup without a waiter is kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._rung = loop, False
+        self._loop = loop
+        self._rung = False
         self._waiter: asyncio.Future[bool] | None = None
 
     def ring(self, rung: bool = True) -> None:
@@ -214,14 +228,17 @@ class RequestStream:
         came_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        self.asked, self.came_s = asked, came_s  # its arrival time
+        # its arrival time
+        self.asked = asked
+        self.came_s = came_s
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
         self.bell = Wakeup(self.loop)
         self.texts: list[OutputStream] = []
         self.stream = asked.stream  # else only finished outputs matter
         self.ended: BaseException | None = None  # the error of ``give_up``
-        self._drop, self._wake = drop, wake
+        self._drop = drop
+        self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
             left_s = came_s + timeout_s - time.perf_counter()

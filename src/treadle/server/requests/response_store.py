@@ -42,7 +42,8 @@ class ResponseStore:
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
-        self._most, self._most_characters = most, most_characters
+        self._most = most
+        self._most_characters = most_characters
         self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_item: dict[str, dict[str, None]] = {}  # the responses that have each item
         self._n = 0  # characters

@@ -122,7 +122,8 @@ class Service:
             if not is_large.get():
                 return await asyncio.wrap_future(self._pool.submit(work, *args))
             await self._large.acquire()
-            job, loop = self._pool.submit(work, *args), asyncio.get_running_loop()
+            job = self._pool.submit(work, *args)
+            loop = asyncio.get_running_loop()
 
             def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
                 with suppress(RuntimeError):  # the loop has ended
@@ -243,7 +244,8 @@ class Service:
                 f"{n} more requests would exceed the limit of {self.settings.max_requests} "
                 "(--max-requests)"
             )
-        queued_s, most_s = self.engine.queued_s(), self.settings.max_queue_s
+        queued_s = self.engine.queued_s()
+        most_s = self.settings.max_queue_s
         if queued_s > most_s:
             raise busy(
                 f"{queued_s:.0f} s of prompt processing are queued, more than --max-queue allows",

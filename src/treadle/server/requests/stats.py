@@ -65,7 +65,9 @@ class ServerStats:
 
     def note_news(self, text: OutputStream, now: float) -> None:
         """Count a request's new events: its prompt with its first id, ids as they come, its end."""
-        answer, t, done = text.answer, text.answer.timings, text.answer.done
+        answer = text.answer
+        t = text.answer.timings
+        done = text.answer.done
         n_new = t.n_generated - text.n_counted
         if text.counted or not (n_new or done):
             return
@@ -78,7 +80,8 @@ class ServerStats:
             self.n_from_files += t.cache.files
             self.prefill_s += t.prefill_s
         if n_new and not text.first_s:
-            text.first_s, started = now, text.request.started or now
+            text.first_s = now
+            started = text.request.started or now
             self.first.note(now - text.came_s)
             self.waited.note(max(0.0, started - text.came_s))
             self.reading.note(now - started)
@@ -88,7 +91,8 @@ class ServerStats:
             self._note_drafts(text)
         self.n_written += n_new
         self.decode_s += t.decode_s - text.counted_s
-        text.n_counted, text.counted_s = text.n_counted + n_new, t.decode_s
+        text.n_counted = text.n_counted + n_new
+        text.counted_s = t.decode_s
         if done:
             self.whole.note(now - text.came_s)
             if text.first_s:
@@ -98,7 +102,8 @@ class ServerStats:
 
     def _note_drafts(self, text: OutputStream) -> None:
         """Count the new drafts of a request."""
-        t, (n_drafts, n_drafted, at) = text.answer.timings, text.drafts_counted
+        t = text.answer.timings
+        (n_drafts, n_drafted, at) = text.drafts_counted
         if t.n_drafts == n_drafts:
             return
         now = list(t.accepted_at)

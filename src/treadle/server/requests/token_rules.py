@@ -88,7 +88,8 @@ def read_rules(body: Any, model: Model) -> TokenRules:
     """Read the rules of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
-        ids, n_vocab = given.get(name, []), model.config.n_vocab
+        ids = given.get(name, [])
+        n_vocab = model.config.n_vocab
         if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
             raise wrong(name, ids, f"token ids from 0 to {n_vocab - 1}")
     if given.get("allowed_token_ids") == []:

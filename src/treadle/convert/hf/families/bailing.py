@@ -55,9 +55,11 @@ def _first_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules that split qkv into three matrices: in GGUF, rows of q and k are in
     RoPE pairs.
     """
-    n_head, n_embd = keys.integer("num_attention_heads"), keys.integer("hidden_size")
+    n_head = keys.integer("num_attention_heads")
+    n_embd = keys.integer("hidden_size")
     head_dim = keys.integer("head_dim", max(1, n_embd // n_head))
-    n_q, n_k = n_head * head_dim, keys.integer("num_key_value_heads", n_head) * head_dim
+    n_q = n_head * head_dim
+    n_k = keys.integer("num_key_value_heads", n_head) * head_dim
     ends = {"q": (0, n_q), "k": (n_q, n_q + n_k), "v": (n_q + n_k, n_q + 2 * n_k)}
     rules = [
         DerivationRule(

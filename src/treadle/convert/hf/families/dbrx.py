@@ -13,12 +13,15 @@ from treadle.convert.sources.derived_tensors import DerivationRule, Rows
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 
-_ATTENTION, _FFN = "attn_config", "ffn_config"
+_ATTENTION = "attn_config"
+_FFN = "ffn_config"
 _KV_HEADS, _CLIP, _THETA = (
     f"{_ATTENTION}.{key}" for key in ("kv_n_heads", "clip_qkv", "rope_theta")
 )
-_WIDTH, _ACTIVATION = f"{_FFN}.ffn_hidden_size", f"{_FFN}.ffn_act_fn.name"
-_COUNT, _USED = f"{_FFN}.moe_num_experts", f"{_FFN}.moe_top_k"
+_WIDTH = f"{_FFN}.ffn_hidden_size"
+_ACTIVATION = f"{_FFN}.ffn_act_fn.name"
+_COUNT = f"{_FFN}.moe_num_experts"
+_USED = f"{_FFN}.moe_top_k"
 _NORM = f"{_FFN}.moe_normalize_expert_weights"
 _AT = "ffn.experts"
 _MATRICES = {"w1": "ffn_gate_exps", "v1": "ffn_up_exps", "w2": "ffn_down_exps"}

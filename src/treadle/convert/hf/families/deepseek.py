@@ -16,15 +16,19 @@ from treadle.models.archs import EXPERTS_GATING
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, LOG_MULTIPLIER, VALUE
 
-_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of the functions that score experts
-_DENSE, _SPARSE = "dense", "sparse"
+# llama.cpp's numbers of the functions that score experts
+_SOFTMAX = 1
+_SIGMOID = 2
+_DENSE = "dense"
+_SPARSE = "sparse"
 
 
 def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, Any]:
     """Return the keys of the one latent row that all heads share: ``rank`` elements plus those with
     RoPE; ``_mla`` are the sizes of the keys and values that it expands to.
     """
-    rank, n_rope = keys.integer("kv_lora_rank"), keys.integer("qk_rope_head_dim")
+    rank = keys.integer("kv_lora_rank")
+    n_rope = keys.integer("qk_rope_head_dim")
     made: dict[str, Any] = {
         "attention.head_count_kv": 1,
         KV_RANK: rank,
@@ -63,7 +67,8 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; all files count groups of experts, and one of two methods uses them."""
-    made, method = _latent_keys(keys, n_layer, _SOFTMAX), keys.text("topk_method", "greedy")
+    made = _latent_keys(keys, n_layer, _SOFTMAX)
+    method = keys.text("topk_method", "greedy")
     if method == "greedy":
         made |= {"expert_group_count": 1, "expert_group_used_count": 1}
     elif method != "group_limited_greedy":
@@ -114,7 +119,8 @@ def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    n_head, n_v = keys.integer("num_attention_heads"), keys.integer("v_head_dim")
+    n_head = keys.integer("num_attention_heads")
+    n_v = keys.integer("v_head_dim")
     gives = {
         "self_attn.k_b.weight": partial(_k_b, n_head=n_head, n_v=n_v),
         "self_attn.v_b.weight": partial(_v_b, n_head=n_head, n_v=n_v),

@@ -16,7 +16,8 @@ from treadle.files.keys import MetadataReader
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; the width is that of all shared experts together."""
-    n, width = keys.integer("num_shared_experts", lo=0), keys.integer("moe_intermediate_size")
+    n = keys.integer("num_shared_experts", lo=0)
+    width = keys.integer("moe_intermediate_size")
     return {
         "expert_shared_count": n,
         "expert_shared_feed_forward_length": n * width,

@@ -80,7 +80,8 @@ def _falcon_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """
     of = partial(_factor, keys)
     gate, down = _factors(keys, "mlp_multipliers", 2)
-    n_inner, n_head = _n_inner(keys), keys.integer("mamba_n_heads")
+    n_inner = _n_inner(keys)
+    n_head = keys.integer("mamba_n_heads")
     n_state = keys.integer("mamba_n_groups") * keys.integer("mamba_d_state")
     sizes = (n_inner, n_inner, n_state, n_state, n_head)
     rows = np.repeat(_factors(keys, "ssm_multipliers", 5), sizes)[:, None]

@@ -17,7 +17,9 @@ from treadle.models.graphs.gemma3n import ACTIVE, CUTS, N_STREAMS, N_STREAMS_MAX
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
 _PATTERN = "activation_sparsity_pattern"
-_N_SPARSE, _SHARE = 10, 0.95  # defaults: layers (of larger models), share of gate values zeroed
+# defaults: layers (of larger models), share of gate values zeroed
+_N_SPARSE = 10
+_SHARE = 0.95
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
             "treadle supports only rope_type proportional in full_attention layers",
         )
     wide, wide_kv = wide_heads(keys)
-    narrow, n_kv = keys.integer("head_dim"), keys.integer("num_key_value_heads")
+    narrow = keys.integer("head_dim")
+    n_kv = keys.integer("num_key_value_heads")
     n_shared = keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
     made: dict[str, Any] = {
         "rope.dimension_count": wide,

@@ -19,7 +19,8 @@ _NAMES: Names = {
 
 def _local(keys: MetadataReader, n_layer: int) -> Windowed:
     """Return the layers with a window; each entry is a list of kinds and a repeat count."""
-    given, found = keys.get(_TYPES), list[str]()
+    given = keys.get(_TYPES)
+    found = list[str]()
     for each in given if isinstance(given, list) else ():
         fits = isinstance(each, list) and len(each) == 2 and isinstance(each[0], list)
         if not fits or not isinstance(each[1], int) or not 0 <= each[1] <= n_layer:

@@ -20,7 +20,8 @@ from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 from treadle.models.graphs.recurrence import KDA_HEAD
 
 _LATENT = LATENTS["deepseek_v3"]
-_FULL, _EVERY = ATTENTION[0], 4
+_FULL = ATTENTION[0]
+_EVERY = 4
 _STATE = "linear_attention"
 _MOE = "block_sparse_moe."
 _COUNTS = {  # the published folder's keys; those of transformers are read as in other families
@@ -37,7 +38,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if heads != n_head:
         what = f"{heads} heads have a state: expected num_attention_heads, {n_head}"
         keys.refuse("linear_attn_config", what)
-    rank, n_rope = keys.integer("kv_lora_rank"), keys.integer("qk_rope_head_dim")
+    rank = keys.integer("kv_lora_rank")
+    n_rope = keys.integer("qk_rope_head_dim")
     made: dict[str, Any] = {
         "attention.head_count_kv": [int(flag) for flag in _attends(keys, inner, n_layer)],
         KV_RANK: rank,

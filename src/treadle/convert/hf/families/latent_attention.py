@@ -21,7 +21,8 @@ _WHOLE = {
     "self_attn.kv_b_proj": "attn_kv_b",
 }
 _TURNED = {"head_dim": "qk_rope_head_dim"}
-_V3, _GLM4 = LATENTS["deepseek_v3"], MIXTURES["glm4_moe"]
+_V3 = LATENTS["deepseek_v3"]
+_GLM4 = MIXTURES["glm4_moe"]
 
 
 def _head_keys(keys: MetadataReader) -> dict[str, Any]:
@@ -48,7 +49,8 @@ def _head_keys(keys: MetadataReader) -> dict[str, Any]:
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; a scale that is null is 1."""
-    n_embd, depth = keys.integer("hidden_size"), 1.0
+    n_embd = keys.integer("hidden_size")
+    depth = 1.0
     if keys.values.get("scale_depth", 0) is not None:
         depth = keys.number("scale_depth", lo=1e-6) / n_layer**0.5
     base = float(n_embd)

@@ -13,7 +13,9 @@ from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
 from treadle.models.graphs.llama4 import has_norms
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 
-ARCH, _CHUNK, _STEP = "llama4", "attention_chunk_size", "interleave_moe_layer_step"
+ARCH = "llama4"
+_CHUNK = "attention_chunk_size"
+_STEP = "interleave_moe_layer_step"
 _AT = "feed_forward."
 _EXPERTS = f"{_AT}experts."
 
@@ -23,7 +25,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     others.
     """
     _refuse_kinds(keys, n_layer)
-    n_expert, step = keys.integer("num_local_experts"), keys.integer(_STEP)
+    n_expert = keys.integer("num_local_experts")
+    step = keys.integer(_STEP)
     layers = keys.get("moe_layers")
     if layers is not None and layers != list(range(step - 1, n_layer, step)):
         keys.refuse(

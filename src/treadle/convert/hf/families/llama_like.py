@@ -121,7 +121,8 @@ def _master(keys: MetadataReader) -> Sequence[DerivationRule]:
     settings = keys.within("quantization_config")
     if settings is None:
         return ()
-    mode, kind = settings.text("quantization_mode", "offline"), settings.text("linear_class", "")
+    mode = settings.text("quantization_mode", "offline")
+    kind = settings.text("linear_class", "")
     if (mode, kind) != ("online", "autobitlinear"):
         settings.refuse(
             "quantization_mode",

@@ -145,7 +145,8 @@ def _jamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _jamba_names() -> Names:
-    ffn, attn = "feed_forward", "self_attn"
+    ffn = "feed_forward"
+    attn = "self_attn"
     return {
         "embed_tokens": "token_embd",
         "input_layernorm": "attn_norm",

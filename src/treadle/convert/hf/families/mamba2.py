@@ -173,7 +173,8 @@ def _nemotron(keys: MetadataReader) -> Family:
 
 
 def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    kinds, n_head_kv = _nemotron_kinds(keys), keys.integer("num_key_value_heads")
+    kinds = _nemotron_kinds(keys)
+    n_head_kv = keys.integer("num_key_value_heads")
     if len(kinds) != n_layer:
         keys.fail(
             "num_hidden_layers", f"is {n_layer}", f"{len(kinds)}, the number of listed layer kinds"
@@ -294,7 +295,8 @@ def _no_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    flags, n_head_kv = has_attention(keys, n_layer), keys.integer("num_key_value_heads", 0, lo=0)
+    flags = has_attention(keys, n_layer)
+    n_head_kv = keys.integer("num_key_value_heads", 0, lo=0)
     n_head_kv = n_head_kv or keys.integer("num_attention_heads")
     n_inner = keys.integer("mamba_expand") * keys.integer("hidden_size")
     return {

@@ -29,7 +29,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """
     if keys.integer("n_group", 1) != 1:
         keys.refuse("n_group", "treadle supports only one group of experts in this architecture")
-    made, rope = _V2.more(keys, n_layer), keys.within("rope_parameters")
+    made = _V2.more(keys, n_layer)
+    rope = keys.within("rope_parameters")
     made["rope.dimension_count"] = keys.integer("qk_rope_head_dim")  # in JSON a share of a head
     original = "original_max_position_embeddings"
     if rope is not None and rope.get("llama_4_scaling_beta") and rope.get(original) is not None:

@@ -111,7 +111,8 @@ def _down(rows: Rows, n_embd: int) -> Rows:
 
 def _qwen3_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules for all experts in one tensor, gates before ups."""
-    at, n_embd = "mlp.experts.", keys.integer("hidden_size")
+    at = "mlp.experts."
+    n_embd = keys.integer("hidden_size")
     gives = {
         f"{at}gate_proj.weight": partial(_gate, n_embd=n_embd),
         f"{at}up_proj.weight": partial(_up, n_embd=n_embd),

@@ -94,7 +94,9 @@ def _part(*rows: Rows, first: int, n: int) -> Rows:
 
 def _olmo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v, d_k, d_v = _sizes(keys)
-    widths, gives, first = {"q": n_k * d_k, "k": n_k * d_k, "v": n_v * d_v}, {}, 0
+    widths = {"q": n_k * d_k, "k": n_k * d_k, "v": n_v * d_v}
+    gives = {}
+    first = 0
     for name, n in widths.items():
         gives[f"{_AT}{name}_taps.weight"] = partial(_part, first=first, n=n)
         first += n

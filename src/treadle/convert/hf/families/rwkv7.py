@@ -76,7 +76,8 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return the rules. The first layer's values are not mixed, but llama.cpp requires the tensors:
     as in its converter, they are copies of the rates' tensors.
     """
-    made, mixed = (_first_of, _second_of, _third_of), "attn.mixed.weight"
+    made = (_first_of, _second_of, _third_of)
+    mixed = "attn.mixed.weight"
     rates = dict(zip((*_lora("a", *_PARTS[:2]), "attn.a0.weight"), made, strict=True))
     values = dict(zip((f"attn.unread.v{i}.weight" for i in (1, 2, 0)), made, strict=True))
     return (

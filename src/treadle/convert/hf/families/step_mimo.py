@@ -15,9 +15,12 @@ from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 
-_WIDE, _NARROW = "full_attention", "sliding_attention"
-_OTHER, _FURTHER = "attention_other_setting", "num_nextn_predict_layers"
-_SHARES, _ENUM = "partial_rotary_factors", "moe_layers_enum"
+_WIDE = "full_attention"
+_NARROW = "sliding_attention"
+_OTHER = "attention_other_setting"
+_FURTHER = "num_nextn_predict_layers"
+_SHARES = "partial_rotary_factors"
+_ENUM = "moe_layers_enum"
 
 
 # -- Step -------------------------------------------------------------------------------------
@@ -25,7 +28,8 @@ _SHARES, _ENUM = "partial_rotary_factors", "moe_layers_enum"
 
 def _listed(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
     """Return a value for each layer; published folders also list MTP layers."""
-    found, most = keys.get(key), n_layer + keys.integer(_FURTHER, 0, lo=0)
+    found = keys.get(key)
+    most = n_layer + keys.integer(_FURTHER, 0, lo=0)
     if not isinstance(found, list) or len(found) not in (n_layer, most):
         keys.fail(key, f"is {found!r:.60}", f"a list of {n_layer}")
     return found[:n_layer]
@@ -33,7 +37,8 @@ def _listed(keys: MetadataReader, key: str, n_layer: int) -> list[Any]:
 
 def _step_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return published folders' keys in transformers' spelling."""
-    given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
+    given = dict(keys.values)
+    n_layer = keys.integer("num_hidden_layers")
     kinds = [_WIDE] * n_layer
     if keys.get("layer_types") is not None:
         kinds = given["layer_types"] = _listed(keys, "layer_types", n_layer)
@@ -43,7 +48,8 @@ def _step_keys(keys: MetadataReader) -> dict[str, Any]:
     if given.get("mlp_layer_types") is None:
         given["mlp_layer_types"] = _kinds_of_ffns(keys, n_layer)
     if (other := keys.within(_OTHER)) is not None:
-        n_head, n_kv = keys.integer("num_attention_heads"), "num_attention_groups"
+        n_head = keys.integer("num_attention_heads")
+        n_kv = "num_attention_groups"
         given.setdefault("num_sliding_attention_heads", other.integer(_HEADS, n_head))
         for key in (n_kv, "head_dim"):
             if other.get(key) is not None and other.get(key) != keys.get(key):
@@ -92,7 +98,8 @@ def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
 
 def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return per-layer heads and limits."""
-    n_head, kinds = keys.integer(_HEADS), keys.get("layer_types") or [_WIDE] * n_layer
+    n_head = keys.integer(_HEADS)
+    kinds = keys.get("layer_types") or [_WIDE] * n_layer
     own = keys.integer("num_sliding_attention_heads", n_head)
     made: dict[str, Any] = {
         "attention.head_count": [own if kind == _NARROW else n_head for kind in kinds],
@@ -131,13 +138,15 @@ _STEP: Names = {
 
 # -- MiMo -------------------------------------------------------------------------------------
 
-_SHARE, _BASES = 0.334, {_WIDE: 5e6, _NARROW: 1e4}
+_SHARE = 0.334
+_BASES = {_WIDE: 5e6, _NARROW: 1e4}
 _SAME = {"swa_head_dim": "head_dim", "swa_v_head_dim": "v_head_dim", f"swa_{_HEADS}": _HEADS}
 
 
 def _mimo_keys(keys: MetadataReader) -> dict[str, Any]:
     """Return published folders' keys in transformers' spelling."""
-    given, n_layer = dict(keys.values), keys.integer("num_hidden_layers")
+    given = dict(keys.values)
+    n_layer = keys.integer("num_hidden_layers")
     for key, own in _SAME.items():
         if keys.get(key) not in (None, keys.get(own)):
             keys.refuse(key, f"is {keys.get(key)!r:.60}, and {own} is {keys.get(own)!r:.60}")
@@ -173,7 +182,8 @@ def _mimo_keys(keys: MetadataReader) -> dict[str, Any]:
 
 def _mimo_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; numbers of key heads are per layer."""
-    n_kv, kinds = keys.integer("num_key_value_heads"), keys.get("layer_types")
+    n_kv = keys.integer("num_key_value_heads")
+    kinds = keys.get("layer_types")
     own = keys.integer("swa_num_key_value_heads", 2 * n_kv)
     shares = [
         rope.number("partial_rotary_factor", _SHARE, lo=0.0, hi=1.0)

@@ -35,7 +35,9 @@ def _blocks(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     given = keys.get(_BLOCKS)
     if not isinstance(given, list) or len(given) != n_layer:
         keys.fail(_BLOCKS, f"is {given!r:.60}", f"a list of {n_layer}")
-    heads, heads_kv, widths = list[int](), list[int](), list[int]()
+    heads = list[int]()
+    heads_kv = list[int]()
+    widths = list[int]()
     for i, block in enumerate(given):
         if not isinstance(block, dict):
             keys.fail(f"{_BLOCKS}[{i}]", f"is {block!r:.60}", "an object")
@@ -90,7 +92,8 @@ def _growing(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return FFN widths, each a multiple of ``ffn_dim_divisor``: the nearest, or the next if that
     is less than nine tenths.
     """
-    given, step = keys.get(_MULTIPLIERS), keys.integer("ffn_dim_divisor")
+    given = keys.get(_MULTIPLIERS)
+    step = keys.integer("ffn_dim_divisor")
     each = given if isinstance(given, list) else [given] * n_layer
     if len(each) != n_layer:
         keys.fail(_MULTIPLIERS, f"has {len(each)} entries", f"{n_layer}, one per layer")
@@ -145,7 +148,8 @@ def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
     copy.
     """
     into, out = (partial(_times, factor=np.float32(scale)) for scale in _scales(keys))
-    scaled, head = {"wte.weight": into}, {_HEAD: out}
+    scaled = {"wte.weight": into}
+    head = {_HEAD: out}
     if not keys.flag("tie_word_embeddings", True):
         return DerivationRule(("wte.weight",), scaled, floats=True), DerivationRule(
             ("lm_head.weight",), head, floats=True

@@ -67,7 +67,8 @@ def _clova_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; attention layers are listed, all others are recurrent."""
-    listed, kinds = keys.get("attn_layer_indices") or [], keys.get("layers_block_type")
+    listed = keys.get("attn_layer_indices") or []
+    kinds = keys.get("layers_block_type")
     if not isinstance(listed, list) or not all(type(i) is int for i in listed):
         keys.fail("attn_layer_indices", f"is {listed!r:.60}", "a list of layers")
     if kinds is not None and not (isinstance(kinds, list) and len(kinds) == n_layer):

@@ -32,15 +32,18 @@ def first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
 
 def _granite_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the layers with RoPE: those with a base, which must be the same in all of them."""
-    key, older = "layer_rope_theta", keys.get("no_rope_layers")
+    key = "layer_rope_theta"
+    older = keys.get("no_rope_layers")
     bases = keys.get(key)
     if bases is None:
-        flags, made = [True] * n_layer, {}
+        flags = [True] * n_layer
+        made = {}
     else:
         numbers = isinstance(bases, list) and all(type(base) in (int, float) for base in bases)
         if not numbers or len(bases) != n_layer or any(base and base <= 1 for base in bases):
             keys.fail(key, f"is {bases!r:.60}", f"{n_layer} RoPE bases, 0 for a layer without RoPE")
-        flags, own = [bool(base) for base in bases], {base for base in bases if base}
+        flags = [bool(base) for base in bases]
+        own = {base for base in bases if base}
         if len(own) > 1:
             keys.refuse(key, f"has {len(own)} bases: treadle supports one for all layers with RoPE")
         made = {"rope.freq_base": f32(own.pop())} if own else {}
@@ -80,7 +83,8 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys of either norm and two FFN widths; a layer without window has RoPE if it is
     dense.
     """
-    width, dense = keys.integer("intermediate_size"), leading_dense(keys, n_layer, 0)
+    width = keys.integer("intermediate_size")
+    dense = leading_dense(keys, n_layer, 0)
     shared = keys.integer("num_shared_experts", 0, lo=0)
     if keys.values.get("sliding_window", 0) is None:
         keys.refuse("sliding_window", "is null, but only layers with a window have RoPE")
@@ -114,7 +118,8 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _cohere_windows(keys: MetadataReader, n_layer: int) -> Windowed:
     """Put the window in all but the last of each four layers, counted after the dense layers."""
-    dense, period = leading_dense(keys, n_layer, 0), keys.integer("sliding_window_pattern", 4)
+    dense = leading_dense(keys, n_layer, 0)
+    period = keys.integer("sliding_window_pattern", 4)
     return [False] * dense + by_period(period, n_layer - dense)
 
 
@@ -163,7 +168,8 @@ def _laguna_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; heads may differ per layer, and layers with a window rotate another share of
     a head.
     """
-    n_head, head_dim = keys.integer("num_attention_heads"), keys.integer("head_dim")
+    n_head = keys.integer("num_attention_heads")
+    head_dim = keys.integer("head_dim")
     heads = keys.get("num_attention_heads_per_layer") or [n_head] * n_layer
     if not isinstance(heads, list) or len(heads) != n_layer:
         keys.fail("num_attention_heads_per_layer", f"is {heads!r:.60}", f"a list of {n_layer}")

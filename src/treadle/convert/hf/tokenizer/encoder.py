@@ -67,13 +67,15 @@ def read_wordpiece(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
         raise UnsupportedError(
             f"{path}: model.continuing_subword_prefix: treadle supports only '##'"
         )
-    vocab, special = model.get("vocab"), {token.text for token in added_tokens(spec, path).values()}
+    vocab = model.get("vocab")
+    special = {token.text for token in added_tokens(spec, path).values()}
     if not isinstance(vocab, dict) or not vocab:
         raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
     texts: Texts = [None] * n_vocab
     for text, i in vocab.items():
         if type(i) is not int or not 0 <= i < n_vocab or texts[i] is not None:
-            what, expected = f"maps {text!r:.60} to id {i!r:.40}", f"a unique id below {n_vocab}"
+            what = f"maps {text!r:.60} to id {i!r:.40}"
+            expected = f"a unique id below {n_vocab}"
             raise FileError(what, path=path, where="model.vocab", expected=expected)
         inner = text.removeprefix("##") if text.startswith("##") else _SPACE + text
         texts[i] = (text if text in special else inner).encode("utf-8", "surrogatepass")
@@ -129,10 +131,12 @@ def _refuse_other_words(spec: dict[str, Any], normalizer: dict[str, Any], path: 
 def read_unigram(spec: dict[str, Any], path: Path, n_vocab: int) -> Found:
     """Return pieces, types, scores and keys."""
     model = spec["model"]
-    vocab, unk = model.get("vocab"), model.get("unk_id")
+    vocab = model.get("vocab")
+    unk = model.get("unk_id")
     sound = isinstance(vocab, list) and 0 < len(vocab) <= n_vocab
     if not sound or not all(_is_scored(entry) for entry in vocab):
-        what, expected = f"is {vocab!r:.60}", f"at most {n_vocab} pieces with scores"
+        what = f"is {vocab!r:.60}"
+        expected = f"at most {n_vocab} pieces with scores"
         raise FileError(what, path=path, where="model.vocab", expected=expected)
     if type(unk) is not int or not 0 <= unk < len(vocab):
         raise FileError(f"is {unk!r:.60}", path=path, where="model.unk_id", expected="an id")

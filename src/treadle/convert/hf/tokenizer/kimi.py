@@ -20,7 +20,8 @@ RANKS = "tiktoken.model"
 def read_kimi(path: Path, n_vocab: int) -> dict[str, Any]:
     """Return the fields of ``Pieces``. Raises FileError."""
     letters, merges = read_ranks(path)
-    n, names = len(letters), [f"<|reserved_token_{i}|>" for i in range(len(letters), n_vocab)]
+    n = len(letters)
+    names = [f"<|reserved_token_{i}|>" for i in range(len(letters), n_vocab)]
     return {
         "model": "gpt2",
         "texts": [text.encode() for text in (*letters, *names)],

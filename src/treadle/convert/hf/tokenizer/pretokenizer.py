@@ -90,7 +90,8 @@ def _cuts(node: Any, path: Path, whole: bool = True) -> Cuts:
     if kind == "Digits":
         return (r"\p{N}" if node.get("individual_digits") else _DIGITS,)
     if kind == "Split" and isinstance(node.get("pattern"), dict):
-        pattern, how = node["pattern"], (node.get("behavior"), node.get("invert", False))
+        pattern = node["pattern"]
+        how = (node.get("behavior"), node.get("invert", False))
         text = pattern.get("Regex", re.escape(str(pattern.get("String", ""))))
         # Matches and the text between them are words; or matches alone, if the expression matches
         # everything.
@@ -105,7 +106,8 @@ def _merges_make_all(model: dict[str, Any]) -> bool:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
 
-    pieces, merges = model["vocab"], _merges(model)
+    pieces = model["vocab"]
+    merges = _merges(model)
     try:
         bare = Tokenizer(BPE(pieces, merges))
     except Exception:  # tokenizers raises Exception itself

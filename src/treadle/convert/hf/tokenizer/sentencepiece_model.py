@@ -75,12 +75,15 @@ def parse_sentencepiece(raw: bytes, path: Path) -> SentencePieceModel:
         )
     ids = {name: _signed(trainer.get(key, default)) for key, (name, default) in _IDS.items()}
     ids = {name: i for name, i in ids.items() if 0 <= i < len(pieces)}
-    prefix, spaces = bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1))
+    prefix = bool(normalizer.get(3, 1))
+    spaces = bool(normalizer.get(4, 1))
     return SentencePieceModel(pieces, scores, types, ids, prefix, spaces)
 
 
 def _piece(message: _Message, start: int, end: int) -> tuple[bytes, float, int]:
-    piece, score, kind = b"", 0.0, int(TokenType.NORMAL)
+    piece = b""
+    score = 0.0
+    kind = int(TokenType.NORMAL)
     for number, value in message.fields(start, end):
         if number == 1 and isinstance(value, tuple):
             piece = message.raw[value[0] : value[1]]
@@ -102,7 +105,8 @@ class _Message:
     """Walks protobuf's wire format without copying; every length is checked first."""
 
     def __init__(self, raw: bytes, path: Path) -> None:
-        self.raw, self.path = raw, path
+        self.raw = raw
+        self.path = path
 
     def error(self, what: str, at: int) -> FileError:
         expected = "a sentencepiece model"
@@ -113,7 +117,8 @@ class _Message:
         while at < end:
             begin = at
             tag, at = self._varint(at, end)
-            number, wire = tag >> 3, tag & 7
+            number = tag >> 3
+            wire = tag & 7
             if wire == 0:
                 value, at = self._varint(at, end)
                 yield number, value

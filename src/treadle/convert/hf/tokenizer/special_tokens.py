@@ -229,7 +229,8 @@ def _added(
     path = folder / "added_tokens.json"
     for text, i in read_optional(path).items():
         found |= [_entry({"content": text, "special": text in special}, path, i)]
-    path, entries = folder / "tokenizer_config.json", settings.get("added_tokens_decoder")
+    path = folder / "tokenizer_config.json"
+    entries = settings.get("added_tokens_decoder")
     if entries is not None and not isinstance(entries, dict):
         _fail(path, "added_tokens_decoder", entries, "an object")
     found |= [_entry(entry, path, i) for i, entry in (entries or {}).items()]
@@ -249,7 +250,8 @@ def _template(node: Any, folder: Path) -> tuple[list[str], list[str]] | None:
         return next((found for found in inner if found is not None), None)
     if node.get("type") == "ByteLevel":
         return None
-    single, path = node.get("single"), folder / "tokenizer.json"
+    single = node.get("single")
+    path = folder / "tokenizer.json"
     if node.get("type") in ("BertProcessing", "RobertaProcessing"):
         around = [_first(node.get(key)) for key in ("cls", "sep")]
         if None in around:

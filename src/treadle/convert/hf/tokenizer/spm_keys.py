@@ -54,16 +54,20 @@ def spelt_with_spaces(texts: Sequence[bytes], scores: Sequence[float]) -> dict[s
     names = [b"<0x%02X>" % byte for byte in range(256)]
     after = texts[3:259]
     bare = len(after) == 256 and all(t in (bytes([b]), names[b]) for b, t in enumerate(after))
-    pieces, types = [], []
+    pieces = []
+    types = []
     for i, text in enumerate(texts):
         if i < len(heads):
             text, kind = heads[i]
         elif bare and i < 259:
-            text, kind = names[i - 3], TokenType.BYTE
+            text = names[i - 3]
+            kind = TokenType.BYTE
         elif not text:
-            text, kind = b"<dummy%05d>" % i, control
+            text = b"<dummy%05d>" % i
+            kind = control
         else:
-            text, kind = text.replace(b" ", "▁".encode()), TokenType.NORMAL
+            text = text.replace(b" ", "▁".encode())
+            kind = TokenType.NORMAL
         pieces.append(text)
         types.append(int(kind))
     return spm_keys(pieces, scores, types, USUAL_IDS)

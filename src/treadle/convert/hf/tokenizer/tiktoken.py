@@ -39,7 +39,8 @@ def is_tiktoken(head: bytes) -> bool:
 def read_tiktoken(path: Path, special: dict[int, str]) -> dict[str, Any]:
     """Return the ``tokenizer.ggml.*`` keys; ``special`` is LLAMA3 or LLAMA31. Raises FileError."""
     letters, merges = read_ranks(path)
-    names, n_reserved = [], 0
+    names = []
+    n_reserved = 0
     for place in range(N_SPECIAL):
         if place in special:
             names.append(f"<|{special[place]}|>")

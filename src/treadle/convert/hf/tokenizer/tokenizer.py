@@ -36,7 +36,9 @@ from treadle.files.safetensors import read_json
 from treadle.tokenizer.normalizer import PREPENDS, SPACES
 from treadle.tokenizer.vocab import END_OF_GENERATION, TokenType
 
-JSON, SPM, CONFIG = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+JSON = "tokenizer.json"
+SPM = "tokenizer.model"
+CONFIG = "tokenizer_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NO_SCORE = -1000.0  # score of pieces that no merge makes; llama.cpp's
 _SPACE = "\u2581"
@@ -160,7 +162,8 @@ def _add(pieces: Pieces, special: CheckpointSpecials, n_vocab: int) -> None:
         pieces.texts[i] = raw
     for i, piece in enumerate(pieces.texts):
         if piece is None:
-            pieces.texts[i], pieces.types[i] = b"[PAD%d]" % i, TokenType.UNUSED
+            pieces.texts[i] = b"[PAD%d]" % i
+            pieces.types[i] = TokenType.UNUSED
 
 
 def _by_legacy(pieces: Pieces, settings: Mapping[str, Any]) -> Pieces:
@@ -232,7 +235,8 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
     ranks: dict[str, int] = {}
     for left, right in merges:
         ranks.setdefault(left + right, len(ranks))
-    scores, types = [], []
+    scores = []
+    types = []
     pairs = set(merges)
     for text in texts:
         scores.append(-float(ranks[text]) if text in ranks else _NO_SCORE - len(ranks))
@@ -285,7 +289,8 @@ def _space_rule(spec: dict[str, Any], path: Path) -> str:
         node = spec.get(key)
         inner = node.get(parts) if isinstance(node, dict) else None
         steps += inner if isinstance(inner, list) else [node] if node is not None else []
-    adds, marks = "never", False
+    adds = "never"
+    marks = False
     for step in steps:
         kind = step.get("type") if isinstance(step, dict) else None
         pattern = step.get("pattern") if kind else None
@@ -360,7 +365,8 @@ def _vocabulary(
     for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise UnsupportedError(f"{path}: model.{key} is {model[key]!r:.60}: not supported")
-    vocab, merges = model.get("vocab"), model.get("merges")
+    vocab = model.get("vocab")
+    merges = model.get("merges")
     if not isinstance(vocab, dict) or not vocab:
         raise FileError("is missing", path=path, where="model.vocab", expected="pieces and ids")
     texts: list[str | None] = [None] * n_vocab

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WARPS = 4
-SUMS, MOST_ROWS = 64, 8  # most f32 sums and rows of a thread: more would spill
+# most f32 sums and rows of a thread: more would spill
+SUMS = 64
+MOST_ROWS = 8
 MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without an attribute
 
 
@@ -87,7 +89,10 @@ class ItemRows:
     def __init__(
         self, spec: SimtAttention, block: ThreadBlock, item: AttentionItem, first: int, n: int
     ) -> None:
-        self.spec, self.block, self.item, self.k = spec, block, item, block.k
+        self.spec = spec
+        self.block = block
+        self.item = item
+        self.k = block.k
         self.rows = [divmod(first + r, spec.heads) for r in range(n)]  # token, head
         self.first = first
         self.q = block.shared
@@ -102,14 +107,18 @@ class ItemRows:
         self.slopes = [item.slope(g, f32 * 1) for _, g in self.rows if spec.alibi]
 
     def run(self) -> None:
-        k, spec, item, n = self.k, self.spec, self.item.item, len(self.rows)
+        k = self.k
+        spec = self.spec
+        item = self.item.item
+        n = len(self.rows)
         self._load_queries()
         self.block.simt.barrier(k)
         m = [k.var(k.const(LOWEST, f32)) for _ in range(n)]
         total = [k.var(k.const(0.0, f32)) for _ in range(n)]  # over this lane's keys
         n_vectors = -(-spec.dims_v // (32 * self.width))
         o = [[k.var(k.zero(f32 * self.width)) for _ in range(n_vectors)] for _ in range(n)]
-        start, last = item["key_begin"] // PAGE, (item["key_end"] + (PAGE - 1)) // PAGE
+        start = item["key_begin"] // PAGE
+        last = (item["key_end"] + (PAGE - 1)) // PAGE
         mine = start + ((self.block.warp - start) & (WARPS - 1))
         with k.loop(last, start=mine, step=WARPS) as page:
             home = self.item.page(page)
@@ -134,7 +143,9 @@ class ItemRows:
         self._join()
 
     def _load_queries(self) -> None:
-        k, spec, block = self.k, self.spec, self.block
+        k = self.k
+        spec = self.spec
+        block = self.block
         factor = 1.0 if spec.softcap else math.LOG2_E  # capped scores are scaled later
         for r, (t, g) in enumerate(self.rows):
             row = self.item.query(t, g)
@@ -144,8 +155,11 @@ class ItemRows:
 
     def _scores(self, home: Val, first: Val) -> list[Val]:
         """Return the scores of this lane's key with each row; -infinity if it is masked."""
-        k, spec, lane = self.k, self.spec, self.block.lane
-        fmt, dims = spec.page.fmt, spec.head_dim
+        k = self.k
+        spec = self.spec
+        lane = self.block.lane
+        fmt = spec.page.fmt
+        dims = spec.head_dim
         sums = [k.var(k.const(0.0, f32)) for _ in self.rows]
         step = 4 if dims % 4 == 0 else 1
 
@@ -175,7 +189,10 @@ class ItemRows:
         return [self._masked(row.v, key, r) for r, row in enumerate(sums)]
 
     def _masked(self, score: Val, key: Val, r: int) -> Val:
-        k, spec, item, t = self.k, self.spec, self.item, self.rows[r][0]
+        k = self.k
+        spec = self.spec
+        item = self.item
+        t = self.rows[r][0]
         here = item.item["position"] + item.token(t)
         seen = (key >= item.item["key_begin"]) & (key < item.item["key_end"])
         if spec.causal:
@@ -201,8 +218,11 @@ class ItemRows:
 
     def _add_values(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
         """Add P V to O. Keys past the last one are not read, as they are undefined."""
-        k, spec, width = self.k, self.spec, self.width
-        fmt, dims = spec.page.fmt, spec.dims_v
+        k = self.k
+        spec = self.spec
+        width = self.width
+        fmt = spec.page.fmt
+        dims = spec.dims_v
         scales = home + spec.page.codes_bytes(dims)
         columns = [self._column(i) for i in range(len(o[0]))]
 
@@ -222,7 +242,8 @@ class ItemRows:
 
     def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
         """Add P V to O if values are the first dims of the keys, which are stored transposed."""
-        k, spec = self.k, self.spec
+        k = self.k
+        spec = self.spec
         fmt = spec.page.fmt
         scales = home + spec.page.codes_bytes(spec.head_dim)
 
@@ -250,7 +271,8 @@ class ItemRows:
 
     def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
         """Call ``add(j, n)`` for the keys of a page in order, four at a time, then singly."""
-        k, fours = self.k, n_keys // 4 * 4
+        k = self.k
+        fours = n_keys // 4 * 4
         with k.loop(fours, step=4) as j:
             add(j, 4)
         with k.loop(n_keys, start=fours) as j:
@@ -258,7 +280,8 @@ class ItemRows:
 
     def _keep(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
         """Store this warp's results in shared memory."""
-        k, spec = self.k, self.spec
+        k = self.k
+        spec = self.spec
         for r in range(len(self.rows)):
             at = self.results + (self.block.warp * len(self.rows) + r) * self.row_bytes
             for c, part in enumerate(o[r]):
@@ -273,7 +296,10 @@ class ItemRows:
 
     def _join(self) -> None:
         """Merge the warps' results, a thread for each value."""
-        k, spec, n, dims = self.k, self.spec, len(self.rows), self.spec.dims_v
+        k = self.k
+        spec = self.spec
+        n = len(self.rows)
+        dims = self.spec.dims_v
         for r, (t, g) in enumerate(self.rows):
             parts = [self.results + (w * n + r) * self.row_bytes for w in range(WARPS)]
             tops = [k.load(part, f32, offset=4 * dims, align=4) for part in parts]

@@ -110,8 +110,10 @@ class LaneRow:
 
     def __init__(self, spec: TileAttention, item: AttentionItem, r: Val) -> None:
         k = item.k
-        self.r, self.inside = k.min(r, spec.rows - 1), r < spec.rows
-        self.token, self.head = self.r // spec.heads, self.r % spec.heads
+        self.r = k.min(r, spec.rows - 1)
+        self.inside = r < spec.rows
+        self.token = self.r // spec.heads
+        self.head = self.r % spec.heads
         self.here = item.item["position"] + item.token(self.token)
         self.inside = self.inside & (self.token < item.item["n_tokens"])
         m, total = item.sink(self.head)
@@ -122,20 +124,26 @@ class CudaAttentionTile:
     """The code of one item."""
 
     def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
-        self.spec, self.block, self.item, self.k = spec, block, item, block.k
+        self.spec = spec
+        self.block = block
+        self.item = item
+        self.k = block.k
         self.narrow_bf16 = spec.kv == "bf16"
         simt = block.simt
         self.mma = simt.mma_bf16 if self.narrow_bf16 else simt.mma_f16
         n_parts = split_of(spec.dims_v)
         self.part = block.warp % n_parts
-        lane, first = block.lane, block.warp // n_parts * ROWS
+        lane = block.lane
+        first = block.warp // n_parts * ROWS
         self.pair = lane % 4 * 2  # the first of the lane's two columns of 8
         self.rows = [LaneRow(spec, item, first + lane // 4 + i) for i in (0, 8)]
         self.end = item.item["key_end"]
         self.q = block.shared + spec.stages * spec.stage_bytes + first * spec.query_pitch
 
     def run(self) -> None:
-        k, spec, simt = self.k, self.spec, self.block.simt
+        k = self.k
+        spec = self.spec
+        simt = self.block.simt
         queries: list[list[Val]] = []
         if spec.wide:
             self._put_queries_away()
@@ -148,7 +156,8 @@ class CudaAttentionTile:
             for row in self.rows:
                 one = k.select(self.pair.eq(0), row.total.v, k.const(0.0, f32))
                 row.total.v = one
-        start, last = self.item.item["key_begin"] // PAGE, (self.end + (PAGE - 1)) // PAGE
+        start = self.item.item["key_begin"] // PAGE
+        last = (self.end + (PAGE - 1)) // PAGE
         ahead = spec.stages - 1
         if ahead:
             self._bring(start, self._stage(k.i64(0)))
@@ -177,7 +186,8 @@ class CudaAttentionTile:
 
     def _query(self, dim: Val | int) -> list[Val]:
         """Return 16 dims of the warp's 16 rows, as the left operand of a product."""
-        k, made = self.k, []
+        k = self.k
+        made = []
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         places = [self.item.query(row.token, row.head) + self.pair * 4 for row in self.rows]
         for at in (0, 8):
@@ -188,7 +198,8 @@ class CudaAttentionTile:
 
     def _put_queries_away(self) -> None:
         """Store the rows' queries in shared memory, by the first of the warps that share them."""
-        k, pitch = self.k, self.spec.query_pitch
+        k = self.k
+        pitch = self.spec.query_pitch
         to = self.q + self.block.lane // 4 * pitch + self.pair * 2
         with k.if_(self.part.eq(0)), k.loop(self.spec.head_dim, step=16) as dim:
             for i, part in enumerate(self._query(dim)):
@@ -199,18 +210,23 @@ class CudaAttentionTile:
 
         Values of keys past the last one are undefined, so they become zeros.
         """
-        k, spec = self.k, self.spec
-        home, n_keys = self.item.page(page), self.end - page * PAGE
+        k = self.k
+        spec = self.spec
+        home = self.item.page(page)
+        n_keys = self.end - page * PAGE
         step = self.block.n_threads
         pieces = PAGE // 8  # of 8 keys
         with k.loop(spec.head_dim * pieces, start=self.block.tid, step=step) as i:
-            dim, key = i // pieces, i % pieces * 8
+            dim = i // pieces
+            key = i % pieces * 8
             to = stage + dim * spec.key_pitch + key * 2
             scale = dim // BLOCK * PAGE + key, 8  # f32, one for each key
             self._bring_piece(home, spec.head_dim, dim * PAGE + key, to, scale)
-        values, pieces = stage + spec.head_dim * spec.key_pitch, spec.dims_v // 8
+        values = stage + spec.head_dim * spec.key_pitch
+        pieces = spec.dims_v // 8
         with k.loop(PAGE * pieces, start=self.block.tid, step=step) as i:
-            key, dim = i // pieces, i % pieces * 8
+            key = i // pieces
+            dim = i % pieces * 8
             to = values + key * spec.value_pitch + dim * 2
             with k.if_else(key < n_keys) as (there, nothing):
                 with there:
@@ -222,7 +238,8 @@ class CudaAttentionTile:
 
     def _bring_piece(self, part: Val, dims: int, at: Val, to: Val, scale: tuple[Val, int]) -> None:
         """Load 8 values of keys or values at ``part``, from the ``at``-th on."""
-        k, page = self.k, self.spec.page
+        k = self.k
+        page = self.spec.page
         if not page.fmt.scaled:
             self.block.simt.copy_async(k, to, part + at * 2)
             return
@@ -242,7 +259,9 @@ class CudaAttentionTile:
 
     def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
         """Return Q K^T of a page, by groups of 8 keys, in the layout of ``mma``."""
-        k, spec, lane = self.k, self.spec, self.block.lane
+        k = self.k
+        spec = self.spec
+        lane = self.block.lane
         sums = [[k.const(0.0, f32)] * 4 for _ in range(PAGE // 8)]
         place = self.q + lane % 16 * spec.query_pitch + lane // 16 * 16
         for step in range(spec.head_dim // 16):
@@ -286,7 +305,8 @@ class CudaAttentionTile:
         return [weights[n] + weights[n + 1] for n in range(0, len(weights), 2)]
 
     def _masked(self, score: Val, key: Val, row: LaneRow) -> Val:
-        k, spec = self.k, self.spec
+        k = self.k
+        spec = self.spec
         seen = (key >= self.item.item["key_begin"]) & (key < self.end)
         if spec.causal:
             seen = seen & (key <= row.here)
@@ -300,7 +320,9 @@ class CudaAttentionTile:
 
     def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
         """Add P V of a page to O."""
-        k, spec, pitch = self.k, self.spec, self.spec.value_pitch
+        k = self.k
+        spec = self.spec
+        pitch = self.spec.value_pitch
         for step, p in enumerate(weights):
             rows = values + step * 16 * pitch + self.part * (2 * spec.columns)
             for n in range(0, len(o), 2):
@@ -312,7 +334,9 @@ class CudaAttentionTile:
                         v.v = new
 
     def _store(self, o: list[list[Var]]) -> None:
-        k, spec, whole = self.k, self.spec, self.item.item["partial"] < 0
+        k = self.k
+        spec = self.spec
+        whole = self.item.item["partial"] < 0
         for h, row in enumerate(self.rows):
             total = row.total.v
             for lanes in (1, 2):

@@ -18,16 +18,20 @@ class ThreadBlock:
 
     def __init__(self, k: Builder, isa: Isa, n_threads: int) -> None:
         assert isa.simt is not None, isa.name
-        self.k, self.simt, self.n_threads = k, isa.simt, n_threads
+        self.k = k
+        self.simt = isa.simt
+        self.n_threads = n_threads
         self.n_warps = n_threads // isa.simt.warp
         self.tid, self.shared = isa.simt.tid(k), isa.simt.shared(k)
-        self.lane, self.warp = self.tid % isa.simt.warp, self.tid // isa.simt.warp
+        self.lane = self.tid % isa.simt.warp
+        self.warp = self.tid // isa.simt.warp
 
     def over_warp(self, v: Val, op: Op) -> Val:
         """Reduce the warp's values by ``op``, in a fixed tree: the same bits in every lane."""
         lanes = self.simt.warp // 2
         while lanes:
-            v, lanes = op(v, self.simt.shuffle(self.k, v, lanes)), lanes // 2
+            v = op(v, self.simt.shuffle(self.k, v, lanes))
+            lanes = lanes // 2
         return v
 
     def over_block(self, values: Sequence[Val], op: Op, room: Val) -> list[Val]:
@@ -35,7 +39,8 @@ class ThreadBlock:
 
         ``room``: ``reduce_bytes`` of shared memory that no thread has read since a barrier.
         """
-        k, n = self.k, len(values)
+        k = self.k
+        n = len(values)
         for i, v in enumerate(values):
             joined = self.over_warp(v, op)
             with k.if_(self.lane.eq(0)):

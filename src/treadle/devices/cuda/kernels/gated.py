@@ -68,7 +68,8 @@ class SimtGated(PerBlock, Gated):
 
                 tile = BlockTile(k, shape_of(self), self.fmt, self.k, row_of, x_of)
                 for r, t, gate, up in tile.pairs():
-                    row, token = first + r, begin + t
+                    row = first + r
+                    token = begin + t
                     with k.if_((row < m) & (token < share.stop)):
                         if self.bias:
                             gate, up = (

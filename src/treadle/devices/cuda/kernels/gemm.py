@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # Rows, in units of 16, and tokens of a tile: for many tokens, and for so few that tiles of many
 # rows would leave most of a GPU idle. LARGE matches the rows of ``isa/nvptx.py``.
-LARGE, SMALL = (8, 64), (2, 16)
+LARGE = (8, 64)
+SMALL = (2, 16)
 ABREAST = 8  # strips with consecutive items, so that both operands stay in the cache
 
 
@@ -42,7 +43,8 @@ def in_order(
     of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
 
     def of_item(item: Val) -> StripShare:
-        first, place = item // of_group * ABREAST, item % of_group
+        first = item // of_group * ABREAST
+        place = item % of_group
         width = k.min(n - first, ABREAST)
         start = place // width * chunk
         return StripShare(
@@ -81,7 +83,8 @@ class SimtGemm(PerBlock, Gemm):
         with k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
             seg = pick_segment(k, frame, self, share.strip, rows, share.expert)
-            x, here = frame.x, seg.rows
+            x = frame.x
+            here = seg.rows
             if self.heads and share.expert is not None:
                 x = x + share.expert * frame.x_pitch
             with k.loop(share.stop, start=share.start, step=self.nr) as first:
@@ -94,7 +97,8 @@ class SimtGemm(PerBlock, Gemm):
                     lambda t: x + k.min(first + t, share.stop - 1) * row_bytes,
                 )
                 for r, t, y in tile.results():
-                    row, token = here.first + r, first + t
+                    row = here.first + r
+                    token = first + t
                     with k.if_((row < here.m) & (token < share.stop)):
                         at = token * (frame.stride * 4) + (seg.column + row) * 4
                         y = finish(k, seg, y, row)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 WARPS = 4
 # Rows that share each load of x, and the block size from which registers hold only one row.
-TOGETHER, LARGE_BLOCK = 2, 256
+TOGETHER = 2
+LARGE_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ class SimtGemv(PerBlock, Gemv):
         simt = k.isa.simt
         assert simt is not None, k.isa.name
         y = self.rows_of_y(frame, into)
-        tid, group = simt.tid(k), self.group
-        lane, first = tid % group, tid // group * self.mr
+        tid = simt.tid(k)
+        group = self.group
+        lane = tid % group
+        first = tid // group * self.mr
         with k.loop(end, start=begin) as item:
             seg = pick_segment(k, frame, self, item, self.rows_per_item(k.isa.lanes), expert)
             here = seg.rows.behind(first)
@@ -153,7 +156,8 @@ class SimtGemv(PerBlock, Gemv):
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, first: int
     ) -> None:
         """Add the products of a unit's codes from ``first`` on, a SPAN at most."""
-        codes, span = rows[0].codes, range(first, first + SPAN)
+        codes = rows[0].codes
+        span = range(first, first + SPAN)
         units = [read_runs(k, row.block(u, self.unit // self.fmt.block), self.unit) for row in rows]
         for some in zip(*units, strict=True):  # the same run of each row
             if some[0].fours[0][0] not in span:
@@ -206,7 +210,8 @@ def with_items(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
     """Return the step with another kernel of the same product, and the number of items that fits
     it.
     """
-    strips, heights = spec.strips, step.args["rows"]
+    strips = spec.strips
+    heights = step.args["rows"]
     times, rest = divmod(step.grid.base, strips(heights, isa.lanes))
     assert not rest, step.label
     grid = replace(step.grid, base=times * other.strips(heights, isa.lanes))

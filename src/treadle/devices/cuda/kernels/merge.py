@@ -32,9 +32,11 @@ class SimtMerge(PerBlock, Merge):
         return 128
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, index = ThreadBlock(k, isa, self.threads), frame.begin
+        block = ThreadBlock(k, isa, self.threads)
+        index = frame.begin
         merges = frame.run(numbered("attn_merges", self.pool), ptr)
-        dims, n_groups = self.head_dim, self.n_groups
+        dims = self.head_dim
+        n_groups = self.n_groups
         record = n_groups * self.tokens * self.heads * (dims + 2) * 4
         group = index % n_groups
         merge = merges + index // n_groups * MERGE.itemsize
@@ -43,7 +45,8 @@ class SimtMerge(PerBlock, Merge):
         source = source + group * (self.tokens * self.heads * (dims + 2) * 4)
         n_values = n_tokens * (self.heads * dims)
         with k.loop(n_values, start=block.tid, step=block.n_threads) as i:
-            r, d = i // dims, i % dims
+            r = i // dims
+            d = i % dims
             row = source + r * ((dims + 2) * 4)
             head = group * self.heads + r % self.heads
             sink = k.const(LOWEST, f32)
@@ -53,7 +56,8 @@ class SimtMerge(PerBlock, Merge):
             with k.loop(n) as part:
                 m.v = k.max(m.v, k.load(row + part * record, f32, offset=dims * 4, align=4))
             start = math.exp2(k, sink - m.v) if self.sinks else k.const(0.0, f32)
-            o, total = k.var(k.const(0.0, f32)), k.var(start)
+            o = k.var(k.const(0.0, f32))
+            total = k.var(start)
             with k.loop(n) as part:
                 at = row + part * record
                 gain = math.exp2(k, k.load(at, f32, offset=dims * 4, align=4) - m.v)

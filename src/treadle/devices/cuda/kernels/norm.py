@@ -41,8 +41,10 @@ class SimtNorm(PerBlock, Norm):
         return 2 * 4 * self.threads // 32  # sums of the values, and of the squares
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, n = ThreadBlock(k, isa, self.threads), frame.begin
-        act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
+        block = ThreadBlock(k, isa, self.threads)
+        n = frame.begin
+        act = self.layout()
+        width = WIDTH if self.k % WIDTH == 0 else 1
         n_rows = frame.run("n_outputs" if self.outputs else "n_tokens")
         source = k.min(n, n_rows - 1)
         if self.outputs:
@@ -78,7 +80,8 @@ class SimtNorm(PerBlock, Norm):
                 v = v * k.splat(k.load(frame.gain, f32), v.ty)
             return v
 
-        start, step = block.tid * width, block.n_threads * width
+        start = block.tid * width
+        step = block.n_threads * width
         with k.loop(self.k, start=start, step=step) as at:
             if plain:
                 k.store(to + at * 4, values(at), align=4 * width)
@@ -107,15 +110,20 @@ class SimtPack(PerBlock, Pack):
         return 128
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item = ThreadBlock(k, isa, self.threads), frame.begin
-        act, width = self.layout(), WIDTH if self.k % WIDTH == 0 else 1
+        block = ThreadBlock(k, isa, self.threads)
+        item = frame.begin
+        act = self.layout()
+        width = WIDTH if self.k % WIDTH == 0 else 1
         n_rows = k.load(frame.rows, i64, align=8) if self.counted else frame.run("n_tokens")
-        n, first = item // self.slices, item % self.slices * SLICE
+        n = item // self.slices
+        first = item % self.slices * SLICE
         source = k.min(n, n_rows * self.per - 1)
-        row, to = frame.x + source * frame.stride * 4, frame.out + n * act.row_bytes
+        row = frame.x + source * frame.stride * 4
+        to = frame.out + n * act.row_bytes
         gated = self.gated and self.fn != "copy"
         ups = frame.apart + source * frame.apart_stride * 4 if self.apart else row
-        start, step = first + block.tid * width, block.n_threads * width
+        start = first + block.tid * width
+        step = block.n_threads * width
         with k.loop(k.min(first + SLICE, self.k), start=start, step=step) as at:
             v = _floats(k, row, at, width)
             if gated:
@@ -143,7 +151,8 @@ def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> N
 
 def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
     """Store zeros past a row of plain activations, up to a whole block of BLOCK values."""
-    k, rest = block.k, round_up(act.k, BLOCK) - act.k
+    k = block.k
+    rest = round_up(act.k, BLOCK) - act.k
     if rest:
         with k.if_(block.tid < rest):
             store_act(k, act, row, block.tid + act.k, k.zero(f32 * 1))

@@ -48,9 +48,12 @@ class SimtRopeStore(PerBlock, RopeStore):
         return round_up(4 * self.head_dim, 16)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item = ThreadBlock(k, isa, self.threads), frame.begin
-        n, head = item // self.n_head_kv, item % self.n_head_kv
-        row, queries = frame.qkv + n * frame.stride * 4, self.n_head // self.n_head_kv
+        block = ThreadBlock(k, isa, self.threads)
+        item = frame.begin
+        n = item // self.n_head_kv
+        head = item % self.n_head_kv
+        row = frame.qkv + n * frame.stride * 4
+        queries = self.n_head // self.n_head_kv
 
         def table(index: int) -> Val:
             return frame.run(numbered("rope", index), ptr) + n * (self.rope_dims * 4)
@@ -64,7 +67,8 @@ class SimtRopeStore(PerBlock, RopeStore):
             return
         slot = k.load(frame.run(numbered("kv_slots", self.pool), ptr), i64, offset=n * 8, align=8)
         home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
-        home, place = home + head * self.page.head_bytes, slot % PAGE
+        home = home + head * self.page.head_bytes
+        place = slot % PAGE
         # The last warps have the fewest queries.
         with k.if_(block.warp.eq(WARPS - 1)):
             at = row + (frame.k_column + head * self.head_dim) * 4
@@ -81,7 +85,9 @@ class SimtRopeStore(PerBlock, RopeStore):
         self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
     ) -> list[Dim]:
         """Return one head's values, normed and rotated."""
-        k, half, dims = block.k, self.rope_dims // 2, self.head_dim
+        k = block.k
+        half = self.rope_dims // 2
+        dims = self.head_dim
         neox = self.style == "neox"
         pairs: list[tuple[Val, Dim, Dim]] = []
         for at, inside in _lanes(block, 0, half):
@@ -104,7 +110,8 @@ class SimtRopeStore(PerBlock, RopeStore):
 
         made = []
         for at, first, second in pairs:
-            a, b = scaled(first), scaled(second)
+            a = scaled(first)
+            b = scaled(second)
             cos, sin = (k.load(table + i * 4, f32, align=4) for i in (at, at + half))
             made.append(first._replace(value=a * cos - b * sin))
             made.append(second._replace(value=a * sin + b * cos))
@@ -123,7 +130,8 @@ class SimtRopeStore(PerBlock, RopeStore):
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
         """Store a key or a value in its page's format, one block of dims at a time."""
-        k, fmt = block.k, self.page.fmt
+        k = block.k
+        fmt = self.page.fmt
         values = [
             Dim(at, k.load(x + at * 4, f32, align=4), inside)
             for at, inside in _lanes(block, 0, dims)
@@ -159,7 +167,8 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
 
 def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
     """Return the factor by which an RMS norm multiplies a head."""
-    k, total = block.k, block.k.const(0.0, f32)
+    k = block.k
+    total = block.k.const(0.0, f32)
     for _, v, inside in values:
         v = v if inside is None else k.select(inside, v, k.const(0.0, f32))
         total = k.fma(v, v, total)

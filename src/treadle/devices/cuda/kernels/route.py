@@ -45,9 +45,11 @@ class SimtRoute(PerBlock, Route):
         return WARP
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, token = ThreadBlock(k, isa, self.threads), frame.begin
+        block = ThreadBlock(k, isa, self.threads)
+        token = frame.begin
         row = frame.scores + token * frame.stride * 4
-        scores, lowest = [], k.const(float("-inf"), f32)
+        scores = []
+        lowest = k.const(float("-inf"), f32)
         for first in range(0, self.n, WARP):
             at = block.lane + first
             score = k.load(row + k.min(at, self.n - 1) * 4, f32, align=4)
@@ -64,11 +66,13 @@ class SimtRoute(PerBlock, Route):
         left = [
             k.var(k.select(at < self.n, rank, lowest)) for rank, at in self._places(block, ranks)
         ]
-        mine, chosen = k.var(k.const(0.0, f32)), k.var(k.const(0, i32))
+        mine = k.var(k.const(0.0, f32))
+        chosen = k.var(k.const(0, i32))
         total = k.var(k.const(0.0, f32))
         with k.loop(self.n_used) as s:
             best = self._take(block, left, p)
-            here, share = block.lane.eq(s), best.p
+            here = block.lane.eq(s)
+            share = best.p
             if self.jitter:
                 share = self._beside(block, left, best.rank)
             mine.v = k.select(here, share, mine.v)
@@ -78,7 +82,8 @@ class SimtRoute(PerBlock, Route):
         if self.norm:
             factor = factor / k.max(total.v, LEAST)
         with k.if_(block.lane < self.n_used):
-            made, place = mine.v * factor, (token * self.n_used + block.lane) * 4
+            made = mine.v * factor
+            place = (token * self.n_used + block.lane) * 4
             if self.own:
                 made = made * k.load(frame.scales + chosen.v.to(i64) * 4, f32, align=4)
             expert = chosen.v // self.per if self.per > 1 else chosen.v
@@ -112,14 +117,17 @@ class SimtRoute(PerBlock, Route):
         k = block.k
         total = k.const(0.0, f32)
         for rank in left:
-            v, none = rank.v, k.const(0.0, f32)
+            v = rank.v
+            none = k.const(0.0, f32)
             far = top - v > k.max(k.abs(v), top) * (2 * self.jitter)
             total = total + k.select(far, none, math.exp(k, v - top))
         return 1.0 / (block.over_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
         """Return the ranks, with minus infinity in groups that are not among the best."""
-        k, per, lowest = block.k, self.n // self.n_groups, block.k.const(float("-inf"), f32)
+        k = block.k
+        per = self.n // self.n_groups
+        lowest = block.k.const(float("-inf"), f32)
         good = k.var(lowest)  # score of the group with this lane's number
         with k.loop(self.n_groups) as g:
             first = second = lowest
@@ -181,8 +189,10 @@ class SimtSort(PerBlock, Sort):
         return 8 * self.threads  # each expert's number of slots
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, n_slots = ThreadBlock(k, isa, self.threads), frame.run("n_tokens") * self.n_used
-        tid, tokens = block.tid, frame.rows + 8
+        block = ThreadBlock(k, isa, self.threads)
+        n_slots = frame.run("n_tokens") * self.n_used
+        tid = block.tid
+        tokens = frame.rows + 8
 
         def is_mine(slot: Val) -> Val:
             return k.load(frame.chosen + slot * 4, i32, align=4).to(i64).eq(tid)
@@ -193,7 +203,8 @@ class SimtSort(PerBlock, Sort):
         count.v = k.select(self.is_in(count.v), count.v, k.i64(0))
         k.store(block.shared + tid * 8, count.v, align=8)
         block.simt.barrier(k)
-        row, n_tiles = k.var(k.i64(0)), k.var(k.i64(0))
+        row = k.var(k.i64(0))
+        n_tiles = k.var(k.i64(0))
 
         def filled(n: Val) -> Val:
             return (n + (self.block - 1)) // self.block * self.block

@@ -96,16 +96,23 @@ class BlockTile:
         x_of: Callable[[Val], Val],
     ) -> None:
         assert k.isa.simt is not None, k.isa.name
-        self.k, self.simt, self.shape, self.fmt = k, k.isa.simt, shape, fmt
-        self.n_values, self.x_of = n_values, x_of
+        self.k = k
+        self.simt = k.isa.simt
+        self.shape = shape
+        self.fmt = fmt
+        self.n_values = n_values
+        self.x_of = x_of
         self.memory = self.simt.shared(k)
         self.tid = self.simt.tid(k)
-        self.lane, self.warp = self.tid % 32, self.tid // 32
-        self.own, self.part = self.tid % shape.rows, self.tid // shape.rows
+        self.lane = self.tid % 32
+        self.warp = self.tid // 32
+        self.own = self.tid % shape.rows
+        self.part = self.tid // shape.rows
         self.at = row_of(self.own)
         wm, wn = shape.warps
         place = self.warp % (wm * wn)
-        self.n_m, self.n_n = shape.rows // (16 * wm), shape.tokens // (8 * wn)
+        self.n_m = shape.rows // (16 * wm)
+        self.n_n = shape.tokens // (8 * wn)
         self.first_row = place % wm * 16
         self.row_step = 16 * wm  # warps alternate over groups of 16 rows
         self.first_token = place // wm * (8 * self.n_n)
@@ -118,7 +125,8 @@ class BlockTile:
     # -- the loop over K --------------------------------------------------------------------------
 
     def _multiply(self) -> None:
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         step = SPAN * shape.parts
         # A thread takes part of a large block, known at build time; a period of steps covers all.
         period = max(1, self.fmt.block // step)
@@ -154,7 +162,8 @@ class BlockTile:
 
         After the last step, the other stage is filled with unused values.
         """
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         stage = s % 2 * shape.stage
         other = shape.stage - stage
         after = k.min(s + 1, full - period + next_part)
@@ -177,12 +186,14 @@ class BlockTile:
 
     def _copy(self, stage: Val, s: Val, n: int) -> None:
         """Copy the first ``n`` values of x in step ``s`` as bf16; past K, x has zeros."""
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         each = round_up(n, DEEP) // FLOATS
         to = self.memory + stage + shape.planes * shape.w_bytes
         first = s * (SPAN * shape.parts)
         with k.loop(shape.tokens * each, start=self.tid, step=THREADS) as i:
-            token, piece = i // each, i % each
+            token = i // each
+            piece = i % each
             place = to + token * shape.pitch + piece * PIECE
             if shape.planes == 1:
                 frm = self.x_of(token) + (first + piece * FLOATS) * 2
@@ -198,7 +209,8 @@ class BlockTile:
 
         ``part``: the part of a large block, unless the thread's position determines it.
         """
-        k, n = self.k, max(1, self.fmt.block // SPAN)
+        k = self.k
+        n = max(1, self.fmt.block // SPAN)
         if self.shape.parts == 1 or n == 1:
             self._store(stage, self._read(s, part, SPAN))
             return
@@ -208,7 +220,8 @@ class BlockTile:
 
     def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | CodeRun]]:
         """Read runs of weights, each with the index of its first value within the thread's SPAN."""
-        k, fmt = self.k, self.fmt
+        k = self.k
+        fmt = self.fmt
         first = s * (SPAN * self.shape.parts) + self.part * SPAN
         if fmt.codes is None:
             at = self.at.block(first)
@@ -225,7 +238,8 @@ class BlockTile:
         return [(run.fours[0][0] - mine[0], run) for run in runs if run.fours[0][0] in mine]
 
     def _store(self, stage: Val, read: list[tuple[int, list[Val] | CodeRun]]) -> None:
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         to = self.memory + stage + self.own * shape.pitch + self.part * (2 * SPAN)
         for first, run in read:
             values = run if isinstance(run, list) else self._weights(run)
@@ -235,7 +249,8 @@ class BlockTile:
                 self._put(to + 2 * (first + i), shape.w_bytes, values[i : i + FLOATS])
 
     def _weights(self, run: CodeRun) -> list[Val]:
-        k, codes = self.k, self.fmt.codes
+        k = self.k
+        codes = self.fmt.codes
         assert codes is not None
         whole = [v for _, word in run.fours for v in four_floats(k, word, codes.offset)]
         if run.minimum is None:
@@ -257,7 +272,10 @@ class BlockTile:
 
     def _dot(self, stage: Val, n: int) -> None:
         """Add the products of the first ``n`` values of this warp's part."""
-        k, shape, simt, lane = self.k, self.shape, self.simt, self.lane
+        k = self.k
+        shape = self.shape
+        simt = self.simt
+        lane = self.lane
         here = self.memory + stage + self.part * (2 * SPAN)
         w = here + (self.first_row + lane % 16) * shape.pitch + lane // 16 * PIECE
         x = here + (shape.planes * shape.w_bytes) + lane // 8 % 2 * PIECE
@@ -318,16 +336,19 @@ class BlockTile:
         Rows are those of the first of ``times`` equal shares; the sums are those of the row in
         every share.
         """
-        k, shape = self.k, self.shape
+        k = self.k
+        shape = self.shape
         self.simt.barrier(k)  # no thread reads the stages any more
-        at, n = self.memory + self.part * (4 * shape.rows * shape.tokens), shape.rows // times
+        at = self.memory + self.part * (4 * shape.rows * shape.tokens)
+        n = shape.rows // times
         for i in range(self.n_m):
             for row, token, v in self.sixteen(i):
                 k.store(at, v, offset=(token * shape.rows + row) * 4, align=4)
         self.simt.barrier(k)
         for first in range(0, n * shape.tokens, THREADS):
             place = self.tid + first
-            row, token = place % n, place // n
+            row = place % n
+            token = place // n
             here = self.memory + (token * shape.rows + row) * 4
             totals = []
             for share in range(times):
@@ -342,7 +363,8 @@ class BlockTile:
 
     def sixteen(self, i: int) -> Iterator[tuple[Val, Val, Val]]:
         """Yield the sums of the warp's i-th group of 16 rows."""
-        g, t = self.lane // 4, self.lane % 4
+        g = self.lane // 4
+        t = self.lane % 4
         for j, four in enumerate(self.sums[i]):
             for r, v in enumerate(four):
                 row = self.first_row + g + (i * self.row_step + 8 * (r // 2))

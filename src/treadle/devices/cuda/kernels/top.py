@@ -78,21 +78,24 @@ class _TopBlock(ThreadBlock):
     def count(self, reaches: Callable[[Val], Val]) -> Val:
         """Return how many of this thread's keys satisfy ``reaches``."""
         k = self.k
-        one, total = k.const(1, i32 * WIDTH), k.zero(i32 * WIDTH)
+        one = k.const(1, i32 * WIDTH)
+        total = k.zero(i32 * WIDTH)
         for key in self.keys:
             total = total + k.select(reaches(key.v), one, k.zero(one.ty))
         return k.sum(total)
 
     def largest(self) -> Val:
         """Return the block's largest key."""
-        k, top = self.k, self.keys[0].v
+        k = self.k
+        top = self.keys[0].v
         for key in self.keys[1:]:
             top = k.max(top, key.v)
         return self.over_block([k.reduce(top, k.max)], k.max, self.shared)[0]
 
     def least_wanted(self) -> Val:
         """Return the N_TOP-th largest key; the search treats keys as unsigned numbers."""
-        k, bits = self.k, self.k.var(self.k.const(0, u32))
+        k = self.k
+        bits = self.k.var(self.k.const(0, u32))
         with k.loop(32) as b:
             trial = bits.v | (k.const(1 << 31, u32) >> b.to(u32))
             limit = k.splat((trial ^ (1 << 31)).bits(i32), i32 * WIDTH)
@@ -113,7 +116,8 @@ class _TopBlock(ThreadBlock):
         top = self.largest()
         last = k.select(looked.only, top, self.least_wanted())
         above = k.splat(last, i32 * WIDTH)
-        more, ties = self.count(lambda key: key > above), self.count(lambda key: key.eq(above))
+        more = self.count(lambda key: key > above)
+        ties = self.count(lambda key: key.eq(above))
         with k.if_(self.tid < N_TOP):
             k.store(to + self.tid * 4, k.const(NEVER, i32))
             k.store(to + self.tid * 4, k.const(NOBODY, i32), offset=IDS)
@@ -122,7 +126,8 @@ class _TopBlock(ThreadBlock):
         k.store(here, ties, offset=4)
         # Uses the area that the last trial did not; its barrier also orders the stores above.
         all_more = self.over_block([more], plus, self.shared + ROOM)[0]
-        more_before, ties_before = k.var(k.const(0, i32)), k.var(k.const(0, i32))
+        more_before = k.var(k.const(0, i32))
+        ties_before = k.var(k.const(0, i32))
         with k.loop(self.tid) as t:
             other = self.shared + t * 8 + EACH
             more_before.v = more_before.v + k.load(other, i32)
@@ -145,7 +150,8 @@ class _TopBlock(ThreadBlock):
 
     def sum_up(self, value: Val) -> Val:
         """Return the sum of the threads' ``value`` in f64, valid in the first thread."""
-        k, here = self.k, self.shared + EACH
+        k = self.k
+        here = self.shared + EACH
         k.store(here + self.tid * 8, value)
         self.simt.barrier(k)
         total = k.var(k.const(0.0, f64))
@@ -173,7 +179,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
     op: ClassVar[str] = "simt_top"
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item = _TopBlock(k, isa), frame.begin
+        block = _TopBlock(k, isa)
+        item = frame.begin
         n_slices = (frame.n + (SLICE - 1)) // SLICE
         looked = look_at(k, frame, item // n_slices)
         start = item % n_slices * SLICE + block.tid * N_TOP
@@ -196,7 +203,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
 
     def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
         """Load the thread's ``n`` keys; -infinity's key past them."""
-        k, index = block.k, block.k.const(range(WIDTH), i32 * WIDTH)
+        k = block.k
+        index = block.k.const(range(WIDTH), i32 * WIDTH)
         for i, key in enumerate(block.keys):
             with k.if_(n > i * WIDTH):
                 found = to_key(k, k.load(row, f32 * WIDTH, offset=4 * WIDTH * i, align=4 * WIDTH))
@@ -207,7 +215,8 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
         """Replace keys without a mask bit by -infinity's, except keys of NaN and +infinity, which
         signal an error.
         """
-        k, ty = block.k, i32 * WIDTH
+        k = block.k
+        ty = i32 * WIDTH
         for i, key in enumerate(block.keys):
             at, bit = divmod(i * WIDTH, WORD)
             with k.if_(n > i * WIDTH):
@@ -224,7 +233,9 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
     op: ClassVar[str] = "simt_top_join"
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        block, item, size = _TopBlock(k, isa), frame.begin, PARTIAL.itemsize
+        block = _TopBlock(k, isa)
+        item = frame.begin
+        size = PARTIAL.itemsize
         n_slices = (frame.n + (SLICE - 1)) // SLICE
         looked = look_at(k, frame, item)
         source = frame.partials + item * n_slices * size
@@ -232,14 +243,16 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
         with k.if_(block.tid < n_slices):
             for i, key in enumerate(block.keys):
                 key.v = k.load(mine, i32 * WIDTH, offset=4 * WIDTH * i, align=4 * WIDTH)
-        chosen, out = block.shared + CHOSEN, frame.out + item * RESULT.itemsize
+        chosen = block.shared + CHOSEN
+        out = frame.out + item * RESULT.itemsize
 
         def id_at(i: Val) -> Val:
             return k.load(mine + i * 4, i32, offset=IDS)
 
         top = block.choose(looked, id_at, chosen)
         with k.if_(block.tid < N_TOP):
-            own, rank = k.load(chosen + block.tid * 4, i32), k.var(k.i64(0))
+            own = k.load(chosen + block.tid * 4, i32)
+            rank = k.var(k.i64(0))
             with k.loop(N_TOP) as other:
                 its = k.load(chosen + other * 4, i32)
                 before = (its > own) | (its.eq(own) & (other < block.tid))
@@ -247,7 +260,8 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
             k.store(out + rank.v * 4, to_float(k, own))
             k.store(out + rank.v * 4, k.load(chosen + block.tid * 4, i32, offset=IDS), offset=IDS)
         with k.if_(looked.total & block.tid.eq(0)):
-            highest, total = k.max(to_float(k, top), LOWEST), k.var(k.const(0.0, f64))
+            highest = k.max(to_float(k, top), LOWEST)
+            total = k.var(k.const(0.0, f64))
             with k.loop(n_slices) as slice_:
                 part = source + slice_ * size
                 gain = math.exp(k, k.load(part, f32, offset=MAX) - highest)

@@ -16,7 +16,9 @@ from treadle.kernels.format_blocks import BlockAddress, scales_of, unpack_codes
 FLOATS = 8  # values of a unit of floats
 LEAST = 32  # values of a unit of codes
 SPAN = 64  # values that a thread unpacks at once: they fit its registers
-MAGIC, MAGIC_BITS = 8388608.0, 0x4B000000  # 2**23: or-ing an integer into its low bits adds it
+# 2**23: or-ing an integer into its low bits adds it
+MAGIC = 8388608.0
+MAGIC_BITS = 0x4B000000
 
 
 def unit_of(fmt: Format, k: int) -> int:
@@ -42,7 +44,8 @@ class CodeRun:
 
 def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
     """Read the codes of the unit that begins at ``at``."""
-    fmt, codes = at.fmt, at.codes
+    fmt = at.fmt
+    codes = at.codes
     blocks = [at.block(i) for i in range(unit // fmt.block)]
     d, m = scales_of(k, blocks)
     held: dict[int, list[tuple[int, Val]]] = {}

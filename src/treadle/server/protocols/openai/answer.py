@@ -37,7 +37,8 @@ def counter(
     """Return an endpoint that counts the prompt tokens of a body, as ``read`` makes them."""
 
     async def input_tokens(request: Request) -> Json:
-        service, body = service_of(request), await read_json(request)
+        service = service_of(request)
+        body = await read_json(request)
         asked = await service.prepare(read, service, body)
         n_tokens = sum(map(len, asked.prompts))
         return Json({"object": "response.input_tokens", "input_tokens": n_tokens})

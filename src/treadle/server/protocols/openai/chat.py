@@ -71,7 +71,8 @@ FIELDS: Table = {
 
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the generation request of a body. Raises ApiError and TreadleError."""
-    model, given = service.model, read_fields(body, FIELDS)
+    model = service.model
+    given = read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.settings["logprobs"] = read_logprobs(body, model)
     if given.get("n_probs") and asked.settings["logprobs"] is None:
@@ -114,7 +115,8 @@ def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
 
 async def chat_completions(request: Request) -> Response:
     """``POST /v1/chat/completions``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     call = await service.begin(request, read_chat, body)
     if call.stream:
         return StreamedResponse(call, _chunks(service, call), error_event)

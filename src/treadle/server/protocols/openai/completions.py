@@ -73,7 +73,8 @@ FIELDS: Table = {
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the generation request of a body. Raises ApiError and TreadleError."""
-    model, given = service.model, read_fields(body, FIELDS)
+    model = service.model
+    given = read_fields(body, FIELDS)
     asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
     asked.prompts = read_prompts(body, model)
     if given.get("best_of", asked.n) != asked.n:
@@ -106,7 +107,8 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
     """Return the ids of a body's prompts; with a ``suffix``, fill-in-the-middle prompts. Raises
     ApiError.
     """
-    prompts, suffix = several(body.get("prompt")), read_fields(body, FIELDS).get("suffix")
+    prompts = several(body.get("prompt"))
+    suffix = read_fields(body, FIELDS).get("suffix")
     if not suffix:
         return [read_prompt(prompt, model) for prompt in prompts]
     made = []
@@ -125,7 +127,8 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
 
 async def completions(request: Request) -> Response:
     """``POST /v1/completions``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     call = await service.begin(request, read_completion, body)
     await result(request, measure_prompts(service, call))
     if call.stream:
@@ -154,7 +157,10 @@ def _head(service: Service) -> dict[str, Any]:
 
 def _choice(call: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
     """Return a choice of an answer or a chunk; ``first``: of its output, which has the echo."""
-    more, text, said, entries = call.asked.more, piece.text, piece.content, piece.logprobs
+    more = call.asked.more
+    text = piece.text
+    said = piece.content
+    entries = piece.logprobs
     before = "" if more["echo"] is None else more["echo"][text.prompt]
     offsets = [len(before) + at for at in piece.starts]
     if first:
@@ -172,7 +178,8 @@ def _choice(call: RequestStream, piece: StreamPiece, *, first: bool = True) -> d
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
-    shared, begun = _head(service), set[int]()
+    shared = _head(service)
+    begun = set[int]()
     each = call.asked.more["timings_per_token"]
     async for piece in ticking(call):
         if piece is None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 async def measure_prompts(service: Service, call: RequestStream) -> None:
     """Compute the prompts' log-probabilities into ``asked.more["measured"]`` if requested."""
-    more, n_top = call.asked.more, call.asked.settings.get("logprobs")
+    more = call.asked.more
+    n_top = call.asked.settings.get("logprobs")
     if more["echo"] is None or n_top is None:
         return
     try:
@@ -33,7 +34,8 @@ async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenL
     """Return the log-probability of each prompt token; NaN for the first. Scheduler steps run
     between its batches.
     """
-    model, submit = service.model, service.engine.submit
+    model = service.model
+    submit = service.engine.submit
 
     def begin() -> Session:
         with model.engine.lock:

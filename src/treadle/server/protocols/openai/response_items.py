@@ -41,7 +41,8 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
         kind = mapping(where, item).get("type")
         if kind is None:  # a reference has an id and nothing else
             kind = "item_reference" if item.keys() <= {"id", "type"} else "message"
-        kind, name = text(f"{where}.type", kind), item.get("id")
+        kind = text(f"{where}.type", kind)
+        name = item.get("id")
         if kind == "item_reference":
             name = text(f"{where}.id", name)
             found = talks.item(name)
@@ -58,7 +59,8 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert items of an ``input`` to chat messages. Raises ApiError."""
     made: list[dict[str, Any]] = []
     for i, item in enumerate(items):
-        where, kind = f"input[{i}]", item["type"]
+        where = f"input[{i}]"
+        kind = item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
             content_text(f"{where}.content", item.get("content"))  # so that errors name this item
@@ -146,7 +148,8 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     thought: dict[str, Any] = {}  # not yet merged into a message
     for message in messages:
-        calls, thinks = message.get("tool_calls"), message.get("reasoning_content")
+        calls = message.get("tool_calls")
+        thinks = message.get("reasoning_content")
         own = message["role"] == "assistant"
         if thinks and not calls and message["content"] is None:
             thought = {"reasoning_content": thinks}

@@ -36,10 +36,12 @@ async def input_items(request: Request) -> Response:
     """``GET /v1/responses/ID/input_items``: a page of its input items, including those of earlier
     responses.
     """
-    items, given = _kept(request).inputs, read_fields(request.query_params, PAGE)
+    items = _kept(request).inputs
+    given = read_fields(request.query_params, PAGE)
     if given.get("order", "desc") == "desc":
         items = items[::-1]
-    names, after = [item["id"] for item in items], given.get("after")
+    names = [item["id"] for item in items]
+    after = given.get("after")
     if after is not None and after not in names:
         raise ApiError(400, f"after: no item {after[:80]!r}", param="after")
     begin = len(names) - names[::-1].index(after) if after is not None else 0

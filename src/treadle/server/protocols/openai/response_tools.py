@@ -82,7 +82,8 @@ class OfferedTools:
 
     def named(self, choice: Mapping[str, Any]) -> Iterator[str]:
         """Yield our names of the functions that a part of ``tool_choice`` means."""
-        name, namespace = choice.get("name"), choice.get("namespace")
+        name = choice.get("name")
+        namespace = choice.get("namespace")
         if choice.get("type") == "namespace":
             yield from (own for own, known in self.known.items() if known.namespace == name)
         elif namespace is None and isinstance(name, str) and name in self.known:

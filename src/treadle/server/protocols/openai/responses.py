@@ -162,7 +162,9 @@ class _Item:
     """
 
     def __init__(self, part: OutputPiece, more: Mapping[str, Any]) -> None:
-        self.kind, self.text, self.call = part.kind, part.text, part.call
+        self.kind = part.kind
+        self.text = part.text
+        self.call = part.call
         self.known: ClientTool = (
             ClientTool("") if part.call is None else more["known"][part.call.name]
         )
@@ -218,7 +220,8 @@ class _Reply:
     """One response object: its ids, and the body fields that it repeats."""
 
     def __init__(self, service: Service, call: RequestStream, body: Mapping[str, Any]) -> None:
-        self.service, self.call = service, call
+        self.service = service
+        self.call = call
         self.id = f"resp_{secrets.token_hex(24)}"
         own = mapping("text", body.get("text") or {})
         form = own.get("format") or {"type": "text"}
@@ -252,7 +255,8 @@ class _Reply:
 
     def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
         """Return the finished object, and store it unless ``store`` is false."""
-        more, used = self.call.asked.more, usage(self.call)
+        more = self.call.asked.more
+        used = usage(self.call)
         done = _status(piece) == "completed"
         whole = {
             **self._shared,
@@ -280,7 +284,8 @@ def _status(piece: StreamPiece) -> str:
 
 async def responses(request: Request) -> Response:
     """``POST /v1/responses``."""
-    service, body = service_of(request), await read_json(request)
+    service = service_of(request)
+    body = await read_json(request)
     call = await service.begin(request, read_response, body)
     reply = _Reply(service, call, body)
     if call.stream:
@@ -313,7 +318,8 @@ class _ResponseEvents:
 
     @property
     def _place(self) -> dict[str, Any]:
-        item, at = self.items[-1], len(self.items) - 1
+        item = self.items[-1]
+        at = len(self.items) - 1
         inner = {} if item.call is not None else {"content_index": 0}
         return {"item_id": item.id, "output_index": at, **inner}
 
@@ -326,7 +332,8 @@ class _ResponseEvents:
             out = self.closed("completed") + self._opened(part)
         else:
             self.items[-1].text += part.text
-        item, place = self.items[-1], self._place
+        item = self.items[-1]
+        place = self._place
         if item.known.custom:  # its string is sent when the JSON around it is complete
             return out
         if item.call is not None:
@@ -340,14 +347,16 @@ class _ResponseEvents:
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
         """Move pending log-probabilities to the open content item, and return them."""
-        taken, self.logprobs = self.logprobs, []
+        taken = self.logprobs
+        self.logprobs = []
         self.items[-1].logprobs += taken
         return taken
 
     def _opened(self, part: OutputPiece) -> bytes:
         item = _Item(part, self.reply.call.asked.more)
         self.items.append(item)
-        at, shown = len(self.items) - 1, item.as_dict("in_progress", begins=True)
+        at = len(self.items) - 1
+        shown = item.as_dict("in_progress", begins=True)
         out = self.event("response.output_item.added", output_index=at, item=shown)
         if item.call is None:
             own = {**self._place, "part": item.part("")}
@@ -358,7 +367,8 @@ class _ResponseEvents:
         """Return the end events of the open item, or nothing."""
         if not self.items:
             return b""
-        item, place = self.items[-1], self._place
+        item = self.items[-1]
+        place = self._place
         if item.known.custom:
             kind = "response.custom_tool_call_input"
             out = self.event(f"{kind}.delta", **place, delta=item.said)
@@ -376,7 +386,8 @@ class _ResponseEvents:
                 told["logprobs"] = item.logprobs
             out = self.event(f"response.{kind}.done", **told)
             out += self.event("response.content_part.done", **place, part=item.part())
-        at, shown = len(self.items) - 1, item.as_dict(status)
+        at = len(self.items) - 1
+        shown = item.as_dict(status)
         return out + self.event("response.output_item.done", output_index=at, item=shown)
 
     def failed(self, error: ApiError) -> bytes:
