@@ -51,6 +51,8 @@ ADAPTED = "3"  # format version for sessions with adapters, so that older reader
 # safetensors types
 IDS = "I32"
 BYTES = "U8"
+# fields of Config that do not change keys and values of text
+NOT_OF_KEYS = ("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media")
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
@@ -170,7 +172,7 @@ def _fingerprint(engine: Engine) -> str:
         raise TreadleError("the model is closed")
     numbers: list[Any] = [(config.arch.name, config.arch.rope)]
     for field in fields(config):
-        if field.name not in ("arch", "optional", "factors", "ignored", "n_ctx_train"):
+        if field.name not in NOT_OF_KEYS:
             numbers.append((field.name, getattr(config, field.name)))
     # the set of rope factors that rotated the keys
     numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)
