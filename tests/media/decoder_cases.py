@@ -75,9 +75,7 @@ def load(media: Path, case: DecoderCase, **settings: object) -> treadle.Model:
     return treadle.load(media / case.name / "text.gguf", **given)  # type: ignore[arg-type]
 
 
-def prompt_of(
-    model: treadle.Model, media: Path, case: DecoderCase, prefix: str = ""
-) -> Prompt:
+def prompt_of(model: treadle.Model, media: Path, case: DecoderCase, prefix: str = "") -> Prompt:
     """The truth's prompt with ids of the model's media registry in place of marks. Each run of
     marks is an entry. ``prefix``: "two." for the prompt with two pictures.
     """
@@ -89,7 +87,7 @@ def prompt_of(
     made = list(ids)
     entries = []
     used = [0] * len(marks)
-    positions = truth[f"{prefix}position_ids"] if f"{prefix}position_ids" in truth else None
+    positions = truth.get(f"{prefix}position_ids")
     at = 0
     while at < len(ids):
         which = next((i for i, mark in enumerate(marks) if ids[at] == mark[0]), None)

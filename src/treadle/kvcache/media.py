@@ -7,6 +7,8 @@ Files, which outlive the numbers, have the digest in their place.
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
@@ -244,12 +246,87 @@ class MediaRegistry:
     # -- files -------------------------------------------------------------------------------------
 
     def portable(self, ids: Ids[int]) -> bytes:
-        """Return the bytes that name ``ids`` in digests of files: each id as an i32, that of media
-        by the content's digest and the row.
+        """Return the bytes that stand for ``ids`` in digests of files: of each text token its id as
+        an i32; of each row of media the content's digest and the row.
         """
+        if not self.any_in(ids):
+            return array("i", ids).tobytes()
         return b"".join(
-            self.entry_of(id).digest + (id & (MOST_ROWS - 1)).to_bytes(2, "little")
+            self.entry_of(id).digest + (id & (MOST_ROWS - 1)).to_bytes(4, "little")
             if id >= self.first_id
-            else id.to_bytes(4, "little", signed=True)
+            else id.to_bytes(4, "little")
             for id in ids
         )
+
+    def describe(self, ids: Ids[int]) -> str:
+        """Return the entries of ``ids`` as JSON, for a file that has these ids; "" if none."""
+        found = [
+            {
+                "number": entry.number,
+                "digest": entry.digest.hex(),
+                "rows": entry.n_rows,
+                "advance": entry.advance,
+                "spans": entry.spans,
+                "positions": None if entry.positions is None else entry.positions.tolist(),
+            }
+            for entry in self.entries_in(ids)
+        ]
+        return json.dumps(found) if found else ""
+
+    def restore(self, text: str, ids: Ids[int], tree: PageTree | None = None) -> list[int]:
+        """Enter the entries of a file, as ``describe`` writes them, and return its ids with their
+        numbers here. Raises ValueError if the text is damaged, or does not fit ``ids``.
+        """
+        try:
+            entries = {
+                each["number"]: MediaEntry(
+                    bytes.fromhex(each["digest"]),
+                    each["rows"],
+                    _read_positions(each["positions"], each["rows"]),
+                    _bounded(each["advance"], MOST_ROWS),
+                    tuple(
+                        (_bounded(a, each["rows"]), _bounded(b, each["rows"]))
+                        for a, b in each["spans"]
+                    ),
+                )
+                for each in (json.loads(text) if text else [])
+            }
+        except (KeyError, TypeError, RecursionError, TreadleError) as error:
+            raise ValueError("a list of pictures is damaged") from error
+        made = list(ids)
+        used: dict[int, MediaEntry] = {}
+        for at, id in enumerate(made):
+            if id < self.first_id:
+                continue
+            number = id >> ROW_BITS
+            row = id & (MOST_ROWS - 1)
+            if number not in entries or row >= entries[number].n_rows:
+                raise ValueError(f"token {id} is of no picture in the file")
+            entry = used.get(number)
+            if entry is None:
+                entry = used[number] = self.enter(entries[number], tree)
+            made[at] = entry.ids[row]
+        return made
+
+
+def _bounded(value: int, most: int) -> int:
+    """Return a whole number from 0 to ``most``. Raises ValueError for another value."""
+    if not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{value!r:.40}: expected 0 to {most}")
+    return value
+
+
+def _read_span(given: list[int], n_rows: int) -> tuple[int, int]:
+    """Return the first row of a span and the row after its last."""
+    first, end = given
+    return _bounded(first, n_rows), _bounded(end, n_rows)
+
+
+def _read_positions(given: list[list[int]] | None, n_rows: int) -> np.ndarray | None:
+    """Return int32 ``[3, n_rows]``. Raises ValueError for another shape or values below 0."""
+    if given is None:
+        return None
+    made = np.array(given, np.int64)
+    if made.shape != (3, n_rows) or made.min() < 0 or made.max() >= MOST_ROWS:
+        raise ValueError(f"positions of shape {list(made.shape)}: expected [3, {n_rows}]")
+    return made.astype(np.int32)
