@@ -130,7 +130,7 @@ class Norm(Spec):
         with k.loop(frame.end, start=frame.begin) as item:
             first = item * act.together
             with k.loop(act.together) as t:
-                self._store_scale(k, frame, row_of(first + t), t * 4)
+                self._store_scale(k, frame, row_of(first + t), t)
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 at = b * (BLOCK * 4)
@@ -170,15 +170,15 @@ class Norm(Spec):
 
             k.runs(self.k, BLOCK, block)
 
-    def _store_scale(self, k: Builder, frame: Frame, row: Val, at: Val) -> None:
-        """Store a row's mean, if it is used, and the inverse of its root mean square in scratch."""
+    def _store_scale(self, k: Builder, frame: Frame, row: Val, t: Val) -> None:
+        """Store the ``t``-th row's mean, if used, and the inverse of its root mean square."""
         lanes = k.isa.lanes
         mean = None
         if self.centred:
             mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
-            k.store(frame.scratch + at, mean, offset=SCALES_BYTES)
+            k.store(frame.scratch + t * 4, mean, offset=SCALES_BYTES)
         square = mean_square(k, row, self.k, lanes, mean)
-        k.store(frame.scratch + at, 1.0 / k.sqrt(square + self.eps))
+        k.store(frame.scratch + t * 4, 1.0 / k.sqrt(square + self.eps))
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_outputs" if self.outputs else "n_tokens"])
