@@ -14,6 +14,7 @@ from treadle.scheduler.step_budget import LEAST, KeyShares, StepCostModel
 from treadle.spec_decode.proposer import Drafting
 
 if TYPE_CHECKING:
+    from treadle.scheduler.media_queue import MediaQueue
     from treadle.scheduler.queue import RequestQueue
     from treadle.scheduler.request import Request
 
@@ -23,13 +24,15 @@ Batch = list[tuple["Request", BatchItem]]
 class BatchBuilder:
     """Builds batches from the running requests. ``pace`` predicts step times."""
 
-    def __init__(self, admission: RequestQueue, pace: StepCostModel) -> None:
+    def __init__(self, admission: RequestQueue, pace: StepCostModel, media: MediaQueue) -> None:
+        self._media = media
         self._admission, self._pace, self._shares = admission, pace, KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
         """Return the items of the next batch, with their pages reserved."""
         queue = self._admission
+        self._media.begin_step()
         if queue.waiting:
             queue.admit()
         decoding: list[Request] = []
@@ -49,7 +52,9 @@ class BatchBuilder:
                     late = True
                     continue
                 left = len(request.ids) - len(request.seq.ids)
-            if left == 1 or request.goes_on(left):
+            # The last token of a prompt may be a row of a picture, which has to be encoded.
+            is_read = not request.media or bool(request.answer.ids)
+            if is_read and (left == 1 or request.goes_on(left)):
                 decoding.append(request)
             else:
                 reading.append((request.key, request.client, request, left))
@@ -71,16 +76,27 @@ class BatchBuilder:
                 request.seq.n_drafted, looks = n - 1, request.looks(n)
                 batch.append((request, BatchItem(request.seq, ids, n, looks)))
         for request, n in self._shares.split(reading, budget) if reading else ():
-            if request.seq is not None:
-                start = len(request.seq)
-                n = queue.engine.cache.cut(request.seq, request.ids[start : start + n])
-                ids = request.ids[start : start + n]
-                last = start + len(ids) == len(request.ids)
-                looks = request.looks() if last else ()
-                batch.append((request, BatchItem(request.seq, ids, int(last), looks)))
-        if not batch and not late:
+            item = self._prompt_part(request, n)
+            if item is not None:
+                batch.append((request, item))
+        if not batch and not late and not self._media.waits:
             queue.refuse()
         return batch
+
+    def _prompt_part(self, request: Request, n: int) -> BatchItem | None:
+        """Return the next part of a prompt, about ``n`` tokens; None if there is none that can run
+        now.
+        """
+        if request.seq is None:
+            return None
+        start = len(request.seq)
+        n = self._admission.engine.cache.cut(request.seq, request.ids[start : start + n])
+        ids = request.ids[start : start + n]
+        ids = ids[: self._media.ready(request, ids)]
+        if not ids:
+            return None
+        last = start + len(ids) == len(request.ids)
+        return BatchItem(request.seq, ids, int(last), request.looks() if last else ())
 
     def _until(self) -> float:
         """Deadline for fetching pages from files: the target step time while requests decode, else

@@ -39,6 +39,7 @@ class Timings:
     n_drafts: int = 0  # runs that checked a draft
     accepted_at: list[int] = field(default_factory=list)  # [i]: drafts that accepted more than i
     cache: PrefixHit = field(default_factory=PrefixHit)  # where and why prefix reuse stopped
+    media_s: float = 0.0  # encoding its pictures and sounds; in no other field
 
     def note_draft(self, n_drafted: int, n_accepted: int) -> None:
         """Count one checked draft, whose first ``n_accepted`` tokens were right."""

@@ -55,6 +55,8 @@ class RequestQueue:
                 self.engine.check_ids(request.ids)
                 self.engine.cache.check_context(len(request.ids))
                 self.waiting.append(request)
+                self.engine.cache.media.hold(request.media)
+                request.holds_media = True
             except TreadleError as error:
                 self.fail(request, error)
 
@@ -69,6 +71,9 @@ class RequestQueue:
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
+        if request.holds_media:
+            self.engine.cache.media.release(request.media)
+            request.holds_media = False
         seq = request.seq
         request.seq = None
         # A caller or drafter that keeps the request must not keep the session alive.

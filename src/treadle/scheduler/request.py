@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from collections.abc import Sequence as Ids
 from math import inf
 from typing import TYPE_CHECKING
@@ -13,15 +13,21 @@ from treadle.kvcache.page_pool import PAGE
 from treadle.spec_decode.ngram import MOST, AcceptanceTracker, Draft, Lookup
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from treadle.api.session import Session
     from treadle.engine.logits import LogitsRow
     from treadle.kvcache.cache import KVCache, Sequence
+    from treadle.kvcache.media import MediaEntry
     from treadle.kvcache.prefix_tree import Lora
     from treadle.sampling import Sampler
     from treadle.scheduler.output import RequestOutput
 
 
 MEASURED = LogitsQuery(total=True)  # for log-probabilities
+# A generator that yields between slices of work and returns float32 ``[n_rows, width]``.
+Encoding = Generator[None, None, "np.ndarray"]
+Encode = Callable[[], Encoding]
 
 
 class Request:
@@ -29,7 +35,8 @@ class Request:
 
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
     own. With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt
-    is computed, whatever session, cache and page files hold.
+    is computed, whatever session, cache and page files hold. ``media``: the pictures and sounds
+    in ``ids``, each with the function that begins its encoding if its rows are not there.
     """
 
     def __init__(
@@ -46,8 +53,16 @@ class Request:
         speculate: bool = False,
         lora: Lora = (),
         reuse: bool = True,
+        media: Mapping[MediaEntry, Encode] | None = None,
     ) -> None:
         self.ids = list(ids)  # prompt and output
+        # The same without rows of pictures and sound, for samplers and drafts.
+        self.text_ids = self.ids
+        if media:
+            rows = {id for entry in media for id in entry.ids}
+            self.text_ids = [id for id in self.ids if id not in rows]
+        self.media = dict(media or {})
+        self.holds_media = False  # while it is queued or runs
         self.sampler = sampler
         self.answer = answer
         self.n_top = logprobs
@@ -121,7 +136,7 @@ class Request:
         found = self.sampler.forced()[:room]
         if not found:
             source = "text"
-            found = self.lookup.guess(self.ids, min(room, self.track(source).length))
+            found = self.lookup.guess(self.text_ids, min(room, self.track(source).length))
         if not found:
             return None
         track = self.track(source)
@@ -168,6 +183,8 @@ class Request:
         measured = None
         if token is not None and not self.answer.is_end(token):
             self.ids.append(token)
+            if self.text_ids is not self.ids:
+                self.text_ids.append(token)
             if self.n_top is not None:
                 from treadle.sampling.logprobs import token_logprob
 
@@ -177,7 +194,7 @@ class Request:
     def _sample(self, row: LogitsRow) -> int | None:
         """Sample a token; None if the grammar is complete and its end token is banned."""
         try:
-            return self.sampler.choose(row, self.ids)
+            return self.sampler.choose(row, self.text_ids)
         except SamplingError:
             if self.sampler.ended:
                 return None

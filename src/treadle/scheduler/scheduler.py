@@ -23,6 +23,7 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.logits import LogitsRow
 from treadle.errors import NoRoomError, TreadleError
 from treadle.scheduler.batch_builder import Batch, BatchBuilder
+from treadle.scheduler.media_queue import MediaQueue
 from treadle.scheduler.queue import RequestQueue
 from treadle.scheduler.request import Request
 from treadle.scheduler.step_budget import TARGET_S, StepCostModel
@@ -46,7 +47,8 @@ class Scheduler:
         self._clock = clock or time.perf_counter
         self.admission = RequestQueue(engine, self._clock)
         self._pace = StepCostModel(target_s, engine.few)
-        self._composer = BatchBuilder(self.admission, self._pace)
+        self.media = MediaQueue(engine, self._clock)
+        self._composer = BatchBuilder(self.admission, self._pace, self.media)
         self.drafting = self._composer.drafting
         self.n_tokens = 0  # of the last step
 
@@ -131,6 +133,8 @@ class Scheduler:
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
+            for request, failure in self.media.run_slice():
+                self.admission.fail(request, copy.copy(failure))
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # other threads must not see drafted tokens in a sequence
                 engine.lock.acquire()

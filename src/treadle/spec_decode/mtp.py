@@ -105,7 +105,13 @@ class NextnDrafter(Drafter):
         for seq, ids, *_ in parts:
             end = row + len(ids)
             states = self._states.setdefault(seq, HiddenStates())
-            states.put(len(seq) - len(ids), ids, rows[row:end])
+            start = len(seq) - len(ids)
+            states.put(start, ids, rows[row:end])
+            # The layer embeds tokens by id, so it cannot read pictures: it begins after the last.
+            media = self._model.media
+            if media.any_in(ids):
+                *_, (_, behind, _, _) = media.runs_in(ids)
+                states.drop(start + behind)
             row = end
 
     def _own(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
