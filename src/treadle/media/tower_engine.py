@@ -1,0 +1,234 @@
+"""Runs a tower or a projector as plans on a device.
+
+Keys and values live for one layer: all layers of a run use the same pages. Rows of one picture (an
+*item*) see each other; a run may have several items. In layers with windows, rows see those of
+their window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import UseLock
+from treadle.engine.batch import RopeTable, RunInputs
+from treadle.engine.prepared_plan import PreparedPlan
+from treadle.errors import TreadleError
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.work_item import ITEM
+from treadle.kernels.spec import numbered, run_offset
+from treadle.kvcache.cache import KVCache
+from treadle.kvcache.page_pool import Pool
+from treadle.models.cache_spec import PoolSpec
+from treadle.models.towers.tower import GIVEN, STATES, TOWER, checked, deep
+from treadle.plan.lowering.weights import Weights
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.files.gguf import GGUF
+    from treadle.models.towers.config import TowerConfig
+    from treadle.plan.plan import DeviceMemory, Plan, Storage
+
+SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
+MOST_ROWS = 1 << 16  # of a run
+MOST_ITEMS = 64  # of a run
+SLICE_S = 0.05  # seconds of work between two yields, where a single step is not longer
+
+
+@dataclass(frozen=True)
+class RunItem:
+    """Consecutive rows of a run that see each other. ``windows``: the first rows of its windows in
+    ascending order, from 0; empty for a tower without windows.
+    """
+
+    n_rows: int
+    windows: tuple[int, ...] = ()
+
+
+class LayerPool(Pool):
+    """A pool whose pages hold one layer at a time: a tower reads no keys of a layer again."""
+
+    def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
+        super().__init__(device, replace(spec, layers=spec.layers[:1]), index, kv, n_pages)
+        self.layers = spec.layers
+
+    def layer_off(self, layer: int) -> int:
+        """Return the byte offset of a layer's part in a page: the same for all layers."""
+        return 0
+
+
+class TowerCache(KVCache):
+    """The pages of one plan's runs. They keep nothing between runs, and have no sequences."""
+
+    def __init__(self, specs: Sequence[PoolSpec], device: Storage, n_rows: int, kv: str) -> None:
+        self.kv = kv
+        self.n_ctx = n_rows
+        n_pages = n_rows // PAGE + MOST_ITEMS
+        of = enumerate(specs)
+        self.pools: list[Pool] = [LayerPool(device, spec, i, kv, n_pages) for i, spec in of]
+        self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+
+
+class TowerInputs(RunInputs):
+    """The inputs of a tower's runs."""
+
+    def __init__(
+        self, plan: Plan, cache: TowerCache, ropes: Sequence[RopeTable], storage: Storage
+    ) -> None:
+        super().__init__(plan, cache, ropes, storage)
+        self._cache = cache
+        self._tile = plan.query_tile
+
+    def lay_out_rows(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
+        """Write a run. ``ropes``: for each table cosines and sines of every row, f32
+        ``[n_rows, 2, dims / 2]``.
+        """
+        n_rows = sum(item.n_rows for item in items)
+        for field, count in {"n_tokens": n_rows, "n_outputs": 0, "n_parts": 0}.items():
+            self._set(field, count)
+        for i, rows in enumerate(ropes):
+            self.rope(i, 2 * rows.shape[2])[:] = rows
+        pages = self._array_at(8 * self._pages, sum(map(_n_pages, items)), "i8")
+        pages[:] = np.arange(len(pages))
+        slots = np.empty(n_rows, np.int64)
+        row = page = 0
+        for item in items:
+            slots[row : row + item.n_rows] = page * PAGE + np.arange(item.n_rows)
+            row += item.n_rows
+            page += _n_pages(item)
+        for i, pool in enumerate(self._cache.pools):
+            self.kv_slots(i)[:] = slots
+            records = self._records(i, items, windowed=bool(pool.window))
+            for field in ("n_attn_few", "n_attn_merges"):
+                self._set(numbered(field, i), 0)
+            self._set(numbered("n_attn_items", i), len(records))
+            at = self[numbered("attn_items", i)]
+            self._array_at(at, len(records), ITEM)[:] = records
+
+    def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
+        """Return a pool's attention items: tiles of rows that see the same keys."""
+        made = []
+        row = page = 0
+        at = self[numbered("attn_items", pool)]
+        for item in items:
+            firsts = item.windows if windowed else (0,)
+            for first, end in zip(firsts, (*firsts[1:], item.n_rows), strict=True):
+                for position in range(first, end, self._tile):
+                    n = min(self._tile, end - position)
+                    table = 8 * (self._pages + page) - at - len(made) * ITEM.itemsize
+                    made.append((row + position, n, position, first, end, table, -1, 0))
+            row += item.n_rows
+            page += _n_pages(item)
+        return np.array(made, ITEM)
+
+    def _set(self, field: str, value: int) -> None:
+        self._array_at(run_offset(field), 1, "i8")[0] = value
+
+
+def _n_pages(item: RunItem) -> int:
+    return -(-item.n_rows // PAGE)
+
+
+class TowerEngine:
+    """Runs one tower or projector. Raises FileError for a tensor that is missing or has another
+    shape.
+
+    ``kv``: format of keys and values. ``lock``: held during each slice of a run, for a device that
+    others use too. Plans are made once per size class: the next power of two of the rows.
+    """
+
+    def __init__(
+        self, gguf: GGUF, config: TowerConfig, device: Device, *, kv: str = "f32", lock: UseLock
+    ) -> None:
+        self.gguf = gguf
+        self.config, self.width = checked(gguf, config)
+        self.device = device
+        self.kv = kv
+        self._lock = lock
+        self._weights = Weights(gguf, device)
+        self._specs = [spec for spec in TOWER.pools(self.config) if isinstance(spec, PoolSpec)]
+        self._ready: dict[int, PreparedPlan] = {}
+        self._arena: DeviceMemory | None = None
+        self._arena_bytes = 0
+
+    def plan_for(self, n_rows: int) -> PreparedPlan:
+        """Return the prepared plan for runs of up to so many rows. Raises TreadleError for more
+        than ``MOST_ROWS``.
+        """
+        if n_rows > MOST_ROWS:
+            name = self.config.arch.name
+            raise TreadleError(f"{name}: {n_rows} rows in one run, expected at most {MOST_ROWS}")
+        size = max(SMALLEST, 1 << (n_rows - 1).bit_length())
+        if size not in self._ready:
+            self._ready[size] = self._make(size)
+        return self._ready[size]
+
+    def _make(self, n_rows: int) -> PreparedPlan:
+        device = self.device
+        cache = TowerCache(self._specs, device, n_rows, self.kv)
+        plan = device.plan(self.config, self._weights, cache, n_rows, 1, output=STATES)
+        if self._arena is None or self._arena_bytes < plan.arena_bytes:
+            self._arena = device.memory(plan.arena_bytes)
+            self._arena_bytes = plan.arena_bytes
+            for other in self._ready.values():
+                other.place(self._arena, device)
+        ropes = [RopeTable(*rope.frequencies(), 1) for rope in self.config.ropes]
+        ready = PreparedPlan(plan, TowerInputs(plan, cache, ropes, device))
+        ready.place(self._arena, device)
+        return ready
+
+    def run(
+        self,
+        given: Mapping[str, np.ndarray],
+        items: Sequence[RunItem],
+        ropes: Sequence[np.ndarray] = (),
+    ) -> Generator[None, None, dict[str, np.ndarray]]:
+        """Run the rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of the
+        work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
+        ``ropes``: see ``TowerInputs.lay_out_rows``. A second run must not begin before the first
+        has ended.
+        """
+        n_rows = len(given[GIVEN])
+        assert n_rows == sum(item.n_rows for item in items)
+        assert len(items) <= MOST_ITEMS
+        with self._lock:
+            ready = self.plan_for(n_rows)
+            inputs = ready.run
+            assert isinstance(inputs, TowerInputs)
+            inputs.lay_out_rows(items, ropes)
+            for name, buffer in ready.plan.takes.items():
+                rows = np.zeros((n_rows, buffer.row_bytes // 4), np.float32)
+                rows[:, : given[name].shape[1]] = given[name]
+                ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+        n_steps = len(ready.plan.steps)
+        at = 0
+        size = 1
+        while at < n_steps:
+            began = time.perf_counter()
+            end = min(at + size, n_steps)
+            with self._lock:
+                self.device.run(ready.program, range(at, end))
+            at = end
+            taken = time.perf_counter() - began
+            size = max(1, min(2 * size, int(size * SLICE_S / max(taken, 1e-9))))
+            if at < n_steps:
+                yield
+        with self._lock:
+            self.gguf.check()
+            widths = {STATES: self.width} | {deep(i): self.config.n_embd for i in self.config.deep}
+            outputs = ready.plan.outputs
+            return {name: ready.rows(outputs[name], n_rows, n).copy() for name, n in widths.items()}
+
+    def close(self) -> None:
+        """Release plans and weights; the file and the device stay open."""
+        self._ready.clear()
+        self._weights.consts.clear()
+        self._arena = None
+
+
+__all__ = ["GIVEN", "MOST_ITEMS", "MOST_ROWS", "STATES", "RunItem", "TowerEngine", "deep"]
