@@ -70,9 +70,7 @@ class MediaTower:
             runs += [alike[at : at + n] for at in range(0, len(alike), n)]
         return runs
 
-    def _run(
-        self, inputs: Sequence[TowerInput]
-    ) -> Generator[None, None, list[list[np.ndarray]]]:
+    def _run(self, inputs: Sequence[TowerInput]) -> Generator[None, None, list[list[np.ndarray]]]:
         """Run inputs of equal grids; return each one's rows, for each branch."""
         grid = inputs[0].grid
         of = self._of_grid(grid)

@@ -23,6 +23,12 @@ FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
         "gemma4v": "gemma4.Gemma4Vision",
         "gemma4uv": "gemma4_unified.Gemma4UnifiedVision",
         "gemma4ua": "gemma4_unified.Gemma4UnifiedAudio",
+        "idefics3": "idefics3.Idefics3",
+        "mlp": "llava.Llava",
+        "pixtral": "pixtral.Pixtral",
+        "internvl": "internvl.InternVl",
+        "lfm2": "lfm2.Lfm2",
+        "llama4": "llama4.Llama4Vision",
     },
 )
 

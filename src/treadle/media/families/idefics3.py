@@ -5,15 +5,25 @@ picture as one more; each tile's place is named in the text.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.media.pixels import LANCZOS, resize
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.picture_family import PATCHES, POSITIONS, PictureFamily, join_patches
+from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, tiles_of
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
 
 LARGEST = 4096  # pixels of the longer side, whatever the settings say
-
+MOST_TILES = 6  # rows and columns that tokenizers have names for
+DEFAULT_ROWS = 1088  # all 17 tiles of SmolVLM; fewer of towers with more rows a tile
 FAKE = "<fake_token_around_image>"
+GLOBAL = "<global-img>"
 
 
 def scaled_size(size: Size, longest: int) -> Size:
@@ -80,10 +90,10 @@ def cut(
         if n_tiles == 1 or max_rows is None or (n_tiles + 1) * per_tile <= max_rows:
             break
         longest -= tile
-    whole = resize(resize(pixels, scaled, LANCZOS), canvas, LANCZOS)
+    whole = resize(resize(pixels, scaled, "lanczos"), canvas, "lanczos")
     if n_tiles == 1:
         return [whole], (0, 0)
-    return [*tiles_of(whole, tile, tile), resize(whole, (tile, tile), LANCZOS)], grid
+    return [*tiles_of(whole, tile, tile), resize(whole, (tile, tile), "lanczos")], grid
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
@@ -101,5 +111,61 @@ def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
             text = ""
         text = "\n"
     text = "\n\n" if rows else ""
-    parts += [f"{text}{FAKE}<global-img>", range(first, first + per_tile), FAKE]
+    parts += [f"{text}{FAKE}{GLOBAL}", range(first, first + per_tile), FAKE]
     return tuple(parts)
+
+
+class Idefics3(PictureFamily):
+    """A SigLIP tower of square tiles; blocks of patches are joined, then one product."""
+
+    placeholders = ("<image>",)
+    row_mark = "<image>"
+    marks = (
+        "<image>",
+        FAKE,
+        GLOBAL,
+        *(f"<row_{i}_col_{j}>" for i in range(1, MOST_TILES + 1) for j in range(1, MOST_TILES + 1)),
+    )
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self.joined_side = self.scale_factor(4)
+        self.check_square(self.joined_side)
+        # Files of before autumn 2025 lack the key; in all published models it is four tiles.
+        self.longest = clip.keys.integer("preproc_image_size", 4 * clip.image_size, hi=LARGEST)
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS)),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(),
+            tail=(NormStage("post_ln"),),
+            activation=clip.activation,
+        )
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type} projector",
+                n_given=clip.n_embd * self.joined_side**2,
+                stem=(LinearStage("mm.model.fc"),),
+            ),
+        )
+
+    @property
+    def per_tile(self) -> int:
+        """Media rows of a tile."""
+        return (self.side // self.joined_side) ** 2
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        self.size_of(pixels)
+        bound = max(DEFAULT_ROWS, self.per_tile) if max_rows is None else max_rows
+        tiles, grid = cut(pixels, self.clip.image_size, self.longest, self.per_tile, bound)
+        side = self.clip.image_size
+        resized = max(1, grid[0]) * side, max(1, grid[1]) * side
+        return self.image(pixels, tiles, layout=layout(grid, self.per_tile), resized=resized)
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        return GridInputs({POSITIONS: self.position_rows()})
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        return join_patches(states, grid, self.joined_side)

@@ -5,12 +5,35 @@ square tiles, with a smaller whole picture behind them.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.media.pixels import BILINEAR, resize
-from treadle.media.tiles import Size, closest_grid, tiles_of
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.picture_family import (
+    PATCHES,
+    POSITIONS,
+    TABLE,
+    PictureFamily,
+    join_patches,
+)
+from treadle.media.pixels import resize
+from treadle.media.tiles import Size, check_rows, closest_grid, tiles_of
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
+
+BEGIN = "<|image_start|>"
+END = "<|image_end|>"
+ROW = "<image>"
+THUMBNAIL = "<|img_thumbnail|>"
+MOST_TILES = 10  # rows and columns that tokenizers have names for
+DEFAULT_ROWS = 1280  # on a CPU: four tiles and the whole picture
+PROJECTOR_EPS = 1e-5  # of its norm, torch's default
 
 
 @dataclass(frozen=True)
@@ -38,6 +61,10 @@ def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
         scale = math.sqrt(height * width / (limits.max_rows * step * step))
         rows = max(1, math.floor(height / scale / step))
         columns = max(1, math.floor(width / scale / step))
+        # Of long pictures the shorter side cannot shrink below one row; transformers then exceeds
+        # the limit.
+        rows = min(rows, limits.max_rows // columns) or 1
+        columns = min(columns, limits.max_rows // rows)
     elif rows * columns < limits.min_rows:
         scale = math.sqrt(limits.min_rows * step * step / (height * width))
         rows = math.ceil(height * scale / step)
@@ -60,12 +87,12 @@ def cut(pixels: np.ndarray, step: int, limits: Lfm2Limits) -> tuple[list[np.ndar
     the rows and columns of tiles; of a picture that is not cut, only the whole.
     """
     size = pixels.shape[0], pixels.shape[1]
-    whole = resize(pixels, scaled_size(size, step, limits), BILINEAR)
+    whole = resize(pixels, scaled_size(size, step, limits), "bilinear")
     grid = tile_grid(size, step, limits)
     if grid == (1, 1):
         return [whole], grid
     side = limits.tile
-    canvas = resize(pixels, (grid[0] * side, grid[1] * side), BILINEAR)
+    canvas = resize(pixels, (grid[0] * side, grid[1] * side), "bilinear")
     return [*tiles_of(canvas, side, side), whole], grid
 
 
@@ -74,9 +101,9 @@ def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]
     and a whole picture of ``per_whole``.
     """
     if grid == (1, 1):
-        return "<|image_start|>", range(per_whole), "<|image_end|>"
+        return BEGIN, range(per_whole), END
     parts: list[str | range] = []
-    text = "<|image_start|>"
+    text = BEGIN
     first = 0
     for row in range(1, grid[0] + 1):
         for column in range(1, grid[1] + 1):
@@ -84,7 +111,7 @@ def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]
             first += per_tile
             text = ""
     whole = range(first, first + per_whole)
-    return *parts, "<|img_thumbnail|>", whole, "<|image_end|>"
+    return *parts, THUMBNAIL, whole, END
 
 
 def resized_positions(table: np.ndarray, grid: Size) -> np.ndarray:
@@ -109,3 +136,102 @@ def _triangles(n: int, side: int) -> np.ndarray:
     weights = np.maximum(0.0, 1 - distances / max(scale, 1.0))
     made: np.ndarray = weights / weights.sum(1, keepdims=True)
     return made
+
+
+class Lfm2(PictureFamily):
+    """A SigLIP 2 tower whose table of positions is resized to each picture; 2 x 2 patches are
+    joined.
+    """
+
+    decoders = frozenset({"lfm2", "lfm2moe"})
+    placeholders = (f"{BEGIN}{ROW}{END}", ROW)
+    row_mark = ROW
+    marks = (
+        BEGIN,
+        END,
+        ROW,
+        THUMBNAIL,
+        *(
+            f"<|img_row_{i}_col_{j}|>"
+            for i in range(1, MOST_TILES + 1)
+            for j in range(1, MOST_TILES + 1)
+        ),
+    )
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self.joined_side = self.scale_factor(2)
+        self.step = clip.patch_size * self.joined_side
+        self.limits = self._limits()
+        norms = (NormStage("mm.input_norm", eps=PROJECTOR_EPS),)
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS)),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(),
+            tail=(NormStage("post_ln"),),
+            activation="gelu",
+        )
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type} projector",
+                n_given=clip.n_embd * self.joined_side**2,
+                stem=(
+                    *(norms if clip.has("mm.input_norm.weight") else ()),
+                    LinearStage("mm.1"),
+                    ActivationStage("gelu_erf"),
+                    LinearStage("mm.2"),
+                ),
+            ),
+        )
+        self.position_side()
+
+    @classmethod
+    def row_pixels(cls, clip: ClipConfig) -> int:
+        return (2 * clip.patch_size) ** 2
+
+    def _limits(self) -> Lfm2Limits:
+        """Return the published limits, or those of the file where it has keys of them."""
+        clip = self.clip
+        usual = Lfm2Limits()
+        area = self.step**2
+        tile = clip.keys.integer("preproc_image_size", usual.tile, hi=1 << 12)
+        if tile % self.step:
+            clip.keys.fail("preproc_image_size", f"is {tile}", f"a multiple of {self.step}")
+        n_min = clip.keys.integer("preproc_min_tiles", usual.min_tiles, hi=MOST_TILES)
+        max_rows = max(1, clip.max_pixels // area) if clip.max_pixels else usual.max_rows
+        min_rows = max(1, clip.min_pixels // area) if clip.min_pixels else usual.min_rows
+        return Lfm2Limits(
+            min_rows=min(min_rows, max_rows),
+            max_rows=max_rows,
+            tile=tile,
+            min_tiles=n_min,
+            max_tiles=clip.keys.integer(
+                "preproc_max_tiles", max(n_min, usual.max_tiles), lo=n_min, hi=MOST_TILES
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        size = self.size_of(pixels)
+        per_tile = (self.limits.tile // self.step) ** 2
+        most = DEFAULT_ROWS if max_rows is None else max_rows
+        check_rows(1, most)
+        rows = min(self.limits.max_rows, most)
+        limits = replace(self.limits, max_rows=rows, min_rows=min(self.limits.min_rows, rows))
+        whole = scaled_size(size, self.step, limits)
+        per_whole = whole[0] * whole[1] // self.step**2
+        limits = replace(limits, max_tiles=min(limits.max_tiles, (most - per_whole) // per_tile))
+        pictures, grid = cut(pixels, self.step, limits)
+        resized = whole if grid == (1, 1) else (grid[0] * limits.tile, grid[1] * limits.tile)
+        return self.image(
+            pixels, pictures, layout=layout(grid, per_tile, per_whole), resized=resized
+        )
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        table = self.clip.floats(TABLE).reshape(-1, self.clip.n_embd)
+        return GridInputs({POSITIONS: resized_positions(table, grid)})
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        return join_patches(states, grid, self.joined_side)

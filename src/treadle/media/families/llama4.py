@@ -3,11 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.media.pixels import BILINEAR, resize
-from treadle.media.tiles import Size, tiles_of
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.picture_family import (
+    PATCHES,
+    POSITIONS,
+    PictureFamily,
+    join_patches,
+    with_stems,
+)
+from treadle.media.pixels import axial_rotations, resize
+from treadle.media.tiles import Size, tiles_of, tiles_within
+from treadle.models.rope import Rope
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
+
+BEGIN = "<|image_start|>"
+END = "<|image_end|>"
+WHOLE = "<|image|>"
+ROW = "<|patch|>"
+NEXT_COLUMN = "<|tile_x_separator|>"
+NEXT_ROW = "<|tile_y_separator|>"
+BASE = 10000.0  # of the rotation; the files do not name it
+MOST_TILES = 16  # of the published models; files do not say it
+DEFAULT_TILES = 8  # on a CPU: a tile has 144 rows
 
 
 def canvases(n_max: int, tile: int) -> list[Size]:
@@ -56,11 +81,11 @@ def cut(pixels: np.ndarray, tile: int, n_max: int) -> tuple[list[np.ndarray], Si
     grid = canvas[0] // tile, canvas[1] // tile
     height, width = fitted_size(size, canvas, tile)
     board = np.zeros((*canvas, 3), np.uint8)
-    board[:height, :width] = resize(pixels, (height, width), BILINEAR)
+    board[:height, :width] = resize(pixels, (height, width), "bilinear")
     tiles = tiles_of(board, tile, tile)
     if len(tiles) == 1:
         return tiles, grid
-    return [*tiles, resize(pixels, (tile, tile), BILINEAR)], grid
+    return [*tiles, resize(pixels, (tile, tile), "bilinear")], grid
 
 
 def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
@@ -69,12 +94,84 @@ def layout(grid: Size, per_tile: int) -> tuple[str | range, ...]:
     """
     rows, columns = grid
     parts: list[str | range] = []
-    text = "<|image_start|>"
+    text = BEGIN
     first = 0
     for _ in range(rows if rows * columns > 1 else 0):
         for column in range(columns):
             parts += [text, range(first, first + per_tile)]
             first += per_tile
-            text = "<|tile_x_separator|>" if column + 1 < columns else "<|tile_y_separator|>"
-    parts += [f"{text}<|image|>", range(first, first + per_tile), "<|image_end|>"]
+            text = NEXT_COLUMN if column + 1 < columns else NEXT_ROW
+    parts += [f"{text}{WHOLE}", range(first, first + per_tile), END]
     return tuple(parts)
+
+
+class Llama4Vision(PictureFamily):
+    """A tower with learned positions and rotations by column and row, both from 1; the class token
+    is last and does not turn. 2 x 2 patches are joined.
+    """
+
+    decoders = frozenset({"llama4"})
+    placeholders = (WHOLE,)
+    row_mark = ROW
+    marks = (BEGIN, END, WHOLE, ROW, NEXT_COLUMN, NEXT_ROW)
+    class_row = "last"
+
+    def __init__(self, clip: ClipConfig) -> None:
+        if not clip.has("blk.0.ffn_norm.weight"):
+            # llama.cpp's converter of 2026 names the norm before the FFN as if it came after
+            # attention.
+            clip = with_stems(clip, {"post_attention_norm": "ffn_norm"})
+        super().__init__(clip)
+        self.joined_side = self.scale_factor(2)
+        self.check_square(self.joined_side)
+        self.dims = clip.n_embd // clip.n_head
+        if self.dims % 4:
+            expected = f"one that divides {clip.n_embd} into multiples of 4"
+            clip.keys.fail("attention.head_count", f"is {clip.n_head}", expected)
+        self.max_tiles = clip.keys.integer("preproc_max_tiles", MOST_TILES, hi=64)
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS), NormStage("pre_ln")),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(rope=True),
+            tail=(NormStage("post_ln"),),
+            activation="gelu_erf",
+            pairs="norm",
+            ropes=(Rope(self.dims, BASE),),
+        )
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type} projector",
+                n_given=clip.n_embd * self.joined_side**2,
+                stem=(
+                    LinearStage("mm.model.mlp.1"),
+                    ActivationStage("gelu_erf"),
+                    LinearStage("mm.model.mlp.2"),
+                    ActivationStage("gelu_erf"),
+                    LinearStage("mm.model.fc"),
+                ),
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        side = self.clip.image_size
+        per_tile = (self.side // self.joined_side) ** 2
+        n_max = min(DEFAULT_TILES, self.max_tiles)
+        if max_rows is not None:
+            n_max = tiles_within(max_rows, per_tile, self.max_tiles)
+        self.size_of(pixels)
+        tiles, grid = cut(pixels, side, n_max)
+        resized = grid[0] * side, grid[1] * side
+        return self.image(pixels, tiles, layout=layout(grid, per_tile), resized=resized)
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+        turns = axial_rotations(columns + 1, rows + 1, self.dims, BASE)
+        still = np.zeros((1, *turns.shape[1:]), np.float32)
+        still[:, 0] = 1.0
+        return GridInputs({POSITIONS: self.position_rows()}, (np.concatenate([turns, still]),))
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        return join_patches(self.patches_alone(states), grid, self.joined_side)

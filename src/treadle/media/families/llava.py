@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.media.pixels import BICUBIC, resize
-from treadle.media.tiles import Size, tiles_of
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.picture_family import CLASS, PATCHES, POSITIONS, PictureFamily, with_stems
+from treadle.media.pixels import resize
+from treadle.media.tiles import Size, check_rows, tiles_of
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
+
+NEWLINES = ("image_newline", "model.image_newline")  # the second: files of before 2025
+PINPOINTS = "image_grid_pinpoints"
+MOST_PINPOINTS = 64
+MOST_TILES = 16  # along a side of a canvas
 
 
 def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
@@ -16,7 +30,7 @@ def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
     height, width, _ = pixels.shape
     long = int(side * max(height, width) / min(height, width))
     size = (long, side) if height > width else (side, long)
-    scaled = resize(pixels, size, BICUBIC)
+    scaled = resize(pixels, size, "bicubic")
     top = (size[0] - side) // 2
     left = (size[1] - side) // 2
     return scaled[top : top + side, left : left + side]
@@ -60,9 +74,9 @@ def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
     board = np.zeros((*canvas, 3), np.uint8)
     top = (canvas[0] - fitted[0]) // 2
     left = (canvas[1] - fitted[1]) // 2
-    scaled = resize(pixels, fitted, BICUBIC)
+    scaled = resize(pixels, fitted, "bicubic")
     board[top : top + fitted[0], left : left + fitted[1]] = scaled
-    return [resize(pixels, (side, side), BICUBIC), *tiles_of(board, side, side)]
+    return [resize(pixels, (side, side), "bicubic"), *tiles_of(board, side, side)]
 
 
 def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
@@ -78,3 +92,144 @@ def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
     covered = int(round(width * (rows / height), 7))
     padding = (columns - covered) // 2
     return slice(0, rows), slice(padding, columns - padding)
+
+
+class Llava(PictureFamily):
+    """A CLIP tower; its layers end where the features are taken, and a MLP makes rows of them.
+
+    Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too; others its middle square,
+    as transformers' processor does (llama.cpp pads to a square).
+    """
+
+    placeholders = ("<image>",)
+    row_mark = "<image>"
+    marks = ("<image>",)
+
+    def __init__(self, clip: ClipConfig) -> None:
+        if clip.has(CLASS) or clip.has(f"{CLASS}.weight"):
+            self.class_row = "first"
+        clip = replace(with_ffn_names(clip), n_layer=feature_layer(clip))
+        super().__init__(clip)
+        self.check_square()
+        self.canvases = canvases_of(clip)
+        newline = next((name for name in NEWLINES if clip.has(name)), "")
+        self.newline = clip.floats(newline).reshape(-1) if newline and self.canvases else None
+        norms = (NormStage("pre_ln"),) if clip.has("pre_ln.weight") else ()
+        self.tower = tower_config(
+            "llava",
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS), *norms),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(),
+            activation=clip.activation,
+        )
+        second = (
+            (ActivationStage("gelu_erf"), LinearStage("mm.2")) if clip.has("mm.2.weight") else ()
+        )
+        self.projectors = (
+            tower_config(
+                "llava projector", n_given=clip.n_embd, stem=(LinearStage("mm.0"), *second)
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        side = self.clip.image_size
+        size = self.size_of(pixels)
+        if not self.canvases:
+            check_rows(self.side**2, max_rows)
+            square = centre_square(pixels, side)
+            return self.image(pixels, [square], layout=(range(self.side**2),), resized=(side, side))
+        whole = resize(pixels, (side, side), "bicubic")
+        fitting = [
+            canvas
+            for canvas in self.canvases
+            if max_rows is None or self._n_rows(size, canvas) <= max_rows
+        ]
+        if not fitting:
+            n = self.side**2 + (self.newline is not None)
+            check_rows(n, max_rows)
+            return self.image(pixels, [whole], layout=(range(n),), resized=(side, side))
+        canvas = best_canvas(size, fitting)
+        tiles = cut(pixels, canvas, side)
+        layout = (range(self._n_rows(size, canvas)),)
+        return self.image(pixels, tiles, layout=layout, resized=canvas)
+
+    def _n_rows(self, size: Size, canvas: Size) -> int:
+        """Return the media rows of a picture on a canvas."""
+        per_tile = self.side**2
+        grid = canvas[0] // self.clip.patch_size, canvas[1] // self.clip.patch_size
+        if self.newline is None:
+            return per_tile + grid[0] * grid[1]
+        down, across = unpadded(size, grid)
+        n_rows = len(range(grid[0])[down])
+        return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        return GridInputs({POSITIONS: self.position_rows()})
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        return self.patches_alone(states)
+
+    def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the whole picture's rows, then those of all tiles as one grid, without what is
+        only black canvas, and with the newline's row at the end of each of its rows.
+        """
+        if self.newline is None:
+            return np.concatenate(rows)
+        newline = self.newline[None].astype(np.float32)
+        if len(rows) == 1:
+            return np.concatenate([rows[0], newline])
+        side = self.side
+        tiles_down = prepared.resized[0] // self.clip.image_size
+        tiles_across = prepared.resized[1] // self.clip.image_size
+        tiles = np.stack(rows[1:]).reshape(tiles_down, tiles_across, side, side, -1)
+        grid = tiles.transpose(0, 2, 1, 3, 4).reshape(tiles_down * side, tiles_across * side, -1)
+        down, across = unpadded(prepared.size, (grid.shape[0], grid.shape[1]))
+        kept = grid[down, across]
+        ends = np.broadcast_to(newline[None], (len(kept), 1, newline.shape[1]))
+        lines = np.concatenate([kept, ends], axis=1)
+        return np.concatenate([rows[0], lines.reshape(-1, newline.shape[1])])
+
+
+def with_ffn_names(clip: ClipConfig) -> ClipConfig:
+    """Return the file with ``ffn_up`` and ``ffn_down`` in their places: files of before 2025 have
+    the names of the two swapped, which their shapes show.
+    """
+    down = clip.gguf.tensors.get("blk.0.ffn_down.weight")
+    if down is None or down.shape != (clip.n_ff, clip.n_embd) or clip.n_ff == clip.n_embd:
+        return clip
+    return with_stems(clip, {"ffn_up": "ffn_down", "ffn_down": "ffn_up"})
+
+
+def feature_layer(clip: ClipConfig) -> int:
+    """Return how many layers the features are behind. ``block_count`` of files without the key does
+    not count those behind them.
+    """
+    found = clip.keys.get("feature_layer")
+    if found is None:
+        return clip.n_layer
+    numbers = list(found) if isinstance(found, Sequence) else [found]
+    if len(numbers) > 1:
+        clip.keys.refuse("feature_layer", f"features of {len(numbers)} layers are not supported")
+    n = numbers[0] if numbers and type(numbers[0]) is int else 0
+    n = n + clip.n_layer + 1 if n < 0 else n
+    if not 1 <= n <= clip.n_layer:
+        clip.keys.fail("feature_layer", f"is {found!r:.60}", f"one number from 1 to {clip.n_layer}")
+    return n
+
+
+def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
+    """Return the sizes of the canvases for tiles, in pixels; empty: pictures are not cut. The file
+    has them as width and height, one behind the other.
+    """
+    found = clip.keys.get(PINPOINTS)
+    if found is None:
+        return ()
+    numbers = list(found) if isinstance(found, Sequence) else []
+    side = clip.image_size
+    sound = all(type(n) is int and 0 < n <= MOST_TILES * side and n % side == 0 for n in numbers)
+    if not numbers or len(numbers) % 2 or len(numbers) > 2 * MOST_PINPOINTS or not sound:
+        expected = f"pairs of width and height, multiples of {side}"
+        clip.keys.fail(PINPOINTS, f"is {found!r:.60}", expected)
+    return tuple(zip(numbers[1::2], numbers[::2], strict=True))

@@ -5,8 +5,27 @@ text ends each row of it.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.picture_family import PATCHES, PictureFamily, join_patches
+from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows
+from treadle.models.rope import Rope
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
+
+ROW = "[IMG]"
+BREAK = "[IMG_BREAK]"
+END = "[IMG_END]"
+BASE = 10000.0  # of the rotation; the files do not name it
+DEFAULT_ROWS = 576  # on a CPU, of towers that join patches: 2304 patches of 2 x 2
+DEFAULT_PATCHES = 1024  # of the others, whose every patch is a row
 
 
 def scaled_size(size: Size, longest: int, step: int, max_rows: int | None) -> Size:
@@ -35,6 +54,84 @@ def layout(grid: Size) -> tuple[str | range, ...]:
     rows, columns = grid
     parts: list[str | range] = []
     for row in range(rows):
-        parts += [range(row * columns, (row + 1) * columns), "[IMG_BREAK]"]
-    parts[-1] = "[IMG_END]"
+        parts += [range(row * columns, (row + 1) * columns), BREAK]
+    parts[-1] = END
     return tuple(parts)
+
+
+def axial_angles(grid: Size, dims: int) -> np.ndarray:
+    """Return the angles of each patch's pairs, f64 ``[rows * columns, dims / 2]``: even pairs turn
+    by the row, odd ones by the column.
+    """
+    rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    frequencies = BASE ** (-np.arange(0, dims, 2) / dims)
+    by_row = rows[:, None] * frequencies[::2]
+    by_column = columns[:, None] * frequencies[1::2]
+    return np.concatenate([by_row, by_column], axis=1)
+
+
+class Pixtral(PictureFamily):
+    """A tower with rotations by row and column and without learned positions. Mistral Small 3.x
+    joins 2 x 2 patches, Pixtral 12B makes a row of each.
+    """
+
+    placeholders = (ROW,)
+    row_mark = ROW
+    marks = (ROW, BREAK, END)
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self.joined_side = clip.keys.integer("spatial_merge_size", 1, hi=8)
+        self.check_square(self.joined_side)
+        self.dims = clip.n_embd // clip.n_head
+        if self.dims % 4:
+            expected = f"one that divides {clip.n_embd} into multiples of 4"
+            clip.keys.fail("attention.head_count", f"is {clip.n_head}", expected)
+        has_norm = clip.has("mm.input_norm.weight")  # of each patch, before they are joined
+        norms = (NormStage("mm.input_norm", centred=False),) if has_norm else ()
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), NormStage("pre_ln", centred=False)),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(gated=True, rope=True),
+            tail=norms,
+            activation="silu",
+            norm="rms",
+            pairs="norm",  # converters reorder queries and keys, so that pairs are neighbours
+            ropes=(Rope(self.dims, BASE),),
+        )
+        merger = (LinearStage("mm.patch_merger"),) if self.joined_side > 1 else ()
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type} projector",
+                n_given=clip.n_embd * self.joined_side**2,
+                stem=(
+                    *merger,
+                    LinearStage("mm.1"),
+                    ActivationStage("gelu_erf"),
+                    LinearStage("mm.2"),
+                ),
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        clip = self.clip
+        bound = DEFAULT_ROWS if self.joined_side > 1 else DEFAULT_PATCHES
+        step = clip.patch_size * self.joined_side
+        most = bound if max_rows is None else max_rows
+        size = scaled_size(self.size_of(pixels), clip.image_size, step, most)
+        grid = size[0] // step, size[1] // step
+        scaled = resize(pixels, size, "bicubic")
+        return self.image(pixels, [scaled], layout=layout(grid), resized=size)
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        angles = axial_angles(grid, self.dims)
+        turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+        return GridInputs(ropes=(turns.astype(np.float32),))
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        if self.joined_side == 1:
+            return states
+        return join_patches(states, grid, self.joined_side, "values")
