@@ -50,9 +50,7 @@ class NormStage(Stage):
 
     def build(self, g: Ops, x: Rows) -> Rows:
         label = self.weight or f"{x.label}.norm"
-        return g.norm(
-            label, x, self.weight, centred=self.centred, eps=self.eps, scale=self.scale
-        )
+        return g.norm(label, x, self.weight, centred=self.centred, eps=self.eps, scale=self.scale)
 
     def check(self, gguf: GGUF, width: int) -> int:
         if self.weight:
