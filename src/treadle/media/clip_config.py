@@ -7,6 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import MetadataReader
+from treadle.files.tensor import Bytes, MadeTensor, Tensor
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -79,6 +81,19 @@ class ClipConfig:
         if name not in self.gguf.tensors:
             raise FileError("the tensor is missing", path=self.gguf.path, where=name)
         return self.gguf.tensors[name].dequantize()
+
+    def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:
+        """Return the same with the rows of some matrices, or the elements of vectors, in another
+        order. They are copied in memory when a plan reads them.
+        """
+        view = copy.copy(self.gguf)
+        view.tensors = dict(view.tensors)
+        for name, order in orders.items():
+            of = view.tensors[name]
+            make = partial(_moved, of, order)
+            head = of.name, of.shape, of.ggml_type, of.format, of.n_bytes
+            view.tensors[name] = MadeTensor(*head, of.path, of.offset, of.file, make)
+        return replace(self, gguf=view)
 
     def replaced(self, tensors: Mapping[str, np.ndarray]) -> ClipConfig:
         """Return the same with other weights, f32, for some tensors, new ones included."""
@@ -190,6 +205,12 @@ def _view(gguf: GGUF, prefix: str, names: Mapping[str, str]) -> GGUF:
         if len(tensor.shape) == 4:
             tensor = replace(tensor, shape=(tensor.shape[0], prod(tensor.shape[1:])))
         made.tensors[name] = tensor
+    return made
+
+
+def _moved(tensor: Tensor, order: np.ndarray) -> Bytes:
+    rows = tensor.data.reshape(tensor.shape[0], -1)
+    made: Bytes = rows[order].reshape(-1)
     return made
 
 

@@ -59,6 +59,11 @@ class MediaFamily(ABC):
         """Check the file's keys. Raises FileError and UnsupportedError."""
         self.clip = clip
 
+    @classmethod
+    def row_pixels(cls, clip: ClipConfig) -> int:
+        """Return the pixels of one media row, if a picture may have any number of rows; else 0."""
+        return 0
+
     @property
     def n_deepstack(self) -> int:
         """Layers of the decoder that media rows are added behind."""

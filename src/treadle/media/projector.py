@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 KINDS = {VISION: "image", AUDIO: "audio"}
 MOST_GRIDS = 16  # whose inputs are kept
+TURN_S = 0.001  # seconds to wait for another encoding before yielding
 TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
 
 
@@ -110,7 +113,7 @@ class Projector:
     def __init__(self, gguf: GGUF, towers: Mapping[str, MediaTower]) -> None:
         self.gguf = gguf
         self.towers = towers
-        self._running: object = None
+        self._turn = Lock()
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -160,7 +163,14 @@ class Projector:
         Raises FileError if the file shrank or was written to. Another encoding waits, yielding,
         until this one has ended or its generator is closed.
         """
-        raise NotImplementedError
+        tower = self._tower(prepared.kind)
+        while not self._turn.acquire(timeout=TURN_S):
+            yield
+        try:
+            rows = yield from tower.encode(prepared)
+        finally:
+            self._turn.release()
+        return rows
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
         """Return the result of ``encode_runs``."""
@@ -199,7 +209,10 @@ def open_projector(
     gguf = source if isinstance(source, GGUF) else open_gguf(source)
     towers = {}
     for modality, clip in read_clip(gguf).items():
-        family = family_of(clip.projector_type, f"{gguf.path}")(clip)
+        family_type = family_of(clip.projector_type, f"{gguf.path}")
+        if min_rows is not None:
+            clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
+        family = family_type(clip)
         towers[KINDS[modality]] = MediaTower(family, device, kv, lock or UseLock())
     return Projector(gguf, towers)
 

@@ -12,7 +12,7 @@ A projector is a tower without layers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from treadle.models.ffns import FFNS
 from treadle.models.graphs.decoder import halves_of
