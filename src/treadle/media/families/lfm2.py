@@ -61,8 +61,8 @@ def scaled_size(size: Size, step: int, limits: Lfm2Limits) -> Size:
         scale = math.sqrt(height * width / (limits.max_rows * step * step))
         rows = max(1, math.floor(height / scale / step))
         columns = max(1, math.floor(width / scale / step))
-        # Of long pictures the shorter side cannot shrink below one row; transformers then exceeds
-        # the limit.
+        # A long picture's shorter side cannot shrink below one row; transformers exceeds small
+        # limits there.
         rows = min(rows, limits.max_rows // columns) or 1
         columns = min(columns, limits.max_rows // rows)
     elif rows * columns < limits.min_rows:
