@@ -104,7 +104,7 @@ def test_bounds_of_rows_count_the_whole_picture() -> None:
     assert tiles_within(1279, 256, 12) == 3
     assert tiles_within(256, 256, 12) == 1
     assert tiles_within(100_000, 256, 12) == 12
-    with pytest.raises(TreadleError, match="at least 256 tokens .*at most 255"):
+    with pytest.raises(TreadleError, match=r"at least 256 tokens .*at most 255"):
         tiles_within(255, 256, 12)
 
 

@@ -112,8 +112,7 @@ class Llava(PictureFamily):
         super().__init__(clip)
         self.check_square()
         self.canvases = canvases_of(clip)
-        newline = next((name for name in NEWLINES if clip.has(name)), "")
-        self.newline = clip.floats(newline).reshape(-1) if newline and self.canvases else None
+        self.newline = newline_of(clip) if self.canvases else None
         norms = (NormStage("pre_ln"),) if clip.has("pre_ln.weight") else ()
         self.tower = tower_config(
             "llava",
@@ -209,7 +208,8 @@ def feature_layer(clip: ClipConfig) -> int:
     found = clip.keys.get("feature_layer")
     if found is None:
         return clip.n_layer
-    numbers = list(found) if isinstance(found, Sequence) else [found]
+    several = isinstance(found, Sequence) and not isinstance(found, str)
+    numbers = list(found) if several else [found]
     if len(numbers) > 1:
         clip.keys.refuse("feature_layer", f"features of {len(numbers)} layers are not supported")
     n = numbers[0] if numbers and type(numbers[0]) is int else 0
@@ -217,6 +217,21 @@ def feature_layer(clip: ClipConfig) -> int:
     if not 1 <= n <= clip.n_layer:
         clip.keys.fail("feature_layer", f"is {found!r:.60}", f"one number from 1 to {clip.n_layer}")
     return n
+
+
+def newline_of(clip: ClipConfig) -> np.ndarray | None:
+    """Return the media row that ends each line of a picture in tiles, f32 ``[n_embd]``; None: the
+    file has none. Raises FileError for a wrong shape.
+    """
+    name = next((name for name in NEWLINES if clip.has(name)), "")
+    if not name:
+        return None
+    row = clip.floats(name).reshape(-1)
+    last = clip.gguf.tensors.get("mm.2.weight", clip.gguf.tensors.get("mm.0.weight"))
+    if last is not None and len(row) != last.shape[0]:
+        tensor = clip.gguf.tensors[name]
+        raise tensor.error(f"shape {list(tensor.shape)}", f"[{last.shape[0]}]")
+    return row
 
 
 def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
