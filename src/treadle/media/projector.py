@@ -6,6 +6,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,12 @@ import numpy as np
 from treadle.base.fork_safety import UseLock
 from treadle.errors import TreadleError
 from treadle.files.gguf import GGUF, open_gguf
+from treadle.files.keys import MetadataReader
+from treadle.files.safetensors import read_json
+from treadle.files.splits import CONFIG, is_hf
 from treadle.media.clip_config import AUDIO, VISION, read_clip
-from treadle.media.families import family_of
+from treadle.media.families import family_of, hf_names_of
+from treadle.media.hf_projector import open_hf_projector
 from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, RunItem, TowerEngine, deep
 
 if TYPE_CHECKING:
@@ -189,6 +194,16 @@ class Projector:
         self.gguf.close()
 
 
+def open_media_file(path: str | os.PathLike[str]) -> GGUF:
+    """Open a projector file or the picture and sound parts of a Hugging Face folder."""
+    if not is_hf(path):
+        return open_gguf(path)
+    given = Path(os.path.expanduser(path))
+    config = (given if given.is_dir() else given.parent) / CONFIG
+    kind = MetadataReader(read_json(config), config).text("model_type", "")
+    return open_hf_projector(path, hf_names_of(kind, str(config)))
+
+
 def open_projector(
     source: str | os.PathLike[str] | GGUF,
     device: Device,
@@ -206,7 +221,7 @@ def open_projector(
     Raises FileError for a damaged file, UnsupportedError for one of another kind, or whose
     projector type is not supported.
     """
-    gguf = source if isinstance(source, GGUF) else open_gguf(source)
+    gguf = source if isinstance(source, GGUF) else open_media_file(source)
     towers = {}
     for modality, clip in read_clip(gguf).items():
         family_type = family_of(clip.projector_type, f"{gguf.path}")
@@ -217,4 +232,4 @@ def open_projector(
     return Projector(gguf, towers)
 
 
-__all__ = ["MediaTower", "Projector", "open_projector"]
+__all__ = ["MediaTower", "Projector", "open_media_file", "open_projector"]

@@ -10,6 +10,7 @@ from treadle.models.structure import LateConstants
 
 if TYPE_CHECKING:
     from treadle.media.family import MediaFamily
+    from treadle.media.hf_projector import HfNames
 
 FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
     __name__,
@@ -32,16 +33,38 @@ FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
     },
 )
 
+# The tables of names of Hugging Face folders, by ``model_type``.
+HF_NAMES: LateConstants[HfNames] = LateConstants(
+    __name__,
+    {},
+    late={
+        "qwen2_vl": "qwen_vl.QWEN2_VL",
+        "qwen2_5_vl": "qwen_vl.QWEN25_VL",
+        **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen_vl.QWEN3_VL"),
+        **dict.fromkeys(("glm4v", "glm4v_moe"), "glm4v.GLM4V"),
+        "gemma3": "gemma3.GEMMA3",
+        "gemma4": "gemma4.GEMMA4",
+        "gemma4_unified": "gemma4_unified.GEMMA4_UNIFIED",
+    },
+)
+
+
+def hf_names_of(model_type: str, where: str) -> HfNames:
+    """Return the table of names of folders of a ``model_type``. Raises UnsupportedError."""
+    if model_type not in HF_NAMES.names():
+        have = ", ".join(sorted(HF_NAMES.names()))
+        what = f"{where}: pictures and sound of model_type {model_type!r:.60} are not supported"
+        raise UnsupportedError(f"{what} (supported: {have})")
+    return HF_NAMES[model_type]
+
 
 def family_of(projector_type: str, where: str) -> type[MediaFamily]:
     """Return the family of a projector type; ``where``: the file, for messages.
 
     Raises UnsupportedError, with the reason, for a type that treadle does not support.
     """
-    try:
+    if projector_type in FAMILIES.names():
         return FAMILIES[projector_type]
-    except KeyError:
-        pass
     why = UNSUPPORTED_PROJECTORS.get(projector_type, "treadle does not know it")
     have = ", ".join(sorted(FAMILIES.names()))
     what = f"{where}: projector type {projector_type!r:.60} is not supported: {why}"

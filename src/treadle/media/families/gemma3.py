@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from treadle.errors import FileError, TreadleError
+from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.towers.config import tower_config, tower_layer
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
@@ -103,3 +106,61 @@ def pooled(states: np.ndarray, grid: tuple[int, int], side: int) -> np.ndarray:
     squares = states.astype(np.float64).reshape(h // side, side, w // side, side, -1)
     means = squares.mean((1, 3)).reshape(h * w // math.prod((side, side)), -1)
     return np.asarray(means, np.float32)
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    text = config.within("text_config") or config
+    image_size = vision.integer("image_size", 896)
+    patch_size = vision.integer("patch_size", 14)
+    rows = config.integer("mm_tokens_per_image", 256)
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "gemma3",
+        "vision.embedding_length": vision.integer("hidden_size", 1152),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 4304),
+        "vision.block_count": vision.integer("num_hidden_layers", 27),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-6, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": image_size,
+        "vision.patch_size": patch_size,
+        "vision.projector.scale_factor": image_size // patch_size // math.isqrt(rows),
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+SIGLIP_LAYERS = {
+    "{}.encoder.layers.{{}}.layer_norm1": "v.blk.{{}}.ln1",
+    "{}.encoder.layers.{{}}.layer_norm2": "v.blk.{{}}.ln2",
+    "{}.encoder.layers.{{}}.self_attn.q_proj": "v.blk.{{}}.attn_q",
+    "{}.encoder.layers.{{}}.self_attn.k_proj": "v.blk.{{}}.attn_k",
+    "{}.encoder.layers.{{}}.self_attn.v_proj": "v.blk.{{}}.attn_v",
+    "{}.encoder.layers.{{}}.self_attn.out_proj": "v.blk.{{}}.attn_out",
+    "{}.encoder.layers.{{}}.mlp.fc1": "v.blk.{{}}.ffn_up",
+    "{}.encoder.layers.{{}}.mlp.fc2": "v.blk.{{}}.ffn_down",
+    "{}.embeddings.patch_embedding": "v.patch_embd",
+    "{}.embeddings.position_embedding": "v.position_embd",
+    "{}.post_layernorm": "v.post_ln",
+}
+
+
+def siglip_names(*towers: str) -> dict[str, str]:
+    """Return the names of a SigLIP or CLIP tower that folders call by one of several names."""
+    return {
+        theirs.format(tower): name.format()
+        for tower in towers
+        for theirs, name in SIGLIP_LAYERS.items()
+    }
+
+
+GEMMA3 = HfNames(
+    read=_read,
+    names={
+        **siglip_names("vision_tower.vision_model", "vision_tower"),
+        "multi_modal_projector.mm_input_projection_weight": "mm.input_projection.weight",
+        "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
+    },
+    prefixes=("vision_tower.", "multi_modal_projector."),
+    made={"mm.soft_emb_norm.weight": lambda weight: weight + 1},
+)

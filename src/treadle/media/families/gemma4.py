@@ -9,14 +9,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
 from treadle.errors import TreadleError, UnsupportedError
+from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.gemma3 import pooled
 from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
 from treadle.models.towers.config import tower_config, tower_layer
@@ -190,3 +193,64 @@ def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
             if norm is not None and norm.shape == (dims,):
                 orders[f"{stem}_norm.weight"] = order
     return clip.reordered(orders)
+
+
+def read_squares(
+    config: MetadataReader, preprocessor: MetadataReader, vision: MetadataReader
+) -> dict[str, Any]:
+    """Return the keys that all folders of Gemma 4 have."""
+    text = config.within("text_config") or config
+    pool = vision.integer("pooling_kernel_size", POOL)
+    patch_size = vision.integer("patch_size", 16)
+    rows = preprocessor.integer("max_soft_tokens", DEFAULT_ROWS)
+    return {
+        "has_vision_encoder": True,
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.patch_size": patch_size,
+        "vision.projector.scale_factor": pool,
+        "vision.image_max_pixels": rows * (pool * patch_size) ** 2,
+        **colours(preprocessor, 0.0, 1.0),
+    }
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    if vision.flag("use_clipped_linears", False):
+        vision.refuse("use_clipped_linears", "matrices that clamp inputs are not supported")
+    return {
+        **read_squares(config, preprocessor, vision),
+        "vision.projector_type": "gemma4v",
+        "vision.embedding_length": vision.integer("hidden_size"),
+        "vision.feed_forward_length": vision.integer("intermediate_size"),
+        "vision.block_count": vision.integer("num_hidden_layers"),
+        "vision.attention.head_count": vision.integer("num_attention_heads"),
+        "vision.attention.layer_norm_epsilon": EPS,
+    }
+
+
+_LAYER = "vision_tower.encoder.layers.{}."
+GEMMA4 = HfNames(
+    read=_read,
+    names={
+        f"{_LAYER}input_layernorm": "v.blk.{}.ln1",
+        f"{_LAYER}post_attention_layernorm": "v.blk.{}.attn_post_norm",
+        f"{_LAYER}pre_feedforward_layernorm": "v.blk.{}.ln2",
+        f"{_LAYER}post_feedforward_layernorm": "v.blk.{}.ffn_post_norm",
+        f"{_LAYER}self_attn.q_norm": "v.blk.{}.attn_q_norm",
+        f"{_LAYER}self_attn.k_norm": "v.blk.{}.attn_k_norm",
+        f"{_LAYER}self_attn.q_proj.linear": "v.blk.{}.attn_q",
+        f"{_LAYER}self_attn.k_proj.linear": "v.blk.{}.attn_k",
+        f"{_LAYER}self_attn.v_proj.linear": "v.blk.{}.attn_v",
+        f"{_LAYER}self_attn.o_proj.linear": "v.blk.{}.attn_out",
+        f"{_LAYER}mlp.gate_proj.linear": "v.blk.{}.ffn_gate",
+        f"{_LAYER}mlp.up_proj.linear": "v.blk.{}.ffn_up",
+        f"{_LAYER}mlp.down_proj.linear": "v.blk.{}.ffn_down",
+        "vision_tower.patch_embedder.input_proj": "v.patch_embd",
+        "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+        "vision_tower.std_bias": "v.std_bias",
+        "vision_tower.std_scale": "v.std_scale",
+        "embed_vision.embedding_projection": "mm.input_projection",
+    },
+    prefixes=("vision_tower.", "embed_vision."),
+    made={"v.patch_embd.weight": colours_first},
+)

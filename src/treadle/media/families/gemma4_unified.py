@@ -4,13 +4,17 @@ and products.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from treadle.errors import TreadleError
+from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
-from treadle.media.families.gemma4 import EPS, MARKS, GemmaSquares
+from treadle.media.families.gemma4 import EPS, MARKS, GemmaSquares, read_squares
 from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours_first, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
@@ -94,3 +98,42 @@ class Gemma4UnifiedAudio(MediaFamily):
             resized=(1, n * width),
             digest=self.digest(samples),
         )
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    sound = config.within("audio_config")
+    keys = read_squares(config, preprocessor, vision)
+    keys |= {
+        "vision.projector_type": "gemma4uv",
+        "vision.embedding_length": vision.integer("mm_embed_dim"),
+    }
+    if sound is not None:
+        keys |= {
+            "has_audio_encoder": True,
+            "audio.projector_type": "gemma4ua",
+            "audio.embedding_length": sound.integer("audio_embed_dim"),
+            "audio.projection_dim": keys["vision.projection_dim"],
+        }
+    return keys
+
+
+GEMMA4_UNIFIED = HfNames(
+    read=_read,
+    names={
+        "vision_embedder.patch_ln1": "v.patch_norm.1",
+        "vision_embedder.patch_dense": "v.patch_embd",
+        "vision_embedder.patch_ln2": "v.patch_norm.2",
+        "vision_embedder.pos_embedding": "v.position_embd.weight",
+        "vision_embedder.pos_norm": "v.patch_norm.3",
+        "embed_vision.embedding_projection": "mm.input_projection",
+        "embed_audio.embedding_projection": "mm.a.input_projection",
+    },
+    prefixes=("vision_embedder.", "embed_vision.", "embed_audio."),
+    made={
+        "v.patch_embd.weight": colours_first,
+        "v.patch_norm.1.weight": colours_first,
+        "v.patch_norm.1.bias": colours_first,
+        "v.position_embd.weight": lambda table: table.transpose(1, 0, 2),
+    },
+)

@@ -8,13 +8,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
+from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
-from treadle.media.families.qwen_vl import MERGE, BlockFamily, square_table
+from treadle.media.families.qwen_vl import GATED_BLOCKS, MERGE, BlockFamily, square_table
 from treadle.media.family import GridInputs
+from treadle.media.hf_projector import HfNames, colours, part_of, two_frames
 from treadle.models.towers.config import TowerConfig, tower_config
 from treadle.models.towers.stages import (
     ActivationStage,
@@ -25,6 +29,7 @@ from treadle.models.towers.stages import (
 )
 
 LAYER_NORM_EPS = 1e-5  # of the norm between the merger's products
+FRAMES = 2  # of a still picture, in a folder's bounds of pixels
 BICUBIC = -0.75  # Keys's parameter of the interpolation of positions
 
 
@@ -115,3 +120,46 @@ def _keys(x: np.ndarray) -> np.ndarray:
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return np.where(x <= 1, near, np.where(x < 2, far, 0.0))
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    size = preprocessor.within("size") or MetadataReader({}, preprocessor.path)
+    # The folder's bounds count both frames of a still picture.
+    edges = "shortest_edge", "longest_edge"
+    least, most = (size.integer(key, 0, lo=0, hi=1 << 40) // FRAMES for key in edges)
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "glm4v",
+        "vision.embedding_length": vision.integer("hidden_size"),
+        "vision.feed_forward_length": vision.integer("intermediate_size"),
+        "vision.block_count": vision.integer("depth"),
+        "vision.attention.head_count": vision.integer("num_heads"),
+        "vision.attention.layer_norm_epsilon": vision.number("rms_norm_eps", 1e-5, lo=0.0),
+        "vision.projection_dim": vision.integer("out_hidden_size"),
+        "vision.image_size": vision.integer("image_size"),
+        "vision.patch_size": vision.integer("patch_size"),
+        "vision.spatial_merge_size": vision.integer("spatial_merge_size", MERGE),
+        "vision.image_min_pixels": least,
+        "vision.image_max_pixels": most,
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+GLM4V = HfNames(
+    read=_read,
+    names={
+        **GATED_BLOCKS,
+        "visual.embeddings.position_embedding": "v.position_embd",
+        "visual.post_conv_layernorm": "v.norm_embd",
+        "visual.post_layernorm": "v.post_ln",
+        "visual.downsample": "mm.patch_merger",
+        "visual.merger.proj": "mm.model.fc",
+        "visual.merger.post_projection_norm": "mm.post_norm",
+        "visual.merger.gate_proj": "mm.gate",
+        "visual.merger.up_proj": "mm.up",
+        "visual.merger.down_proj": "mm.down",
+    },
+    prefixes=("visual.",),
+    made={"v.patch_embd.weight": two_frames},
+)

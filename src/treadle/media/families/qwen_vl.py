@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours, part_of, two_frames
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
 from treadle.models.towers.config import TowerConfig, tower_config, tower_layer
@@ -298,3 +300,89 @@ def _corner_weights(n: int, side: int) -> npt.NDArray[np.float64]:
     """
     at = np.linspace(0, side - 1, n)
     return np.maximum(0.0, 1.0 - np.abs(at[:, None] - np.arange(side)))
+
+
+def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    """Return the keys of a folder of Qwen2-VL to Qwen3.6."""
+    vision = part_of(config, "vision_config")
+    kind = vision.text("model_type", config.text("model_type"))
+    old = kind.startswith("qwen2_vl")  # here hidden_size is the decoder's
+    n_embd = vision.integer("embed_dim") if old else vision.integer("hidden_size")
+    ratio = vision.number("mlp_ratio", 4.0, lo=0.01)
+    n_ff = round(ratio * n_embd) if old else vision.integer("intermediate_size")
+    n_out = vision.integer("hidden_size" if old else "out_hidden_size")
+    types = {"qwen2_vl": "qwen2vl_merger", "qwen2_5": "qwen2.5vl_merger"}
+    found = (name for start, name in types.items() if kind.startswith(start))
+    size = preprocessor.within("size")
+    least, most = "min_pixels", "max_pixels"
+    pixels = [preprocessor.integer(key, 0, lo=0, hi=1 << 40) for key in (least, most)]
+    if size is not None and not any(pixels):
+        edges = "shortest_edge", "longest_edge"
+        pixels = [size.integer(key, 0, lo=0, hi=1 << 40) for key in edges]
+    return {
+        "has_vision_encoder": True,
+        "projector_type": next(found, "qwen3vl_merger"),
+        "vision.embedding_length": n_embd,
+        "vision.feed_forward_length": n_ff,
+        "vision.block_count": vision.integer("depth"),
+        "vision.attention.head_count": vision.integer("num_heads"),
+        "vision.attention.layer_norm_epsilon": EPS,
+        "vision.projection_dim": n_out,
+        "vision.patch_size": vision.integer("patch_size"),
+        "vision.spatial_merge_size": vision.integer("spatial_merge_size", MERGE),
+        "vision.window_size": vision.get("window_size"),
+        "vision.wa_layer_indexes": vision.get("fullatt_block_indexes"),
+        "vision.deepstack": vision.get("deepstack_visual_indexes") or [],
+        "vision.image_min_pixels": pixels[0],
+        "vision.image_max_pixels": pixels[1],
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+_BLOCKS = {
+    "visual.blocks.{}.norm1": "v.blk.{}.ln1",
+    "visual.blocks.{}.norm2": "v.blk.{}.ln2",
+    "visual.blocks.{}.attn.qkv": "v.blk.{}.attn_qkv",
+    "visual.blocks.{}.attn.proj": "v.blk.{}.attn_out",
+    "visual.patch_embed.proj": "v.patch_embd",
+}
+_MERGER_2 = {
+    "visual.merger.ln_q": "v.post_ln",
+    "visual.merger.mlp.0": "mm.0",
+    "visual.merger.mlp.2": "mm.2",
+}
+GATED_BLOCKS = {
+    **_BLOCKS,
+    "visual.blocks.{}.mlp.gate_proj": "v.blk.{}.ffn_gate",
+    "visual.blocks.{}.mlp.up_proj": "v.blk.{}.ffn_up",
+    "visual.blocks.{}.mlp.down_proj": "v.blk.{}.ffn_down",
+}
+_FRAMES = {"v.patch_embd.weight": two_frames}
+QWEN2_VL = HfNames(
+    read=_read_qwen,
+    names={
+        **_BLOCKS,
+        **_MERGER_2,
+        "visual.blocks.{}.mlp.fc1": "v.blk.{}.ffn_up",
+        "visual.blocks.{}.mlp.fc2": "v.blk.{}.ffn_down",
+    },
+    prefixes=("visual.",),
+    made=_FRAMES,
+)
+QWEN25_VL = replace(QWEN2_VL, names={**GATED_BLOCKS, **_MERGER_2})
+QWEN3_VL = replace(
+    QWEN2_VL,
+    names={
+        **_BLOCKS,
+        "visual.blocks.{}.mlp.linear_fc1": "v.blk.{}.ffn_up",
+        "visual.blocks.{}.mlp.linear_fc2": "v.blk.{}.ffn_down",
+        "visual.pos_embed": "v.position_embd",
+        "visual.merger.norm": "v.post_ln",
+        "visual.merger.linear_fc1": "mm.0",
+        "visual.merger.linear_fc2": "mm.2",
+        "visual.deepstack_merger_list.{}.norm": "v.deepstack.{}.norm",
+        "visual.deepstack_merger_list.{}.linear_fc1": "v.deepstack.{}.fc1",
+        "visual.deepstack_merger_list.{}.linear_fc2": "v.deepstack.{}.fc2",
+    },
+    numbered={"visual.deepstack_merger_list.": "vision.deepstack"},
+)
