@@ -24,6 +24,9 @@ PATCHES = "patch_embd"
 POSITIONS = "positions"  # name of the given rows of learned positions
 TABLE = "position_embd.weight"
 CLASS = "class_embd"
+# Of OpenAI's CLIP, by colour: preparation where a folder does not state it.
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class PictureFamily(MediaFamily):

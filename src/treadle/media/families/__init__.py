@@ -45,6 +45,13 @@ HF_NAMES: LateConstants[HfNames] = LateConstants(
         "gemma3": "gemma3.GEMMA3",
         "gemma4": "gemma4.GEMMA4",
         "gemma4_unified": "gemma4_unified.GEMMA4_UNIFIED",
+        **dict.fromkeys(("idefics3", "smolvlm"), "idefics3.IDEFICS3"),
+        **dict.fromkeys(("llava", "llava_next"), "llava.LLAVA"),
+        "mistral3": "pixtral.MISTRAL3",
+        "internvl": "internvl.INTERNVL",
+        "internvl_chat": "internvl.INTERNVL_CHAT",
+        "lfm2_vl": "lfm2.LFM2_VL",
+        "llama4": "llama4.LLAMA4",
     },
 )
 

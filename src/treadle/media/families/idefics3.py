@@ -5,11 +5,13 @@ picture as one more; each tile's place is named in the text.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.media.families.gemma3 import siglip_names
 from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.hf_projector import HfNames, colours, part_of
 from treadle.media.picture_family import PATCHES, POSITIONS, PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, tiles_of
@@ -17,6 +19,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 LARGEST = 4096  # pixels of the longer side, whatever the settings say
@@ -169,3 +172,39 @@ class Idefics3(PictureFamily):
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
         return join_patches(states, grid, self.joined_side)
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    text = config.within("text_config") or config
+    image_size = vision.integer("image_size", 224)
+    size = preprocessor.within("size")
+    longest = size.integer("longest_edge", 4 * image_size) if size else None
+    if not preprocessor.flag("do_image_splitting", True):
+        longest = image_size
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "idefics3",
+        "use_gelu": True,
+        "vision.embedding_length": vision.integer("hidden_size", 1152),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 3072),
+        "vision.block_count": vision.integer("num_hidden_layers", 12),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-6, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": image_size,
+        "vision.patch_size": vision.integer("patch_size", 32),
+        "vision.projector.scale_factor": config.integer("scale_factor", 2),
+        "vision.preproc_image_size": longest,
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+IDEFICS3 = HfNames(
+    read=_read,
+    names={
+        **siglip_names("vision_model"),
+        "connector.modality_projection.proj": "mm.model.fc",
+    },
+    prefixes=("vision_model.", "connector."),
+)

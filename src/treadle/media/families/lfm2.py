@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.media.families.gemma3 import siglip_names
 from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
 from treadle.media.picture_family import (
     PATCHES,
     POSITIONS,
@@ -25,6 +27,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 BEGIN = "<|image_start|>"
@@ -235,3 +238,51 @@ class Lfm2(PictureFamily):
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
         return join_patches(states, grid, self.joined_side)
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    text = config.within("text_config") or config
+    patch = vision.integer("patch_size", 16)
+    factor = config.integer("downsample_factor", 2)
+    usual = Lfm2Limits()
+
+    def limit(key: str, default: int) -> int:
+        """Older folders have the limits in config.json."""
+        return preprocessor.integer(key, config.integer(key, default))
+
+    splits = preprocessor.flag("do_image_splitting", config.flag("do_image_splitting", True))
+    area = (patch * factor) ** 2
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "lfm2",
+        "use_gelu": True,
+        "vision.embedding_length": vision.integer("hidden_size", 768),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 3072),
+        "vision.block_count": vision.integer("num_hidden_layers", 12),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 12),
+        "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-6, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": patch * math.isqrt(vision.integer("num_patches", 256)),
+        "vision.patch_size": patch,
+        "vision.projector.scale_factor": factor,
+        "vision.image_min_pixels": area * limit("min_image_tokens", usual.min_rows),
+        "vision.image_max_pixels": area * limit("max_image_tokens", usual.max_rows),
+        "vision.preproc_image_size": limit("tile_size", usual.tile),
+        "vision.preproc_min_tiles": limit("min_tiles", usual.min_tiles) if splits else 1,
+        "vision.preproc_max_tiles": limit("max_tiles", usual.max_tiles) if splits else 1,
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+LFM2_VL = HfNames(
+    read=_read,
+    names={
+        **siglip_names("vision_tower.vision_model", "vision_tower"),
+        "multi_modal_projector.layer_norm": "mm.input_norm",
+        "multi_modal_projector.linear_1": "mm.1",
+        "multi_modal_projector.linear_2": "mm.2",
+    },
+    prefixes=("vision_tower.", "multi_modal_projector."),
+    made={"v.patch_embd.weight": colours_first},
+)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.hf_projector import HfNames, colours, part_of
 from treadle.media.picture_family import (
     PATCHES,
     POSITIONS,
@@ -22,6 +23,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 BEGIN = "<|image_start|>"
@@ -175,3 +177,53 @@ class Llama4Vision(PictureFamily):
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
         return join_patches(self.patches_alone(states), grid, self.joined_side)
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    text = config.within("text_config") or config
+    rope = vision.within("rope_parameters") or vision
+    if rope.number("rope_theta", BASE, lo=1.0) != BASE:
+        rope.refuse("rope_theta", f"expected {BASE:g}")
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "llama4",
+        "use_gelu": True,
+        "vision.embedding_length": vision.integer("hidden_size", 768),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 5632),
+        "vision.block_count": vision.integer("num_hidden_layers", 34),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": vision.number("norm_eps", 1e-5, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": vision.integer("image_size", 448),
+        "vision.patch_size": vision.integer("patch_size", 14),
+        "vision.projector.scale_factor": round(
+            1 / vision.number("pixel_shuffle_ratio", 0.5, lo=0.1)
+        ),
+        "vision.preproc_max_tiles": preprocessor.integer("max_patches", MOST_TILES, hi=64),
+        **colours(preprocessor, 0.5, 0.5),
+    }
+
+
+LLAMA4 = HfNames(
+    read=_read,
+    names={
+        "vision_model.class_embedding": "v.class_embd",
+        "vision_model.positional_embedding_vlm": "v.position_embd.weight",
+        "vision_model.patch_embedding.linear": "v.patch_embd",
+        "vision_model.layernorm_pre": "v.pre_ln",
+        "vision_model.layernorm_post": "v.post_ln",
+        "vision_model.model.layers.{}.input_layernorm": "v.blk.{}.ln1",
+        "vision_model.model.layers.{}.post_attention_layernorm": "v.blk.{}.ln2",
+        "vision_model.model.layers.{}.self_attn.q_proj": "v.blk.{}.attn_q",
+        "vision_model.model.layers.{}.self_attn.k_proj": "v.blk.{}.attn_k",
+        "vision_model.model.layers.{}.self_attn.v_proj": "v.blk.{}.attn_v",
+        "vision_model.model.layers.{}.self_attn.o_proj": "v.blk.{}.attn_out",
+        "vision_model.model.layers.{}.mlp.fc1": "v.blk.{}.ffn_up",
+        "vision_model.model.layers.{}.mlp.fc2": "v.blk.{}.ffn_down",
+        "vision_model.vision_adapter.mlp.fc1": "mm.model.mlp.1",
+        "vision_model.vision_adapter.mlp.fc2": "mm.model.mlp.2",
+        "multi_modal_projector.linear_1": "mm.model.fc",
+    },
+    prefixes=("vision_model.", "multi_modal_projector."),
+)

@@ -5,23 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.media.families.gemma3 import siglip_names
+from treadle.media.families.pixtral import PIXTRAL_NAMES, read_pixtral
 from treadle.media.family import GridInputs, PreparedMedia
-from treadle.media.picture_family import CLASS, PATCHES, POSITIONS, PictureFamily, with_stems
+from treadle.media.hf_projector import HfNames, part_of
+from treadle.media.picture_family import (
+    CLASS,
+    CLIP_MEAN,
+    CLIP_STD,
+    PATCHES,
+    POSITIONS,
+    PictureFamily,
+    with_stems,
+)
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, tiles_of
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 NEWLINES = ("image_newline", "model.image_newline")  # the second: files of before 2025
 PINPOINTS = "image_grid_pinpoints"
 MOST_PINPOINTS = 64
+TOWERS = "vision_tower.vision_model", "vision_tower"  # names in folders of transformers 4 and 5
 MOST_TILES = 16  # along a side of a canvas
 
 
@@ -123,12 +136,13 @@ class Llava(PictureFamily):
             layers=self.layers(),
             activation=clip.activation,
         )
+        first = "mm.1" if clip.has("mm.1.weight") else "mm.0"  # the former: in folders
         second = (
             (ActivationStage("gelu_erf"), LinearStage("mm.2")) if clip.has("mm.2.weight") else ()
         )
         self.projectors = (
             tower_config(
-                "llava projector", n_given=clip.n_embd, stem=(LinearStage("mm.0"), *second)
+                "llava projector", n_given=clip.n_embd, stem=(LinearStage(first), *second)
             ),
         )
 
@@ -227,7 +241,8 @@ def newline_of(clip: ClipConfig) -> np.ndarray | None:
     if not name:
         return None
     row = clip.floats(name).reshape(-1)
-    last = clip.gguf.tensors.get("mm.2.weight", clip.gguf.tensors.get("mm.0.weight"))
+    products = (clip.gguf.tensors.get(f"{stem}.weight") for stem in ("mm.2", "mm.1", "mm.0"))
+    last = next(filter(None, products), None)
     if last is not None and len(row) != last.shape[0]:
         tensor = clip.gguf.tensors[name]
         raise tensor.error(f"shape {list(tensor.shape)}", f"[{last.shape[0]}]")
@@ -248,3 +263,52 @@ def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
         expected = f"pairs of width and height, multiples of {side}"
         clip.keys.fail(PINPOINTS, f"is {found!r:.60}", expected)
     return tuple(zip(numbers[1::2], numbers[::2], strict=True))
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    """Return the keys of a folder of LLaVA 1.5 or 1.6, or of Pixtral, which is a LLaVA too."""
+    vision = part_of(config, "vision_config")
+    kind = vision.text("model_type", "clip_vision_model")
+    if kind == "pixtral":
+        return read_pixtral(config, preprocessor)
+    if kind not in CLIP_TOWERS:
+        vision.refuse("model_type", f"{kind!r:.60} is not supported in LLaVA")
+    if kind == CLIP_TOWERS[0] and config.text(SELECT, "default") != "default":
+        config.refuse(SELECT, "expected 'default': rows of class tokens are not supported")
+    text = config.within("text_config") or config
+    pins = config.get(PINPOINTS) or []
+    layer = config.get("vision_feature_layer")
+    activation = vision.text("hidden_act", "quick_gelu")
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "mlp",
+        "use_gelu": activation != "quick_gelu",
+        "vision.embedding_length": vision.integer("hidden_size", 1024),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 4096),
+        "vision.block_count": vision.integer("num_hidden_layers", 24),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-5, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": vision.integer("image_size", 336),
+        "vision.patch_size": vision.integer("patch_size", 14),
+        "vision.feature_layer": -2 if layer is None else layer,
+        f"vision.{PINPOINTS}": [n for pin in pins for n in reversed(pin)] or None,
+        "vision.image_mean": preprocessor.get("image_mean") or CLIP_MEAN,
+        "vision.image_std": preprocessor.get("image_std") or CLIP_STD,
+    }
+
+
+SELECT = "vision_feature_select_strategy"
+CLIP_TOWERS = "clip_vision_model", "siglip_vision_model"
+LLAVA = HfNames(
+    read=_read,
+    names={
+        **PIXTRAL_NAMES,
+        **siglip_names(*TOWERS),
+        **{f"{tower}.embeddings.class_embedding": "v.class_embd" for tower in TOWERS},
+        **{f"{tower}.pre_layrnorm": "v.pre_ln" for tower in TOWERS},
+        "image_newline": "v.image_newline",
+    },
+    prefixes=("vision_tower.", "multi_modal_projector.", "image_newline"),
+    unread=tuple(f"{tower}.embeddings.position_ids" for tower in TOWERS),
+)

@@ -5,25 +5,30 @@ text ends each row of it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.media.family import GridInputs, PreparedMedia
-from treadle.media.picture_family import PATCHES, PictureFamily, join_patches
+from treadle.media.hf_projector import HfNames, part_of
+from treadle.media.picture_family import CLIP_MEAN, CLIP_STD, PATCHES, PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows
+from treadle.models.archs.arch import RopePairs
 from treadle.models.rope import Rope
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
 
 if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
     from treadle.media.clip_config import ClipConfig
 
 ROW = "[IMG]"
 BREAK = "[IMG_BREAK]"
 END = "[IMG_END]"
-BASE = 10000.0  # of the rotation; the files do not name it
+BASE = 10000.0  # of the rotation; projector files do not name it
+EPS = 1e-5  # of the norms; that of joined patches has the decoder's, which is the same
+ROPE_PAIRS: tuple[RopePairs, ...] = ("norm", "neox")
 DEFAULT_ROWS = 576  # on a CPU, of towers that join patches: 2304 patches of 2 x 2
 DEFAULT_PATCHES = 1024  # of the others, whose every patch is a row
 
@@ -82,13 +87,20 @@ class Pixtral(PictureFamily):
     def __init__(self, clip: ClipConfig) -> None:
         super().__init__(clip)
         self.joined_side = clip.keys.integer("spatial_merge_size", 1, hi=8)
-        self.check_square(self.joined_side)
+        step = self.joined_side * clip.patch_size
+        if clip.image_size < step:
+            clip.keys.fail("image_size", f"is {clip.image_size}", f"at least {step}")
         self.dims = clip.n_embd // clip.n_head
         if self.dims % 4:
             expected = f"one that divides {clip.n_embd} into multiples of 4"
             clip.keys.fail("attention.head_count", f"is {clip.n_head}", expected)
         has_norm = clip.has("mm.input_norm.weight")  # of each patch, before they are joined
-        norms = (NormStage("mm.input_norm", centred=False),) if has_norm else ()
+        eps = clip.keys.number("projector.layer_norm_epsilon", EPS, lo=0.0, hi=1.0)
+        norms = (NormStage("mm.input_norm", centred=False, eps=eps),) if has_norm else ()
+        # llama.cpp's converter reorders queries and keys, so that the pairs are neighbours.
+        pairs = next((p for p in ROPE_PAIRS if p == clip.keys.text("rope.pairs", "norm")), None)
+        if pairs is None:
+            clip.keys.fail("rope.pairs", "is unknown", " or ".join(ROPE_PAIRS))
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
@@ -99,7 +111,7 @@ class Pixtral(PictureFamily):
             tail=norms,
             activation="silu",
             norm="rms",
-            pairs="norm",  # converters reorder queries and keys, so that pairs are neighbours
+            pairs=pairs,
             ropes=(Rope(self.dims, BASE),),
         )
         merger = (LinearStage("mm.patch_merger"),) if self.joined_side > 1 else ()
@@ -135,3 +147,65 @@ class Pixtral(PictureFamily):
         if self.joined_side == 1:
             return states
         return join_patches(states, grid, self.joined_side, "values")
+
+
+PIXTRAL_NAMES = {
+    "vision_tower.transformer.layers.{}.attention_norm": "v.blk.{}.ln1",
+    "vision_tower.transformer.layers.{}.ffn_norm": "v.blk.{}.ln2",
+    "vision_tower.transformer.layers.{}.attention.q_proj": "v.blk.{}.attn_q",
+    "vision_tower.transformer.layers.{}.attention.k_proj": "v.blk.{}.attn_k",
+    "vision_tower.transformer.layers.{}.attention.v_proj": "v.blk.{}.attn_v",
+    "vision_tower.transformer.layers.{}.attention.o_proj": "v.blk.{}.attn_out",
+    "vision_tower.transformer.layers.{}.feed_forward.gate_proj": "v.blk.{}.ffn_gate",
+    "vision_tower.transformer.layers.{}.feed_forward.up_proj": "v.blk.{}.ffn_up",
+    "vision_tower.transformer.layers.{}.feed_forward.down_proj": "v.blk.{}.ffn_down",
+    "vision_tower.patch_conv": "v.patch_embd",
+    "vision_tower.ln_pre": "v.pre_ln",
+    "multi_modal_projector.linear_1": "mm.1",
+    "multi_modal_projector.linear_2": "mm.2",
+}
+
+
+def read_pixtral(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    """Return the keys of a folder of Pixtral or Mistral Small 3.x."""
+    vision = part_of(config, "vision_config")
+    text = config.within("text_config") or config
+    size = preprocessor.within("size")
+    image_size = vision.integer("image_size", 1024)
+    rope = vision.within("rope_parameters") or vision
+    if rope.number("rope_theta", BASE, lo=1.0) != BASE:
+        rope.refuse("rope_theta", f"expected {BASE:g}")
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "pixtral",
+        "use_silu": True,
+        "vision.embedding_length": vision.integer("hidden_size", 1024),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 4096),
+        "vision.block_count": vision.integer("num_hidden_layers", 24),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": EPS,
+        "vision.projector.layer_norm_epsilon": text.get("rms_norm_eps"),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": size.integer("longest_edge", image_size) if size else image_size,
+        "vision.patch_size": vision.integer("patch_size", 16),
+        "vision.spatial_merge_size": config.get("spatial_merge_size"),
+        "vision.rope.pairs": "neox",
+        "vision.image_mean": preprocessor.get("image_mean") or CLIP_MEAN,
+        "vision.image_std": preprocessor.get("image_std") or CLIP_STD,
+    }
+
+
+def _read_mistral3(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    keys = read_pixtral(config, preprocessor)
+    return {**keys, "vision.spatial_merge_size": config.integer("spatial_merge_size", 2)}
+
+
+MISTRAL3 = HfNames(
+    read=_read_mistral3,
+    names={
+        **PIXTRAL_NAMES,
+        "multi_modal_projector.norm": "mm.input_norm",
+        "multi_modal_projector.patch_merger.merging_layer": "mm.patch_merger",
+    },
+    prefixes=("vision_tower.", "multi_modal_projector."),
+)
