@@ -165,10 +165,12 @@ class Projector:
         """Yield between slices of about 50 ms of work; return f32 ``[n_rows, n_embd *
         (1 + n_deepstack)]``: the media rows, beside them what each deepstack layer adds.
 
-        Raises FileError if the file shrank or was written to. Another encoding waits, yielding,
-        until this one has ended or its generator is closed.
+        Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
+        encoding waits, yielding, until this one has ended or its generator is closed.
         """
         tower = self._tower(prepared.kind)
+        if self.gguf.closed:
+            raise TreadleError("the projector is closed")
         while not self._turn.acquire(timeout=TURN_S):
             yield
         try:

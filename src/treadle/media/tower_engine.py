@@ -16,12 +16,11 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
-from treadle.engine.batch import RopeTable, RunInputs
-from treadle.engine.prepared_plan import PreparedPlan
+from treadle.engine.batch import Inputs
 from treadle.errors import TreadleError
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import ITEM
-from treadle.kernels.spec import numbered, run_offset
+from treadle.kernels.spec import EACH, LINE, numbered, round_up, run_offset
 from treadle.kvcache.cache import KVCache
 from treadle.kvcache.page_pool import Pool
 from treadle.models.cache_spec import PoolSpec
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
-MOST_ROWS = 1 << 16  # of a run
+MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
 SLICE_S = 0.05  # seconds of work between two yields, where a single step is not longer
 
@@ -74,17 +73,26 @@ class TowerCache(KVCache):
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
 
 
-class TowerInputs(RunInputs):
-    """The inputs of a tower's runs."""
+class TowerInputs(Inputs):
+    """The inputs of a tower's runs, in one block of memory that the plan's steps read."""
 
-    def __init__(
-        self, plan: Plan, cache: TowerCache, ropes: Sequence[RopeTable], storage: Storage
-    ) -> None:
-        super().__init__(plan, cache, ropes, storage)
+    def __init__(self, plan: Plan, cache: TowerCache, storage: Storage) -> None:
         self._cache = cache
         self._tile = plan.query_tile
+        n_numbered = max(len(cache.pools), sum(name.startswith("rope") for name in plan.inputs))
+        at = round_up(run_offset(numbered(EACH[0], n_numbered)), LINE)
+        offsets = {}
+        for name, given in plan.inputs.items():
+            offsets[name] = at
+            at = round_up(at + given.n_bytes, LINE)
+        self.memory = storage.memory(at, host=True)
+        assert self.memory.bytes is not None
+        super().__init__(self.memory.bytes)
+        self._pages = offsets.pop("pages")
+        for name, offset in offsets.items():
+            self._set(name, offset)
 
-    def lay_out_rows(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
+    def lay_out(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
         """Write a run. ``ropes``: for each table cosines and sines of every row, f32
         ``[n_rows, 2, dims / 2]``.
         """
@@ -93,7 +101,7 @@ class TowerInputs(RunInputs):
             self._set(field, count)
         for i, rows in enumerate(ropes):
             self.rope(i, 2 * rows.shape[2])[:] = rows
-        pages = self._array_at(8 * self._pages, sum(map(_n_pages, items)), "i8")
+        pages = self._array_at(self._pages, sum(map(_n_pages, items)), "i8")
         pages[:] = np.arange(len(pages))
         slots = np.empty(n_rows, np.int64)
         row = page = 0
@@ -120,7 +128,7 @@ class TowerInputs(RunInputs):
             for first, end in zip(firsts, (*firsts[1:], item.n_rows), strict=True):
                 for position in range(first, end, self._tile):
                     n = min(self._tile, end - position)
-                    table = 8 * (self._pages + page) - at - len(made) * ITEM.itemsize
+                    table = self._pages + 8 * page - at - len(made) * ITEM.itemsize
                     made.append((row + position, n, position, first, end, table, -1, 0))
             row += item.n_rows
             page += _n_pages(item)
@@ -132,6 +140,33 @@ class TowerInputs(RunInputs):
 
 def _n_pages(item: RunItem) -> int:
     return -(-item.n_rows // PAGE)
+
+
+class TowerPlan:
+    """A plan of one size, ready to run: kernels compiled, buffers in an arena."""
+
+    def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
+        self.plan = plan
+        self.inputs = inputs
+
+    def place(self, arena: DeviceMemory, device: Device) -> None:
+        """Place the plan's buffers in ``arena``."""
+        self.program = device.ready(self.plan, arena, self.inputs.memory)
+        self.arena = arena
+
+    def write(self, name: str, rows: np.ndarray) -> None:
+        """Write the rows that a run is given."""
+        buffer = self.plan.takes[name]
+        padded = np.zeros((len(rows), buffer.row_bytes // 4), np.float32)
+        padded[:, : rows.shape[1]] = rows
+        self.arena.write(self.plan.offsets[buffer], padded.reshape(-1).view(np.uint8))
+
+    def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
+        """Return a copy of a result, f32 ``[n_rows, width]``."""
+        buffer = self.plan.outputs[name]
+        data = self.arena.read(self.plan.offsets[buffer], n_rows * buffer.row_bytes)
+        rows = data.view(np.float32).reshape(n_rows, -1)
+        return rows[:, :width].copy()
 
 
 class TowerEngine:
@@ -152,11 +187,11 @@ class TowerEngine:
         self._lock = lock
         self._weights = Weights(gguf, device)
         self._specs = [spec for spec in TOWER.pools(self.config) if isinstance(spec, PoolSpec)]
-        self._ready: dict[int, PreparedPlan] = {}
+        self._ready: dict[int, TowerPlan] = {}
         self._arena: DeviceMemory | None = None
         self._arena_bytes = 0
 
-    def plan_for(self, n_rows: int) -> PreparedPlan:
+    def plan_for(self, n_rows: int) -> TowerPlan:
         """Return the prepared plan for runs of up to so many rows. Raises TreadleError for more
         than ``MOST_ROWS``.
         """
@@ -168,7 +203,7 @@ class TowerEngine:
             self._ready[size] = self._make(size)
         return self._ready[size]
 
-    def _make(self, n_rows: int) -> PreparedPlan:
+    def _make(self, n_rows: int) -> TowerPlan:
         device = self.device
         cache = TowerCache(self._specs, device, n_rows, self.kv)
         plan = device.plan(self.config, self._weights, cache, n_rows, 1, output=STATES)
@@ -177,8 +212,7 @@ class TowerEngine:
             self._arena_bytes = plan.arena_bytes
             for other in self._ready.values():
                 other.place(self._arena, device)
-        ropes = [RopeTable(*rope.frequencies(), 1) for rope in self.config.ropes]
-        ready = PreparedPlan(plan, TowerInputs(plan, cache, ropes, device))
+        ready = TowerPlan(plan, TowerInputs(plan, cache, device))
         ready.place(self._arena, device)
         return ready
 
@@ -190,7 +224,7 @@ class TowerEngine:
     ) -> Generator[None, None, dict[str, np.ndarray]]:
         """Run the rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of the
         work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
-        ``ropes``: see ``TowerInputs.lay_out_rows``. A second run must not begin before the first
+        ``ropes``: see ``TowerInputs.lay_out``. A second run must not begin before the first
         has ended.
         """
         n_rows = len(given[GIVEN])
@@ -198,13 +232,9 @@ class TowerEngine:
         assert len(items) <= MOST_ITEMS
         with self._lock:
             ready = self.plan_for(n_rows)
-            inputs = ready.run
-            assert isinstance(inputs, TowerInputs)
-            inputs.lay_out_rows(items, ropes)
-            for name, buffer in ready.plan.takes.items():
-                rows = np.zeros((n_rows, buffer.row_bytes // 4), np.float32)
-                rows[:, : given[name].shape[1]] = given[name]
-                ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+            ready.inputs.lay_out(items, ropes)
+            for name in ready.plan.takes:
+                ready.write(name, given[name])
         n_steps = len(ready.plan.steps)
         at = 0
         size = 1
@@ -221,8 +251,7 @@ class TowerEngine:
         with self._lock:
             self.gguf.check()
             widths = {STATES: self.width} | {deep(i): self.config.n_embd for i in self.config.deep}
-            outputs = ready.plan.outputs
-            return {name: ready.rows(outputs[name], n_rows, n).copy() for name, n in widths.items()}
+            return {name: ready.read(name, n_rows, n) for name, n in widths.items()}
 
     def close(self) -> None:
         """Release plans and weights; the file and the device stay open."""

@@ -43,11 +43,11 @@ class BlockFamily(MediaFamily):
     """A family whose tower rows stand in blocks of 2 x 2 patches, which become one media row.
 
     least_rows: rows to which smaller pictures are enlarged, unless the file states pixels.
-    most_rows: rows at most, unless the file states pixels.
+    most_rows: rows at most; fewer if the file states pixels.
     """
 
     least_rows: ClassVar[int] = 4
-    most_rows: ClassVar[int] = 16384
+    most_rows: ClassVar[int] = 8192
     placeholders = ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
     row_mark = "<|image_pad|>"
     begin: ClassVar[str] = "<|vision_start|>"
@@ -72,8 +72,8 @@ class BlockFamily(MediaFamily):
     def size_of(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
         """Return height and width of the resized picture."""
         area = self.step**2
-        most = self.clip.max_pixels or self.most_rows * area
-        most = min(most, area * (DEFAULT_ROWS if max_rows is None else max_rows))
+        rows = min(DEFAULT_ROWS if max_rows is None else max_rows, self.most_rows)
+        most = min(self.clip.max_pixels or area * rows, area * rows)
         return px.area_size(size, self.step, self.clip.min_pixels or self.least_rows * area, most)
 
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
