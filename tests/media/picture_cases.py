@@ -9,15 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tests.media.media_cases import SIZES, off, picture
+from treadle.devices.registry import open_device
 from treadle.files.gguf import open_gguf
 from treadle.media.clip_config import ClipConfig, read_clip
 from treadle.media.families import family_of
 from treadle.media.family import MediaFamily
+from treadle.media.projector import Projector, open_projector
 
-SIZES = {"": [(97, 61)], "two.": [(97, 61), (50, 120)]}  # width and height, by prefix in truth.npz
+__all__ = ["BY_NAME", "CASES", "PictureCase", "clip_of", "made", "off", "opened", "picture"]
 
 
-class Case(NamedTuple):
+class PictureCase(NamedTuple):
     """One model. ``text``: the prompt before pictures are put into it; ``mark``: what stands for
     one; ``max_rows``: the bound with which the truth was made.
     """
@@ -35,31 +38,19 @@ IMG = "the cat [IMG] is in the hat", "[IMG]"
 CONTEXT = "<img><IMG_CONTEXT></img>"
 MARKED = "<|image_start|><image><|image_end|>"
 CASES = [
-    Case("smolvlm", *IMAGE),
-    Case("llava", *IMAGE),
-    Case("llavanext", *IMAGE),
-    Case("pixtral", *IMG),
-    Case("mistral3", *IMG),
-    Case("internvl", f"the cat {CONTEXT} is in the hat", CONTEXT, 20),
-    Case("lfm2vl", f"the cat {MARKED} is in the hat", MARKED, None, 4 * 32**2, 16 * 32**2),
-    Case("llama4", "the cat <|image|> is in the hat", "<|image|>", 12),
+    PictureCase("smolvlm", *IMAGE),
+    PictureCase("llava", *IMAGE),
+    PictureCase("llavanext", *IMAGE),
+    PictureCase("pixtral", *IMG),
+    PictureCase("mistral3", *IMG),
+    PictureCase("internvl", f"the cat {CONTEXT} is in the hat", CONTEXT, 20),
+    PictureCase("lfm2vl", f"the cat {MARKED} is in the hat", MARKED, None, 4 * 32**2, 16 * 32**2),
+    PictureCase("llama4", "the cat <|image|> is in the hat", "<|image|>", 12),
 ]
 BY_NAME = {case.name: case for case in CASES}
 
 
-def picture(width: int, height: int) -> np.ndarray:
-    """The picture of the truth: ``make/picture.py`` beside the data's README."""
-    y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-    red = 127 + 90 * np.sin(x / 7) * np.cos(y / 11)
-    green = 127 + 110 * np.sin((x + 2 * y) / 13)
-    blue = 255 * ((x // 9 + y // 7) % 2)
-    pixels = np.stack([red, green, blue], -1)
-    pixels[10:30, 20:50] = (240, 20, 30)
-    pixels[35:50, 60:90, 1] = 255
-    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
-
-
-def clip_of(case: Case, data: Path) -> ClipConfig:
+def clip_of(case: PictureCase, data: Path) -> ClipConfig:
     """The picture part of the model's mmproj.gguf."""
     gguf = open_gguf(data / "media" / case.name / "mmproj.gguf")
     clip = read_clip(gguf)["vision"]
@@ -75,7 +66,16 @@ def made(clip: ClipConfig) -> MediaFamily:
     return family_of(clip.projector_type, "the file")(clip)
 
 
-def truth_of(case: Case, data: Path) -> dict[str, np.ndarray]:
+def opened(case: PictureCase, data: Path, isa: str | None = None) -> Projector:
+    """The model's projector, from mmproj.gguf."""
+    gguf = open_gguf(data / "media" / case.name / "mmproj.gguf")
+    bounds = {"image_min_pixels": case.min_pixels, "image_max_pixels": case.max_pixels}
+    keys = {f"clip.vision.{key}": value for key, value in bounds.items() if value}
+    gguf.metadata = {**gguf.metadata, **keys}
+    return open_projector(gguf, open_device("cpu", isa, 1, None))
+
+
+def truth_of(case: PictureCase, data: Path) -> dict[str, np.ndarray]:
     with np.load(data / "media" / case.name / "truth.npz") as arrays:
         return dict(arrays)
 
@@ -85,9 +85,3 @@ def prompts(truth: dict[str, np.ndarray], name: str) -> Iterator[tuple[str, list
     for prefix, sizes in SIZES.items():
         if prefix + name in truth:
             yield prefix, [picture(*size) for size in sizes]
-
-
-def off(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference by the largest value."""
-    assert found.shape == expected.shape
-    return float(np.abs(found - expected).max() / np.abs(expected).max())

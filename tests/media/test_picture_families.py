@@ -18,10 +18,11 @@ from tokenizers import Tokenizer
 from tests.media.picture_cases import (
     BY_NAME,
     CASES,
-    Case,
+    PictureCase,
     clip_of,
     made,
     off,
+    opened,
     picture,
     prompts,
     truth_of,
@@ -30,6 +31,7 @@ from treadle.base.fork_safety import UseLock
 from treadle.devices.protocol import Device
 from treadle.devices.registry import DEVICES
 from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.gguf import open_gguf
 from treadle.files.keys import MetadataReader
 from treadle.files.tensor import Tensor
 from treadle.media.clip_config import ClipConfig
@@ -38,6 +40,7 @@ from treadle.media.family import GridInputs, MediaFamily
 from treadle.media.pixels import patches
 from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import MediaTower
+from treadle.models.load import load_config
 from treadle.models.towers.config import TowerConfig
 from treadle.models.towers.stages import ActivationStage
 
@@ -71,7 +74,7 @@ def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.
 # -- preparation ------------------------------------------------------------------------------
 
 
-def truth_patches(case: Case, clip: ClipConfig, values: np.ndarray) -> list[np.ndarray]:
+def truth_patches(case: PictureCase, clip: ClipConfig, values: np.ndarray) -> list[np.ndarray]:
     """Rows of patches of each input of the tower, from the processor's pixel_values."""
     side = clip.patch_size
     if case.name == "lfm2vl":  # rows of patches, padded; their columns are row, column, colour
@@ -82,7 +85,7 @@ def truth_patches(case: Case, clip: ClipConfig, values: np.ndarray) -> list[np.n
 
 
 @each_case
-def test_pixels_are_those_of_the_processor(case: Case, data: Path) -> None:
+def test_pixels_are_those_of_the_processor(case: PictureCase, data: Path) -> None:
     clip = clip_of(case, data)
     family = made(clip)
     truth = truth_of(case, data)
@@ -110,7 +113,7 @@ def test_pixels_are_those_of_the_processor(case: Case, data: Path) -> None:
 
 
 @each_case
-def test_layout_gives_the_processor_s_ids(case: Case, data: Path) -> None:
+def test_layout_gives_the_processor_s_ids(case: PictureCase, data: Path) -> None:
     family = made(clip_of(case, data))
     tokenizer = Tokenizer.from_file(str(data / "media" / case.name / "tokenizer.json"))
     truth = truth_of(case, data)
@@ -132,7 +135,7 @@ def test_layout_gives_the_processor_s_ids(case: Case, data: Path) -> None:
 
 
 @each_case
-def test_digest_tells_pictures_and_preparations_apart(case: Case, data: Path) -> None:
+def test_digest_tells_pictures_and_preparations_apart(case: PictureCase, data: Path) -> None:
     family = made(clip_of(case, data))
     one = family.prepare(picture(97, 61), None)
     again = family.prepare(picture(97, 61), None)
@@ -156,7 +159,7 @@ SMALLEST = {  # media rows of one tile, or one row
 
 
 @each_case
-def test_rows_are_bounded(case: Case, data: Path) -> None:
+def test_rows_are_bounded(case: PictureCase, data: Path) -> None:
     """A bound holds for pictures of any shape, or is refused where one tile has more rows."""
     family = made(clip_of(case, data))
     smallest = SMALLEST[case.name]
@@ -173,7 +176,7 @@ def test_rows_are_bounded(case: Case, data: Path) -> None:
 
 
 @each_case
-def test_extreme_shapes_are_refused(case: Case, data: Path) -> None:
+def test_extreme_shapes_are_refused(case: PictureCase, data: Path) -> None:
     family = made(clip_of(case, data))
     with pytest.raises(TreadleError, match="1001 x 5"):
         family.prepare(np.zeros((5, 1001, 3), np.uint8), None)
@@ -182,17 +185,40 @@ def test_extreme_shapes_are_refused(case: Case, data: Path) -> None:
 # -- rows -------------------------------------------------------------------------------------
 
 
-@each_case
-def test_rows_are_the_truth_s(case: Case, data: Path, device: Device) -> None:
-    family = made(clip_of(case, data))
+def check_rows(case: PictureCase, data: Path, isa: str | None = None) -> None:
+    """Compare the rows of the pictures of all prompts with the truth's."""
+    projector = opened(case, data, isa)
     truth = truth_of(case, data)
     for prefix, pictures in prompts(truth, "projected"):
-        prepared = [family.prepare(pixels, case.max_rows) for pixels in pictures]
-        rows = np.concatenate([rows_of(family, each, device) for each in prepared])
+        prepared = [projector.prepare(pixels, case.max_rows) for pixels in pictures]
+        rows = np.concatenate([projector.encode(each) for each in prepared])
         expected = truth[f"{prefix}projected"]
         if case.name == "llavanext":
-            expected = packed(family, expected)
+            expected = packed(projector.family("image"), expected)
+        assert rows.dtype == np.float32
         assert off(rows, expected.reshape(-1, expected.shape[-1])) < NEAR
+
+
+@each_case
+def test_rows_are_the_truth_s(case: PictureCase, data: Path) -> None:
+    check_rows(case, data)
+
+
+@pytest.mark.parametrize("name", ["pixtral", "internvl", "llama4"])
+def test_rows_on_another_instruction_set(name: str, data: Path) -> None:
+    check_rows(BY_NAME[name], data, "avx2")
+
+
+@each_case
+def test_they_fit_their_decoder(case: PictureCase, data: Path) -> None:
+    projector = opened(case, data)
+    config = load_config(open_gguf(data / "media" / case.name / "text.gguf"))
+    projector.check(config)
+    with pytest.raises(TreadleError, match="rows have 64 values; the model's have 128"):
+        projector.check(replace(config, n_embd=128))
+    if case.name in ("lfm2vl", "llama4"):
+        with pytest.raises(TreadleError, match="this model is gemma3"):
+            projector.check(replace(config, arch=replace(config.arch, name="gemma3")))
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "pixtral", "internvl", "lfm2vl"])
@@ -291,7 +317,9 @@ def test_activation_of_the_tower(name: str, data: Path, device: Device) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "smolvlm"], ids=lambda c: c.name)
-def test_activation_of_the_projector_is_exact_gelu(case: Case, data: Path, device: Device) -> None:
+def test_activation_of_the_projector_is_exact_gelu(
+    case: PictureCase, data: Path, device: Device
+) -> None:
     """llama.cpp has the form with tanh there (trap 1 of the design)."""
     family = made(clip_of(case, data))
     (projector,) = family.projectors

@@ -43,6 +43,22 @@ def test_rows_of_a_folder_are_the_truth_s(name: str, data: Path) -> None:
     assert again.digest != prepared.digest  # another file
 
 
+@pytest.mark.parametrize("name", ["smolvlm", "mistral3", "internvl"])
+def test_a_folder_is_a_projector_file(name: str, data: Path) -> None:
+    """Names and values are those of the file that llama.cpp's converter makes."""
+    file = open_gguf(data / "media" / name / "mmproj.gguf")
+    found = opened(data / "media" / name).gguf
+    assert set(found.tensors) == set(file.tensors)
+    for tensor, ours in found.tensors.items():
+        theirs = file.tensors[tensor].dequantize()
+        if name == "mistral3" and tensor.endswith((".attn_q.weight", ".attn_k.weight")):
+            theirs = in_folder("pixtral", tensor, theirs)
+        assert np.array_equal(ours.dequantize().ravel(), theirs.ravel()), tensor
+    keys = ("embedding_length", "block_count", "patch_size", "image_size", "projection_dim")
+    for key in (*keys, "feed_forward_length", "attention.head_count"):
+        assert found.metadata[f"clip.vision.{key}"] == file.metadata[f"clip.vision.{key}"]
+
+
 @pytest.mark.parametrize("name", ["smolvlm", "mistral3"])
 def test_a_folder_is_prepared_as_its_processor_does(name: str, data: Path) -> None:
     """Without a bound too: the limits are those of preprocessor_config.json."""
@@ -80,7 +96,7 @@ def stored(gguf: GGUF, case: str, name: str) -> np.ndarray | None:
 
 
 def in_folder(case: str, name: str, values: np.ndarray) -> np.ndarray:
-    """A tensor of a projector file as it is in a folder."""
+    """A tensor of a projector file as it is in a folder: pairs that turn lie half a head apart."""
     if case == "pixtral" and name.endswith((".attn_q.weight", ".attn_k.weight")):
         pairs = values.reshape(2, 16, 2, 64)  # heads, pairs, both of a pair, columns
         return pairs.swapaxes(1, 2).reshape(values.shape)
