@@ -419,8 +419,8 @@ def test_llama_4_file_of_an_older_converter(data: Path, device: Device) -> None:
     assert clip.has("blk.0.post_attention_norm.weight")
     older = edited(clip, lambda name: name.replace("post_attention_norm", "ffn_norm"))
     prepared = made(clip).prepare(picture(97, 61), case.max_rows)
-    rows = [rows_of(made(each), prepared, device) for each in (clip, older)]
-    assert np.array_equal(*rows)
+    rows = rows_of(made(clip), prepared, device)
+    assert np.array_equal(rows_of(made(older), prepared, device), rows)
 
 
 def test_llava_files_of_2023_and_later(data: Path, device: Device) -> None:
@@ -463,6 +463,34 @@ def test_llava_1_6_without_a_newline_has_all_tiles(data: Path, device: Device) -
     truth = truth_of(BY_NAME["llavanext"], data)["projected"]
     assert prepared.n_rows == 5 * 16
     assert off(rows_of(family, prepared, device), truth.reshape(80, -1)) < NEAR
+
+
+def test_llava_merges_as_the_file_says(data: Path) -> None:
+    clip = clip_of(BY_NAME["llavanext"], data)
+    assert clip.keys.text("mm_patch_merge_type") == "spatial_unpad"
+    flat = made(edited(clip, keys={"mm_patch_merge_type": "flat"}))
+    assert flat.prepare(picture(97, 61), None).n_rows == 5 * 16
+    with pytest.raises(UnsupportedError, match="mm_patch_merge_type: 'maxpool2x2'"):
+        made(edited(clip, keys={"mm_patch_merge_type": "maxpool2x2"}))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_llava_pads_where_the_file_says_so(turned: bool, data: Path) -> None:
+    """The mean colour above and below a wide picture, beside a high one; its corner is cut off
+    without.
+    """
+    clip = edited(clip_of(BY_NAME["llava"], data), keys={"image_aspect_ratio": "pad"})
+    pixels = np.zeros((28, 112, 3), np.uint8)
+    pixels[:, :10] = 255
+    square = llava.padded_square(pixels.swapaxes(0, 1) if turned else pixels, 56, clip.mean)
+    square = square.swapaxes(0, 1) if turned else square
+    assert square.shape == (56, 56, 3)
+    assert square[:18].reshape(-1, 3).tolist() == [[122, 116, 104]] * (18 * 56)
+    assert square[24:32, :4].min() == 255
+    assert square[24:32, 8:].max() == 0
+    found = made(clip).prepare(pixels, None)
+    assert found.inputs[0].patches[1:].max() > 1.9
+    assert made(clip_of(BY_NAME["llava"], data)).prepare(pixels, None).inputs[0].patches.max() == 0
 
 
 def test_llava_without_a_second_product(data: Path, device: Device) -> None:
@@ -615,7 +643,7 @@ def test_a_wrong_key_is_named(name: str, key: str, value: Any, data: Path) -> No
 
 def test_a_square_that_is_not_whole_blocks_is_refused(data: Path) -> None:
     clip = edited(clip_of(BY_NAME["smolvlm"], data), keys={"projector.scale_factor": 3})
-    with pytest.raises(FileError, match=r"image_size: is 64 \(expected a multiple of 24\)"):
+    with pytest.raises(FileError, match=r"is 64: 8 patches a side \(expected a multiple of 3\)"):
         made(clip)
 
 

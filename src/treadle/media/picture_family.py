@@ -71,11 +71,13 @@ class PictureFamily(MediaFamily):
         return self.side**2 + (self.class_row != "none")
 
     def check_square(self, joined: int = 1) -> None:
-        """Raise FileError unless the square is whole blocks of ``joined`` patches a side."""
+        """Raise FileError unless the square is whole blocks of ``joined`` patches a side. Pixels at
+        its right and lower edge that make no patch are not used: 384 pixels are 27 patches of 14.
+        """
         clip = self.clip
-        step = clip.patch_size * joined
-        if not clip.image_size or clip.image_size % step:
-            clip.keys.fail("image_size", f"is {clip.image_size}", f"a multiple of {step}")
+        if not self.side or self.side % joined:
+            what = f"is {clip.image_size}: {self.side} patches a side"
+            clip.keys.fail("image_size", what, f"a multiple of {joined}")
 
     def size_of(self, pixels: np.ndarray) -> Size:
         """Return a picture's height and width. Raises TreadleError if their ratio is extreme."""
@@ -157,7 +159,8 @@ class PictureFamily(MediaFamily):
     def _input(self, picture: np.ndarray) -> TowerInput:
         clip = self.clip
         grid = picture.shape[0] // clip.patch_size, picture.shape[1] // clip.patch_size
-        rows = patches(normalise(picture, clip.mean, clip.std), clip.patch_size)
+        whole = picture[: grid[0] * clip.patch_size, : grid[1] * clip.patch_size]
+        rows = patches(normalise(whole, clip.mean, clip.std), clip.patch_size)
         empty = np.zeros((1, rows.shape[1]), np.float32)
         if self.class_row == "first":
             rows = np.concatenate([empty, rows])

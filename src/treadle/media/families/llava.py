@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NEWLINES = ("image_newline", "model.image_newline")  # the second: files of before 2025
 PINPOINTS = "image_grid_pinpoints"
+UNPADDED = "spatial_unpad"
 MOST_PINPOINTS = 64
 TOWERS = "vision_tower.vision_model", "vision_tower"  # names in folders of transformers 4 and 5
 MOST_TILES = 16  # along a side of a canvas
@@ -47,6 +48,17 @@ def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
     top = (size[0] - side) // 2
     left = (size[1] - side) // 2
     return scaled[top : top + side, left : left + side]
+
+
+def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.ndarray:
+    """Return the whole picture in the middle of a square of the mean colour, scaled to ``side``."""
+    height, width, _ = pixels.shape
+    longer = max(height, width)
+    board = np.full((longer, longer, 3), [int(255 * part) for part in mean], np.uint8)
+    top = (longer - height) // 2
+    left = (longer - width) // 2
+    board[top : top + height, left : left + width] = pixels
+    return resize(board, (side, side), "bicubic")
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
@@ -110,8 +122,9 @@ def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
 class Llava(PictureFamily):
     """A CLIP tower; its layers end where the features are taken, and a MLP makes rows of them.
 
-    Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too; others its middle square,
-    as transformers' processor does (llama.cpp pads to a square).
+    Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too. Of others, the tower sees
+    its middle square, as in transformers; where the file says so, the whole picture in a square of
+    the mean colour, as llama.cpp always does.
     """
 
     placeholders = ("<image>",)
@@ -126,6 +139,7 @@ class Llava(PictureFamily):
         self.check_square()
         self.canvases = canvases_of(clip)
         self.newline = newline_of(clip) if self.canvases else None
+        self.pads = clip.keys.text("image_aspect_ratio", "square") == "pad"
         norms = (NormStage("pre_ln"),) if clip.has("pre_ln.weight") else ()
         self.tower = tower_config(
             "llava",
@@ -151,7 +165,11 @@ class Llava(PictureFamily):
         size = self.size_of(pixels)
         if not self.canvases:
             check_rows(self.side**2, max_rows)
-            square = centre_square(pixels, side)
+            square = (
+                padded_square(pixels, side, self.clip.mean)
+                if self.pads
+                else centre_square(pixels, side)
+            )
             return self.image(pixels, [square], layout=(range(self.side**2),), resized=(side, side))
         whole = resize(pixels, (side, side), "bicubic")
         fitting = [
@@ -235,10 +253,13 @@ def feature_layer(clip: ClipConfig) -> int:
 
 def newline_of(clip: ClipConfig) -> np.ndarray | None:
     """Return the media row that ends each line of a picture in tiles, f32 ``[n_embd]``; None: the
-    file has none. Raises FileError for a wrong shape.
+    file has none, and tiles stand one behind the other. Raises FileError for a wrong shape.
     """
     name = next((name for name in NEWLINES if clip.has(name)), "")
-    if not name:
+    how = clip.keys.text("mm_patch_merge_type", UNPADDED)
+    if how not in (UNPADDED, "flat"):
+        clip.keys.refuse("mm_patch_merge_type", f"{how!r:.60} is not supported")
+    if not name or how != UNPADDED:
         return None
     row = clip.floats(name).reshape(-1)
     products = (clip.gguf.tensors.get(f"{stem}.weight") for stem in ("mm.2", "mm.1", "mm.0"))
