@@ -132,12 +132,41 @@ def test_a_picture_at_the_very_beginning(data: Path) -> None:
         ((42, 42), 28, 784, 12845056, (56, 56)),  # 1.5 steps: rounded to even
         ((70, 70), 28, 784, 12845056, (56, 56)),  # 2.5 steps: rounded to even
         ((20, 3000), 28, 3136, 12845056, (28, 2996)),
+        ((10, 294), 32, 8192, 589824, (32, 512)),  # the height is rounded to 0: enlarged
+        ((2933, 16), 32, 8192, 589824, (1248, 32)),
     ],
 )
 def test_area_size(
     size: tuple[int, int], step: int, least: int, most: int, expected: tuple[int, int]
 ) -> None:
     assert px.area_size(size, step, least, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rows", "expected"),
+    [
+        # transformers 5.24, glm4v.image_processing_glm4v.smart_resize of two frames, and
+        # gemma4.image_processing_gemma4.get_aspect_ratio_preserving_size
+        ("glm4v", (61, 97), 16, (84, 112)),
+        ("glm4v", (1080, 1920), 16, (84, 140)),
+        ("glm4v", (1080, 1920), 576, (504, 896)),
+        ("glm4v", (5, 4), 576, (112, 84)),
+        ("glm4v", (3, 500), 576, (28, 4676)),
+        ("glm4v", (900, 7), 576, (3612, 28)),
+        ("glm4v", (27, 27), 16, (84, 84)),
+        ("gemma4", (61, 97), 70, (144, 240)),
+        ("gemma4", (5, 4), 70, (216, 168)),
+        ("gemma4", (27, 27), 70, (192, 192)),
+        ("gemma4", (480, 640), 70, (168, 216)),
+    ],
+)
+def test_sizes_of_families(
+    name: str, size: tuple[int, int], rows: int, expected: tuple[int, int], data: Path
+) -> None:
+    """The files' patches: 14 pixels in blocks of 2, 8 in squares of 3."""
+    case = BY_NAME[name]._replace(min_rows=None)
+    made = opened(case, data).prepare(np.zeros((*size, 3), np.uint8), rows)
+    assert made.resized == expected
 
 
 def test_no_size_exceeds_the_rows_allowed() -> None:
@@ -161,7 +190,8 @@ def test_a_picture_too_long_is_refused(size: tuple[int, int]) -> None:
 def test_rows_are_bounded(case: Case, data: Path) -> None:
     """Fewer rows than a picture of fixed size has are refused; others hold the bound."""
     projector = opened(case, data)
-    for size in ((97, 61), (61, 97), (400, 3), (3, 400), (1, 1), (640, 480)):
+    long = [] if case.name.startswith("gemma4") else [(400, 3), (3, 400)]
+    for size in ((97, 61), (61, 97), (1, 1), (640, 480), *long):
         if case.name == "gemma3":
             with pytest.raises(TreadleError, match="16 rows, more than 7"):
                 projector.prepare(picture(*size), 7)
@@ -172,6 +202,12 @@ def test_rows_are_bounded(case: Case, data: Path) -> None:
             assert 1 <= made.n_rows <= most
             h, w = made.resized
             assert made.inputs[0].patches.size == h * w * 3
+
+
+def test_more_patches_than_positions(data: Path) -> None:
+    """The table has 32 positions on a side here, real files' have 10240."""
+    with pytest.raises(TreadleError, match="has positions for 32 on a side"):
+        opened(BY_NAME["gemma4"], data).prepare(picture(500, 3), 70)
 
 
 @every

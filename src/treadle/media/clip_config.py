@@ -53,6 +53,7 @@ class ClipConfig:
     n_out: width of its rows, the decoder's ``n_embd``; 0 in files that do not state it.
     min_pixels, max_pixels: bounds of the resized picture; 0 where the file has none.
     identity: digest of the file's keys, and of the shapes and some bytes of its tensors.
+    read: tensors that the host has read, by ``floats``.
     """
 
     gguf: GGUF
@@ -73,6 +74,7 @@ class ClipConfig:
     min_pixels: int
     max_pixels: int
     identity: bytes = field(repr=False)
+    read: set[str] = field(default_factory=set, repr=False)
 
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor."""
@@ -82,6 +84,7 @@ class ClipConfig:
         """Return a tensor's weights, f32. Raises FileError if it is missing."""
         if name not in self.gguf.tensors:
             raise FileError("the tensor is missing", path=self.gguf.path, where=name)
+        self.read.add(name)
         return self.gguf.tensors[name].dequantize()
 
     def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:

@@ -102,8 +102,8 @@ def area_size(size: tuple[int, int], step: int, least: int, most: int) -> tuple[
     """
     check_ratio(size)
     most = max(most, step * step)
-    least = min(least, most)
-    h, w = (max(step, round(side / step) * step) for side in size)
+    least = max(1, min(least, most))  # a side may be rounded to 0
+    h, w = (round(side / step) * step for side in size)
     if h * w > most:
         shrink = math.sqrt(size[0] * size[1] / most)
         h, w = (max(step, math.floor(side / shrink / step) * step) for side in size)

@@ -22,6 +22,7 @@ from treadle.media.clip_config import AUDIO, VISION, read_clip
 from treadle.media.families import family_of, hf_names_of
 from treadle.media.hf_projector import open_hf_projector
 from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, RunItem, TowerEngine, deep
+from treadle.models.structure import layer_of
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
@@ -46,6 +47,19 @@ class MediaTower:
             TowerEngine(gguf, config, device, kv=kv, lock=lock) for config in family.projectors
         ]
         self._grids: dict[tuple[int, int], GridInputs] = {}
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Raise FileError for a tensor in a layer that nothing reads: the file's model has a part
+        that the family does not.
+        """
+        clip = self.family.clip
+        engines = (self.engine, *self.projectors)
+        unused = set.intersection(*(set(engine.config.ignored) for engine in engines))
+        for name in sorted(unused - clip.read):
+            if 0 <= layer_of(name)[0] < clip.n_layer:
+                tensor = clip.gguf.tensors[name]
+                raise tensor.error("nothing reads this tensor", f"a {clip.projector_type} file")
 
     @property
     def width(self) -> int:
@@ -224,14 +238,26 @@ def open_projector(
     projector type is not supported.
     """
     gguf = source if isinstance(source, GGUF) else open_media_file(source)
+    try:
+        towers = _towers(gguf, device, kv, lock or UseLock(), min_rows)
+    except BaseException:
+        if gguf is not source:
+            gguf.close()
+        raise
+    return Projector(gguf, towers)
+
+
+def _towers(
+    gguf: GGUF, device: Device, kv: str, lock: UseLock, min_rows: int | None
+) -> dict[str, MediaTower]:
     towers = {}
     for modality, clip in read_clip(gguf).items():
         family_type = family_of(clip.projector_type, f"{gguf.path}")
         if min_rows is not None:
             clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
         family = family_type(clip)
-        towers[KINDS[modality]] = MediaTower(family, device, kv, lock or UseLock())
-    return Projector(gguf, towers)
+        towers[KINDS[modality]] = MediaTower(family, device, kv, lock)
+    return towers
 
 
 __all__ = ["MediaTower", "Projector", "open_media_file", "open_projector"]

@@ -47,6 +47,10 @@ class GemmaSquares(MediaFamily):
 
     def __init__(self, clip: ClipConfig) -> None:
         super().__init__(clip)
+        self._table = clip.floats("position_embd.weight")
+        if self._table.ndim != 3 or self._table.shape[::2] != (2, clip.n_embd):
+            tensor = clip.gguf.tensors["position_embd.weight"]
+            raise tensor.error(f"shape {list(tensor.shape)}", f"[2, n, {clip.n_embd}]")
         self.pool = clip.keys.integer("projector.scale_factor", POOL)
         self.step = self.pool * clip.patch_size  # pixels of a row's side
 
@@ -74,6 +78,10 @@ class GemmaSquares(MediaFamily):
         """Return the resized picture, cut to ``rows`` of patches of ``side`` pixels."""
         h, w = resized.shape[0], resized.shape[1]
         n = h * w // self.step**2
+        most = self._table.shape[1]
+        if max(h, w) > most * side:
+            what = f"a picture of {w // side} x {h // side} patches"
+            raise TreadleError(f"{what}: the file has positions for {most} on a side")
         return PreparedMedia(
             kind=self.kind,
             inputs=(TowerInput(rows, (h // side, w // side)),),
@@ -89,15 +97,8 @@ class GemmaSquares(MediaFamily):
 
     def positions(self, grid: tuple[int, int]) -> px.Floats:
         """Return the sum of a learned row for each patch's column, and one for its row."""
-        table = self.clip.floats("position_embd.weight")
-        if table.ndim != 3 or table.shape[0] != 2 or table.shape[2] != self.clip.n_embd:
-            tensor = self.clip.gguf.tensors["position_embd.weight"]
-            raise tensor.error(f"shape {list(tensor.shape)}", f"[2, n, {self.clip.n_embd}]")
-        if max(grid) > table.shape[1]:
-            what = f"a picture of {grid[0]} x {grid[1]} patches"
-            raise TreadleError(f"{what}: the file has positions for {table.shape[1]} on a side")
         row, column = _places(grid)
-        made: px.Floats = table[0][column] + table[1][row]
+        made: px.Floats = self._table[0][column] + self._table[1][row]
         return made
 
 
@@ -108,7 +109,8 @@ class Gemma4Vision(GemmaSquares):
         if any(name.endswith(("input_max", "output_max")) for name in clip.gguf.tensors):
             what = "its matrices clamp their inputs and outputs"
             raise UnsupportedError(f"{clip.gguf.path}: {what}, which is not supported")
-        dims = clip.n_embd // max(1, clip.n_head)
+        norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
+        dims = norm.shape[0] if norm else clip.n_embd // max(1, clip.n_head)
         if dims % 4:
             what = f"heads of {dims} values, expected a multiple of 4"
             raise UnsupportedError(f"{clip.gguf.path}: {what}")
@@ -117,7 +119,7 @@ class Gemma4Vision(GemmaSquares):
         self._std = None
         if clip.has("std_scale"):
             self._std = clip.floats("std_bias"), clip.floats("std_scale")
-        layer = {"n_embd": clip.n_embd, "n_head": clip.n_head, "n_ff": clip.n_ff}
+        layer = {"n_embd": clip.n_embd, "n_head": clip.n_head, "n_ff": clip.n_ff, "head_dim": dims}
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
