@@ -93,6 +93,17 @@ def test_gelu(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+def test_gelu_quick(isa: Isa) -> None:
+    """1.702 and its product are rounded, so the exponential's argument multiplies the error."""
+    x = np.linspace(-50, 50, 100_001).astype(np.float32)
+    y = x.astype(np.float64)
+    with np.errstate(over="ignore"):
+        exact = y / (1 + np.exp(-1.702 * y))
+    allowed = (4 + 2 * np.minimum(np.abs(1.702 * y), 88)) * ulp(exact) + 1e-36
+    assert_close(apply(math.gelu_quick, isa, x), exact, allowed, f"gelu_quick on {isa.name}")
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
 def test_gelu_erf(isa: Isa) -> None:
     """The share beyond |x| is off by 16 u: 12 for its polynomial (7 as measured, and as much again
     for reciprocals that are estimates), 4 for exponential and product; the exponential's argument,
@@ -115,7 +126,7 @@ def test_relu_and_its_square(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_erf"])
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_quick", "gelu_erf"])
 def test_activations_at_the_ends(name: str, isa: Isa) -> None:
     x = np.array([-3e38, -1000.0, -0.0, 0.0, 1000.0, 3e38, np.inf, np.nan])
     got = apply(getattr(math, name), isa, x)

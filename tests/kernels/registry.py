@@ -143,6 +143,7 @@ PACKS = [
     Pack("relu2", "bf16", SLICE + 172, 32, gated=False),
     Pack("gelu", "f32", 172, 1, gated=False),
     Pack("gelu_erf", "f32", 172, 6, gated=False),
+    Pack("gelu_quick", "f32", 172, 6, gated=False),
     # What is gated in rows of its own.
     Pack("gelu", "q8", 352, 6, apart=True),
     Pack("gelu", "f32", SLICE + 172, 1, apart=True),

@@ -58,6 +58,7 @@ TAIL = (
     0.10375905781984329,
 )
 GELU_FAR = 1e6  # the tail probability is 0 beyond it
+QUICK = 1.702  # of CLIP's approximation of GELU
 SWIGLU_ALPHA = 1.702
 SWIGLU_LIMIT = 7.0
 ATANH = tuple(2 / n for n in range(15, 0, -2))  # coefficients of s**14 to 1: 2 artanh(s) / s
@@ -147,6 +148,11 @@ def gelu(k: Builder, x: Val) -> Val:
     """
     twice = 1.5957691216057308  # 2 sqrt(2 / pi)
     return x * sigmoid(k, x * k.fma(x * x, k.const(0.044715 * twice, x.ty), k.const(twice, x.ty)))
+
+
+def gelu_quick(k: Builder, x: Val) -> Val:
+    """CLIP's approximation of GELU: ``x * sigmoid(1.702 x)``."""
+    return x * sigmoid(k, x * QUICK)
 
 
 def gelu_erf(k: Builder, x: Val) -> Val:

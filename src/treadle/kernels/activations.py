@@ -44,6 +44,10 @@ def _gelu_erf(y: F64Array) -> F64Array:
     return np.asarray(0.5 * y * np.vectorize(erfc, otypes=[float])(-y / np.sqrt(2)))
 
 
+def _gelu_quick(y: F64Array) -> F64Array:
+    return np.asarray(y * np.exp(-np.logaddexp(0, -math.QUICK * y)))
+
+
 def _relu(y: F64Array) -> F64Array:
     return np.maximum(y, 0.0)
 
@@ -69,6 +73,7 @@ _ROWS = {
     "silu": Activation(math.silu, _silu),
     "gelu": Activation(math.gelu, _gelu),  # the tanh form
     "gelu_erf": Activation(math.gelu_erf, _gelu_erf),  # exact
+    "gelu_quick": Activation(math.gelu_quick, _gelu_quick),  # CLIP's approximation
     "relu": Activation(math.relu, _relu),
     "relu2": Activation(math.relu2, _relu2),
     "swiglu_clamped": Activation(

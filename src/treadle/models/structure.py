@@ -79,7 +79,7 @@ class Sublayer:
 
 class LateConstants(dict[str, Made]):
     """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
-    first use.
+    first use; a module that begins with a dot is one beside the package.
     """
 
     def __init__(self, package: str, here: dict[str, Made], late: dict[str, str]) -> None:
@@ -88,14 +88,18 @@ class LateConstants(dict[str, Made]):
         self._late = late
 
     def __missing__(self, name: str) -> Made:
-        module, _, constant = self._late[name].partition(".")
-        made: Made = getattr(import_module(f"{self._package}.{module}"), constant)
+        module, _, constant = self._late[name].rpartition(".")
+        made: Made = getattr(import_module(f".{module}", self._package), constant)
         self[name] = made
         return made
 
+    def names(self) -> list[str]:
+        """Return the names of all constants, late ones included."""
+        return list(dict.fromkeys((*self, *self._late)))
+
     def every(self) -> list[Made]:
         """Return all constants, late ones included."""
-        return [self[name] for name in dict.fromkeys((*self, *self._late))]
+        return [self[name] for name in self.names()]
 
 
 @dataclass(frozen=True)

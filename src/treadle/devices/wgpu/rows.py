@@ -25,6 +25,7 @@ FUNCTIONS = {
     "silu": "return x / (1.0 + exp(min(-x, 80.0)));",
     "gelu": "let y = 0.7978845608 * (x + 0.044715 * x * x * x);"
     " return 0.5 * x * (1.0 + tanh(clamp(y, -15.0, 15.0)));",
+    "gelu_quick": "return x / (1.0 + exp(min(-1.702 * x, 80.0)));",
     "relu": "return max(x, 0.0);",
     "relu2": "let y = max(x, 0.0); return y * y;",
     "sigmoid": "return 1.0 / (1.0 + exp(min(-x, 80.0)));",

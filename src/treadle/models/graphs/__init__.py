@@ -34,6 +34,7 @@ GRAPHS = LateConstants[Graph](
         "wkv": "wkv.WKV",
         "nanochat": "nanochat.NANOCHAT",
         "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
+        "tower": ".towers.tower.TOWER",
     },
 )
 

@@ -1,0 +1,78 @@
+"""Projector families by ``clip.projector_type``, one file each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.errors import UnsupportedError
+from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
+from treadle.models.structure import LateConstants
+
+if TYPE_CHECKING:
+    from treadle.media.family import MediaFamily
+    from treadle.media.hf_projector import HfNames
+
+FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
+    __name__,
+    {},
+    late={
+        "qwen2vl_merger": "qwen_vl.Qwen2Vl",
+        "qwen2.5vl_merger": "qwen_vl.Qwen25Vl",
+        "qwen3vl_merger": "qwen_vl.Qwen3Vl",
+        "glm4v": "glm4v.Glm4v",
+        "gemma3": "gemma3.Gemma3Vision",
+        "gemma4v": "gemma4.Gemma4Vision",
+        "gemma4uv": "gemma4_unified.Gemma4UnifiedVision",
+        "gemma4ua": "gemma4_unified.Gemma4UnifiedAudio",
+        "idefics3": "idefics3.Idefics3",
+        "mlp": "llava.Llava",
+        "pixtral": "pixtral.Pixtral",
+        "internvl": "internvl.InternVl",
+        "lfm2": "lfm2.Lfm2",
+        "llama4": "llama4.Llama4Vision",
+    },
+)
+
+# The tables of names of Hugging Face folders, by ``model_type``.
+HF_NAMES: LateConstants[HfNames] = LateConstants(
+    __name__,
+    {},
+    late={
+        "qwen2_vl": "qwen_vl.QWEN2_VL",
+        "qwen2_5_vl": "qwen_vl.QWEN25_VL",
+        **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), "qwen_vl.QWEN3_VL"),
+        **dict.fromkeys(("glm4v", "glm4v_moe"), "glm4v.GLM4V"),
+        "gemma3": "gemma3.GEMMA3",
+        "gemma4": "gemma4.GEMMA4",
+        "gemma4_unified": "gemma4_unified.GEMMA4_UNIFIED",
+        **dict.fromkeys(("idefics3", "smolvlm"), "idefics3.IDEFICS3"),
+        **dict.fromkeys(("llava", "llava_next"), "llava.LLAVA"),
+        "mistral3": "pixtral.MISTRAL3",
+        "internvl": "internvl.INTERNVL",
+        "internvl_chat": "internvl.INTERNVL_CHAT",
+        "lfm2_vl": "lfm2.LFM2_VL",
+        "llama4": "llama4.LLAMA4",
+    },
+)
+
+
+def hf_names_of(model_type: str, where: str) -> HfNames:
+    """Return the table of names of folders of a ``model_type``. Raises UnsupportedError."""
+    if model_type not in HF_NAMES.names():
+        have = ", ".join(sorted(HF_NAMES.names()))
+        what = f"{where}: pictures and sound of model_type {model_type!r:.60} are not supported"
+        raise UnsupportedError(f"{what} (supported: {have})")
+    return HF_NAMES[model_type]
+
+
+def family_of(projector_type: str, where: str) -> type[MediaFamily]:
+    """Return the family of a projector type; ``where``: the file, for messages.
+
+    Raises UnsupportedError, with the reason, for a type that treadle does not support.
+    """
+    if projector_type in FAMILIES.names():
+        return FAMILIES[projector_type]
+    why = UNSUPPORTED_PROJECTORS.get(projector_type, "treadle does not know it")
+    have = ", ".join(sorted(FAMILIES.names()))
+    what = f"{where}: projector type {projector_type!r:.60} is not supported: {why}"
+    raise UnsupportedError(f"{what} (supported: {have})")

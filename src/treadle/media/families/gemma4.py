@@ -1,0 +1,258 @@
+"""Gemma 4: a tower for pictures of any shape, whose states are averaged over 3 x 3 patches.
+
+::
+
+    patches -> product + positions -> layers with 2-D rope and norms before and after each half
+    -> 3 x 3 means, times sqrt(n_embd), standardised -> RMS norm, product
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from treadle.errors import TreadleError, UnsupportedError
+from treadle.files.keys import MetadataReader
+from treadle.media import pixels as px
+from treadle.media.clip_config import ClipConfig
+from treadle.media.families.gemma3 import pooled
+from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
+from treadle.media.prepared import PreparedMedia, TowerInput
+from treadle.models.rope import Rope
+from treadle.models.towers.config import tower_config, tower_layer
+from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
+
+POOL = 3  # patches of a pool's side
+DEFAULT_ROWS = 280
+ROPE_BASE = 100.0
+EPS = 1e-6
+BEGIN = "<|image>"
+END = "<image|>"
+ROW = "<|image|>"
+MARKS = (BEGIN, END, ROW, "<|video|>", "<|audio>", "<audio|>", "<|audio|>")
+
+
+class GemmaSquares(MediaFamily):
+    """A family whose media row is a square of 3 x 3 patches, and whose pictures are resized to
+    fill the allowed number of rows.
+    """
+
+    decoders = frozenset({"gemma4"})
+    placeholders = (f"{BEGIN}{ROW}{END}", ROW)
+    row_mark = ROW
+    marks = MARKS
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self._table = clip.floats("position_embd.weight")
+        if self._table.ndim != 3 or self._table.shape[::2] != (2, clip.n_embd):
+            tensor = clip.gguf.tensors["position_embd.weight"]
+            raise tensor.error(f"shape {list(tensor.shape)}", f"[2, n, {clip.n_embd}]")
+        self.pool = clip.keys.integer("projector.scale_factor", POOL)
+        self.step = self.pool * clip.patch_size  # pixels of a row's side
+
+    def resized(self, pixels: px.Pixels, max_rows: int | None) -> px.Pixels:
+        """Return the picture in the largest size with the same ratio, rounded down to whole rows,
+        of at most ``max_rows``.
+        """
+        rows = self.clip.max_pixels // self.step**2 or DEFAULT_ROWS
+        rows = rows if max_rows is None else max_rows
+        if rows < 1:
+            raise TreadleError(f"a picture needs at least one row, not {rows}")
+        size = pixels.shape[0], pixels.shape[1]
+        px.check_ratio(size)
+        scale = math.sqrt(rows * self.step**2 / (size[0] * size[1]))
+        h, w = (math.floor(side * scale / self.step) for side in size)
+        if not h:
+            h, w = 1, min(size[1] // size[0], rows)
+        elif not w:
+            h, w = min(size[0] // size[1], rows), 1
+        return px.resize(pixels, (h * self.step, w * self.step), "bicubic")
+
+    def prepared(
+        self, pixels: px.Pixels, resized: px.Pixels, rows: np.ndarray, side: int
+    ) -> PreparedMedia:
+        """Return the resized picture, cut to ``rows`` of patches of ``side`` pixels."""
+        h, w = resized.shape[0], resized.shape[1]
+        n = h * w // self.step**2
+        most = self._table.shape[1]
+        if max(h, w) > most * side:
+            what = f"a picture of {w // side} x {h // side} patches"
+            raise TreadleError(f"{what}: the file has positions for {most} on a side")
+        return PreparedMedia(
+            kind=self.kind,
+            inputs=(TowerInput(rows, (h // side, w // side)),),
+            layout=(BEGIN, range(n), END),
+            n_rows=n,
+            positions=None,
+            advance=n,
+            bidirectional=((0, n),),
+            size=(pixels.shape[0], pixels.shape[1]),
+            resized=(h, w),
+            digest=self.digest(pixels, (h, w)),
+        )
+
+    def positions(self, grid: tuple[int, int]) -> px.Floats:
+        """Return the sum of a learned row for each patch's column, and one for its row."""
+        row, column = _places(grid)
+        made: px.Floats = self._table[0][column] + self._table[1][row]
+        return made
+
+
+class Gemma4Vision(GemmaSquares):
+    """Gemma 4's pictures. Files have no flag for the activation, which is GELU's tanh form."""
+
+    def __init__(self, clip: ClipConfig) -> None:
+        if any(name.endswith(("input_max", "output_max")) for name in clip.gguf.tensors):
+            what = "its matrices clamp their inputs and outputs"
+            raise UnsupportedError(f"{clip.gguf.path}: {what}, which is not supported")
+        norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
+        dims = norm.shape[0] if norm else clip.n_embd // max(1, clip.n_head)
+        if dims % 4:
+            what = f"heads of {dims} values, expected a multiple of 4"
+            raise UnsupportedError(f"{clip.gguf.path}: {what}")
+        super().__init__(_halves(clip, dims))
+        clip = self.clip
+        self._std = None
+        if clip.has("std_scale"):
+            self._std = clip.floats("std_bias"), clip.floats("std_scale")
+        layer = {"n_embd": clip.n_embd, "n_head": clip.n_head, "n_ff": clip.n_ff, "head_dim": dims}
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage("patch_embd"), AddGivenStage("positions")),
+            n_embd=clip.n_embd,
+            norm_eps=EPS,
+            layers=tuple(
+                tower_layer(i, **layer, gated=True, rope=True, v_norm=True)
+                for i in range(clip.n_layer)
+            ),
+            activation="gelu",
+            norm="rms",
+            pairs="neox",
+            ropes=(Rope(dims, ROPE_BASE),),
+            attn_scale=1.0,
+        )
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type}.projector",
+                n_given=clip.n_embd,
+                stem=(NormStage("", centred=False), LinearStage("mm.input_projection")),
+                norm_eps=EPS,
+                norm="rms",
+            ),
+        )
+
+    @classmethod
+    def row_pixels(cls, clip: ClipConfig) -> int:
+        """See ``MediaFamily``: pictures always fill the rows allowed."""
+        return 0
+
+    def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``. Values are from -1 to 1."""
+        side = self.clip.patch_size
+        resized = self.resized(pixels, max_rows)
+        values = px.normalise(resized, self.clip.mean, self.clip.std)
+        return self.prepared(pixels, resized, px.patches(values, side) * 2 - 1, side)
+
+    def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
+        """See ``MediaFamily``: the first half of the pairs turns by the column."""
+        row, column = _places(grid)
+        ropes = px.axial_rotations(column, row, self.tower.layers[0].head_dim, ROPE_BASE)
+        return GridInputs(rows={"positions": self.positions(grid)}, ropes=(ropes,))
+
+    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        """Return the scaled and standardised means of squares of patches."""
+        means = pooled(states, grid, self.pool) * np.float32(math.sqrt(states.shape[1]))
+        if self._std is None:
+            return means
+        bias, scale = self._std
+        return np.asarray((means - bias) * scale, np.float32)
+
+
+def _places(grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of each patch."""
+    row, column = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
+    return row, column
+
+
+def _halves(clip: ClipConfig, dims: int) -> ClipConfig:
+    """Return the file with the rows of queries and keys in another order. The file's heads rotate
+    each half by itself, in pairs a quarter of a head apart; reordered, pairs are half a head apart.
+    """
+    order = np.arange(dims).reshape(4, dims // 4)[[0, 2, 1, 3]].ravel()
+    orders = {}
+    for i in range(clip.n_layer):
+        for stem in (f"blk.{i}.attn_q", f"blk.{i}.attn_k"):
+            matrix = clip.gguf.tensors.get(f"{stem}.weight")
+            if matrix is not None and matrix.shape[0] % dims == 0:
+                heads = np.arange(matrix.shape[0]).reshape(-1, dims)
+                orders[f"{stem}.weight"] = heads[:, order].ravel()
+            norm = clip.gguf.tensors.get(f"{stem}_norm.weight")
+            if norm is not None and norm.shape == (dims,):
+                orders[f"{stem}_norm.weight"] = order
+    return clip.reordered(orders)
+
+
+def read_squares(
+    config: MetadataReader, preprocessor: MetadataReader, vision: MetadataReader
+) -> dict[str, Any]:
+    """Return the keys that all folders of Gemma 4 have."""
+    text = config.within("text_config") or config
+    pool = vision.integer("pooling_kernel_size", POOL)
+    patch_size = vision.integer("patch_size", 16)
+    rows = preprocessor.integer("max_soft_tokens", DEFAULT_ROWS)
+    return {
+        "has_vision_encoder": True,
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.patch_size": patch_size,
+        "vision.projector.scale_factor": pool,
+        "vision.image_max_pixels": rows * (pool * patch_size) ** 2,
+        **colours(preprocessor, 0.0, 1.0),
+    }
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    if vision.flag("use_clipped_linears", False):
+        vision.refuse("use_clipped_linears", "matrices that clamp inputs are not supported")
+    return {
+        **read_squares(config, preprocessor, vision),
+        "vision.projector_type": "gemma4v",
+        "vision.embedding_length": vision.integer("hidden_size"),
+        "vision.feed_forward_length": vision.integer("intermediate_size"),
+        "vision.block_count": vision.integer("num_hidden_layers"),
+        "vision.attention.head_count": vision.integer("num_attention_heads"),
+        "vision.attention.layer_norm_epsilon": EPS,
+    }
+
+
+_LAYER = "vision_tower.encoder.layers.{}."
+GEMMA4 = HfNames(
+    read=_read,
+    names={
+        f"{_LAYER}input_layernorm": "v.blk.{}.ln1",
+        f"{_LAYER}post_attention_layernorm": "v.blk.{}.attn_post_norm",
+        f"{_LAYER}pre_feedforward_layernorm": "v.blk.{}.ln2",
+        f"{_LAYER}post_feedforward_layernorm": "v.blk.{}.ffn_post_norm",
+        f"{_LAYER}self_attn.q_norm": "v.blk.{}.attn_q_norm",
+        f"{_LAYER}self_attn.k_norm": "v.blk.{}.attn_k_norm",
+        f"{_LAYER}self_attn.q_proj.linear": "v.blk.{}.attn_q",
+        f"{_LAYER}self_attn.k_proj.linear": "v.blk.{}.attn_k",
+        f"{_LAYER}self_attn.v_proj.linear": "v.blk.{}.attn_v",
+        f"{_LAYER}self_attn.o_proj.linear": "v.blk.{}.attn_out",
+        f"{_LAYER}mlp.gate_proj.linear": "v.blk.{}.ffn_gate",
+        f"{_LAYER}mlp.up_proj.linear": "v.blk.{}.ffn_up",
+        f"{_LAYER}mlp.down_proj.linear": "v.blk.{}.ffn_down",
+        "vision_tower.patch_embedder.input_proj": "v.patch_embd",
+        "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
+        "vision_tower.std_bias": "v.std_bias",
+        "vision_tower.std_scale": "v.std_scale",
+        "embed_vision.embedding_projection": "mm.input_projection",
+    },
+    prefixes=("vision_tower.", "embed_vision."),
+    made={"v.patch_embd.weight": colours_first},
+)

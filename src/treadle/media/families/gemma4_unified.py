@@ -1,0 +1,139 @@
+"""Gemma 4 12B ("unified"): no towers. Squares of pixels, and 40 ms of samples, become rows by norms
+and products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from treadle.errors import TreadleError
+from treadle.files.keys import MetadataReader
+from treadle.media import pixels as px
+from treadle.media.clip_config import ClipConfig
+from treadle.media.families.gemma4 import EPS, MARKS, GemmaSquares, read_squares
+from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.hf_projector import HfNames, colours_first, part_of
+from treadle.media.prepared import PreparedMedia, TowerInput
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
+
+LAYER_NORM_EPS = 1e-5
+
+
+class Gemma4UnifiedVision(GemmaSquares):
+    """Pictures: a product of each square's pixels, with norms, and learned positions."""
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        n = 3 * self.step**2
+        norms = [NormStage(f"patch_norm.{i}", eps=LAYER_NORM_EPS) for i in (1, 2, 3)]
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=n,
+            stem=(
+                norms[0],
+                LinearStage("patch_embd"),
+                norms[1],
+                AddGivenStage("positions"),
+                norms[2],
+                NormStage("", centred=False),
+                LinearStage("mm.input_projection"),
+            ),
+            norm_eps=EPS,
+        )
+
+    def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``. Values are from 0 to 1."""
+        resized = self.resized(pixels, max_rows)
+        values = px.normalise(resized, self.clip.mean, self.clip.std)
+        return self.prepared(pixels, resized, px.patches(values, self.step), self.step)
+
+    def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
+        """See ``MediaFamily``."""
+        return GridInputs(rows={"positions": self.positions(grid)})
+
+
+class Gemma4UnifiedAudio(MediaFamily):
+    """Sound: a norm and a product of 640 samples at 16 kHz. Its tokens are causal."""
+
+    kind = "audio"
+    decoders = frozenset({"gemma4"})
+    row_mark = "<|audio|>"
+    placeholders = ("<|audio><|audio|><audio|>", row_mark)
+    marks = MARKS
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=clip.n_embd,
+            stem=(NormStage("", centred=False), LinearStage("mm.a.input_projection")),
+            norm_eps=EPS,
+            norm="rms",
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """Prepare samples, f32 ``[n]`` at 16 kHz, padded with zeros to whole rows. Raises
+        TreadleError for no samples, or more than ``max_rows`` rows.
+        """
+        samples = np.asarray(pixels, np.float32)
+        width = self.clip.n_embd
+        n = -(-len(samples) // width)
+        if not n:
+            raise TreadleError("a sound without samples")
+        if max_rows is not None and n > max_rows:
+            raise TreadleError(f"a sound of {n} rows, more than {max_rows}")
+        rows = np.pad(samples, (0, n * width - len(samples))).reshape(n, width)
+        return PreparedMedia(
+            kind=self.kind,
+            inputs=(TowerInput(rows, (1, n)),),
+            layout=("<|audio>", range(n), "<audio|>"),
+            n_rows=n,
+            positions=None,
+            advance=n,
+            bidirectional=(),
+            size=(1, len(samples)),
+            resized=(1, n * width),
+            digest=self.digest(samples),
+        )
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    vision = part_of(config, "vision_config")
+    sound = config.within("audio_config")
+    keys = read_squares(config, preprocessor, vision)
+    keys |= {
+        "vision.projector_type": "gemma4uv",
+        "vision.embedding_length": vision.integer("mm_embed_dim"),
+    }
+    if sound is not None:
+        keys |= {
+            "has_audio_encoder": True,
+            "audio.projector_type": "gemma4ua",
+            "audio.embedding_length": sound.integer("audio_embed_dim"),
+            "audio.projection_dim": keys["vision.projection_dim"],
+        }
+    return keys
+
+
+GEMMA4_UNIFIED = HfNames(
+    read=_read,
+    names={
+        "vision_embedder.patch_ln1": "v.patch_norm.1",
+        "vision_embedder.patch_dense": "v.patch_embd",
+        "vision_embedder.patch_ln2": "v.patch_norm.2",
+        "vision_embedder.pos_embedding": "v.position_embd.weight",
+        "vision_embedder.pos_norm": "v.patch_norm.3",
+        "embed_vision.embedding_projection": "mm.input_projection",
+        "embed_audio.embedding_projection": "mm.a.input_projection",
+    },
+    prefixes=("vision_embedder.", "embed_vision.", "embed_audio."),
+    made={
+        "v.patch_embd.weight": colours_first,
+        "v.patch_norm.1.weight": colours_first,
+        "v.patch_norm.1.bias": colours_first,
+        "v.position_embd.weight": lambda table: table.transpose(1, 0, 2),
+    },
+)

@@ -1,0 +1,335 @@
+"""LLaVA 1.5 and 1.6 (``mlp``): a CLIP tower with a class token, of a square or of tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.media.families.gemma3 import siglip_names
+from treadle.media.families.pixtral import PIXTRAL_NAMES, read_pixtral
+from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.hf_projector import HfNames, part_of
+from treadle.media.picture_family import (
+    CLASS,
+    CLIP_MEAN,
+    CLIP_STD,
+    PATCHES,
+    POSITIONS,
+    PictureFamily,
+    with_stems,
+)
+from treadle.media.pixels import resize
+from treadle.media.tiles import Size, check_rows, tiles_of
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
+
+if TYPE_CHECKING:
+    from treadle.files.keys import MetadataReader
+    from treadle.media.clip_config import ClipConfig
+
+NEWLINES = ("image_newline", "model.image_newline")  # the second: files of before 2025
+PINPOINTS = "image_grid_pinpoints"
+UNPADDED = "spatial_unpad"
+MOST_PINPOINTS = 64
+TOWERS = "vision_tower.vision_model", "vision_tower"  # names in folders of transformers 4 and 5
+MOST_TILES = 16  # along a side of a canvas
+
+
+def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
+    """Return the middle square of a picture whose shorter side was scaled to ``side``."""
+    height, width, _ = pixels.shape
+    long = int(side * max(height, width) / min(height, width))
+    size = (long, side) if height > width else (side, long)
+    scaled = resize(pixels, size, "bicubic")
+    top = (size[0] - side) // 2
+    left = (size[1] - side) // 2
+    return scaled[top : top + side, left : left + side]
+
+
+def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.ndarray:
+    """Return the whole picture in the middle of a square of the mean colour, scaled to ``side``."""
+    height, width, _ = pixels.shape
+    longer = max(height, width)
+    board = np.full((longer, longer, 3), [int(255 * part) for part in mean], np.uint8)
+    top = (longer - height) // 2
+    left = (longer - width) // 2
+    board[top : top + height, left : left + width] = pixels
+    return resize(board, (side, side), "bicubic")
+
+
+def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
+    """Return the canvas in which most of the picture's pixels are kept, and of several the one that
+    wastes least.
+    """
+    height, width = size
+    kept_most = 0
+    wasted_least = math.inf
+    best = canvases[0]
+    for canvas in canvases:
+        scale = min(canvas[1] / width, canvas[0] / height)
+        kept = min(int(width * scale) * int(height * scale), width * height)
+        wasted = canvas[0] * canvas[1] - kept
+        if kept > kept_most or (kept == kept_most and wasted < wasted_least):
+            kept_most = kept
+            wasted_least = wasted
+            best = canvas
+    return best
+
+
+def fitted_size(size: Size, canvas: Size) -> Size:
+    """Return the size of a picture scaled, in its shape, to just fit a canvas; rounded up."""
+    height, width = size
+    across = canvas[1] / width
+    down = canvas[0] / height
+    if across < down:
+        return min(math.ceil(height * across), canvas[0]), canvas[1]
+    return canvas[0], min(math.ceil(width * down), canvas[1])
+
+
+def cut(pixels: np.ndarray, canvas: Size, side: int) -> list[np.ndarray]:
+    """Return the whole picture squeezed to a square of ``side`` pixels, then the tiles of a canvas
+    that has it in its middle, on black.
+    """
+    size = pixels.shape[0], pixels.shape[1]
+    fitted = fitted_size(size, canvas)
+    board = np.zeros((*canvas, 3), np.uint8)
+    top = (canvas[0] - fitted[0]) // 2
+    left = (canvas[1] - fitted[1]) // 2
+    scaled = resize(pixels, fitted, "bicubic")
+    board[top : top + fitted[0], left : left + fitted[1]] = scaled
+    return [resize(pixels, (side, side), "bicubic"), *tiles_of(board, side, side)]
+
+
+def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
+    """Return the rows and columns of a grid of states that a picture of ``size`` covers; those
+    beside them are of the black canvas.
+    """
+    height, width = size
+    rows, columns = grid
+    if width / height > columns / rows:
+        covered = int(round(height * (columns / width), 7))
+        padding = (rows - covered) // 2
+        return slice(padding, rows - padding), slice(0, columns)
+    covered = int(round(width * (rows / height), 7))
+    padding = (columns - covered) // 2
+    return slice(0, rows), slice(padding, columns - padding)
+
+
+class Llava(PictureFamily):
+    """A CLIP tower; its layers end where the features are taken, and a MLP makes rows of them.
+
+    Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too. Of others, the tower sees
+    its middle square, as in transformers; where the file says so, the whole picture in a square of
+    the mean colour, as llama.cpp always does.
+    """
+
+    placeholders = ("<image>",)
+    row_mark = "<image>"
+    marks = ("<image>",)
+
+    def __init__(self, clip: ClipConfig) -> None:
+        if clip.has(CLASS) or clip.has(f"{CLASS}.weight"):
+            self.class_row = "first"
+        clip = replace(with_ffn_names(clip), n_layer=feature_layer(clip))
+        super().__init__(clip)
+        self.check_square()
+        self.canvases = canvases_of(clip)
+        self.newline = newline_of(clip) if self.canvases else None
+        self.pads = clip.keys.text("image_aspect_ratio", "square") == "pad"
+        norms = (NormStage("pre_ln"),) if clip.has("pre_ln.weight") else ()
+        self.tower = tower_config(
+            "llava",
+            n_given=3 * clip.patch_size**2,
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS), *norms),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=self.layers(),
+            activation=clip.activation,
+        )
+        first = "mm.1" if clip.has("mm.1.weight") else "mm.0"  # the former: in folders
+        second = (
+            (ActivationStage("gelu_erf"), LinearStage("mm.2")) if clip.has("mm.2.weight") else ()
+        )
+        self.projectors = (
+            tower_config(
+                "llava projector", n_given=clip.n_embd, stem=(LinearStage(first), *second)
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        side = self.clip.image_size
+        size = self.size_of(pixels)
+        if not self.canvases:
+            check_rows(self.side**2, max_rows)
+            square = (
+                padded_square(pixels, side, self.clip.mean)
+                if self.pads
+                else centre_square(pixels, side)
+            )
+            return self.image(pixels, [square], layout=(range(self.side**2),), resized=(side, side))
+        whole = resize(pixels, (side, side), "bicubic")
+        fitting = [
+            canvas
+            for canvas in self.canvases
+            if max_rows is None or self._n_rows(size, canvas) <= max_rows
+        ]
+        if not fitting:
+            n = self.side**2 + (self.newline is not None)
+            check_rows(n, max_rows)
+            return self.image(pixels, [whole], layout=(range(n),), resized=(side, side))
+        canvas = best_canvas(size, fitting)
+        tiles = cut(pixels, canvas, side)
+        layout = (range(self._n_rows(size, canvas)),)
+        return self.image(pixels, tiles, layout=layout, resized=canvas)
+
+    def _n_rows(self, size: Size, canvas: Size) -> int:
+        """Return the media rows of a picture on a canvas."""
+        per_tile = self.side**2
+        grid = canvas[0] // self.clip.patch_size, canvas[1] // self.clip.patch_size
+        if self.newline is None:
+            return per_tile + grid[0] * grid[1]
+        down, across = unpadded(size, grid)
+        n_rows = len(range(grid[0])[down])
+        return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
+
+    def grid_inputs(self, grid: Size) -> GridInputs:
+        return GridInputs({POSITIONS: self.position_rows()})
+
+    def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        return self.patches_alone(states)
+
+    def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the whole picture's rows, then those of all tiles as one grid, without what is
+        only black canvas, and with the newline's row at the end of each of its rows.
+        """
+        if self.newline is None:
+            return np.concatenate(rows)
+        newline = self.newline[None].astype(np.float32)
+        if len(rows) == 1:
+            return np.concatenate([rows[0], newline])
+        side = self.side
+        tiles_down = prepared.resized[0] // self.clip.image_size
+        tiles_across = prepared.resized[1] // self.clip.image_size
+        tiles = np.stack(rows[1:]).reshape(tiles_down, tiles_across, side, side, -1)
+        grid = tiles.transpose(0, 2, 1, 3, 4).reshape(tiles_down * side, tiles_across * side, -1)
+        down, across = unpadded(prepared.size, (grid.shape[0], grid.shape[1]))
+        kept = grid[down, across]
+        ends = np.broadcast_to(newline[None], (len(kept), 1, newline.shape[1]))
+        lines = np.concatenate([kept, ends], axis=1)
+        return np.concatenate([rows[0], lines.reshape(-1, newline.shape[1])])
+
+
+def with_ffn_names(clip: ClipConfig) -> ClipConfig:
+    """Return the file with ``ffn_up`` and ``ffn_down`` in their places: files of before 2025 have
+    the names of the two swapped, which their shapes show.
+    """
+    down = clip.gguf.tensors.get("blk.0.ffn_down.weight")
+    if down is None or down.shape != (clip.n_ff, clip.n_embd) or clip.n_ff == clip.n_embd:
+        return clip
+    return with_stems(clip, {"ffn_up": "ffn_down", "ffn_down": "ffn_up"})
+
+
+def feature_layer(clip: ClipConfig) -> int:
+    """Return how many layers the features are behind. ``block_count`` of files without the key does
+    not count those behind them.
+    """
+    found = clip.keys.get("feature_layer")
+    if found is None:
+        return clip.n_layer
+    several = isinstance(found, Sequence) and not isinstance(found, str)
+    numbers = list(found) if several else [found]
+    if len(numbers) > 1:
+        clip.keys.refuse("feature_layer", f"features of {len(numbers)} layers are not supported")
+    n = numbers[0] if numbers and type(numbers[0]) is int else 0
+    n = n + clip.n_layer + 1 if n < 0 else n
+    if not 1 <= n <= clip.n_layer:
+        clip.keys.fail("feature_layer", f"is {found!r:.60}", f"one number from 1 to {clip.n_layer}")
+    return n
+
+
+def newline_of(clip: ClipConfig) -> np.ndarray | None:
+    """Return the media row that ends each line of a picture in tiles, f32 ``[n_embd]``; None: the
+    file has none, and tiles stand one behind the other. Raises FileError for a wrong shape.
+    """
+    name = next((name for name in NEWLINES if clip.has(name)), "")
+    how = clip.keys.text("mm_patch_merge_type", UNPADDED)
+    if how not in (UNPADDED, "flat"):
+        clip.keys.refuse("mm_patch_merge_type", f"{how!r:.60} is not supported")
+    if not name or how != UNPADDED:
+        return None
+    row = clip.floats(name).reshape(-1)
+    products = (clip.gguf.tensors.get(f"{stem}.weight") for stem in ("mm.2", "mm.1", "mm.0"))
+    last = next(filter(None, products), None)
+    if last is not None and len(row) != last.shape[0]:
+        tensor = clip.gguf.tensors[name]
+        raise tensor.error(f"shape {list(tensor.shape)}", f"[{last.shape[0]}]")
+    return row
+
+
+def canvases_of(clip: ClipConfig) -> tuple[Size, ...]:
+    """Return the sizes of the canvases for tiles, in pixels; empty: pictures are not cut. The file
+    has them as width and height, one behind the other.
+    """
+    found = clip.keys.get(PINPOINTS)
+    if found is None:
+        return ()
+    numbers = list(found) if isinstance(found, Sequence) else []
+    side = clip.image_size
+    sound = all(type(n) is int and 0 < n <= MOST_TILES * side and n % side == 0 for n in numbers)
+    if not numbers or len(numbers) % 2 or len(numbers) > 2 * MOST_PINPOINTS or not sound:
+        expected = f"pairs of width and height, multiples of {side}"
+        clip.keys.fail(PINPOINTS, f"is {found!r:.60}", expected)
+    return tuple(zip(numbers[1::2], numbers[::2], strict=True))
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    """Return the keys of a folder of LLaVA 1.5 or 1.6, or of Pixtral, which is a LLaVA too."""
+    vision = part_of(config, "vision_config")
+    kind = vision.text("model_type", "clip_vision_model")
+    if kind == "pixtral":
+        return read_pixtral(config, preprocessor)
+    if kind not in CLIP_TOWERS:
+        vision.refuse("model_type", f"{kind!r:.60} is not supported in LLaVA")
+    if kind == CLIP_TOWERS[0] and config.text(SELECT, "default") != "default":
+        config.refuse(SELECT, "expected 'default': rows of class tokens are not supported")
+    text = config.within("text_config") or config
+    pins = config.get(PINPOINTS) or []
+    layer = config.get("vision_feature_layer")
+    activation = vision.text("hidden_act", "quick_gelu")
+    return {
+        "has_vision_encoder": True,
+        "projector_type": "mlp",
+        "use_gelu": activation != "quick_gelu",
+        "vision.embedding_length": vision.integer("hidden_size", 1024),
+        "vision.feed_forward_length": vision.integer("intermediate_size", 4096),
+        "vision.block_count": vision.integer("num_hidden_layers", 24),
+        "vision.attention.head_count": vision.integer("num_attention_heads", 16),
+        "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-5, lo=0.0),
+        "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": vision.integer("image_size", 336),
+        "vision.patch_size": vision.integer("patch_size", 14),
+        "vision.feature_layer": -2 if layer is None else layer,
+        f"vision.{PINPOINTS}": [n for pin in pins for n in reversed(pin)] or None,
+        "vision.image_mean": preprocessor.get("image_mean") or CLIP_MEAN,
+        "vision.image_std": preprocessor.get("image_std") or CLIP_STD,
+    }
+
+
+SELECT = "vision_feature_select_strategy"
+CLIP_TOWERS = "clip_vision_model", "siglip_vision_model"
+LLAVA = HfNames(
+    read=_read,
+    names={
+        **PIXTRAL_NAMES,
+        **siglip_names(*TOWERS),
+        **{f"{tower}.embeddings.class_embedding": "v.class_embd" for tower in TOWERS},
+        **{f"{tower}.pre_layrnorm": "v.pre_ln" for tower in TOWERS},
+        "image_newline": "v.image_newline",
+    },
+    prefixes=("vision_tower.", "multi_modal_projector.", "image_newline"),
+    unread=tuple(f"{tower}.embeddings.position_ids" for tower in TOWERS),
+)

@@ -1,0 +1,192 @@
+"""The picture and sound parts of a Hugging Face folder, with the interface of a projector file.
+
+Each family has one table of names (``HfNames``). Matrices stay in the mapped files; small tensors
+that GGUF files have in another form are computed in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import GGUF
+from treadle.files.keys import MetadataReader
+from treadle.files.safetensors import SafeTensor, SafeTensors, open_safetensors, read_json
+from treadle.files.splits import CONFIG
+from treadle.files.tensor import Tensor
+from treadle.formats import FORMATS, by_name
+
+PREPROCESSOR = "preprocessor_config.json"
+PROCESSOR = "processor_config.json"  # newer folders have the former inside, as image_processor
+_TYPES = {"F32": 0, "F16": 1, "BF16": 30}  # dtypes that towers are read in: ggml's type numbers
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+_SUFFIX = re.compile(r"\.(weight|bias)$")
+
+Arrays = Mapping[str, np.ndarray]
+ReadKeys = Callable[[MetadataReader, MetadataReader], dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class HfNames:
+    """How a family's folders spell what its projector files have.
+
+    read: returns the keys, without ``clip.``, from ``config.json`` and the preprocessor's file.
+    names: the projector file's name of each tensor; ``{}`` stands for a layer's number. Names
+        without ``.weight`` or ``.bias`` hold for both.
+    prefixes: beginnings of the names of all tensors of these parts, without ``model.``.
+    made: functions that make a tensor of the projector file (several: by name), from f32 values.
+    unread: tensors that nothing reads.
+    numbered: the key that lists the numbers in the projector file of ``{}`` in a name, such as
+        deepstack's layers, by the part of the name before it.
+    """
+
+    read: ReadKeys
+    names: Mapping[str, str]
+    prefixes: tuple[str, ...]
+    made: Mapping[str, Callable[[np.ndarray], Arrays | np.ndarray]] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    numbered: Mapping[str, str] = field(default_factory=dict)
+
+    def name_of(self, name: str, keys: Mapping[str, Any]) -> str:
+        """Return the projector file's name of a tensor; "" if the table does not have it."""
+        suffix = _SUFFIX.search(name)
+        tail = suffix[0] if suffix else ""
+        for stem, end in ((name, ""), (name.removesuffix(tail), tail)):
+            if stem in self.names:
+                return self.names[stem] + end
+            number = _LAYER.search(f"{stem}.")
+            if number is None:
+                continue
+            head = stem[: number.start()]
+            spelled = head + "{}" + stem[number.end() :]
+            if spelled in self.names:
+                i = int(number[0])
+                if head in self.numbered:
+                    listed = keys[self.numbered[head]]
+                    i = listed[i] if i < len(listed) else -1
+                return self.names[spelled].format(i) + end
+        return ""
+
+
+def read_preprocessor(folder: Path) -> MetadataReader:
+    """Return a folder's settings of picture preparation; empty if it has none."""
+    if (folder / PREPROCESSOR).exists():
+        return MetadataReader(read_json(folder / PREPROCESSOR), folder / PREPROCESSOR)
+    path = folder / PROCESSOR
+    found = read_json(path).get("image_processor") if path.exists() else None
+    return MetadataReader(found if isinstance(found, dict) else {}, path)
+
+
+class HfProjector(GGUF):
+    """A folder's picture and sound parts as a projector file."""
+
+    def __init__(self, folder: Path, table: HfNames, weights: SafeTensors) -> None:
+        """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
+        or unknown, and UnsupportedError for quantised towers.
+        """
+        config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
+        keys = table.read(config, read_preprocessor(folder))
+        self.path = folder
+        self.paths = weights.paths
+        self.version = 3
+        self.alignment = 1
+        self.header_only = False
+        self.n_bytes = weights.n_bytes
+        self.metadata = {f"clip.{key}": value for key, value in keys.items() if value is not None}
+        self.metadata["general.architecture"] = "clip"
+        self.types = {}
+        self.tensors = {}
+        self._maps = weights.maps
+        for theirs, tensor in weights.tensors.items():
+            name = theirs.removeprefix("model.")
+            if not name.startswith(table.prefixes) or name in table.unread:
+                continue
+            found = table.name_of(name, keys)
+            if not found:
+                what = "the table of names of its family does not have this tensor"
+                raise FileError(what, path=tensor.path, where=theirs, offset=tensor.offset)
+            self.tensors |= _tensors(found, tensor, table)
+
+
+def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]:
+    if tensor.dtype not in _TYPES:
+        what = f"{tensor.name} is {tensor.dtype}"
+        have = ", ".join(_TYPES)
+        raise UnsupportedError(f"{tensor.path}: {what}: towers are supported in {have} only")
+    kind = _TYPES[tensor.dtype]
+    place = tensor.path, tensor.offset, tensor.file
+    mapped = Tensor(name, tensor.shape, kind, FORMATS[kind], tensor.n_bytes, *place)
+    make = table.made.get(name)
+    if make is None:
+        return {name: mapped}
+    try:
+        found = make(mapped.dequantize())
+    except ValueError:
+        raise tensor.error(f"shape {list(tensor.shape)}", "that of its family") from None
+    arrays = found if isinstance(found, Mapping) else {name: found}
+    made = {}
+    for each, values in arrays.items():
+        data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+        made[each] = mapped.made(each, values.shape, by_name("F32"), data)
+    return made
+
+
+def two_frames(weight: np.ndarray) -> Arrays:
+    """Return a convolution over two frames, ``[n, colours, 2, side, side]``, as one for each."""
+    if weight.ndim != 5 or weight.shape[2] != 2:
+        raise ValueError(weight.shape)
+    names = "v.patch_embd.weight", "v.patch_embd.weight.1"
+    return {name: weight[:, :, i] for i, name in enumerate(names)}
+
+
+def colours_first(matrix: np.ndarray) -> np.ndarray:
+    """Return a matrix of patches whose columns are row, column, colour with columns in the order
+    colour, row, column; a vector likewise.
+    """
+    side = math.isqrt(matrix.shape[-1] // 3)
+    cut = matrix.reshape(*matrix.shape[:-1], side, side, 3)
+    return np.moveaxis(cut, -1, -3).reshape(matrix.shape)
+
+
+def part_of(config: MetadataReader, key: str) -> MetadataReader:
+    """Return the reader of a nested object. Raises FileError if it is missing."""
+    found = config.within(key)
+    if found is None:
+        config.fail(key, "is missing", "an object")
+    return found
+
+
+def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, Any]:
+    """Return the keys of mean and deviation of colours."""
+    return {
+        "vision.image_mean": preprocessor.get("image_mean") or [mean] * 3,
+        "vision.image_std": preprocessor.get("image_std") or [std] * 3,
+    }
+
+
+def is_media_folder(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder's ``config.json`` has a picture or sound part."""
+    folder = Path(path)
+    config = read_json(folder / CONFIG)
+    return any(isinstance(config.get(key), dict) for key in ("vision_config", "audio_config"))
+
+
+def open_hf_projector(path: str | os.PathLike[str], table: HfNames) -> HfProjector:
+    """Open a folder's picture and sound parts. Raises FileError and UnsupportedError."""
+    given = Path(os.path.expanduser(path))
+    folder = given if given.is_dir() else given.parent
+    weights = open_safetensors(given)
+    try:
+        return HfProjector(folder, table, weights)
+    except BaseException:
+        weights.close()
+        raise

@@ -1,0 +1,204 @@
+"""The base of families that read pictures: their towers' layers, tables of positions, inputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isqrt
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from treadle.errors import FileError
+from treadle.media.family import MediaFamily, PreparedMedia, TowerInput
+from treadle.media.pixels import check_ratio, normalise, patches
+from treadle.media.tiles import Size
+from treadle.models.towers.config import tower_layer
+
+if TYPE_CHECKING:
+    from treadle.media.clip_config import ClipConfig
+    from treadle.models.config import Layer
+
+PATCHES = "patch_embd"
+POSITIONS = "positions"  # name of the given rows of learned positions
+TABLE = "position_embd.weight"
+CLASS = "class_embd"
+# Of OpenAI's CLIP, by colour: preparation where a folder does not state it.
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+class PictureFamily(MediaFamily):
+    """A family of pictures.
+
+    class_row: where the class token stands among a tower input's patches, and its row in the table
+        of positions. Its values are zeros, so that the first product gives its bias, and
+        ``position_rows`` adds the rest.
+    """
+
+    class_row: Literal["none", "first", "last"] = "none"
+
+    def layers(self, *, gated: bool = False, rope: bool = False) -> tuple[Layer, ...]:
+        """Return the tower's layers; queries, keys and values may be one matrix, and may have norms
+        that span all heads.
+        """
+        clip = self.clip
+        fused = clip.has("blk.0.attn_qkv.weight")
+        wide = clip.has("blk.0.attn_q_norm.weight") and _size(clip, "blk.0.attn_q_norm.weight")
+        made = []
+        for i in range(clip.n_layer):
+            layer = tower_layer(
+                i,
+                n_embd=clip.n_embd,
+                n_head=clip.n_head,
+                n_ff=clip.n_ff,
+                gated=gated,
+                fused=fused,
+                rope=rope,
+            )
+            made.append(replace(layer, wide_norm=wide == clip.n_embd))
+        return tuple(made)
+
+    @property
+    def side(self) -> int:
+        """Patches of a side of the square that the tower was trained on."""
+        return self.clip.image_size // self.clip.patch_size
+
+    @property
+    def n_positions(self) -> int:
+        """Patches of that square, and the class token, if there is one."""
+        return self.side**2 + (self.class_row != "none")
+
+    def check_square(self, joined: int = 1) -> None:
+        """Raise FileError unless the square is whole blocks of ``joined`` patches a side. Pixels at
+        its right and lower edge that make no patch are not used: 384 pixels are 27 patches of 14.
+        """
+        clip = self.clip
+        if not self.side or self.side % joined:
+            what = f"is {clip.image_size}: {self.side} patches a side"
+            clip.keys.fail("image_size", what, f"a multiple of {joined}")
+
+    def size_of(self, pixels: np.ndarray) -> Size:
+        """Return a picture's height and width. Raises TreadleError if their ratio is extreme."""
+        size = pixels.shape[0], pixels.shape[1]
+        check_ratio(size)
+        return size
+
+    def scale_factor(self, default: int, most: int = 8) -> int:
+        """Return how many patches a side are joined to one media row."""
+        return self.clip.keys.integer("projector.scale_factor", default, lo=1, hi=most)
+
+    def position_rows(self) -> np.ndarray:
+        """Return the learned position of each row of a square, f32 ``[n_positions, n_embd]``; that
+        of the class token has its embedding added. Raises FileError for a wrong table.
+        """
+        clip = self.clip
+        table = clip.floats(TABLE).reshape(-1, clip.n_embd)
+        if len(table) != self.n_positions:
+            raise FileError(
+                f"shape {list(clip.gguf.tensors[TABLE].shape)}",
+                path=clip.gguf.path,
+                where=TABLE,
+                expected=f"[{self.n_positions}, {clip.n_embd}]",
+            )
+        if self.class_row == "none":
+            return table
+        rows = table.copy()
+        at = 0 if self.class_row == "first" else len(rows) - 1
+        rows[at] += self.class_values()
+        return rows
+
+    def class_values(self) -> np.ndarray:
+        """Return the class token's embedding, without the bias that the patches' product adds."""
+        clip = self.clip
+        name = CLASS if clip.has(CLASS) else f"{CLASS}.weight"
+        values = clip.floats(name).reshape(-1)
+        if len(values) != clip.n_embd:
+            what = f"shape {list(clip.gguf.tensors[name].shape)}"
+            raise FileError(what, path=clip.gguf.path, where=name, expected=f"[{clip.n_embd}]")
+        bias = f"{PATCHES}.bias"
+        return values - clip.floats(bias) if clip.has(bias) else values
+
+    def position_side(self) -> int:
+        """Return the side of a square table of positions. Raises FileError for another shape."""
+        clip = self.clip
+        n = len(clip.floats(TABLE).reshape(-1, clip.n_embd))
+        if isqrt(n) ** 2 != n:
+            what = f"shape {list(clip.gguf.tensors[TABLE].shape)}"
+            raise FileError(what, path=clip.gguf.path, where=TABLE, expected="n * n rows")
+        return isqrt(n)
+
+    def patches_alone(self, states: np.ndarray) -> np.ndarray:
+        """Return a tower input's states without the class token's."""
+        return {"none": states, "first": states[1:], "last": states[:-1]}[self.class_row]
+
+    def image(
+        self,
+        pixels: np.ndarray,
+        pictures: Sequence[np.ndarray],
+        *,
+        layout: tuple[str | range, ...],
+        resized: Size,
+    ) -> PreparedMedia:
+        """Return what was prepared of ``pixels``: ``pictures``, each an input of the tower."""
+        n_rows = sum(len(part) for part in layout if isinstance(part, range))
+        return PreparedMedia(
+            kind=self.kind,
+            inputs=tuple(map(self._input, pictures)),
+            layout=layout,
+            n_rows=n_rows,
+            positions=None,
+            advance=n_rows,
+            bidirectional=(),
+            size=(pixels.shape[0], pixels.shape[1]),
+            resized=resized,
+            digest=self.digest(pixels, layout, resized, [each.shape for each in pictures]),
+        )
+
+    def _input(self, picture: np.ndarray) -> TowerInput:
+        clip = self.clip
+        grid = picture.shape[0] // clip.patch_size, picture.shape[1] // clip.patch_size
+        whole = picture[: grid[0] * clip.patch_size, : grid[1] * clip.patch_size]
+        rows = patches(normalise(whole, clip.mean, clip.std), clip.patch_size)
+        empty = np.zeros((1, rows.shape[1]), np.float32)
+        if self.class_row == "first":
+            rows = np.concatenate([empty, rows])
+        elif self.class_row == "last":
+            rows = np.concatenate([rows, empty])
+        return TowerInput(rows, grid)
+
+
+def join_patches(
+    states: np.ndarray, grid: Size, side: int, order: Literal["patches", "values"] = "patches"
+) -> np.ndarray:
+    """Join each block of ``side`` x ``side`` patches of a grid, given row by row, into one row: f32
+    ``[n_blocks, side**2 * width]``.
+
+    order: "patches": a row has one patch's values after the other's (row, column, value);
+        "values": the first value of all patches, then the second of all (value, row, column), as
+        torch's unfold and a convolution's weights have it.
+    """
+    rows, columns = grid
+    blocks = states.reshape(rows // side, side, columns // side, side, states.shape[1])
+    axes = (0, 2, 1, 3, 4) if order == "patches" else (0, 2, 4, 1, 3)
+    n_blocks = len(states) // side**2
+    return np.ascontiguousarray(blocks.transpose(axes).reshape(n_blocks, -1))
+
+
+def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
+    """Return the file with tensors of its layers renamed: ``stems`` maps ``ffn_up``, say, to the
+    name it gets.
+    """
+    view = copy.copy(clip.gguf)
+    view.tensors = {}
+    for name, tensor in clip.gguf.tensors.items():
+        if name.startswith("blk."):
+            layer, stem, kind = name.rsplit(".", 2)
+            name = f"{layer}.{stems.get(stem, stem)}.{kind}"
+        view.tensors[name] = tensor
+    return replace(clip, gguf=view)
+
+
+def _size(clip: ClipConfig, name: str) -> int:
+    return int(np.prod(clip.gguf.tensors[name].shape))

@@ -1,0 +1,53 @@
+"""A picture or sound, prepared for one projector file."""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+
+
+@dataclass(frozen=True, eq=False)
+class TowerInput:
+    """The input of one pass of the tower: a whole picture, one tile of it, or a sound.
+
+    patches: f32 ``[n_patches, patch_width]``, rows ready for the tower's first product.
+    grid: rows and columns of patches; of a sound, 1 and the number of rows.
+    """
+
+    patches: np.ndarray = field(repr=False)
+    grid: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedMedia:
+    """A picture or sound as the inputs of its tower, and its place in the prompt.
+
+    kind: "image" or "audio".
+    inputs: the tower's inputs, in the order of their rows.
+    layout: what stands in the prompt, in order: texts of special tokens, and ranges of media rows.
+        The ranges cover 0 to ``n_rows`` in ascending order.
+    n_rows: tokens of the decoder that media rows replace.
+    positions: i32 ``[3, n_rows]`` (time, row, column), relative to the position of the first media
+        row; None: consecutive.
+    advance: distance from the position of the first media row to that of the text behind the last
+        one; ``n_rows`` where ``positions`` is None and the ranges of ``layout`` are adjacent.
+    bidirectional: ranges of media rows, first and end, whose tokens see each other.
+    size: height and width as given, in pixels; of a sound, 1 and its samples.
+    resized: height and width that the tower sees, of the whole picture without tiles.
+    digest: sha256 of the pixels or samples, the settings of the preparation, and the identity of
+        the projector's file. Equal digests mean equal rows.
+    """
+
+    kind: str
+    inputs: tuple[TowerInput, ...]
+    layout: tuple[str | range, ...]
+    n_rows: int
+    positions: np.ndarray | None
+    advance: int
+    bidirectional: tuple[tuple[int, int], ...]
+    size: tuple[int, int]
+    resized: tuple[int, int]
+    digest: bytes

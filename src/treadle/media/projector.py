@@ -1,0 +1,263 @@
+"""A projector file, opened: pictures and sounds become rows that a decoder reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fork_safety import UseLock
+from treadle.errors import TreadleError
+from treadle.files.gguf import GGUF, open_gguf
+from treadle.files.keys import MetadataReader
+from treadle.files.safetensors import read_json
+from treadle.files.splits import CONFIG, is_hf
+from treadle.media.clip_config import AUDIO, VISION, read_clip
+from treadle.media.families import family_of, hf_names_of
+from treadle.media.hf_projector import open_hf_projector
+from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, RunItem, TowerEngine, deep
+from treadle.models.structure import layer_of
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.media.family import GridInputs, MediaFamily
+    from treadle.media.prepared import PreparedMedia, TowerInput
+    from treadle.models.config import Config
+
+KINDS = {VISION: "image", AUDIO: "audio"}
+MOST_GRIDS = 16  # whose inputs are kept
+TURN_S = 0.001  # seconds to wait for another encoding before yielding
+TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
+
+
+class MediaTower:
+    """One modality of a projector file: its family, and the engines of its plans."""
+
+    def __init__(self, family: MediaFamily, device: Device, kv: str, lock: UseLock) -> None:
+        self.family = family
+        gguf = family.clip.gguf
+        self.engine = TowerEngine(gguf, family.tower, device, kv=kv, lock=lock)
+        self.projectors = [
+            TowerEngine(gguf, config, device, kv=kv, lock=lock) for config in family.projectors
+        ]
+        self._grids: dict[tuple[int, int], GridInputs] = {}
+        self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Raise FileError for a tensor in a layer that nothing reads: the file's model has a part
+        that the family does not.
+        """
+        clip = self.family.clip
+        engines = (self.engine, *self.projectors)
+        unused = set.intersection(*(set(engine.config.ignored) for engine in engines))
+        for name in sorted(unused - clip.read):
+            if 0 <= layer_of(name)[0] < clip.n_layer:
+                tensor = clip.gguf.tensors[name]
+                raise tensor.error("nothing reads this tensor", f"a {clip.projector_type} file")
+
+    @property
+    def width(self) -> int:
+        """Width of the media rows, without deepstack."""
+        return (self.projectors or [self.engine])[0].width
+
+    def close(self) -> None:
+        """Release plans and weights."""
+        for engine in (self.engine, *self.projectors):
+            engine.close()
+
+    def encode(self, prepared: PreparedMedia) -> Generator[None, None, np.ndarray]:
+        """Yield between slices of the work; return the media rows, f32 ``[n_rows, width *
+        (1 + n_deepstack)]``.
+        """
+        branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
+        for inputs in self._runs(prepared.inputs):
+            found = yield from self._run(inputs)
+            for rows, made in zip(branches, found, strict=True):
+                rows += made
+        composed = [self.family.composed(prepared, rows) for rows in branches]
+        return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
+
+    def _runs(self, inputs: Sequence[TowerInput]) -> list[list[TowerInput]]:
+        """Group neighbours of equal grids that fit one run."""
+        runs = []
+        for _, group in groupby(inputs, key=lambda each: each.grid):
+            alike = list(group)
+            n = min(MOST_ITEMS, max(1, TOGETHER // len(alike[0].patches)))
+            runs += [alike[at : at + n] for at in range(0, len(alike), n)]
+        return runs
+
+    def _run(self, inputs: Sequence[TowerInput]) -> Generator[None, None, list[list[np.ndarray]]]:
+        """Run inputs of equal grids; return each one's rows, for each branch."""
+        grid = inputs[0].grid
+        of = self._of_grid(grid)
+        n = len(inputs)
+        given = {GIVEN: np.concatenate([each.patches for each in inputs])}
+        given |= {name: np.tile(rows, (n, 1)) for name, rows in of.rows.items()}
+        ropes = [np.tile(rows, (n, 1, 1)) for rows in of.ropes]
+        items = [RunItem(len(each.patches), of.windows) for each in inputs]
+        found = yield from self.engine.run(given, items, ropes)
+        names = (STATES, *map(deep, self.engine.config.deep))
+        states = [np.split(found[name], n) for name in names]
+        joined = [[self.family.joined(each, grid) for each in branch] for branch in states]
+        if not self.projectors:
+            return joined
+        made = []
+        for engine, rows in zip(self.projectors, joined, strict=True):
+            whole = np.concatenate(rows)
+            result = yield from engine.run({GIVEN: whole}, [RunItem(len(whole))])
+            made.append(np.split(result[STATES], n))
+        return made
+
+    def _of_grid(self, grid: tuple[int, int]) -> GridInputs:
+        if grid not in self._grids:
+            while len(self._grids) >= MOST_GRIDS:
+                del self._grids[next(iter(self._grids))]
+            self._grids[grid] = self.family.grid_inputs(grid)
+        return self._grids[grid]
+
+
+class Projector:
+    """An opened projector file. Thread-safe: encodings take turns, slice by slice if they are run
+    by one thread.
+
+    towers: by "image" and "audio", the modalities that the file has.
+    """
+
+    def __init__(self, gguf: GGUF, towers: Mapping[str, MediaTower]) -> None:
+        self.gguf = gguf
+        self.towers = towers
+        self._turn = Lock()
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What it reads: "image", "audio"."""
+        return tuple(self.towers)
+
+    @property
+    def n_deepstack(self) -> int:
+        """Layers of the decoder that media rows are added behind."""
+        return max(tower.family.n_deepstack for tower in self.towers.values())
+
+    def family(self, kind: str) -> MediaFamily:
+        """Return the family of a modality. Raises TreadleError if the file does not have it."""
+        return self._tower(kind).family
+
+    def _tower(self, kind: str) -> MediaTower:
+        if kind not in self.towers:
+            have = " and ".join(self.modalities)
+            raise TreadleError(f"{self.gguf.path}: reads no {kind}, only {have}")
+        return self.towers[kind]
+
+    def check(self, config: Config) -> None:
+        """Raise TreadleError if the rows do not fit a decoder: its width or family."""
+        for kind, tower in self.towers.items():
+            family = tower.family
+            name = config.arch.name
+            if family.decoders and name not in family.decoders:
+                of = ", ".join(sorted(family.decoders))
+                what = f"its {kind} rows are for models of type {of}"
+                raise TreadleError(f"{self.gguf.path}: {what}; this model is {name}")
+            if tower.width != config.n_embd:
+                what = f"its {kind} rows have {tower.width} values"
+                raise TreadleError(f"{self.gguf.path}: {what}; the model's have {config.n_embd}")
+
+    def prepare(
+        self, data: np.ndarray, max_rows: int | None = None, kind: str = "image"
+    ) -> PreparedMedia:
+        """Prepare a picture, uint8 ``[height, width, 3]``, or a sound, f32 ``[n]`` at 16 kHz; see
+        ``MediaFamily.prepare``.
+        """
+        return self._tower(kind).family.prepare(data, max_rows)
+
+    def encode_runs(self, prepared: PreparedMedia) -> Generator[None, None, np.ndarray]:
+        """Yield between slices of about 50 ms of work; return f32 ``[n_rows, n_embd *
+        (1 + n_deepstack)]``: the media rows, beside them what each deepstack layer adds.
+
+        Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
+        encoding waits, yielding, until this one has ended or its generator is closed.
+        """
+        tower = self._tower(prepared.kind)
+        if self.gguf.closed:
+            raise TreadleError("the projector is closed")
+        while not self._turn.acquire(timeout=TURN_S):
+            yield
+        try:
+            rows = yield from tower.encode(prepared)
+        finally:
+            self._turn.release()
+        return rows
+
+    def encode(self, prepared: PreparedMedia) -> np.ndarray:
+        """Return the result of ``encode_runs``."""
+        runs = self.encode_runs(prepared)
+        while True:
+            try:
+                next(runs)
+            except StopIteration as done:
+                rows: np.ndarray = done.value
+                return rows
+
+    def close(self) -> None:
+        """Release plans, weights and the file; the device stays open."""
+        for tower in self.towers.values():
+            tower.close()
+        self.gguf.close()
+
+
+def open_media_file(path: str | os.PathLike[str]) -> GGUF:
+    """Open a projector file or the picture and sound parts of a Hugging Face folder."""
+    if not is_hf(path):
+        return open_gguf(path)
+    given = Path(os.path.expanduser(path))
+    config = (given if given.is_dir() else given.parent) / CONFIG
+    kind = MetadataReader(read_json(config), config).text("model_type", "")
+    return open_hf_projector(path, hf_names_of(kind, str(config)))
+
+
+def open_projector(
+    source: str | os.PathLike[str] | GGUF,
+    device: Device,
+    *,
+    kv: str = "f32",
+    lock: UseLock | None = None,
+    min_rows: int | None = None,
+) -> Projector:
+    """Open a projector file: a path of a GGUF, a Hugging Face folder, or an open file.
+
+    ``kv``: format of the towers' keys and values. ``lock``: held while the device runs; give the
+    engine's if they share a device. ``min_rows``: smaller pictures are enlarged to so many rows;
+    None: the file's or the family's default.
+
+    Raises FileError for a damaged file, UnsupportedError for one of another kind, or whose
+    projector type is not supported.
+    """
+    gguf = source if isinstance(source, GGUF) else open_media_file(source)
+    try:
+        towers = _towers(gguf, device, kv, lock or UseLock(), min_rows)
+    except BaseException:
+        if gguf is not source:
+            gguf.close()
+        raise
+    return Projector(gguf, towers)
+
+
+def _towers(
+    gguf: GGUF, device: Device, kv: str, lock: UseLock, min_rows: int | None
+) -> dict[str, MediaTower]:
+    towers = {}
+    for modality, clip in read_clip(gguf).items():
+        family_type = family_of(clip.projector_type, f"{gguf.path}")
+        if min_rows is not None:
+            clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
+        family = family_type(clip)
+        towers[KINDS[modality]] = MediaTower(family, device, kv, lock)
+    return towers
+
+
+__all__ = ["MediaTower", "Projector", "open_media_file", "open_projector"]

@@ -1,0 +1,263 @@
+"""Runs a tower or a projector as plans on a device.
+
+Keys and values live for one layer: all layers of a run use the same pages. Rows of one picture (an
+*item*) see each other; a run may have several items. In layers with windows, rows see those of
+their window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import UseLock
+from treadle.engine.batch import Inputs
+from treadle.errors import TreadleError
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.work_item import ITEM
+from treadle.kernels.spec import EACH, LINE, numbered, round_up, run_offset
+from treadle.kvcache.cache import KVCache
+from treadle.kvcache.page_pool import Pool
+from treadle.models.cache_spec import PoolSpec
+from treadle.models.towers.tower import GIVEN, STATES, TOWER, checked, deep
+from treadle.plan.lowering.weights import Weights
+
+if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.files.gguf import GGUF
+    from treadle.models.towers.config import TowerConfig
+    from treadle.plan.plan import DeviceMemory, Plan, Storage
+
+SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
+MOST_ROWS = 1 << 15  # of a run
+MOST_ITEMS = 64  # of a run
+SLICE_S = 0.05  # seconds of work between two yields, where a single step is not longer
+
+
+@dataclass(frozen=True)
+class RunItem:
+    """Consecutive rows of a run that see each other. ``windows``: the first rows of its windows in
+    ascending order, from 0; empty for a tower without windows.
+    """
+
+    n_rows: int
+    windows: tuple[int, ...] = ()
+
+
+class LayerPool(Pool):
+    """A pool whose pages hold one layer at a time: a tower reads no keys of a layer again."""
+
+    def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
+        super().__init__(device, replace(spec, layers=spec.layers[:1]), index, kv, n_pages)
+        self.layers = spec.layers
+
+    def layer_off(self, layer: int) -> int:
+        """Return the byte offset of a layer's part in a page: the same for all layers."""
+        return 0
+
+
+class TowerCache(KVCache):
+    """The pages of one plan's runs. They keep nothing between runs, and have no sequences."""
+
+    def __init__(self, specs: Sequence[PoolSpec], device: Storage, n_rows: int, kv: str) -> None:
+        self.kv = kv
+        self.n_ctx = n_rows
+        n_pages = n_rows // PAGE + MOST_ITEMS
+        of = enumerate(specs)
+        self.pools: list[Pool] = [LayerPool(device, spec, i, kv, n_pages) for i, spec in of]
+        self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+
+
+class TowerInputs(Inputs):
+    """The inputs of a tower's runs, in one block of memory that the plan's steps read."""
+
+    def __init__(self, plan: Plan, cache: TowerCache, storage: Storage) -> None:
+        self._cache = cache
+        self._tile = plan.query_tile
+        n_numbered = max(len(cache.pools), sum(name.startswith("rope") for name in plan.inputs))
+        at = round_up(run_offset(numbered(EACH[0], n_numbered)), LINE)
+        offsets = {}
+        for name, given in plan.inputs.items():
+            offsets[name] = at
+            at = round_up(at + given.n_bytes, LINE)
+        self.memory = storage.memory(at, host=True)
+        assert self.memory.bytes is not None
+        super().__init__(self.memory.bytes)
+        self._pages = offsets.pop("pages")
+        for name, offset in offsets.items():
+            self._set(name, offset)
+
+    def lay_out(self, items: Sequence[RunItem], ropes: Sequence[np.ndarray]) -> None:
+        """Write a run. ``ropes``: for each table cosines and sines of every row, f32
+        ``[n_rows, 2, dims / 2]``.
+        """
+        n_rows = sum(item.n_rows for item in items)
+        for field, count in {"n_tokens": n_rows, "n_outputs": 0, "n_parts": 0}.items():
+            self._set(field, count)
+        for i, rows in enumerate(ropes):
+            self.rope(i, 2 * rows.shape[2])[:] = rows
+        pages = self._array_at(self._pages, sum(map(_n_pages, items)), "i8")
+        pages[:] = np.arange(len(pages))
+        slots = np.empty(n_rows, np.int64)
+        row = page = 0
+        for item in items:
+            slots[row : row + item.n_rows] = page * PAGE + np.arange(item.n_rows)
+            row += item.n_rows
+            page += _n_pages(item)
+        for i, pool in enumerate(self._cache.pools):
+            self.kv_slots(i)[:] = slots
+            records = self._records(i, items, windowed=bool(pool.window))
+            for field in ("n_attn_few", "n_attn_merges"):
+                self._set(numbered(field, i), 0)
+            self._set(numbered("n_attn_items", i), len(records))
+            at = self[numbered("attn_items", i)]
+            self._array_at(at, len(records), ITEM)[:] = records
+
+    def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
+        """Return a pool's attention items: tiles of rows that see the same keys."""
+        made = []
+        row = page = 0
+        at = self[numbered("attn_items", pool)]
+        for item in items:
+            firsts = item.windows if windowed else (0,)
+            for first, end in zip(firsts, (*firsts[1:], item.n_rows), strict=True):
+                for position in range(first, end, self._tile):
+                    n = min(self._tile, end - position)
+                    table = self._pages + 8 * page - at - len(made) * ITEM.itemsize
+                    made.append((row + position, n, position, first, end, table, -1, 0))
+            row += item.n_rows
+            page += _n_pages(item)
+        return np.array(made, ITEM)
+
+    def _set(self, field: str, value: int) -> None:
+        self._array_at(run_offset(field), 1, "i8")[0] = value
+
+
+def _n_pages(item: RunItem) -> int:
+    return -(-item.n_rows // PAGE)
+
+
+class TowerPlan:
+    """A plan of one size, ready to run: kernels compiled, buffers in an arena."""
+
+    def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
+        self.plan = plan
+        self.inputs = inputs
+
+    def place(self, arena: DeviceMemory, device: Device) -> None:
+        """Place the plan's buffers in ``arena``."""
+        self.program = device.ready(self.plan, arena, self.inputs.memory)
+        self.arena = arena
+
+    def write(self, name: str, rows: np.ndarray) -> None:
+        """Write the rows that a run is given."""
+        buffer = self.plan.takes[name]
+        padded = np.zeros((len(rows), buffer.row_bytes // 4), np.float32)
+        padded[:, : rows.shape[1]] = rows
+        self.arena.write(self.plan.offsets[buffer], padded.reshape(-1).view(np.uint8))
+
+    def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
+        """Return a copy of a result, f32 ``[n_rows, width]``."""
+        buffer = self.plan.outputs[name]
+        data = self.arena.read(self.plan.offsets[buffer], n_rows * buffer.row_bytes)
+        rows = data.view(np.float32).reshape(n_rows, -1)
+        return rows[:, :width].copy()
+
+
+class TowerEngine:
+    """Runs one tower or projector. Raises FileError for a tensor that is missing or has another
+    shape.
+
+    ``kv``: format of keys and values. ``lock``: held during each slice of a run, for a device that
+    others use too. Plans are made once per size class: the next power of two of the rows.
+    """
+
+    def __init__(
+        self, gguf: GGUF, config: TowerConfig, device: Device, *, kv: str = "f32", lock: UseLock
+    ) -> None:
+        self.gguf = gguf
+        self.config, self.width = checked(gguf, config)
+        self.device = device
+        self.kv = kv
+        self._lock = lock
+        self._weights = Weights(gguf, device)
+        self._specs = [spec for spec in TOWER.pools(self.config) if isinstance(spec, PoolSpec)]
+        self._ready: dict[int, TowerPlan] = {}
+        self._arena: DeviceMemory | None = None
+        self._arena_bytes = 0
+
+    def plan_for(self, n_rows: int) -> TowerPlan:
+        """Return the prepared plan for runs of up to so many rows. Raises TreadleError for more
+        than ``MOST_ROWS``.
+        """
+        if n_rows > MOST_ROWS:
+            name = self.config.arch.name
+            raise TreadleError(f"{name}: {n_rows} rows in one run, expected at most {MOST_ROWS}")
+        size = max(SMALLEST, 1 << (n_rows - 1).bit_length())
+        if size not in self._ready:
+            self._ready[size] = self._make(size)
+        return self._ready[size]
+
+    def _make(self, n_rows: int) -> TowerPlan:
+        device = self.device
+        cache = TowerCache(self._specs, device, n_rows, self.kv)
+        plan = device.plan(self.config, self._weights, cache, n_rows, 1, output=STATES)
+        if self._arena is None or self._arena_bytes < plan.arena_bytes:
+            self._arena = device.memory(plan.arena_bytes)
+            self._arena_bytes = plan.arena_bytes
+            for other in self._ready.values():
+                other.place(self._arena, device)
+        ready = TowerPlan(plan, TowerInputs(plan, cache, device))
+        ready.place(self._arena, device)
+        return ready
+
+    def run(
+        self,
+        given: Mapping[str, np.ndarray],
+        items: Sequence[RunItem],
+        ropes: Sequence[np.ndarray] = (),
+    ) -> Generator[None, None, dict[str, np.ndarray]]:
+        """Run the rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of the
+        work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
+        ``ropes``: see ``TowerInputs.lay_out``. A second run must not begin before the first
+        has ended.
+        """
+        n_rows = len(given[GIVEN])
+        assert n_rows == sum(item.n_rows for item in items)
+        assert len(items) <= MOST_ITEMS
+        with self._lock:
+            ready = self.plan_for(n_rows)
+            ready.inputs.lay_out(items, ropes)
+            for name in ready.plan.takes:
+                ready.write(name, given[name])
+        n_steps = len(ready.plan.steps)
+        at = 0
+        size = 1
+        while at < n_steps:
+            began = time.perf_counter()
+            end = min(at + size, n_steps)
+            with self._lock:
+                self.device.run(ready.program, range(at, end))
+            at = end
+            taken = time.perf_counter() - began
+            size = max(1, min(2 * size, int(size * SLICE_S / max(taken, 1e-9))))
+            if at < n_steps:
+                yield
+        with self._lock:
+            self.gguf.check()
+            widths = {STATES: self.width} | {deep(i): self.config.n_embd for i in self.config.deep}
+            return {name: ready.read(name, n_rows, n) for name, n in widths.items()}
+
+    def close(self) -> None:
+        """Release plans and weights; the file and the device stay open."""
+        self._ready.clear()
+        self._weights.consts.clear()
+        self._arena = None
+
+
+__all__ = ["GIVEN", "MOST_ITEMS", "MOST_ROWS", "STATES", "RunItem", "TowerEngine", "deep"]

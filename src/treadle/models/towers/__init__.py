@@ -1,0 +1,1 @@
+"""Towers and projectors of pictures and sound: rows of patches in, rows of states out."""
