@@ -51,7 +51,8 @@ class WavSound:
     def _decoded(self, data: memoryview) -> np.ndarray:
         """Return samples as float32 [n]."""
         if self._codec == FLOAT:
-            return np.frombuffer(data, f"<f{self._bits // 8}").astype(np.float32)
+            with np.errstate(over="ignore"):  # infinite then, which is refused
+                return np.frombuffer(data, f"<f{self._bits // 8}").astype(np.float32)
         if self._bits == 8:  # the only width without a sign
             return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
         if self._bits == 24:
