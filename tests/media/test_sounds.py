@@ -40,15 +40,16 @@ def original(seconds: float = 3.0) -> np.ndarray:
 
 def correlation(got: np.ndarray, most_lag: int) -> float:
     """Largest one of ``got`` with the original, over shifts of up to ``most_lag`` samples."""
-    n = min(len(got), 48000) - most_lag
-    truth = original()
-    found = []
-    for lag in range(-most_lag, most_lag + 1):
-        a = got[max(lag, 0) :][:n]
-        b = truth[max(-lag, 0) :][: len(a)]
-        a = a[: len(b)]
-        found.append(float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b)))
-    return max(found)
+    truth = original()[: len(got)]
+    got = got[: len(truth)].astype(np.float64)
+    size = 2 * len(truth)
+    products = np.fft.irfft(np.fft.rfft(got, size) * np.fft.rfft(truth, size).conj(), size)
+    lags = np.arange(-most_lag, most_lag + 1)
+    lag = int(lags[products[lags].argmax()])
+    n = len(truth) - abs(lag)
+    a = got[max(lag, 0) :][:n]
+    b = truth[max(-lag, 0) :][:n]
+    return float(a @ b) / float(np.linalg.norm(a) * np.linalg.norm(b))
 
 
 # -- files -----------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def read_media_part(
         return None
     if isinstance(part.get("source"), Mapping):
         return _anthropic(part["source"], kind, f"{place}.source", limits)
-    reader = _Reader(kind, local, limits)
+    reader = _ValueReader(kind, local, limits)
     keys = [key for key in _keys(name) if part.get(key) is not None]
     if len(keys) > 1:
         raise TemplateError(f"{place}: has both {keys[0]} and {keys[1]}: expected one of them")
@@ -84,7 +84,7 @@ def read_media_part(
     if part.get("file_id") is not None:
         raise UnsupportedError(f"{place}.file_id: files are not stored: send the {NOUNS[kind]}")
     raise TemplateError(
-        f"{place}: a {name} part without a {NOUNS[kind]}: expected {_keys(name)[0]}"
+        f"{place}: a part of type {name} without a {NOUNS[kind]}: expected {_keys(name)[0]}"
     )
 
 
@@ -94,7 +94,7 @@ def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> lis
     """
     if not isinstance(images, Sequence) or isinstance(images, str | bytes):
         raise TemplateError(f"{place} is {type(images).__name__}: expected a list")
-    reader = _Reader("image", False, limits)
+    reader = _ValueReader("image", False, limits)
     return [reader.read("data", data, f"{place}[{i}]") for i, data in enumerate(images)]
 
 
@@ -134,7 +134,7 @@ def read_multimodal_prompt(
 def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
     """Return base64 as a picture or a sound, whichever its bytes are."""
     # A sound may be larger; the picture's own limit is checked once it is known to be one.
-    part = _Reader("audio", False, limits).read("data", text, place)
+    part = _ValueReader("audio", False, limits).read("data", text, place)
     found = media_format(part.source)
     if found is not None and found.kind == "audio":
         return part
@@ -153,7 +153,7 @@ def _anthropic(
     source: Mapping[str, Any], kind: MediaKind, place: str, limits: MediaLimits
 ) -> MediaPart:
     """Return what a block of Anthropic's API holds."""
-    reader = _Reader(kind, False, limits)
+    reader = _ValueReader(kind, False, limits)
     form = source.get("type")
     if form == "base64":
         return reader.read("data", source.get("data"), f"{place}.data")
@@ -165,7 +165,7 @@ def _anthropic(
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ValueReader:
     """Reader of one value, by the key that holds it."""
 
     kind: MediaKind

@@ -148,6 +148,9 @@ def _plain_errors(target: _Target, deadline: _Deadline) -> Iterator[None]:
     """Raise FileError for errors of the network, and where the time is over."""
     try:
         yield
+    except FileError:
+        deadline.check()  # a socket that was shut down looks like an answer that was cut
+        raise
     except (OSError, http.client.HTTPException) as error:
         deadline.check()
         if isinstance(error, ssl.SSLCertVerificationError):
