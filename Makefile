@@ -77,8 +77,8 @@ $(VENV)/bin/python:
 
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
-	@echo "installing treadle and what it needs into $(VENV): 350 MB, about half a minute"
-	$(PIP) install --editable ".[serve]"
+	@echo "installing treadle and what it needs into $(VENV): 375 MB, about half a minute"
+	$(PIP) install --editable ".[pictures,serve]"
 	touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-package

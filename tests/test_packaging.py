@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_MODEL_BYTES = 6 * 2**20
 NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub"}
 # Imported where they are asked for, with an error that names the extra.
-OPTIONAL = {"llama_cpp", "packaging", "prometheus_client", "ray", "starlette", "uvicorn", "wgpu"}
+OPTIONAL = {"PIL", "llama_cpp", "packaging", "prometheus_client", "ray", "starlette", "uvicorn"}
+OPTIONAL |= {"wgpu"}
 
 
 @pytest.fixture(scope="module")
