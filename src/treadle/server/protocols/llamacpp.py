@@ -23,17 +23,7 @@ from treadle.server.http.body_fields import (
     whole,
     wrong,
 )
-from treadle.server.http.http_io import (
-    PING,
-    Json,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-    whole_json,
-)
+from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
@@ -51,6 +41,7 @@ from treadle.server.requests.generation_request import (
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 

@@ -24,16 +24,7 @@ from treadle.server.http.body_fields import (
     refused,
     text,
 )
-from treadle.server.http.http_io import (
-    Json,
-    Response,
-    StreamedResponse,
-    encode,
-    finished,
-    read_json,
-    result,
-    ticking,
-)
+from treadle.server.http.http_io import Json, Response, encode, read_json, result
 from treadle.server.protocols.answer_fields import warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.protocols.openai.chat import read_logprobs
@@ -49,6 +40,7 @@ from treadle.server.requests.generation_request import (
 )
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
+from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools.output import merged
-from treadle.server.http.api_errors import ApiError, problem_of
+from treadle.server.http.api_errors import problem_of, timed_out
 from treadle.server.requests.client_slots import NONE
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class RequestStream:
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
             left_s = came_s + timeout_s - time.perf_counter()
-            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, late(timeout_s))
+            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, timed_out(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
         """Yield new pieces of any output; None whenever nothing comes for ``ping_s``.
@@ -283,12 +283,3 @@ class RequestStream:
 
 def _nothing() -> None:
     pass
-
-
-def late(timeout_s: float) -> ApiError:
-    """Return the error for a call whose time limit is over."""
-    return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
-
-
-class GoneError(Exception):
-    """The client has disconnected."""

@@ -20,17 +20,7 @@ from treadle.server.http.body_fields import (
     refused,
     whole,
 )
-from treadle.server.http.http_io import (
-    DONE,
-    PING,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-    whole_json,
-)
+from treadle.server.http.http_io import Response, event, read_json
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
@@ -38,6 +28,14 @@ from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
 from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.responses import (
+    DONE,
+    PING,
+    StreamedResponse,
+    finished,
+    ticking,
+    whole_json,
+)
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
