@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ffns import LATENT_EXPERTS
 from treadle.models.ffns.gated import GATED, NORMS_AFTER, NORMS_BEFORE
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
-    from treadle.models.ops import Ops, Rows
+    from treadle.models.ops import Ops, Rows, TensorName
 
 
 # treadle's own name of a tensor of Nomic's BERT, which llama.cpp's converter omits.
@@ -49,10 +49,10 @@ def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     experts = layer.experts
     assert experts is not None
     if g.config.arch.gated:
-        names = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
+        names: list[TensorName] = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
         n = experts.n_ff_shared
         if experts.shared_fused:
-            names = [part(names[1], first, n) for first in (0, n)]
+            names = [TensorSlice(f"{blk}_up_shexp", first, n) for first in (0, n)]
         gate, up = g.linears(f"{at}.gate_up", h, names)
         made = g.gated(f"{at}.{fn}", gate, up, fn)
     else:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from treadle.kernels.activation_layout import ActivationLayout
+    from treadle.models.ops import TensorName
     from treadle.plan.plan import Buffer
 
 
@@ -93,7 +94,7 @@ class Products:
 
     label: str
     x: Rows
-    names: list[str]
+    stems: list[TensorName]
     heights: list[int]
     y: Buffer | None = None
     columns: list[int] = field(default_factory=list)
@@ -161,7 +162,7 @@ def unwrap(x: Rows) -> HeadTransforms:
 class ExpertMatrix(NamedTuple):
     """One matrix of every expert."""
 
-    name: str  # of the tensor, or of its rows from the first expert's on (``models.ops.part``)
+    stem: TensorName  # of the tensor, or of its rows from the first expert's on
     height: int
     pitch: int  # rows between consecutive experts
 

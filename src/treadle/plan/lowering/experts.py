@@ -33,7 +33,7 @@ from treadle.kernels.matmul.select import GEMV_TOKENS, few_rows, gated, group_ge
 from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.route import Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice, tensor_of
 from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
 from treadle.plan.lowering.expert_parts import Mixture
 from treadle.plan.lowering.prefetch_experts import emit_fetch
@@ -80,7 +80,7 @@ class _Experts(Mixture):
         fused = f"{self.blk}_gate_up_{self.exps}"
         if self.steps.has(f"{fused}.weight"):
             n_rows = 2 * n_ff * self.at.n
-            up = part(fused, n_ff, n_rows - n_ff)
+            up = TensorSlice(fused, n_ff, n_rows - n_ff)
             both = [ExpertMatrix(fused, n_ff, 2 * n_ff), ExpertMatrix(up, n_ff, 2 * n_ff)]
         else:
             names = ("gate", "up") if self.gated else ("up",)
@@ -240,10 +240,10 @@ class _Experts(Mixture):
     ) -> Gated | None:
         """Return the kernel that fuses both products and the activation, or None."""
         steps = self.steps
-        name = both[0].name
+        stem = both[0].stem
         alone = self.steps.deterministic
         given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table
         made = gated(*given, alone=alone)
-        if made is None or self.has_factor(name):
+        if made is None or self.has_factor(stem):
             return None
-        return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)
+        return replace(made, bias=steps.has(tensor_of(stem, "bias")), experts=self.at.n_used)

@@ -21,7 +21,7 @@ from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.select import SHIPPED, TunedTable
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
-from treadle.models.ops import Ops, Rows
+from treadle.models.ops import Ops, Rows, tensor_of
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
     ActivationOf,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
+    from treadle.models.ops import TensorName
     from treadle.plan.lowering.weights import Weights
 
 
@@ -196,8 +197,8 @@ class CpuOps(Materializer, Ops):
         of = x.width, x, weight, heads, centred, scale, eps
         return NormOf(label, *of, own=own, outputs=outputs)
 
-    def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
-        heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
+    def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
+        heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
         outputs = of_outputs(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
@@ -270,7 +271,7 @@ class CpuOps(Materializer, Ops):
             )
         if gain and not (isinstance(h, NormOf) and h.heads == 1):
             raise UnsupportedError(f"{h.label}: a scaled sum is supported with a norm only")
-        if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
+        if isinstance(h, Product) and h.of.y is None and len(h.of.stems) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
         if isinstance(h, ExpertSum):
             return Floats(h.label, h.width, self.combine(h, residual))
