@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from treadle.engine.logits import (
+    N_TOP,
+    TOTAL_ERROR,
+    LogitsBatch,
+    LogitsQuery,
+    LogitsRow,
+    TopLogits,
+)
 from treadle.errors import GrammarError, NotFiniteError, SamplingError
-from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, LogitsQuery
+from treadle.kernels.elementwise.top_logits import TOTAL
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
 
@@ -21,61 +29,40 @@ N = 500
 EOG = {3, 490}
 
 
-@dataclass
-class Largest:
-    """As ``treadle.engine.logits.TopLogits``. ``off``: the error of the sum, as a share of what is
-    allowed.
+def top_of(x: np.ndarray, query: LogitsQuery, off: float) -> TopLogits:
+    """The answer to a query, as a kernel writes it. ``off``: the error of the sum, as a share of
+    what is allowed.
     """
-
-    x: np.ndarray
-    look: LogitsQuery
-    off: float
-
-    def __post_init__(self) -> None:
-        order = np.argsort(-self.x, kind="stable")[: 1 if self.look.first else N_TOP]
-        self.values = np.full(N_TOP, -np.inf, np.float32)
-        self.ids = np.full(N_TOP, -1, np.int32)
-        self.values[: len(order)] = self.x[order]
-        self.ids[: len(order)] = order
-        self.first = float(self.values[0]), int(self.ids[0])
-
-    @property
-    def total(self) -> float:
-        if not self.look.total:
-            return math.nan  # nobody may look at it
-        exact = np.exp(self.x.astype(np.float64) - self.x.max()).sum()
-        return float(exact) * (1 + self.off * TOTAL_ERROR)
+    if query.mask is not None:
+        mask = query.mask if isinstance(query.mask, bytes) else query.mask.wait()
+        bits = np.frombuffer(mask.ljust(-(-len(x) // 8), b"\0"), np.uint8)
+        allowed = np.unpackbits(bits, count=len(x), bitorder="little").astype(bool)
+        x = np.where(allowed | ~(x < np.inf), x, np.float32(-np.inf))
+    order = np.argsort(-x, kind="stable")[: 1 if query.first else N_TOP]
+    values = np.full(N_TOP, -np.inf, np.float32)
+    ids = np.full(N_TOP, -1, np.int32)
+    values[: len(order)] = x[order]
+    ids[: len(order)] = order
+    total = math.nan  # the sum is undefined unless it is queried
+    if query.total:
+        total = float(np.exp(x.astype(np.float64) - x.max()).sum()) * (1 + off * TOTAL_ERROR)
+    data = values.tobytes() + ids.tobytes()
+    return TopLogits(data.ljust(TOTAL, b"\0") + np.float64(total).tobytes(), 0)
 
 
-@dataclass
-class Row:
-    """As ``treadle.engine.logits.LogitsRow``; counts who asked for all of it."""
+class Row(LogitsRow):
+    """A row that counts the copies of all of it."""
 
-    x: np.ndarray
-    look: LogitsQuery | None
-    off: float = 0.0
-    n_whole: int = 0
-    top: Largest | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.top = None
-        if self.look is not None:
-            x = self.x
-            if self.look.mask is not None:
-                mask = self.look.mask
-                made = mask if isinstance(mask, bytes) else mask.wait()
-                bits = np.frombuffer(made.ljust(-(-len(x) // 8), b"\0"), np.uint8)
-                allowed = np.unpackbits(bits, count=len(x), bitorder="little").astype(bool)
-                x = np.where(allowed | ~(x < np.inf), x, np.float32(-np.inf))
-            self.top = Largest(x, self.look, self.off)
+    def __init__(self, x: np.ndarray, query: LogitsQuery | None, off: float = 0.0) -> None:
+        queries = () if query is None else (query,)
+        self.x = x
+        batch = LogitsBatch(lambda: self.x[None], b"", [queries], nullcontext())
+        super().__init__(batch, 0, [top_of(x, query, off) for query in queries], queries)
+        self.n_whole = 0
 
     def logits(self) -> Floats:
         self.n_whole += 1
-        return self.x.copy()
-
-    def take(self, ids: Any, /) -> Floats:
-        taken: Floats = self.x[ids]
-        return taken
+        return super().logits()
 
 
 class Allows:

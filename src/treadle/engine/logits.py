@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from treadle.kernels.elementwise.top_logits import N_TOP as N_TOP
 from treadle.kernels.elementwise.top_logits import RESULT, TOTAL
+from treadle.kernels.elementwise.top_logits import TOTAL_ERROR as TOTAL_ERROR
+from treadle.kernels.elementwise.top_logits import LateMask as LateMask
 from treadle.kernels.elementwise.top_logits import LogitsQuery as LogitsQuery
 
 Tokens = Ids[int] | npt.NDArray[np.intp]

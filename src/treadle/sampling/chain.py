@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.engine.logits import LateMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
-from treadle.kernels.elementwise.top_logits import LateMask, LogitsQuery
-from treadle.sampling.best import BestCandidates, LogitsRowLike, best_of, openings
+from treadle.sampling.best import BestCandidates, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
 from treadle.sampling.temperature import dynamic_temperature, temperature
 from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
+
+if TYPE_CHECKING:
+    from treadle.engine.logits import LogitsRow
 
 
 class TokenConstraint(Protocol):
@@ -132,7 +135,7 @@ class Sampler:
         self._asks = False
         return None
 
-    def choose(self, row: LogitsRowLike, ids: list[int]) -> int:
+    def choose(self, row: LogitsRow, ids: list[int]) -> int:
         """Sample from a row as ``sample`` does, using only its largest logits if they decide."""
         top = row.top if self._asks else None
         if top is None:

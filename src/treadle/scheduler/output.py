@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import listed
@@ -249,27 +249,6 @@ class IndentStop:
                     return at + 1
                 self._blanks = 0
         return None
-
-
-class TextModel(Protocol):
-    """The model attributes that outputs need."""
-
-    gguf: Any
-    config: Any
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-
-def speller(model: TextModel, stop: list[str]) -> Tokenizer:
-    """Return the model's tokenizer. For a file without a vocabulary and a request for ids only (no
-    stop strings), return a stand-in that decodes ids to no text.
-    """
-    from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
-
-    if stop or has_vocabulary(model.gguf):
-        return model.tokenizer
-    return NoVocabulary(model.config.n_vocab)
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:

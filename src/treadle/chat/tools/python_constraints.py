@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from treadle.base.validate import is_number
 from treadle.errors import TreadleError
 
 _LIBRARIES = ("pydantic", "pydantic_core", "annotated_types")
@@ -169,7 +170,7 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
 
 def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             return True  # it applies to another alternative
         return bool(_HOLDS[word](value, limit))
     if word == "pattern":

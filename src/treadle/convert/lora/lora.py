@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.validate import is_number
 from treadle.convert.hf.family import PAIRS
 from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs
 from treadle.convert.lora.fused import as_model_has
@@ -108,7 +109,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
     if "adapter.alora.invocation_tokens" in keys:
         raise UnsupportedError(f"{path}: an activated LoRA, which starts mid-prompt: not supported")
     alpha = keys.get("adapter.lora.alpha", 0.0)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+    if not is_number(alpha) or not np.isfinite(alpha):
         raise FileError(f"is {alpha!r:.40}", path=path, where="adapter.lora.alpha")
     ranks = {}
     for name, a, b in _pairs(file):

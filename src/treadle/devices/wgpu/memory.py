@@ -5,7 +5,7 @@ WebGPU transfers whole words of 4 bytes; these classes transfer any bytes.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,25 +15,17 @@ from treadle.errors import NoMemoryError
 from treadle.kernels.spec import round_up
 from treadle.plan.plan import DeviceMemory
 
+if TYPE_CHECKING:
+    from treadle.devices.wgpu.device import Wgpu
+
 CHUNK = 16 << 20  # bytes of weights uploaded at a time
 STORAGE = "STORAGE|COPY_SRC|COPY_DST"
-
-
-class BufferMaker(Protocol):
-    """Creates buffers: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
-
-    name: str
-    most: int
-    gpu: Any
-
-    def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """Create a zeroed buffer of whole words."""
 
 
 class GpuMemory(DeviceMemory):
     """A buffer. ``bytes``: the host's copy of a run's inputs, which each run uploads."""
 
-    def __init__(self, device: BufferMaker, n_bytes: int, *, host: bool = False) -> None:
+    def __init__(self, device: Wgpu, n_bytes: int, *, host: bool = False) -> None:
         self._device = device
         self.n_bytes = n_bytes
         self.buffer = device.create(n_bytes)
@@ -63,7 +55,7 @@ class GpuMemory(DeviceMemory):
 class BufferSlice:
     """Some rows of a tensor in their own buffer, uploaded when a plan first binds it."""
 
-    def __init__(self, device: BufferMaker, data: np.ndarray) -> None:
+    def __init__(self, device: Wgpu, data: np.ndarray) -> None:
         self._device = device
         self._data = data
         self._buffer: Any = None
@@ -92,7 +84,7 @@ class GpuWeights(DeviceMemory):
 
     bytes = None
 
-    def __init__(self, device: BufferMaker, name: str, array: np.ndarray) -> None:
+    def __init__(self, device: Wgpu, name: str, array: np.ndarray) -> None:
         self._device = device
         self._name = name
         self._array = array.reshape(-1).view(np.uint8)

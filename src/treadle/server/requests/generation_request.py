@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import is_number
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.detect import TemplateDialect
 from treadle.sampling import Sampling
@@ -368,7 +369,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
         amount = pair[1]
         if amount is False:
             amount = -math.inf
-        elif isinstance(amount, bool) or not isinstance(amount, int | float):
+        elif not is_number(amount):
             raise wrong("logit_bias", amount, "a number, or false")
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
             made[int(token)] = amount
