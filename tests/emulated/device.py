@@ -56,7 +56,7 @@ class GuestCpu(Cpu):
         scratch = self.memory(plan.scratch(self.isa.lanes) + 64)
         made = []
         for step in plan.steps:
-            slots = np.array([place(a) for a in step.spec.args.slots(step.args)], np.int64)
+            slots = np.array([place(a) for a in step.spec.args.in_order(step.args)], np.int64)
             args = self.memory(slots.nbytes)
             args.bytes[:] = slots.view(np.uint8)
             counted = step.args.get(step.grid.count)

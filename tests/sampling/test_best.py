@@ -109,7 +109,7 @@ def texts(
         for row in x:
             try:
                 if top:
-                    given_row = Row(row, sampler.look(), off)
+                    given_row = Row(row, sampler.query(), off)
                     ids.append(sampler.choose(given_row, ids))
                     n_whole += given_row.n_whole
                 else:
@@ -212,7 +212,7 @@ def test_these_need_no_more(knobs: dict[str, Any], constrained: bool) -> None:
     ],
 )
 def test_these_ask_for_the_row_at_once(knobs: dict[str, Any]) -> None:
-    assert Sampler(Sampling(**knobs), N).look() is None
+    assert Sampler(Sampling(**knobs), N).query() is None
 
 
 def test_what_the_largest_cannot_tell() -> None:
@@ -232,7 +232,7 @@ def test_what_the_largest_cannot_tell() -> None:
     chains.append((Sampling(seed=1, samplers="top_p", top_p=edge), [0]))
     for settings, ids in chains:
         sampler = Sampler(settings, N)
-        given_row = Row(row, sampler.look())
+        given_row = Row(row, sampler.query())
         assert given_row.top is not None
         token = sampler.choose(given_row, ids)
         assert given_row.n_whole == 1
@@ -250,7 +250,7 @@ def test_no_numbers_are_named(spoil: float, words: str, t: float, constrained: b
     row[400] = np.inf  # as the kernel, the fake shows what is no number first
     constraint = Allows(np.arange(N) < 100, bits=True) if constrained else None
     sampler = Sampler(Sampling(temperature=t), N, constraint=constraint)
-    given_row = Row(row, sampler.look())
+    given_row = Row(row, sampler.query())
     given_row.x = np.where(row < np.inf, row, np.float32(spoil))
     with pytest.raises(NotFiniteError, match=words):
         sampler.choose(given_row, [1])
@@ -259,13 +259,13 @@ def test_no_numbers_are_named(spoil: float, words: str, t: float, constrained: b
 def test_every_token_ruled_out() -> None:
     sampler = Sampler(Sampling(), N, constraint=Allows(np.zeros(N, bool), bits=True))
     with pytest.raises(SamplingError, match="grammar's mask: every token"):
-        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.look()), [1])
+        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.query()), [1])
 
 
 def test_a_constraint_without_bits_gets_the_row() -> None:
     allowed = np.arange(N) == 77
     sampler = Sampler(Sampling(), N, constraint=Allows(allowed, bits=False))
-    assert sampler.look() is None
+    assert sampler.query() is None
     assert sampler.choose(Row(rows_of(1, "normal", 1)[0], None), [1]) == 77
 
 
@@ -278,11 +278,11 @@ def test_an_error_of_the_grammars_comes_when_the_row_is_there() -> None:
     constraint.later = lambda: SimpleNamespace(wait=lambda: b"")
     sampler = Sampler(Sampling(), N, constraint=constraint)
     with pytest.raises(GrammarError, match="stuck"):
-        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.look()), [1])
+        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.query()), [1])
 
 
 def test_a_small_vocabulary_is_looked_at_as_a_whole() -> None:
-    assert Sampler(Sampling(), N_TOP).look() is None
-    assert Sampler(Sampling(), N_TOP + 1).look() == LogitsQuery()
-    assert Sampler(Sampling(temperature=0), N).look() == LogitsQuery(first=True)
-    assert Sampler(Sampling(samplers="top_p"), N).look() == LogitsQuery(total=True)
+    assert Sampler(Sampling(), N_TOP).query() is None
+    assert Sampler(Sampling(), N_TOP + 1).query() == LogitsQuery()
+    assert Sampler(Sampling(temperature=0), N).query() == LogitsQuery(first=True)
+    assert Sampler(Sampling(samplers="top_p"), N).query() == LogitsQuery(total=True)

@@ -31,7 +31,7 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def told() -> bool:
         texts = list(service.engine.texts.values())
-        return all(text.progress() in (None, text.told) for text in texts)
+        return all(text.progress() in (None, text.last_progress) for text in texts)
 
     def wait() -> Any:
         service.engine._ring()  # else it would be while the step runs

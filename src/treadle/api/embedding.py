@@ -128,9 +128,9 @@ class Embedder:
         """Return the vectors of one batch of ``Engine.together``. Running requests are preempted if
         there are not enough pages.
         """
-        *_, made = self.runs(batch)
-        assert made is not None
-        return made
+        *_, result = self.runs(batch)
+        assert result is not None
+        return result
 
     def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
         """Yield the vectors of a batch last, and None after each earlier run of a text that takes

@@ -71,16 +71,16 @@ def read_each(
     texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
     """Apply ``read`` to each text. If there are several, an error names the text."""
-    made = []
+    result = []
     for i, text in enumerate(texts):
         try:
-            made.append(read(text))
+            result.append(read(text))
         except TreadleError as error:
             if len(texts) == 1 or isinstance(error, FileError):
                 raise
             kind = ContextFullError if isinstance(error, ContextFullError) else TreadleError
             raise kind(f"{name(i)}: {error}") from error
-    return made
+    return result
 
 
 def token_limit(max_tokens: int | None) -> int | None:

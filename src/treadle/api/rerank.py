@@ -153,9 +153,9 @@ class Reranker:
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
         """Return the scores of one batch. Preempts running requests if pages are short."""
-        *_, made = self.runs(pairs)
-        assert made is not None
-        return made
+        *_, result = self.runs(pairs)
+        assert result is not None
+        return result
 
     def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
         """Yield the scores of a batch last, and None after each earlier run of a pair that takes

@@ -85,15 +85,15 @@ class Reply(Generation):
 
     def message(self) -> dict[str, Any]:
         """Return the answer as an assistant message."""
-        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        result: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
-            made["reasoning_content"] = self.reasoning
+            result["reasoning_content"] = self.reasoning
         if self.calls:
-            made["tool_calls"] = [
+            result["tool_calls"] = [
                 {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
                 for id, name, arguments in self.calls
             ]
-        return made
+        return result
 
 
 def prompt_of(
@@ -176,7 +176,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
     """Return tools by name, in the format of OpenAI's chat API. Raises TreadleError for an invalid
     tool, and for two of the same name.
     """
-    made: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for tool in listed("tools", tools):
         each = without_nulls(tool) if isinstance(tool, Mapping) else tool_of(tool)
         function = each.get("function")
@@ -184,10 +184,10 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
             raise TreadleError(f"tools: expected a dict with 'function', found {tool!r:.80}")
         name: Any = function.get("name")
         check_tool(name, function.get("parameters"))
-        if name in made:
+        if name in result:
             raise TreadleError(f"tools: two have the name {name}")
-        made[name] = each
-    return made
+        result[name] = each
+    return result
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -89,9 +89,9 @@ class LateConstants(dict[str, Made]):
 
     def __missing__(self, name: str) -> Made:
         module, _, constant = self._late[name].partition(".")
-        made: Made = getattr(import_module(f"{self._package}.{module}"), constant)
-        self[name] = made
-        return made
+        result: Made = getattr(import_module(f"{self._package}.{module}"), constant)
+        self[name] = result
+        return result
 
     def every(self) -> list[Made]:
         """Return all constants, late ones included."""

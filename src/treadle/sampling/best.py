@@ -45,9 +45,9 @@ class BestCandidates:
 
     def now(self, c: Candidates, n_lower: int) -> BestCandidates:
         """Replace the logits. Up to ``n_lower`` other tokens were lowered too."""
-        made = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
-        made.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
-        return made
+        result = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
+        result.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
+        return result
 
     def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
         """Add ``amounts`` to the logits of ``tokens``, which are sorted."""

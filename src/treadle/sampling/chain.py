@@ -125,7 +125,7 @@ class Sampler:
         """Return the ids that the constraint forces next, if known. Call ``look`` after it."""
         return self._forced() if self._forced is not None else []
 
-    def look(self, n_rows: int = 1) -> LogitsQuery | None:
+    def query(self, n_rows: int = 1) -> LogitsQuery | None:
         """Return the query for the largest logits of the next rows; None to get whole rows."""
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:

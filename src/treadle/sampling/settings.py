@@ -165,8 +165,8 @@ def _each(name: str, values: Iterable[str]) -> Iterator[str]:
 
 
 def _seed(seed: Any) -> int | None:
-    made = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
-    return None if made == -1 else made
+    result = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
+    return None if result == -1 else result
 
 
 def _span(low: float, high: float) -> str:

@@ -24,7 +24,9 @@ class BatchBuilder:
     """Builds batches from the running requests. ``pace`` predicts step times."""
 
     def __init__(self, admission: RequestQueue, pace: StepCostModel) -> None:
-        self._admission, self._pace, self._shares = admission, pace, KeyShares()
+        self._admission = admission
+        self._pace = pace
+        self._shares = KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
@@ -68,16 +70,16 @@ class BatchBuilder:
                 draft = drafts.get(request, [])
                 ids = [*request.ids[len(request.seq) :], *draft]
                 n = 1 + len(draft)
-                request.seq.n_drafted, looks = n - 1, request.looks(n)
-                batch.append((request, BatchItem(request.seq, ids, n, looks)))
+                request.seq.n_drafted, queries = n - 1, request.queries(n)
+                batch.append((request, BatchItem(request.seq, ids, n, queries)))
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)
                 ids = request.ids[start : start + n]
                 ids = ids[: queue.engine.cache.cut(request.seq, ids)]
                 last = start + len(ids) == len(request.ids)
-                looks = request.looks() if last else ()
-                batch.append((request, BatchItem(request.seq, ids, int(last), looks)))
+                queries = request.queries() if last else ()
+                batch.append((request, BatchItem(request.seq, ids, int(last), queries)))
         if not batch and not late:
             queue.refuse()
         return batch

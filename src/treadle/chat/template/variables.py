@@ -100,11 +100,11 @@ def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
         read = template.variables()
     except TreadleError:
         return {}
-    made = {name: pair[reasoning == OFF] for name, pair in SWITCHES.items() if name in read}
+    result = {name: pair[reasoning == OFF] for name, pair in SWITCHES.items() if name in read}
     words = [word for word in _NO_EFFORT if re.search(rf"""["']{word}["']""", template.source)]
     if EFFORT in read and words:
-        made[EFFORT] = words[0] if reasoning == OFF else "high"
-    return made
+        result[EFFORT] = words[0] if reasoning == OFF else "high"
+    return result
 
 
 def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:

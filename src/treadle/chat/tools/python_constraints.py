@@ -157,15 +157,15 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
     if "enum" in schema or not words.keys() <= keys.keys():
         word = min(words.keys() - keys.keys(), default=min(words))
         raise TreadleError(f"{where}: {word} does not apply to this type")
-    made = dict(schema)
+    result = dict(schema)
     for word, value in words.items():
         key = keys[word]
-        if key in made and made[key] != value:
+        if key in result and result[key] != value:
             if word not in (*_LEAST, *_MOST):
                 raise TreadleError(f"{where}: {word} is given twice, with different values")
-            value = (max if word in _LEAST else min)(made[key], value)
-        made[key] = value
-    return made
+            value = (max if word in _LEAST else min)(result[key], value)
+        result[key] = value
+    return result
 
 
 def _holds(word: str, limit: Any, value: Any) -> bool:

@@ -262,10 +262,10 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
 
 def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
     """Return the adapter mapped to the model's matrices, and checked against them."""
-    made = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
-    for name, low in made.ranks.items():
-        _check(made, name, low, gguf)
-    return made
+    result = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
+    for name, low in result.ranks.items():
+        _check(result, name, low, gguf)
+    return result
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:

@@ -33,8 +33,8 @@ class CpuProgram:
             memory: Any = arg.memory if type(arg) is Const else None
             return memory.address if memory else arg or 0
 
-        rows = [[place(arg) for arg in step.spec.args.slots(step.args)] for step in plan.steps]
-        self._args = np.array([slot for row in rows for slot in row] or [0], np.int64)
+        rows = [[place(arg) for arg in step.spec.args.in_order(step.args)] for step in plan.steps]
+        self._args = np.array([arg for row in rows for arg in row] or [0], np.int64)
         self.n_steps = len(rows)
         self.records = np.zeros(self.n_steps, STEP)
         self._memory = arena, inputs

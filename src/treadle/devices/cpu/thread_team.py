@@ -55,11 +55,11 @@ class HostMemory(DeviceMemory):
     @classmethod
     def of(cls, array: np.ndarray) -> HostMemory:
         """Wrap memory that exists already."""
-        made = cls.__new__(cls)
-        made.bytes = array
-        made.n_bytes = array.nbytes
-        made.address = int(array.ctypes.data)
-        return made
+        result = cls.__new__(cls)
+        result.bytes = array
+        result.n_bytes = array.nbytes
+        result.address = int(array.ctypes.data)
+        return result
 
     def _read(self, at: int, n_bytes: int) -> np.ndarray:
         return self.bytes[at : at + n_bytes]

@@ -73,10 +73,10 @@ class CudaProgram:
         self.upload = Upload(inputs.address, inputs.bytes)
         kernels = device.load(plan)
         rows = [
-            [self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
+            [self._place(plan, arena, arg) for arg in step.spec.args.in_order(step.args)]
             for step in plan.steps
         ]
-        table = np.array([slot for row in rows for slot in row] or [0], np.int64).view(np.uint8)
+        table = np.array([arg for row in rows for arg in row] or [0], np.int64).view(np.uint8)
         args = CudaMemory(self._driver, table.nbytes)
         args.write(0, table)
         sizes = [device.size(plan, step) for step in plan.steps]
@@ -149,9 +149,9 @@ class Cuda(Device):
     # -- memory -----------------------------------------------------------------------------------
 
     def memory(self, n_bytes: int, *, host: bool = False) -> CudaMemory:
-        made = CudaMemory(self.driver, n_bytes, host=host)
-        self.driver.clear(made.address, n_bytes)
-        return made
+        result = CudaMemory(self.driver, n_bytes, host=host)
+        self.driver.clear(result.address, n_bytes)
+        return result
 
     def weights(self, name: str, array: np.ndarray) -> Const:
         """Copy weights to the GPU in chunks, so that a mapped file is never requested all at

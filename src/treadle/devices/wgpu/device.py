@@ -228,14 +228,14 @@ class Wgpu(Device):
         They are measured by the adapter's clock if it has one, else by the host's, with each step
         submitted separately.
         """
-        made: list[float] = []
+        result: list[float] = []
         for at in range(0, len(steps), N_QUERIES // 2):
             part = steps[at : at + N_QUERIES // 2]
-            made += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
-        return made
+            result += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
+        return result
 
     def _clocked(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
-        made = []
+        result = []
         for calls in steps:
             began = time.perf_counter()
             encoder = self.gpu.create_command_encoder()
@@ -243,8 +243,8 @@ class Wgpu(Device):
             _encode(compute, calls, ready)
             compute.end()
             self._submit(encoder)
-            made.append(time.perf_counter() - began)
-        return made
+            result.append(time.perf_counter() - began)
+        return result
 
     def _stamped(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         n = 2 * len(steps)

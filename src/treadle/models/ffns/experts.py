@@ -31,14 +31,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
-        made = g.call("experts", at, h, scores, *shared, layer=i)
+        result = g.call("experts", at, h, scores, *shared, layer=i)
         if g.has(f"{blk}_{SUM_BIAS}.weight"):
-            made = g.add_rows(f"{at}.bias", made, f"{blk}_{SUM_BIAS}", by="first")
-        return made
+            result = g.add_rows(f"{at}.bias", result, f"{blk}_{SUM_BIAS}", by="first")
+        return result
     inner = g.linear(f"{at}.latent_down", h, f"{blk}_latent_down")
     inner = g.call("experts", at, inner, scores, layer=i)
-    made = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
-    return g.add(shared[0], made) if shared else made
+    result = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
+    return g.add(shared[0], result) if shared else result
 
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:

@@ -114,7 +114,7 @@ class ExpertSum(Value):
 
     y: Buffer
     weights: Buffer
-    places: Buffer | None  # the row of each slot; None: the slot's number
+    places: Buffer | None  # the row of each choice; None: the choice's number
     n_used: int
     shared: list[Buffer]  # the shared expert's rows, and the score whose sigmoid gates them
     mean: bool  # the mean of routed and shared experts, instead of their sum
@@ -172,7 +172,7 @@ class Branch:
     """Layout of the expert rows that take one path (gemv or tiles).
 
     ``tiles`` lists the tiles; ``rows`` the token of each row, in groups of ``block``. Without
-    ``rows``, rows are slots and ``tiles`` holds each slot's expert.
+    ``rows``, rows are choices and ``tiles`` holds each choice's expert.
 
     Results begin at row ``first``; ``met``: the numbers of rows of an expert that take this path.
     """

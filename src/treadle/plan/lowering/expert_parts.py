@@ -46,10 +46,10 @@ class Mixture:
         self.fn = at.activation or ops.config.arch.activation
         self.blk = f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
-        self.n_slots = at.n_used * self.steps.plan.n_tokens
+        self.n_choices = at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        """Emit the router; return each slot's expert, i32, and its weight, f32."""
+        """Emit the router; return each choice's expert, i32, and its weight, f32."""
         at = self.routed
         rows = self.ops.floats(scores)
         # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
@@ -64,8 +64,8 @@ class Mixture:
             raise UnsupportedError(
                 f"{self.steps.weights.gguf.path}: {last}.weight: LoRA is not supported here: {why}"
             )
-        chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
-        weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
+        chosen = Buffer(f"{self.label}.chosen", self.n_choices, 4, "i4")
+        weights = Buffer(f"{self.label}.weights", self.n_choices, 4)
         spec = Route(
             at.n,
             at.n_used,
@@ -148,8 +148,8 @@ class Mixture:
         """
         plain = ActivationLayout("f32", act.k)
         if act == plain or not self.adapted([down]):
-            made = self._pack(branch, self.fn, x, up, act)
-            return made, made
+            result = self._pack(branch, self.fn, x, up, act)
+            return result, result
         floats = self._pack(branch, self.fn, x, up, plain)
         return self._pack(branch, "copy", floats, 0, act), floats
 

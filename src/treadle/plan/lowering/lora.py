@@ -202,8 +202,8 @@ def _emit(
 ) -> None:
     """Emit both steps.
 
-    ``grid`` maps items per tile or slot to a grid; ``into``: the arguments for the rows to add to;
-    ``given``: ``t`` and the other arguments of both kernels.
+    ``grid`` maps items per tile or choice to a grid; ``into``: the arguments for the rows to add
+    to; ``given``: ``t`` and the other arguments of both kernels.
     """
     t = given["t"]
     n_columns = packed.n_groups * GROUP

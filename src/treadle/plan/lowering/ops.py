@@ -135,7 +135,7 @@ class CpuOps(Materializer, Ops):
     def __init__(self, steps: Steps) -> None:
         self.config = steps.config
         self.steps = steps
-        self.made: dict[str, Rows] = {}
+        self._shared_rows: dict[str, Rows] = {}
 
     def has(self, name: str) -> bool:
         return self.steps.has(name)
@@ -232,8 +232,8 @@ class CpuOps(Materializer, Ops):
         return Floats(label, x.width, out)
 
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        made: Rows = self._word(word, label)(self, label, *rows, **given)
-        return made
+        result: Rows = self._word(word, label)(self, label, *rows, **given)
+        return result
 
     def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
         first, second = self._word("halves", label)(self, label, x, heads)
@@ -244,8 +244,8 @@ class CpuOps(Materializer, Ops):
             return WORDS[word]
         if word not in ELSEWHERE:
             raise UnsupportedError(f"{label}: the CPU device does not support {word!r}")
-        made: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
-        return made
+        result: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        return result
 
     def result(self, name: str, x: Rows) -> None:
         emit_result(self.steps, name, x, self.floats(x))
@@ -255,9 +255,9 @@ class CpuOps(Materializer, Ops):
         return Floats(x.label, n, rows, column + first)
 
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        if label not in self.made:
-            self.made[label] = make(self)
-        return self.made[label]
+        if label not in self._shared_rows:
+            self._shared_rows[label] = make(self)
+        return self._shared_rows[label]
 
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
         """Add ``h`` to ``x``, fused into the product or the norm that gives ``h``; else as a
@@ -333,7 +333,9 @@ class CpuOps(Materializer, Ops):
         v_norm = v if isinstance(v, NormOf) else None
         v = v_norm.x if v_norm else v
         places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
-        (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
+        qkv, q_column = places[0]
+        q_way = ways[0]
+        k_way = ways[-1]
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(
                 f"L{layer}: queries, keys and values are not in one buffer, or queries and keys "

@@ -188,7 +188,7 @@ class Steps:
 
     def weight(self, name: TensorName) -> tuple[Const, ...]:
         """Return a matrix, from the file or derived from one: a constant for each of its arrays."""
-        if name not in self.weights.made:
+        if name not in self.weights.derived:
             self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 

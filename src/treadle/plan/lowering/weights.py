@@ -47,7 +47,7 @@ class Weights:
     adapters: Sequence[Mapping[str, LowRank]] = ()
     packed: dict[tuple[TensorName, ...], Any] = field(default_factory=dict)
     # Tensors derived from rows of the file's, in memory; see ``latent_heads.py``.
-    made: dict[str, Tensor] = field(default_factory=dict)
+    derived: dict[str, Tensor] = field(default_factory=dict)
 
     def __getitem__(self, name: TensorName) -> tuple[Const, ...]:
         """Return a constant for each array of the tensor."""
@@ -84,15 +84,15 @@ class Weights:
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
             self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
-        (made,) = self.consts[key]
-        return made
+        (result,) = self.consts[key]
+        return result
 
     def numbers(self, key: str, values: Sequence[float]) -> Const:
         """Return numbers that are not from a tensor, as f32, cached by ``key``."""
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
-        (made,) = self.consts[key]
-        return made
+        (result,) = self.consts[key]
+        return result
 
     @property
     def met(self) -> set[str]:
@@ -107,7 +107,7 @@ class Weights:
 
     def tensor(self, name: TensorName) -> Tensor:
         """Return the whole tensor of that name: derived, or the file's."""
-        return self.made.get(whole(name)) or self.gguf.tensors[whole(name)]
+        return self.derived.get(whole(name)) or self.gguf.tensors[whole(name)]
 
     def n_rows(self, name: TensorName) -> int:
         """Return the rows of a matrix, or of all matrices of one tensor; a vector has one row."""

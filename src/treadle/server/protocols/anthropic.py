@@ -263,10 +263,10 @@ def _parts(name: str, block: Any) -> list[dict[str, Any]]:
     kind = source.get("type") if isinstance(source, dict) else None
     if source is not None and kind == "content" and isinstance(source.get("content"), list):
         said = [text(name, own[key]) for key in ("title", "context") if own.get(key)]
-        made = [{"type": "text", "text": each} for each in said]
+        result = [{"type": "text", "text": each} for each in said]
         for i, part in enumerate(source["content"]):
-            made += _parts(f"{name}.source.content[{i}]", part)
-        return made
+            result += _parts(f"{name}.source.content[{i}]", part)
+        return result
     if own.get("type") in TEXT_BLOCKS or kind in TEXT_SOURCES:
         return [{"type": "text", "text": _read(name, own)}]
     return [{**own, "type": text(f"{name}.type", own.get("type"))}]

@@ -136,8 +136,8 @@ async def _completed(request: Request, service: Service, call: RequestStream) ->
         return StreamedResponse(call, _chunks(service, call), error_event)
 
     def answer(pieces: list[StreamPiece]) -> Any:
-        made = [_whole(service, call, piece) for piece in pieces]
-        return made[0] if len(made) == 1 else made
+        result = [_whole(service, call, piece) for piece in pieces]
+        return result[0] if len(result) == 1 else result
 
     return await whole_json(answer, await finished(request, call))
 
@@ -147,13 +147,13 @@ def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[st
     nested field, such as ``timings/prompt_n``, keeps this name as its key.
     """
     tokens = call.stream or call.asked.more["tokens"]
-    made = {**said(piece, tokens=tokens), **end(service, call, piece)}
+    result = {**said(piece, tokens=tokens), **end(service, call, piece)}
     names: list[str] = call.asked.more["fields"]
     found: dict[str, Any] = {}
     for name in names:
         with suppress(KeyError, TypeError):  # unknown names are left out
-            found[name] = reduce(getitem, name.split("/"), made)
-    return found if names else made
+            found[name] = reduce(getitem, name.split("/"), result)
+    return found if names else result
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:

@@ -71,7 +71,9 @@ class ClientSlots:
         """Free the slot of an output that is finished or cancelled."""
         if text.slot != NONE and self._slots[text.slot].text is text:
             slot = self._slots[text.slot]
-            slot.text, slot.ids, slot.lora = None, list(text.request.ids), text.request.lora
+            slot.text = None
+            slot.ids = list(text.request.ids)
+            slot.lora = text.request.lora
 
 
 def alike(a: list[int], b: list[int]) -> int:

@@ -102,7 +102,7 @@ class OutputStream:
         self.n_told = 0  # ids returned so far
         self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
         self._n_open = 0  # ids not yet known to be reasoning or not
-        self.told: Progress | None = None  # the last that was returned
+        self.last_progress: Progress | None = None  # the last that was returned
         self.slot = NONE  # its current or last slot
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
@@ -176,12 +176,12 @@ class OutputStream:
         now = self.progress()
         timings = self.answer.timings
         begun = self.answer.ids or self.answer.done
-        if begun and self.told is None and self.answer.error is None:
+        if begun and self.last_progress is None and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
             now = Progress(timings.n_prompt, timings.n_cached, n, 0)
-        if now is None or now == self.told:
+        if now is None or now == self.last_progress:
             return None
-        self.told = now
+        self.last_progress = now
         return StreamPiece(self, "", [], [], None, now)
 
 

@@ -72,7 +72,9 @@ class Service:
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally, self.talks, self.bodies = ServerStats(), ResponseStore(), Bodies()
+        self.tally = ServerStats()
+        self.talks = ResponseStore()
+        self.bodies = Bodies()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # whether it generates text
@@ -141,9 +143,9 @@ class Service:
         """
         try:
             while True:
-                made = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
-                if made is not None:
-                    return made
+                result = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
+                if result is not None:
+                    return result
         except BaseException:
             self.engine.submit(runs.close)  # after the current run
             raise

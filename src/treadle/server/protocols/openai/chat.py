@@ -150,14 +150,14 @@ def _new_id() -> str:
 
 
 def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {"index": piece.text.index, **said}
+    result: dict[str, Any] = {"index": piece.text.index, **said}
     if piece.text.request.n_top is not None:
-        made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
+        result["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
     else:
-        made["logprobs"] = None
+        result["logprobs"] = None
     calls = piece.finish_reason == "stop" and piece.text.scanner.n_calls
-    made["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
-    return made
+    result["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
+    return result
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
@@ -216,13 +216,13 @@ def _delta(part: OutputPiece) -> dict[str, Any]:
 
 
 def _message(told: ParsedOutput) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    result: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
-        made["reasoning_content"] = made["reasoning"] = told.reasoning
+        result["reasoning_content"] = result["reasoning"] = told.reasoning
     if told.calls:
-        made["content"] = told.content or None
-        made["tool_calls"] = [
+        result["content"] = told.content or None
+        result["tool_calls"] = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
             for id, name, arguments in told.calls
         ]
-    return made
+    return result

@@ -108,7 +108,7 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
     suffix = read_fields(body, FIELDS).get("suffix")
     if not suffix:
         return [read_prompt(prompt, model) for prompt in prompts]
-    made = []
+    result = []
     for prompt in prompts:
         before = text("prompt", prompt)
         check_text(before + suffix, model)
@@ -118,8 +118,8 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
             raise ApiError(
                 400, f"suffix: {error}", param="suffix", code="unsupported_parameter"
             ) from None
-        made.append(check_length(ids, model))
-    return made
+        result.append(check_length(ids, model))
+    return result
 
 
 async def completions(request: Request) -> Response:

@@ -300,7 +300,9 @@ class _ResponseEvents:
     """Numbered events of one streamed response."""
 
     def __init__(self, reply: _Reply) -> None:
-        self.reply, self.items, self._n = reply, list[_Item](), 0
+        self.reply = reply
+        self.items = list[_Item]()
+        self._n = 0
         self.logprobs: list[dict[str, Any]] = []  # of held-back tokens, or not of content
 
     def event(self, kind: str, **values: Any) -> bytes:
