@@ -14,7 +14,7 @@ from treadle.base.interrupts import interrupts_held
 from treadle.base.validate import ranged, token_ids
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
-from treadle.errors import ForkedError, TreadleError
+from treadle.errors import ForkedError, TreadleError, UnsupportedError
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
@@ -99,10 +99,18 @@ class Session:
             while at < len(ids):
                 if between is not None:
                     between()
-                chunk = ids[at : at + step]
-                if not every:
-                    chunk = chunk[: self.engine.cache.cut(self.seq, chunk)]
-                at += len(chunk)
+                n = min(step, len(ids) - at)
+                if every:
+                    n = self.engine.media.cut(ids[at : at + n])
+                    if n > OUTPUTS:
+                        raise UnsupportedError(
+                            f"the logits of each of {n} tokens that attend to each other (a "
+                            f"picture): expected at most {OUTPUTS}"
+                        )
+                else:
+                    n = self.engine.cache.cut(self.seq, ids[at : at + n])
+                chunk = ids[at : at + n]
+                at += n
                 wanted = len(chunk) if every else int(at >= len(ids))
                 rows.append(self.engine.run([BatchItem(self.seq, chunk, wanted)]))
         return rows[0] if len(rows) == 1 else np.concatenate(rows)

@@ -22,8 +22,10 @@ import numpy as np
 from treadle.kernels.attention.merge_splits import MERGE
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import ITEM, SPLIT
+from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD
 from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, LogitsQuery
 from treadle.kernels.spec import EACH, LINE, LORA, LORA_ROWS, PART, numbered, round_up, run_offset
+from treadle.models.config import MediaTraits
 
 if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache, Sequence
@@ -187,7 +189,16 @@ class RunInputs(Inputs):
     a late worker discards what it read.
     """
 
-    def __init__(self, plan: Plan, cache: KVCache, ropes: Ids[RopeTable], storage: Storage) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cache: KVCache,
+        ropes: Ids[RopeTable],
+        storage: Storage,
+        traits: MediaTraits | None = None,
+    ) -> None:
+        traits = traits or MediaTraits()
+        media = plan.takes.get(MEDIA)  # in plans for batches with media
         pools = [pool for pool in cache.pools if pool.layers]
         inputs = plan.inputs
         offsets = {}
@@ -216,8 +227,26 @@ class RunInputs(Inputs):
             rows = self._array_at(offsets[field], prod(given.shape), given.dtype)
             self._ropes.append((table, rows.reshape(given.shape)))
         self._pools = [
-            _Pool(self._bytes, self._words, i, offsets, plan, pool) for i, pool in enumerate(pools)
+            _Pool(
+                self._bytes,
+                self._words,
+                i,
+                offsets,
+                plan,
+                pool,
+                spans=media is not None and traits.spans_in(pool.window),
+            )
+            for i, pool in enumerate(pools)
         ]
+        self._registry = cache.media
+        self._components = [  # of positions, by rope table; empty: all are the same
+            np.array(traits.component_of(rope.shape[2])) if traits.sections else np.empty(0, int)
+            for _, rope in self._ropes
+        ]
+        # Rows of media for the plan's buffer, in a plan that takes them (``media_rows.py``).
+        self.media: np.ndarray | None = None
+        if media is not None:
+            self.media = np.zeros((plan.n_tokens, media.row_bytes // 4), np.float32)
 
     def _write_mask(self, at: int, mask: bytes) -> None:
         n = self._mask_bytes
@@ -246,34 +275,32 @@ class RunInputs(Inputs):
         self.late.clear()
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
-        for (seq, ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
+        for (seq, part_ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
+            ids = part_ids
             n = len(ids)
             end = row + n
             n_held = start + n
+            spans: list[tuple[int, int]] = []
+            if self.media is not None:
+                ids, spans = self._lay_out_media(ids, row, start)
             ints[first + row : first + end] = array("i", ids)
-            for table, rope in self._ropes:
-                rope[row:end] = table.upto(n_held)[start:n_held]
+            if seq.shifts or self.media is not None:
+                self._turn(seq, part_ids, row, start)
+            else:
+                for table, rope in self._ropes:
+                    rope[row:end] = table.upto(n_held)[start:n_held]
             for pool, pages in zip(pools, seq.pages, strict=False):
                 behind = at_pages + len(pages)
                 words[at_pages:behind] = pages
-                pool.add(pages, 8 * at_pages, row, start, n)
+                pool.add(pages, 8 * at_pages, row, start, n, spans)
                 at_pages = behind
             state, next_ = seq.slots or NO_STATE
             PART_RECORD.pack_into(block, at_part, row, n, start, state, next_, second)
             at_part += PART_RECORD.size
             for output in range(end - n_outputs, end):
-                for mask, only, total in looks:
-                    where = 0
-                    if mask is not None:
-                        where = at_mask
-                        at_mask = at_mask + self._mask_bytes
-                        if isinstance(mask, bytes):
-                            self._write_mask(where, mask)
-                        else:
-                            self.late.append((where, mask))
-                    index = at_output - self._outputs
-                    SAMPLED_RECORD.pack_into(block, at_sampled, index, where, only, total)
-                    at_sampled += SAMPLED_RECORD.size
+                at_sampled, at_mask = self._write_queries(
+                    looks, at_output - self._outputs, at_sampled, at_mask
+                )
                 ints[at_output] = output
                 at_output += 1
             row = end
@@ -287,6 +314,64 @@ class RunInputs(Inputs):
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def _write_queries(
+        self, looks: Ids[LogitsQuery], index: int, at_sampled: int, at_mask: int
+    ) -> tuple[int, int]:
+        """Write the queries for the largest logits of output ``index``. Return where the next
+        record and the next mask go.
+        """
+        for mask, only, total in looks:
+            where = 0
+            if mask is not None:
+                where = at_mask
+                at_mask = at_mask + self._mask_bytes
+                if isinstance(mask, bytes):
+                    self._write_mask(where, mask)
+                else:
+                    self.late.append((where, mask))
+            SAMPLED_RECORD.pack_into(self._bytes, at_sampled, index, where, only, total)
+            at_sampled += SAMPLED_RECORD.size
+        return at_sampled, at_mask
+
+    def _lay_out_media(
+        self, ids: Ids[int], row: int, start: int
+    ) -> tuple[Ids[int], list[tuple[int, int]]]:
+        """Write the rows of a part's media. Return its ids with 0 in place of those of media, and
+        its bidirectional spans, by index in the sequence.
+        """
+        assert self.media is not None
+        self.media[row : row + len(ids), 0] = 0.0
+        registry = self._registry
+        if not registry.any_in(ids):
+            return ids, []
+        plain = list(ids)
+        for begin, end, entry, which in registry.runs_in(ids):
+            assert entry.rows is not None
+            rows = entry.rows[which : which + end - begin]
+            at = self.media[row + begin : row + end]
+            at[:, 0] = 1.0
+            at[:, MEDIA_HEAD : MEDIA_HEAD + rows.shape[1]] = rows
+            plain[begin:end] = [0] * (end - begin)
+        return plain, registry.spans_in(ids, start)
+
+    def _turn(self, seq: Sequence, ids: Ids[int], row: int, start: int) -> None:
+        """Write the rotations of a part whose positions are not its indices."""
+        end = row + len(ids)
+        if not self._registry.any_in(ids):
+            first = start + (seq.shifts[-1][1] if seq.shifts else 0)
+            for table, rope in self._ropes:
+                rope[row:end] = table.upto(first + len(ids))[first : first + len(ids)]
+            return
+        where = self._registry.positions(seq.shifts, ids, start)
+        most = int(where.max()) + 1
+        for (table, rope), components in zip(self._ropes, self._components, strict=True):
+            rows = table.upto(most)
+            rope[row:end] = rows[where[0]]
+            for component in (1, 2):
+                pairs = np.flatnonzero(components == component)
+                if len(pairs):
+                    rope[row:end, :, pairs] = rows[where[component]][:, :, pairs]
 
 
 class _Loras:
@@ -340,8 +425,11 @@ class _Pool:
         offsets: dict[str, int],
         plan: Plan,
         pool: Pool,
+        *,
+        spans: bool,
     ) -> None:
         self._bytes = block
+        self._has_spans = spans
         self._words = words
         self._slots = offsets[numbered("kv_slots", index)] // 8
         self._items = offsets[numbered("attn_items", index)]
@@ -357,15 +445,26 @@ class _Pool:
         self._causal = pool.causal
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
-    def add(self, pages: array[int], table: int, token: int, start: int, n: int) -> None:
+    def add(
+        self,
+        pages: array[int],
+        table: int,
+        token: int,
+        start: int,
+        n: int,
+        spans: list[tuple[int, int]],
+    ) -> None:
         """Add ``n`` tokens of one sequence at position ``start``, rows ``token`` and up of the
-        batch. The sequence's pages are at byte offset ``table``.
+        batch. The sequence's pages are at byte offset ``table``. ``spans``: ranges of positions
+        whose tokens attend to each other in both directions.
         """
+        if not self._has_spans:
+            spans = []
         for position in range(start, start + n):
             page = pages[position // PAGE]
             self._words[self._slots + token - start + position] = page * PAGE + position % PAGE
         if n <= self._few:
-            self._add_few(table, token, start, n)
+            self._add_few(table, token, start, n, spans)
             return
         end = start + n
         tile = self._tile
@@ -381,17 +480,26 @@ class _Pool:
             if chunk:  # no tile has queries of two chunks
                 begin = position // chunk * chunk
                 last = min(last, begin + chunk)
+            sees = 0
+            for first, stop in spans:  # no tile has queries inside and outside of a span
+                if first <= position < stop:
+                    last = min(last, stop)
+                    sees = min(stop, end) - 1
+                elif position < first:
+                    last = min(last, first)
             ahead = min(end, last + window - 1) if window else end
             row = token - start + position
-            seen = last if causal else ahead
+            seen = max(last, sees + 1) if causal else ahead
             ITEM_RECORD.pack_into(
-                block, at, row, last - position, position, begin, seen, table - at, -1, 0
+                block, at, row, last - position, position, begin, seen, table - at, -1, sees
             )
             at = at + ITEM_RECORD.size
             position = last
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
-    def _add_few(self, table: int, token: int, start: int, n: int) -> None:
+    def _add_few(
+        self, table: int, token: int, start: int, n: int, spans: list[tuple[int, int]]
+    ) -> None:
         """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
         end = start + n
         window = self._window
@@ -403,7 +511,8 @@ class _Pool:
             begin = max(0, position - window + 1) if window else 0
             begin = position // chunk * chunk if chunk else begin
             row = token - start + position
-            seen = position + 1 if causal else end
+            sees = next((min(b, end) - 1 for a, b in spans if a <= position < b), 0)
+            seen = max(position, sees) + 1 if causal else end
             partial = -1
             cut = begin // SPLIT * SPLIT
             n_cuts = -(-(seen - cut) // SPLIT)
@@ -420,7 +529,7 @@ class _Pool:
                 cut += SPLIT
                 stop = min(cut, seen)
                 ITEM_RECORD.pack_into(
-                    block, at, row, 1, position, begin, stop, table - at, partial, 0
+                    block, at, row, 1, position, begin, stop, table - at, partial, sees
                 )
                 at += ITEM_RECORD.size
                 begin = stop

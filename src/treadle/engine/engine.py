@@ -30,6 +30,7 @@ from treadle.plan.plan import Plan
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
     from treadle.files.gguf import GGUF
+    from treadle.kvcache.media import MediaEntry, MediaRegistry
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
     from treadle.models.lora import Adapter
@@ -76,11 +77,12 @@ class Engine:
         pools = GRAPHS[config.arch.graph].pools(config)
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
-        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits)
+        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, n_vocab=config.n_vocab)
         self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
-        self._ready: dict[tuple[int, int, str, bool], PreparedPlan] = {}
+        self._ready: dict[tuple[int, int, str, bool, bool], PreparedPlan] = {}
+        self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
@@ -125,22 +127,30 @@ class Engine:
             adapter.check(self._adapted.met)
 
     def plan_for(
-        self, n_tokens: int, n_outputs: int, output: str, adapted: bool = False
+        self,
+        n_tokens: int,
+        n_outputs: int,
+        output: str,
+        adapted: bool = False,
+        media: bool = False,
     ) -> PreparedPlan:
-        """Return the prepared plan, with adapters or without."""
-        ready = self._ready.get((n_tokens, n_outputs, output, adapted))
+        """Return the prepared plan, with adapters or without, with rows of media or without."""
+        ready = self._ready.get((n_tokens, n_outputs, output, adapted, media))
         if ready is None:
             sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
-            ready = self._ready.get((*sizes, output, adapted))
-            ready = ready or self._make(*sizes, output, adapted)
-            self._ready[n_tokens, n_outputs, output, adapted] = ready
+            ready = self._ready.get((*sizes, output, adapted, media))
+            ready = ready or self._make(*sizes, output, adapted, media)
+            self._ready[n_tokens, n_outputs, output, adapted, media] = ready
         return ready
 
-    def _make(self, n_tokens: int, n_outputs: int, output: str, adapted: bool) -> PreparedPlan:
+    def _make(
+        self, n_tokens: int, n_outputs: int, output: str, adapted: bool, media: bool
+    ) -> PreparedPlan:
         began = time.perf_counter()
         device = self.device
+        config = self._with_media if media else self.config
         plan = device.plan(
-            self.config,
+            config,
             self._adapted if adapted and self._adapted else self._weights,
             self.cache,
             n_tokens,
@@ -154,9 +164,10 @@ class Engine:
             self._arena_bytes = plan.arena_bytes
             for other in set(self._ready.values()):
                 other.place(self._arena, device)
-        ready = PreparedPlan(plan, RunInputs(plan, self.cache, self._ropes, device))
+        run = RunInputs(plan, self.cache, self._ropes, device, config.media)
+        ready = PreparedPlan(plan, run)
         ready.place(self._arena, device)
-        self._ready[n_tokens, n_outputs, output, adapted] = ready
+        self._ready[n_tokens, n_outputs, output, adapted, media] = ready
         self.kernels.seconds += time.perf_counter() - began
         return ready
 
@@ -309,9 +320,8 @@ class Engine:
                     self.cache.check_context(len(ids))
                     self.cache.reserve(seq, len(ids))
                 with held.allow():
-                    for at in range(0, len(ids), self.max_tokens):
-                        part = BatchItem(seq, ids[at : at + self.max_tokens], 0)
-                        yield self._run([part], read, None, output)
+                    for chunk in self.cache.chunks(ids, self.max_tokens):
+                        yield self._run([BatchItem(seq, chunk, 0)], read, None, output)
             finally:
                 with self.lock:
                     seq.close()
@@ -342,19 +352,21 @@ class Engine:
             return len(seq.ids)
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        """Truncate ``seq`` to its first ``n`` tokens.
+        """Truncate ``seq`` to its first ``n`` tokens, or to the beginning of a picture that this
+        would cut.
 
         Tokens that a layer's window no longer covers are recomputed.
         """
         with self.lock:
             again: list[int] = []
+            n = self.media.whole(seq.ids, n)
             with interrupts_held():
                 if self.cache.visible(seq, n) < n:
                     again = seq.ids[:n]
                     n = self.cache.match(seq, [*again, -1])
                 self.cache.truncate(seq, n)
-            for at in range(n, len(again), self.max_tokens):
-                self.run([BatchItem(seq, again[at : at + self.max_tokens], n_outputs=0)])
+            for ids in self.cache.chunks(again[n:], self.max_tokens):
+                self.run([BatchItem(seq, ids, n_outputs=0)])
 
     def _run(
         self,
@@ -391,6 +403,8 @@ class Engine:
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
         self.beside()
+        if ready.run.media is not None:
+            ready.write_media()
         if not ready.run.late:
             return run()
         first = ready.first_masked
@@ -418,6 +432,7 @@ class Engine:
         n_tokens = 0
         n_outputs = 0
         seqs = set()
+        media = False
         # always with adapters, so that results are bit-identical
         adapted = self.deterministic and self._adapted is not None
         for seq, ids, n_wanted, *_ in parts:
@@ -427,6 +442,9 @@ class Engine:
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
             self.check_ids(ids)
+            entries = self.media.entries_in(ids)
+            media = media or bool(entries)
+            self._check_rows(entries)
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
             adapted = adapted or bool(seq.lora)
@@ -439,13 +457,29 @@ class Engine:
                 f"expected 1 to {self.max_tokens} tokens and at most {OUTPUTS} outputs"
             )
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
-        return self.plan_for(n_tokens, n_outputs, output, adapted)
+        return self.plan_for(n_tokens, n_outputs, output, adapted, media)
+
+    def _check_rows(self, entries: Iterable[MediaEntry]) -> None:
+        """Raise TreadleError for media whose rows are not there, or have the wrong width."""
+        width = self.config.n_embd * (1 + self.config.media.n_deepstack)
+        for entry in entries:
+            shape = None if entry.rows is None else entry.rows.shape
+            if shape != (entry.n_rows, width):
+                found = "not encoded" if shape is None else f"rows of shape {list(shape)}"
+                raise TreadleError(f"{entry}: {found}, expected [{entry.n_rows}, {width}]")
+
+    @property
+    def media(self) -> MediaRegistry:
+        """The pictures and sounds whose rows texts may have."""
+        return self.cache.media
 
     def check_ids(self, ids: Ids[int]) -> None:
         """Raise TreadleError if an id is not a token of the model."""
         n_vocab = self.config.n_vocab
         if len(ids) and not (min(ids) >= 0 and max(ids) < n_vocab):
-            raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
+            media = self.media
+            if not all(0 <= id < n_vocab or media.has(id) for id in ids):
+                raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
 
     def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
         """Reserve pages for a batch (all or none), write its inputs, and return the old lengths."""

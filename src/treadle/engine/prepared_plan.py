@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.batch import RunInputs
+from treadle.kernels.elementwise.media_rows import MEDIA
 from treadle.kernels.elementwise.top_logits import TopLogitsKernel
 from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
@@ -28,6 +29,13 @@ class PreparedPlan:
         """Place the plan's buffers in ``arena``."""
         self.program = device.ready(self.plan, arena, self.run.memory)
         self.arena = arena
+
+    def write_media(self) -> None:
+        """Write the run's rows of media to the plan's buffer."""
+        assert self.run.media is not None
+        buffer = self.plan.takes[MEDIA]
+        rows = self.run.media[: self.run["n_tokens"]]
+        self.arena.write(self.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def rows(self, buffer: Buffer, n: int, columns: int) -> np.ndarray:
         """Return a buffer's first rows, float32 ``[n, columns]``; see ``DeviceMemory.read``."""

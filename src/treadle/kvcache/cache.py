@@ -13,12 +13,14 @@ back to a checkpoint, which some nodes of the tree have.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import most_partials
+from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree
 from treadle.kvcache.sequence import AbandonedSequences
@@ -50,6 +52,7 @@ class KVCache:
         kv_bytes: int | None = None,
         n_batch: int = N_BATCH,
         kv_tokens: int | None = None,
+        n_vocab: int = 0,
     ) -> None:
         self.kv = kv
         self.n_ctx = n_ctx
@@ -82,6 +85,7 @@ class KVCache:
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
+        self.media = MediaRegistry(n_vocab)
 
     def _n_pages(self, window: int) -> int:
         """Pages of a full sequence; with a window: one window, one batch, one window for reuse."""
@@ -210,6 +214,8 @@ class KVCache:
             seq.slots = self.slots.take(chain[-1])
         seq.ids[:] = [token for node in chain for token in node.ids]
         seq.nodes[:], seq.n_state = chain, len(seq.ids)
+        seq.shifts.clear()
+        self._note_media(seq, 0)
 
     def commit(self, seq: Sequence) -> None:
         """Finish a run: enter full pages in the tree, free pages before the window, and make the
@@ -245,10 +251,11 @@ class KVCache:
     def cut(self, seq: Sequence, ids: Ids[int]) -> int:
         """Return how many of the next ``ids`` to put in one run. With a state: up to the last page
         edge, or to the edge where another sequence branched off, so that later prompts find a
-        checkpoint there.
+        checkpoint there. Without one: not to the middle of a bidirectional span. A span longer than
+        ``ids`` gives more than their number.
         """
         if not self.states or seq.alone:
-            return len(ids)
+            return self.media.cut(ids)
         start = len(seq.ids)
         saved = last_saved(seq.nodes)
         held = len(seq.nodes) * PAGE
@@ -257,6 +264,16 @@ class KVCache:
         if met > start and met - saved >= AGAIN:
             return met - start
         return last - start if last - saved >= WORTH else len(ids)
+
+    def chunks(self, ids: Ids[int], n: int) -> Iterator[Ids[int]]:
+        """Split ``ids`` into runs of about ``n`` tokens that do not end inside a bidirectional
+        span.
+        """
+        at = 0
+        while at < len(ids):
+            end = at + self.media.cut(ids[at : at + n])
+            yield ids[at:end]
+            at = end
 
     # -- room --------------------------------------------------------------------------------------
 
@@ -273,6 +290,8 @@ class KVCache:
         elif not n:
             self.slots.give_back(seq.slots)
         del seq.ids[n:]
+        while seq.shifts and seq.shifts[-1][0] > n:
+            seq.shifts.pop()
         del seq.nodes[n // PAGE :]
         seq.n_state = n
 
@@ -287,6 +306,7 @@ class KVCache:
         nodes = list(seq.nodes)
         none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
+        made.shifts = list(seq.shifts)
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)
@@ -393,6 +413,12 @@ class KVCache:
                 pool.promised -= kept
         seq.ids.extend(ids)
         seq.n_changes += 1
+        self._note_media(seq, new - n)
+
+    def _note_media(self, seq: Sequence, start: int) -> None:
+        """Record how pictures among the ids from ``start`` on shift the positions after them."""
+        if self.media.any_in(seq.ids[start:] if start else seq.ids):
+            self.media.add_shifts(seq.shifts, seq.ids, start)
 
     def _own_last_page(self, seq: Sequence) -> None:
         """Copy the last page before writing to it, if it is shared."""

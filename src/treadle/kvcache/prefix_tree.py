@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from dataclasses import field
 from typing import Any, Protocol
@@ -113,6 +114,14 @@ class PageTree:
             node = after
             n = n + 1
         return n
+
+    def all_ids(self) -> Iterator[int]:
+        """Yield the tokens of all cached pages."""
+        waiting = list(self.roots.values())
+        while waiting:
+            node = waiting.pop()
+            yield from node.ids
+            waiting += node.next.values()
 
     def touch(self, pool: Pool, nodes: list[PageNode]) -> None:
         """Mark the nodes' pages in a pool as just used."""

@@ -38,6 +38,9 @@ class Sequence:
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # its adapters
+    # After pictures whose tokens share positions: the index from which on position minus index is
+    # so much (``media.py``).
+    shifts: list[tuple[int, int]] = field(default_factory=list)
     n_drafted: int = 0  # drafted ids at the end, which may be dropped
     alone: bool = False  # uses no other sequence's pages; its own are shared once it retires
     n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids

@@ -125,6 +125,44 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class MediaTraits:
+    """How a decoder reads the rows of pictures and sound (``kvcache/media.py``).
+
+    sections: pairs of a head that each component of a position (time, row, column) rotates; empty:
+        a position is one number.
+    interleaved: the components alternate over the pairs, as far as the sections of row and column
+        go; else each has a run of pairs.
+    spans: the layers in which the rows of a bidirectional span attend to each other in both
+        directions: "all", those with a "window", or none ("").
+    n_deepstack: the first layers after which rows of their own are added to the hidden states.
+    """
+
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    spans: str = ""
+    n_deepstack: int = 0
+
+    def spans_in(self, window: int) -> bool:
+        """Return whether layers with this attention window (0: none) have bidirectional spans."""
+        return self.spans == "all" or (self.spans == "window" and window > 0)
+
+    def component_of(self, n_pairs: int) -> tuple[int, ...]:
+        """Return for each of a head's ``n_pairs`` rotated pairs the component of the position that
+        rotates it: 0 for time, 1 for the row, 2 for the column.
+        """
+        if not self.sections:
+            return (0,) * n_pairs
+        if not self.interleaved:
+            runs = [which for which, n in enumerate(self.sections[:3]) for _ in range(n)]
+            return (*runs, *(0 for _ in range(len(runs), n_pairs)))[:n_pairs]
+        found = [0] * n_pairs
+        for which in (1, 2):
+            for pair in range(which, min(3 * self.sections[which], n_pairs), 3):
+                found[pair] = which
+        return tuple(found)
+
+
+@dataclass(frozen=True)
 class Config:
     """The hyper-parameters of one model; sizes in elements, positions in tokens."""
 
@@ -159,6 +197,8 @@ class Config:
     factors: frozenset[str] = frozenset()  # scalars by which a matrix' products are multiplied
     ignored: tuple[str, ...] = ()  # tensors of the file that the graph does not use
     stage: range | None = None  # the layers that are computed here; None: all
+    media: MediaTraits = MediaTraits()
+    with_media: bool = False  # the plan is for batches with rows of media
 
     @property
     def pool(self) -> str:

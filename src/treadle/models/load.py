@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
-from treadle.models.config import Config
+from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
 from treadle.models.ignored_tensors import LEFT_OUT
 from treadle.models.keys import NEXTN, ArchMetadata
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 # Tensors of the head that scores pairs (api/rerank.py), and of matrices after pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
+CAUSAL_GEMMA4 = (1536, 2560)  # n_embd of E2B and E4B
 SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
 TEXT_ALONE = "the model also reads images or audio: treadle reads text only"
+DEEPSTACK = "n_deepstack_layers"  # layers after which rows of pictures are added
 ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without reordered rows
 
 
@@ -50,12 +52,35 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     factors, ignored = find_factors(gguf, config, ignored)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
     _refuse_too_few_layers(keys, ignored, config.n_layer)
-    config = replace(config, optional=optional, factors=factors, ignored=ignored)
+    config = replace(
+        config,
+        optional=optional,
+        factors=factors,
+        ignored=ignored,
+        media=_read_media(keys, arch, config),
+    )
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
     if warn and arch.pictures:
         say_text_alone(gguf.path)
     return config
+
+
+def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
+    """Read how the decoder takes rows of pictures. Invalid sections count as none: they do not
+    matter for text.
+    """
+    given = keys.get(SECTIONS)
+    sections: tuple[int, ...] = ()
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+        found = tuple(each for each in given[:3] if isinstance(each, int) and each >= 0)
+        sections = found if len(found) == len(given[:3]) == 3 and any(found[1:]) else ()
+    spans = arch.spans
+    # The sizes E2B and E4B are causal. Files have no key for it: llama.cpp tells them by width too.
+    if arch.graph == "gemma4" and config.n_embd in CAUSAL_GEMMA4:
+        spans = ""
+    n_deepstack = keys.integer(DEEPSTACK, 0, lo=0, hi=config.n_layer)
+    return MediaTraits(sections, arch.interleaved, spans, n_deepstack)
 
 
 def _unread(config: Config) -> tuple[str, ...]:

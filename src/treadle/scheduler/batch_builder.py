@@ -75,8 +75,8 @@ class BatchBuilder:
         for request, n in self._shares.split(reading, budget) if reading else ():
             if request.seq is not None:
                 start = len(request.seq)
+                n = queue.engine.cache.cut(request.seq, request.ids[start : start + n])
                 ids = request.ids[start : start + n]
-                ids = ids[: queue.engine.cache.cut(request.seq, ids)]
                 last = start + len(ids) == len(request.ids)
                 queries = request.queries() if last else ()
                 batch.append((request, BatchItem(request.seq, ids, int(last), queries)))

@@ -38,8 +38,9 @@ class Attention(Queries):
     """Paged attention. Items: work items x head groups.
 
     ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
-    ``causal`` queries also see later keys, up to the end of their item's keys. ``few``: 1 for the
-    items of sequences with few tokens, 0 for the others.
+    ``causal`` queries also see later keys, up to the end of their item's keys. With ``spans`` a
+    causal query also sees later keys up to its item's ``sees``, whatever the window. ``few``: 1 for
+    the items of sequences with few tokens, 0 for the others.
     """
 
     op: ClassVar[str] = "attention"
@@ -155,8 +156,11 @@ class Attention(Queries):
                         end = self.reach + PAGE
                         row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
                         score += row[np.clip(kept - pos, -end, end - 1) + end]
-                    hidden = (kept > pos) & self.causal
-                    if self.window:
+                    bound = max(pos, int(item["sees"])) if self.spans else pos
+                    hidden = (kept > bound) & self.causal
+                    if self.window and self.spans:
+                        hidden |= kept <= pos - self.window
+                    elif self.window:
                         hidden |= abs(kept - pos) >= self.window
                     score = np.where(hidden, -np.inf, score)
                     m = max(score.max(), LOWEST)

@@ -150,11 +150,13 @@ class VectorTile(AttentionItem):
         inside = (position >= begin) & (position < end)
         lowest = k.const(float("-inf"), f32 * lanes)
         for r, t, g in self._rows():
-            here = k.splat((self.item["position"] + self.token(t)).to(i32), iota.ty)
+            own = self.item["position"] + self.token(t)
+            here = k.splat(own.to(i32), iota.ty)
             seen = inside
             window = self.spec.window
             if self.spec.causal:
-                seen = seen & (position <= here)
+                last = k.splat(self.last_seen(own).to(i32), iota.ty) if self.spec.spans else here
+                seen = seen & (position <= last)
             elif window:
                 seen = seen & (position < here + window)
             if window:

@@ -95,7 +95,7 @@ class WideTile(AttentionItem):
         if window:
             first = k.max(first, here - (window - 1))
         if self.spec.causal or window:
-            last = k.min(here if self.spec.causal else here + (window - 1), last)
+            last = k.min(self.last_seen(here) if self.spec.causal else here + (window - 1), last)
         return first, last
 
     def _store(self) -> None:

@@ -21,8 +21,9 @@ from treadle.kernels.spec import Frame, load_record
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
 SPLIT = 512  # keys of one item, for sequences with few tokens
 MOST_SPLIT = 32  # most whole contexts that are split at a time; more of them are items enough
-# pages: byte offset from the item to the sequence's page table.
-ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial pad"
+# pages: byte offset from the item to the sequence's page table. sees: a position up to which all of
+# its queries see keys, besides those up to their own; 0: none.
+ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial sees"
 ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
 LOWEST = -1e30  # below every score, but finite: inf - inf would be NaN
 
@@ -47,6 +48,7 @@ class Queries(PagedKernel):
     alibi: float = 0.0  # 2**-alibi is the last slope for a power of two of heads; 0.0: none
     words: bool = False  # products of 16-bit numbers, in vectors: dims and rows as for ``matrix``
     reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
+    spans: bool = False  # queries also see keys up to their item's ``sees``
 
     @property
     def heads(self) -> int:
@@ -119,6 +121,10 @@ class AttentionItem:
     def token(self, t: Operand) -> Val:
         """Return token ``t`` of the tile; past the end, the last one."""
         return self.k.min(self.k.val(t, i64), self.item["n_tokens"] - 1)
+
+    def last_seen(self, own: Val) -> Val:
+        """Return the last position that a causal query at position ``own`` sees."""
+        return self.k.max(own, self.item["sees"]) if self.spec.spans else own
 
     def query(self, t: Operand, g: Operand) -> Val:
         """Return the address of token t's query for the group's g-th head."""

@@ -111,7 +111,10 @@ class Norm(Spec):
         return (1 + self.centred) * SCALES_BYTES + self.layout().store_scratch
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        x = frame.x
         w = frame.w
+        out = frame.out
+        residual = frame.residual
         stride = frame.stride
         act = self.layout()
         lanes = isa.lanes
@@ -122,18 +125,12 @@ class Norm(Spec):
             source = k.min(n, n_rows - 1)  # the last row pads its group: see ActivationLayout.grid
             if self.outputs:
                 source = k.load(frame.run("output_rows", ptr), i32, offset=source * 4).to(n.ty)
-            return frame.x + source * stride * 4
+            return x + source * stride * 4
 
         with k.loop(frame.end, start=frame.begin) as item:
             first = item * act.together
             with k.loop(act.together) as t:
-                row = row_of(first + t)
-                mean = None
-                if self.centred:
-                    mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
-                    k.store(frame.scratch + t * 4, mean, offset=SCALES_BYTES)
-                square = mean_square(k, row, self.k, lanes, mean)
-                k.store(frame.scratch + t * 4, 1.0 / k.sqrt(square + self.eps))
+                self._store_scale(k, frame, row_of(first + t), t)
 
             def block(b: Val, count: int, first: Val = first) -> None:
                 at = b * (BLOCK * 4)
@@ -159,19 +156,29 @@ class Norm(Spec):
 
                 if not self.add and not self.rows:
                     free = frame.scratch + (1 + self.centred) * SCALES_BYTES
-                    emit_store(k, act, frame.out, first, b, values_of, free)
+                    emit_store(k, act, out, first, b, values_of, free)
                     return
                 for i, v in enumerate(values_of(first)):
                     have = min(max(count - i * lanes, 0), lanes)
                     if have:
                         place = first * stride * 4 + (at + i * lanes * 4)
                         if self.add:
-                            v = k.load_first(frame.residual + place, f32 * lanes, have) + v
+                            v = k.load_first(residual + place, f32 * lanes, have) + v
                         if self.gain:
                             v = v * k.splat(k.load(frame.gain, f32), v.ty)
-                        k.store_first(frame.out + place, v, have)
+                        k.store_first(out + place, v, have)
 
             k.runs(self.k, BLOCK, block)
+
+    def _store_scale(self, k: Builder, frame: Frame, row: Val, t: Val) -> None:
+        """Store the ``t``-th row's mean, if used, and the inverse of its root mean square."""
+        lanes = k.isa.lanes
+        mean = None
+        if self.centred:
+            mean = row_mean(k, row, self.k, lanes, lambda total, v, _: total + v)
+            k.store(frame.scratch + t * 4, mean, offset=SCALES_BYTES)
+        square = mean_square(k, row, self.k, lanes, mean)
+        k.store(frame.scratch + t * 4, 1.0 / k.sqrt(square + self.eps))
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_outputs" if self.outputs else "n_tokens"])

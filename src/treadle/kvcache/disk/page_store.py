@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from array import array
 from collections.abc import Sequence as Ids
 from functools import partial
 from pathlib import Path
@@ -87,8 +86,12 @@ class PageStore:
             node = node.parent
         chain = node.chain
         for node in reversed(unnamed):
-            chain = node.chain = _link(chain, node.ids)
+            chain = node.chain = self._link(chain, node.ids)
         return chain
+
+    def _link(self, chain: bytes, ids: Ids[int]) -> bytes:
+        """Return the digest of a page's tokens after ``chain``."""
+        return hashlib.sha256(chain + self.cache.media.portable(ids)).digest()
 
     def _name(self, chain: bytes, pool: Pool) -> str:
         return f"{chain.hex()[:N_CHAIN]}-{self._variant}.{pool.const.name}.page"
@@ -176,7 +179,7 @@ class PageStore:
         behind = seq.nodes[start - 1] if start else cache.tree.root_of(seq.lora)
         chains = [self.chain(behind)]
         for p in range(start, most):
-            chains.append(_link(chains[-1], ids[p * PAGE : (p + 1) * PAGE]))
+            chains.append(self._link(chains[-1], ids[p * PAGE : (p + 1) * PAGE]))
         end, found = self._find(start, chains[1:])
         if end == start:
             return 0
@@ -238,13 +241,9 @@ class PageStore:
             own = f"-{self._variant}."
             self._foreign = {name[:N_CHAIN] for name in self._names if own not in name}
         return (
-            bool(self._foreign) and _link(self.chain(parent), ids).hex()[:N_CHAIN] in self._foreign
+            bool(self._foreign)
+            and self._link(self.chain(parent), ids).hex()[:N_CHAIN] in self._foreign
         )
-
-
-def _link(chain: bytes, ids: Ids[int]) -> bytes:
-    """Return the digest of a page's tokens after ``chain``."""
-    return hashlib.sha256(chain + array("i", ids).tobytes()).digest()
 
 
 def _variant(engine: Engine) -> str:

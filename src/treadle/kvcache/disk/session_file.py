@@ -5,7 +5,8 @@
     __metadata__   format, version: what the file is; treadle: the version that wrote it
                    model: a fingerprint of the model; kv, page: type and page size
                    sha256.NAME: of each tensor's bytes
-                   lora: adapters of the session, [{name, mark, scale}] as JSON; version 3 only
+                   lora: adapters of the session, [{name, mark, scale}] as JSON; from version 3 on
+                   media: its pictures and sounds (``kvcache/media.py``) as JSON; version 4 only
     ids            I32 [n]             the tokens
     kv_global      U8 [pages, bytes]   pages of the full-attention layers
     kv_local       U8 [pages, bytes]   of the layers with a window, the last pages only
@@ -47,10 +48,14 @@ if TYPE_CHECKING:
 
 FORMAT = "treadle session"
 VERSION = "2"
-ADAPTED = "3"  # format version for sessions with adapters, so that older readers refuse the file
+# format versions of sessions with adapters, and with pictures: older readers refuse the file
+ADAPTED = "3"
+WITH_MEDIA = "4"
 # safetensors types
 IDS = "I32"
 BYTES = "U8"
+# fields of Config that do not change keys and values of text
+NOT_OF_KEYS = ("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media")
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
@@ -153,8 +158,12 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
 
 def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
     """Return the metadata of a session with its adapters; a mark is a digest of adapter weights."""
-    if not seq.lora:
-        return about_of(engine)
+    about = _about_lora(engine, seq) if seq.lora else about_of(engine)
+    media = engine.media.describe(seq.ids)
+    return about | {"version": WITH_MEDIA, "media": media} if media else about
+
+
+def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
     each = ((engine.adapters[i], scale) for i, scale in seq.lora)
     lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
     return about_of(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
@@ -170,7 +179,7 @@ def _fingerprint(engine: Engine) -> str:
         raise TreadleError("the model is closed")
     numbers: list[Any] = [(config.arch.name, config.arch.rope)]
     for field in fields(config):
-        if field.name not in ("arch", "optional", "factors", "ignored", "n_ctx_train"):
+        if field.name not in NOT_OF_KEYS:
             numbers.append((field.name, getattr(config, field.name)))
     # the set of rope factors that rotated the keys
     numbers += (rope.factors_in(engine.n_ctx) for rope in config.ropes if rope.long_factors)
@@ -206,9 +215,9 @@ def _load(path: Path, engine: Engine, seq: Sequence, make_room: Callable[[int], 
     if path.is_dir():
         raise FileError("is a folder", path=path, expected="a file of Session.save")
     with open_file(path) as file, engine.lock:
-        _check_about(
-            file, about_of(engine, version=ADAPTED if "lora" in file.metadata else VERSION)
-        )
+        version = ADAPTED if "lora" in file.metadata else VERSION
+        version = WITH_MEDIA if "media" in file.metadata else version
+        _check_about(file, about_of(engine, version=version))
         seq.lora = _read_lora(file, engine)
         ids = _read_ids(file, engine, seq)
         cache.check_context(len(ids))
@@ -281,15 +290,22 @@ def _read_ids(file: SafeTensors, engine: Engine, seq: Sequence) -> list[int]:
         raise FileError(what, path=file.path, offset=8, where=name)
     tensor = file.tensors["ids"]
     n_vocab = engine.config.n_vocab
+    media = engine.media
     if tensor.dtype != IDS or len(tensor.shape) != 1 or not tensor.shape[0]:
         raise _error(tensor, f"{tensor.dtype} of shape {list(tensor.shape)}", f"{IDS} [n]")
     engine.cache.check_context(tensor.shape[0])
     (raw,) = _read(tensor, tensor.n_bytes, file.metadata)
     ids = raw.view("<i4")
-    wrong = np.flatnonzero((ids < 0) | (ids >= n_vocab))
+    of_text = (ids >= 0) & (ids < n_vocab)
+    wrong = np.flatnonzero(~(of_text | (ids >= media.first_id)))
     if len(wrong):
         raise _error(tensor, f"token {ids[wrong[0]]}", f"0 to {n_vocab - 1}", 4 * int(wrong[0]))
-    return [int(token) for token in ids]
+    try:
+        text = file.metadata.get("media", "")
+        return media.restore(text, [int(token) for token in ids], engine.cache.tree)
+    except ValueError as error:
+        where = "__metadata__.media"
+        raise FileError(str(error), path=file.path, offset=8, where=where) from error
 
 
 def _check_pools(file: SafeTensors, seq: Sequence, n: int) -> list[int]:

@@ -86,8 +86,11 @@ class Arch:
         a name that ends with a dot is a prefix.
     nextn: states that layers for multi-token prediction read: the last layer's, ``plain`` or
         ``normed``; "": not supported.
-    pictures: its models read images too. treadle runs only text, for which the three components of
-        a token's position (M-RoPE) are equal.
+    pictures: a text file of it alone says that its models read pictures too.
+    spans: layers in which the tokens of one picture attend to each other in both directions:
+        ``all``, or those with a ``window``.
+    interleaved: the components of a position (time, row, column) alternate over the pairs of a head
+        (Qwen3-VL); else each has a run of pairs.
     """
 
     name: str
@@ -109,3 +112,5 @@ class Arch:
     names: tuple[tuple[str, str], ...] = ()
     nextn: Literal["", "plain", "normed"] = ""
     pictures: bool = False
+    spans: Literal["", "all", "window"] = ""
+    interleaved: bool = False

@@ -32,7 +32,7 @@ DECODERS = (
     Arch("qwen2", needs=QKV_BIAS),
     Arch("qwen3", needs=QK_NORM),
     Arch("qwen2vl", needs=QKV_BIAS, pictures=True),  # Qwen2-VL, Qwen2.5-VL
-    Arch("qwen3vl", needs=QK_NORM, pictures=True),
+    Arch("qwen3vl", needs=QK_NORM, pictures=True, interleaved=True),
     Arch("gemma", activation="gelu", embd_scale=True),
     Arch(
         "gemma2",
@@ -66,6 +66,7 @@ DECODERS = (
         keys=((WINDOW, 0), (PATTERN, 6), (LOCAL_BASE, 10000.0)),
         embd_scale=True,
         width_scaled=frozenset({62}),
+        spans="all",
     ),
     Arch(
         "gemma4",
@@ -75,6 +76,7 @@ DECODERS = (
         keys=(("attention.scale", 1.0), (EXPERTS_NORM, True)),
         embd_scale=True,
         names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
+        spans="window",
     ),
     Arch(
         "gemma3n",

@@ -28,7 +28,13 @@ from treadle.models.archs.arch import (
 MIXTURES = (
     Arch("qwen2moe", needs=QKV_BIAS),
     Arch("qwen3moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
-    Arch("qwen3vlmoe", needs=QK_NORM, keys=((EXPERTS_NORM, True),), pictures=True),
+    Arch(
+        "qwen3vlmoe",
+        needs=QK_NORM,
+        keys=((EXPERTS_NORM, True),),
+        pictures=True,
+        interleaved=True,
+    ),
     Arch(
         "granitemoe",
         rope="norm",

@@ -53,6 +53,7 @@ STATES = (
         mixer="attention_gate",
         state="delta",
         nextn="normed",
+        interleaved=True,
     ),
     Arch(
         "qwen35moe",
@@ -62,6 +63,7 @@ STATES = (
         mixer="attention_gate",
         state="delta",
         nextn="normed",
+        interleaved=True,
     ),
     Arch(
         "qwen3next",

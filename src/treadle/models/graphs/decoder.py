@@ -41,6 +41,8 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
     x = first(g)
     for i in g.config.here:
         x = build_layer(g, i, x, *halves(g.config.layers[i]))
+        if g.config.with_media and i < g.config.media.n_deepstack:
+            x = g.call("media_rows", f"L{i}.media", x, level=i + 1)
     return x
 
 
@@ -49,6 +51,8 @@ def first(g: Ops) -> Rows:
     if g.config.here.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
+    if g.config.with_media:  # after the scale: rows of media have their own
+        x = g.call("media_rows", "token_embd.media", x)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")
     if g.has("token_types.weight"):

@@ -43,6 +43,7 @@ def emit_attention(
         steps.config.alibi,
         steps.word_attention,
         REACH if distances else 0,
+        steps.config.with_media and steps.config.media.spans_in(at.window),
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None

@@ -124,6 +124,7 @@ ELSEWHERE = {
         ("tempered", "multiplied", "normed_heads", "weighed"), "treadle.plan.lowering.scaled"
     ),
     "xielu": "treadle.plan.lowering.xielu",
+    "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("clamped", "capped"), "treadle.plan.lowering.clamp"),
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
 }

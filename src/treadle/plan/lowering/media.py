@@ -1,0 +1,35 @@
+"""Ops on the rows of pictures and sound, which the host writes before a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD, MediaRows
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+
+def media_rows(ops: CpuOps, label: str, x: Rows, *, level: int = 0) -> Rows:
+    """Replace the rows of media tokens in ``x`` by their rows (level 0), or add their rows for the
+    ``level``-th layer.
+    """
+    steps = ops.steps
+    n_embd = ops.config.n_embd
+    takes = steps.plan.takes
+    if MEDIA not in takes:
+        takes[MEDIA] = steps.floats(MEDIA, MEDIA_HEAD + n_embd * (1 + ops.config.media.n_deepstack))
+    rows = ops.floats(x)
+    steps.emit(
+        label,
+        MediaRows(x.width, level * n_embd, level > 0),
+        Grid(1, "n_tokens"),
+        x=rows,
+        media=takes[MEDIA],
+        stride=rows.row_bytes // 4,
+        media_stride=takes[MEDIA].row_bytes // 4,
+    )
+    return Floats(label, x.width, rows)

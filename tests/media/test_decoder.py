@@ -1,0 +1,232 @@
+"""The decoder's side of pictures and sound, with the truth's rows: no tower runs here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.media.decoder_cases import CASES, DecoderCase, Prompt, error, load, prompt_of
+from treadle.engine.batch import BatchItem
+from treadle.errors import TreadleError
+from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.media import MediaEntry
+
+PREFIXED = [(case, prefix) for case in CASES for prefix in ("", *(("two.",) if case.two else ()))]
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture(scope="session")
+def media(data: Path) -> Path:
+    return data / "media"
+
+
+def whole(model: treadle.Model, prompt: Prompt) -> np.ndarray:
+    with model.session() as session:
+        return session.logits(prompt.ids)
+
+
+@pytest.mark.parametrize(("case", "prefix"), PREFIXED, ids=[f"{c}{p}" for c, p in PREFIXED])
+def test_logits_equal_the_truth(case: DecoderCase, prefix: str, media: Path) -> None:
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case, prefix)
+        assert error(whole(model, prompt), prompt.logits) < case.tolerance
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_other_rows_give_other_logits(case: DecoderCase, media: Path) -> None:
+    """The comparison above can fail: rows in the opposite order are far off."""
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        for entry in prompt.entries:
+            assert entry.rows is not None
+            entry.rows = np.ascontiguousarray(entry.rows[::-1])
+        assert error(whole(model, prompt), prompt.logits) > 100 * case.tolerance
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_cut_at_every_token(case: DecoderCase, media: Path) -> None:
+    """A prompt in two runs, cut anywhere but inside a bidirectional span, and then token by token
+    after its media, gives the same logits.
+    """
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        for at in range(1, len(prompt.ids)):
+            if model.engine.media.cut(prompt.ids[:at]) != at:
+                continue  # a run cannot end here
+            with model.session() as session:
+                first = session.logits(prompt.ids[:at])
+                # Without what the cache has: all of it is computed again.
+                rest = session.logits(prompt.ids[at:])
+            found = np.concatenate([first, rest])
+            assert error(found, prompt.logits) < case.tolerance, at
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_small_runs(case: DecoderCase, media: Path) -> None:
+    """A model whose runs hold few tokens cuts the prompt where it may, and no span."""
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        chunks = [list(ids) for ids in model.engine.cache.chunks(prompt.ids, 5)]
+        assert [id for chunk in chunks for id in chunk] == prompt.ids
+        with model.session() as session:
+            found = np.concatenate([session.logits(ids) for ids in chunks])
+        assert error(found, prompt.logits) < case.tolerance
+
+
+def test_a_batch_of_texts_with_and_without_pictures(media: Path) -> None:
+    """Texts without pictures have the same bits beside one with a picture as without it."""
+    for name in ("gemma3", "qwen3vl", "llava"):
+        case = BY_NAME[name]
+        with load(media, case, deterministic=True) as model:
+            prompt = prompt_of(model, media, case)
+            engine = model.engine
+            text = [40 + i for i in range(20)]
+            alone = model.logits(text)
+            model.engine.cache.forget()
+            with model.session() as one, model.session() as other:
+                items = [BatchItem(one.seq, prompt.ids, 1), BatchItem(other.seq, text, len(text))]
+                together = engine.run(items)
+            assert (together[1:] == alone).all()
+            assert error(together[0], prompt.logits[-1]) < case.tolerance
+
+
+def test_texts_run_the_plans_that_they_ran_before(media: Path) -> None:
+    """A batch without pictures has no step for them, whatever ran before."""
+    case = BY_NAME["qwen3vl"]
+    with load(media, case) as model:
+        text = [40 + i for i in range(20)]
+        before = [step.label for step in model.engine.plan(20, 1)]
+        expected = model.logits(text)
+        whole(model, prompt_of(model, media, case))
+        assert [step.label for step in model.engine.plan(20, 1)] == before
+        assert not any("media" in label for label in before)
+        model.engine.cache.forget()
+        assert (model.logits(text) == expected).all()
+
+
+def test_the_cache_knows_pictures(media: Path) -> None:
+    """A prompt with the same picture is found in the cache; one with another picture is not."""
+    for name in ("gemma3", "pixtral"):
+        case = BY_NAME[name]
+        with load(media, case) as model:
+            prompt = prompt_of(model, media, case)
+            more = prompt.ids + [65] * 20
+            with model.session() as session:
+                session.feed(more)
+            with model.session() as session:
+                n = session.match([*more, 66])
+                assert n == len(more) // PAGE * PAGE > 0
+                last = session.feed([*more, 66][n:])
+            model.engine.cache.forget()
+            with model.session() as session:
+                assert error(last, session.feed([*more, 66])) < case.tolerance
+            (entry,) = prompt.entries[:1]
+            other = model.engine.media.enter(
+                MediaEntry(b"other".ljust(32), entry.n_rows, spans=entry.spans)
+            )
+            other.rows = entry.rows
+            first = prompt.ids.index(entry.ids[0])
+            swapped = list(more)
+            swapped[first : first + entry.n_rows] = other.ids
+            with model.session() as session:
+                assert session.match(swapped) <= first
+
+
+def test_truncate_goes_back_to_the_beginning_of_a_picture(media: Path) -> None:
+    for name in ("gemma3", "qwen25vl", "qwen35"):
+        case = BY_NAME[name]
+        with load(media, case) as model:
+            prompt = prompt_of(model, media, case)
+            entry = prompt.entries[0]
+            first = prompt.ids.index(entry.ids[0])
+            for n in (first, first + 1, first + entry.n_rows - 1, first + entry.n_rows):
+                with model.session() as session:
+                    session.feed(prompt.ids)
+                    session.truncate(n)
+                    kept = session.n_past
+                    assert kept <= (n if n in (first, first + entry.n_rows) else first)
+                    found = session.logits(prompt.ids[kept:])
+                assert error(found, prompt.logits[kept:]) < case.tolerance, (name, n)
+
+
+def test_a_fork_continues_after_a_picture(media: Path) -> None:
+    case = BY_NAME["qwen25vl"]
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        cut = len(prompt.ids) - 2
+        with model.session() as session:
+            session.feed(prompt.ids[:cut])
+            fork = model.engine.cache.fork(session.seq)
+            rows = model.engine.run([BatchItem(fork, prompt.ids[cut:], 2)])
+            fork.close()
+        assert error(rows, prompt.logits[cut:]) < case.tolerance
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "qwen35", "gemma4"])
+def test_saved_sessions(name: str, media: Path, tmp_path: Path) -> None:
+    """A session with a picture is saved and loaded, also by a process that never saw it."""
+    case = BY_NAME[name]
+    path = tmp_path / "session"
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        cut = len(prompt.ids) - 2
+        with model.session() as session:
+            session.feed(prompt.ids[:cut])
+            session.save(path)
+    with load(media, case) as model, model.load_session(path) as session:
+        assert session.n_past == cut
+        found = session.logits(prompt.ids[cut:])
+        assert error(found, prompt.logits[cut:]) < case.tolerance
+        again = prompt_of(model, media, case)
+        assert session.match([*again.ids, 66]) == len(again.ids)  # the same picture has its ids
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "pixtral"])
+def test_page_files(name: str, media: Path, tmp_path: Path) -> None:
+    """Pages with a picture are found by another process, which gives it another number."""
+    case = BY_NAME[name]
+    with load(media, case, cache_dir=tmp_path) as model:
+        prompt = prompt_of(model, media, case)
+        with model.session() as session:
+            session.feed(prompt.ids + [65] * 20)
+    with load(media, case, cache_dir=tmp_path) as model:
+        model.engine.media.enter(MediaEntry(b"first".ljust(32), 3))
+        again = prompt_of(model, media, case)
+        assert again.ids != prompt.ids
+        for entry in again.entries:
+            entry.rows = None  # not needed: their pages are there
+        ids = again.ids + [65] * 20
+        with model.session() as session:
+            n = session.match([*ids, 66])
+            assert n == len(ids) // PAGE * PAGE
+            found = session.feed([*ids, 66][n:])
+    with load(media, case) as model:
+        fresh = prompt_of(model, media, case)
+        with model.session() as session:
+            expected = session.feed([*fresh.ids, *[65] * 20, 66])
+    assert error(found, expected) < case.tolerance
+
+
+def test_rows_that_are_missing_or_too_wide(media: Path) -> None:
+    case = BY_NAME["llava"]
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        (entry,) = prompt.entries
+        rows = entry.rows
+        assert rows is not None
+        entry.rows = None
+        with model.session() as session:
+            with pytest.raises(TreadleError, match="not encoded"):
+                session.feed(prompt.ids)
+            entry.rows = rows[:, :-1]
+            with pytest.raises(TreadleError, match=r"rows of shape .* expected"):
+                session.feed(prompt.ids)
+            assert session.n_past == 0
+            unknown = model.engine.media.first_id + (99 << 16)
+            with pytest.raises(TreadleError, match="a token id outside"):
+                session.feed([65, unknown])
+            with pytest.raises(TreadleError, match="a token id outside"):
+                session.feed([65, entry.ids[-1] + 1])
