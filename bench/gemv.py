@@ -63,7 +63,7 @@ class Problem:
         scratch = aligned(spec.scratch(isa.lanes) + 64)
         named = {"x": x.ctypes.data, "y": self.y.ctypes.data, "stride": self.m, "tokens": 1}
         named |= {"w": [self.weights.ctypes.data], "rows": [self.m], "column": [0]}
-        args = np.array([slot or 0 for slot in spec.args.slots(named)], np.int64)
+        args = np.array([arg or 0 for arg in spec.args.in_order(named)], np.int64)
         kernel = KERNEL(load_kernels([spec], isa)[spec.name])
         self.want = fmt.dequantize_rows(few).astype(np.float64) @ layout.read_ref(x, 1)[0]
         self.kept = (x, run, scratch, args)

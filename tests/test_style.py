@@ -313,6 +313,25 @@ def test_class_names_are_unique_and_say_what_they_are() -> None:
     assert {name.lstrip("_") for name in where_named} & set(BANNED.split()) == set()
 
 
+def test_no_tuple_packs_three_assignments() -> None:
+    """Three statements say it, except where a value needs the old value of a target."""
+    found = []
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+                continue
+            targets = node.targets[0]
+            if not isinstance(targets, ast.Tuple) or len(targets.elts) < 3:
+                continue
+            names = {ast.unparse(each) for each in targets.elts}
+            parts = {
+                ast.unparse(each) for each in ast.walk(node.value) if isinstance(each, ast.expr)
+            }
+            if not names & parts and len(targets.elts) == len(node.value.elts):
+                found.append(f"{where(path)}:{node.lineno}")
+    assert not found
+
+
 def test_folders_are_no_longer_than_a_screen() -> None:
     n_files: dict[Path, int] = {}
     for path in FILES:

@@ -373,7 +373,7 @@ def test_what_a_busy_machine_measured_is_not_kept(run: Run, measured: list[TuneR
     assert "with --force" in ran.err
     assert "best: " in ran.out  # what was found is shown
     assert "saved in" not in ran.out
-    assert tuned_row(isa).made is None
+    assert tuned_row(isa).measured is None
     said = json.loads(run("tune", "--json").out)
     assert (said["saved"], list(said["not_kept"])) == (None, ["Q8_0"])
     assert said["processor_time_share"] == {"Q8_0": 0.79}
@@ -397,7 +397,7 @@ def test_cold_times_of_caches_are_not_kept(run: Run, measured: list[TuneResult])
     ran = run("tune")
     assert ran.code == 1
     assert "no larger than the caches" in ran.err
-    assert tuned_row(row_in_use()).made is None
+    assert tuned_row(row_in_use()).measured is None
 
 
 def test_a_trial_knows_whether_its_copies_fit_caches(

@@ -7,7 +7,7 @@ takes which item must change nothing.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,16 @@ from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.thread_team import HostMemory
 from treadle.kernels.spec import RUN_STATE
 from treadle.plan.plan import Buffer, Const, Plan
+
+
+class GuestProgram(NamedTuple):
+    """A plan's steps as a guest's kernels, with the memory that they refer to."""
+
+    n_steps: int
+    steps: list[Any]
+    inputs: HostMemory
+    arena: HostMemory
+    scratch: HostMemory
 
 
 class GuestCpu(Cpu):
@@ -46,25 +56,18 @@ class GuestCpu(Cpu):
         scratch = self.memory(plan.scratch(self.isa.lanes) + 64)
         made = []
         for step in plan.steps:
-            slots = np.array([place(a) for a in step.spec.args.slots(step.args)], np.int64)
+            slots = np.array([place(a) for a in step.spec.args.in_order(step.args)], np.int64)
             args = self.memory(slots.nbytes)
             args.bytes[:] = slots.view(np.uint8)
             counted = step.args.get(step.grid.count)
             count = place(counted) if isinstance(counted, Buffer) else 0
             made.append((step, self.guest.kernel(step.spec, self.isa), args.address, count))
-        return made, inputs, arena, scratch
+        return GuestProgram(len(made), made, inputs, arena, scratch)
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
-        made, inputs, arena, scratch = ready
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
+        _, made, inputs, arena, scratch = program
         state = inputs.bytes[: RUN_STATE.itemsize].view(RUN_STATE)[0]
-        for step, kernel, args, count in made if steps is None else [made[i] for i in steps]:
+        for step, kernel, args, count in made[steps.start : steps.stop]:
             counts: Any = state
             if count:  # a number that an earlier step has written
                 at = count - arena.address

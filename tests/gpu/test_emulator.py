@@ -32,7 +32,7 @@ def memory() -> Iterator[Memory]:
 def run(spec: PerBlock, memory: Memory, n_items: int, seed: int = 0, **args: Any) -> None:
     packed = memory.copy(
         np.array(
-            [a if isinstance(a, int) else a.ctypes.data for a in spec.args.slots(args)], np.int64
+            [a if isinstance(a, int) else a.ctypes.data for a in spec.args.in_order(args)], np.int64
         )
     )
     load(spec, ISA).launch(packed.ctypes.data, 0, base=n_items, n_ctas=3, seed=seed)

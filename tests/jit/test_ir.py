@@ -56,7 +56,7 @@ def test_what_llvm_reads() -> None:
     """Bytes, memory of an address space, metadata, an intrinsic, attributes of arguments."""
     module = ir.Module()
     b = writer(module, "i32")
-    b.function.told[1] = "noalias"
+    b.function.arg_attributes[1] = "noalias"
     b.function.attributes.append("nounwind")
     data = bytes(range(256))
     table = module.data("t", ir.array_of_bytes(256), "private constant", 64, ir.bytes_text(data))

@@ -195,7 +195,7 @@ def call(
 ) -> None:
     """Run the whole grid, in uneven ranges and backwards, as threads that race for items might."""
     kernel = memory.machine.kernel(spec, isa)
-    slots = spec.args.slots(args)
+    slots = spec.args.in_order(args)
     slots = [_address(a) if isinstance(a, np.ndarray) else int(a or 0) for a in slots]
     packed = memory.copy(np.array(slots, np.int64), name="args")
     record = run.record(memory)

@@ -78,7 +78,7 @@ def test_formats(fmt: str, tiny: WriteTiny) -> None:
         }
     with treadle.load(whole, threads=1, kv="f32") as model:
         found = model.logits(IDS)
-        made = model.engine._weights.made
+        made = model.engine._weights.derived
         turned, kept = (made[f"blk.1.attn_{x}_b.weight"] for x in "kv")
         assert turned.type_name == ("F16" if by_name(fmt).block > 1 else fmt)
         assert kept.type_name == fmt
@@ -108,7 +108,7 @@ def test_numbers_that_f16_does_not_reach(tiny: WriteTiny, tmp_path: Path) -> Non
         writer.write()
     with treadle.load(tmp_path / "large.gguf", threads=1) as model:
         model.plan(1)
-        made = model.engine._weights.made["blk.0.attn_k_b.weight"]
+        made = model.engine._weights.derived["blk.0.attn_k_b.weight"]
         assert made.type_name == "F32"
         assert made.dequantize()[0, 0, 0] > 7 * F16_MOST
 

@@ -90,7 +90,7 @@ class Chain:
         for s, n_items in enumerate(sizes):
             out = s + 1
             x, y = (self.rows[r].ctypes.data for r in (source, out))
-            self.args[s] = Relay.args.slots({"x": x, "out": y, "n": N})
+            self.args[s] = Relay.args.in_order({"x": x, "out": y, "n": N})
             # No items: n_tokens is 0, so 5 * ceil(0 / 3) of them.
             count = (n_items, 0, 1) if n_items else (5, none, 3)
             self.steps[s] = (address, self.args[s].ctypes.data, *count, 1)
@@ -155,7 +155,7 @@ def test_items_that_share_cache_lines_are_not_parted(whole: int, isa: Isa) -> No
     marks = np.zeros(N, np.int64)
     state = np.zeros(1, RUN_STATE)
     kernel = load_kernels([Begins()], isa)[Begins().name]
-    args = np.array(Begins.args.slots({"out": marks.ctypes.data}), np.int64)
+    args = np.array(Begins.args.in_order({"out": marks.ctypes.data}), np.int64)
     steps = np.zeros(40, STEP)
     steps[:] = (kernel, args.ctypes.data, N, 0, 1, whole)
     team.run(steps.ctypes.data, len(steps), state.ctypes.data)
@@ -208,7 +208,7 @@ def test_an_alarm_ends_a_run_at_once(n_threads: int, isa: Isa) -> None:
     """
     team, alarm, state = Team(n_threads, isa, 64), np.zeros(1, np.int64), np.zeros(1, RUN_STATE)
     kernel = load_kernels([Held()], isa)[Held().name]
-    args = np.array(Held.args.slots({"word": alarm.ctypes.data}), np.int64)
+    args = np.array(Held.args.in_order({"word": alarm.ctypes.data}), np.int64)
     steps = np.zeros(30, STEP)
     steps[:] = (kernel, args.ctypes.data, N, 0, 1, 1)
     counts = [scratch.bytes[:8].view(np.int64) for scratch in team._scratch]
@@ -236,7 +236,7 @@ def test_an_alarm_ends_a_run_whose_items_were_not_counted(left: int, isa: Isa) -
     alarm = np.ones(1, np.int64)
     state = np.zeros(1, RUN_STATE)
     kernel = load_kernels([Held()], isa)[Held().name]
-    args = np.array(Held.args.slots({"word": alarm.ctypes.data}), np.int64)
+    args = np.array(Held.args.in_order({"word": alarm.ctypes.data}), np.int64)
     count = np.array([left])
     steps = np.zeros(4, STEP)
     steps[:] = [

@@ -46,7 +46,7 @@ def test_round_trip() -> None:
     path = save(ISA, TABLE)
     row = tuned_row(ISA)
     assert (row.table, row.isa, row.path, row.problem) == (TABLE, ISA.name, str(path), None)
-    assert row.made is not None
+    assert row.measured is not None
     assert row.formats == ["Q8_0", "F32"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
@@ -106,7 +106,7 @@ def test_where_nothing_was_tuned_next_to_nothing_is_read(
     monkeypatch.setattr(topology, "cpu_name", refuse)
     monkeypatch.setattr(cache, "source_hash", refuse)
     row = tuned_row(ISA)
-    assert (row.table, row.made, row.problem) == (SHIPPED, None, None)
+    assert (row.table, row.measured, row.problem) == (SHIPPED, None, None)
     assert not folder.exists()
 
 
@@ -125,7 +125,7 @@ def test_rows_are_of_an_instruction_set_and_a_cpu(tmp_path: Path) -> None:
         assert (row.table, row.problem) == (SHIPPED, None)
     save(ISA, SHIPPED, proc=other_cpu)
     assert tuned_row(ISA).table == TABLE
-    assert tuned_row(ISA, proc=other_cpu).made is not None
+    assert tuned_row(ISA, proc=other_cpu).measured is not None
 
 
 def test_reset() -> None:
@@ -157,7 +157,7 @@ def test_a_variable_puts_it_aside(monkeypatch: pytest.MonkeyPatch) -> None:
 def refused(reason: str, path: Path) -> None:
     """A row is there, says nothing, and the reason is told; a new one may take its place."""
     row = tuned_row(ISA)
-    assert (row.table, row.made, row.path) == (SHIPPED, None, str(path))
+    assert (row.table, row.measured, row.path) == (SHIPPED, None, str(path))
     assert reason in (row.problem or ""), row.problem
     assert str(path) in (row.problem or "")
 
@@ -260,7 +260,7 @@ def test_whatever_it_says_a_model_can_run(
         path = save(isa, TABLE)
         change(path, lambda said: said["formats"].update(Q8_0=row))
         found = tuned_row(isa)
-        assert (found.problem is None) == (found.made is not None)
+        assert (found.problem is None) == (found.measured is not None)
         for tokens in (*GEMV_TOKENS, 99):
             spec = matmul(by_name("Q8_0"), isa, 2048, tokens, found.table)
             assert fits(spec, isa)

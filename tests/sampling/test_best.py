@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from treadle.engine.logits import (
+    N_TOP,
+    TOTAL_ERROR,
+    LogitsBatch,
+    LogitsQuery,
+    LogitsRow,
+    TopLogits,
+)
 from treadle.errors import GrammarError, NotFiniteError, SamplingError
-from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR, LogitsQuery
+from treadle.kernels.elementwise.top_logits import TOTAL
 from treadle.sampling import Sampler, Sampling
 from treadle.sampling.candidates import Floats
 
@@ -21,61 +29,40 @@ N = 500
 EOG = {3, 490}
 
 
-@dataclass
-class Largest:
-    """As ``treadle.engine.logits.TopLogits``. ``off``: the error of the sum, as a share of what is
-    allowed.
+def top_of(x: np.ndarray, query: LogitsQuery, off: float) -> TopLogits:
+    """The answer to a query, as a kernel writes it. ``off``: the error of the sum, as a share of
+    what is allowed.
     """
-
-    x: np.ndarray
-    look: LogitsQuery
-    off: float
-
-    def __post_init__(self) -> None:
-        order = np.argsort(-self.x, kind="stable")[: 1 if self.look.first else N_TOP]
-        self.values = np.full(N_TOP, -np.inf, np.float32)
-        self.ids = np.full(N_TOP, -1, np.int32)
-        self.values[: len(order)] = self.x[order]
-        self.ids[: len(order)] = order
-        self.first = float(self.values[0]), int(self.ids[0])
-
-    @property
-    def total(self) -> float:
-        if not self.look.total:
-            return math.nan  # nobody may look at it
-        exact = np.exp(self.x.astype(np.float64) - self.x.max()).sum()
-        return float(exact) * (1 + self.off * TOTAL_ERROR)
+    if query.mask is not None:
+        mask = query.mask if isinstance(query.mask, bytes) else query.mask.wait()
+        bits = np.frombuffer(mask.ljust(-(-len(x) // 8), b"\0"), np.uint8)
+        allowed = np.unpackbits(bits, count=len(x), bitorder="little").astype(bool)
+        x = np.where(allowed | ~(x < np.inf), x, np.float32(-np.inf))
+    order = np.argsort(-x, kind="stable")[: 1 if query.first else N_TOP]
+    values = np.full(N_TOP, -np.inf, np.float32)
+    ids = np.full(N_TOP, -1, np.int32)
+    values[: len(order)] = x[order]
+    ids[: len(order)] = order
+    total = math.nan  # the sum is undefined unless it is queried
+    if query.total:
+        total = float(np.exp(x.astype(np.float64) - x.max()).sum()) * (1 + off * TOTAL_ERROR)
+    data = values.tobytes() + ids.tobytes()
+    return TopLogits(data.ljust(TOTAL, b"\0") + np.float64(total).tobytes(), 0)
 
 
-@dataclass
-class Row:
-    """As ``treadle.engine.logits.LogitsRow``; counts who asked for all of it."""
+class Row(LogitsRow):
+    """A row that counts the copies of all of it."""
 
-    x: np.ndarray
-    look: LogitsQuery | None
-    off: float = 0.0
-    n_whole: int = 0
-    top: Largest | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.top = None
-        if self.look is not None:
-            x = self.x
-            if self.look.mask is not None:
-                mask = self.look.mask
-                made = mask if isinstance(mask, bytes) else mask.wait()
-                bits = np.frombuffer(made.ljust(-(-len(x) // 8), b"\0"), np.uint8)
-                allowed = np.unpackbits(bits, count=len(x), bitorder="little").astype(bool)
-                x = np.where(allowed | ~(x < np.inf), x, np.float32(-np.inf))
-            self.top = Largest(x, self.look, self.off)
+    def __init__(self, x: np.ndarray, query: LogitsQuery | None, off: float = 0.0) -> None:
+        queries = () if query is None else (query,)
+        self.x = x
+        batch = LogitsBatch(lambda: self.x[None], b"", [queries], nullcontext())
+        super().__init__(batch, 0, [top_of(x, query, off) for query in queries], queries)
+        self.n_whole = 0
 
     def logits(self) -> Floats:
         self.n_whole += 1
-        return self.x.copy()
-
-    def take(self, ids: Any, /) -> Floats:
-        taken: Floats = self.x[ids]
-        return taken
+        return super().logits()
 
 
 class Allows:
@@ -122,7 +109,7 @@ def texts(
         for row in x:
             try:
                 if top:
-                    given_row = Row(row, sampler.look(), off)
+                    given_row = Row(row, sampler.query(), off)
                     ids.append(sampler.choose(given_row, ids))
                     n_whole += given_row.n_whole
                 else:
@@ -225,7 +212,7 @@ def test_these_need_no_more(knobs: dict[str, Any], constrained: bool) -> None:
     ],
 )
 def test_these_ask_for_the_row_at_once(knobs: dict[str, Any]) -> None:
-    assert Sampler(Sampling(**knobs), N).look() is None
+    assert Sampler(Sampling(**knobs), N).query() is None
 
 
 def test_what_the_largest_cannot_tell() -> None:
@@ -245,7 +232,7 @@ def test_what_the_largest_cannot_tell() -> None:
     chains.append((Sampling(seed=1, samplers="top_p", top_p=edge), [0]))
     for settings, ids in chains:
         sampler = Sampler(settings, N)
-        given_row = Row(row, sampler.look())
+        given_row = Row(row, sampler.query())
         assert given_row.top is not None
         token = sampler.choose(given_row, ids)
         assert given_row.n_whole == 1
@@ -263,7 +250,7 @@ def test_no_numbers_are_named(spoil: float, words: str, t: float, constrained: b
     row[400] = np.inf  # as the kernel, the fake shows what is no number first
     constraint = Allows(np.arange(N) < 100, bits=True) if constrained else None
     sampler = Sampler(Sampling(temperature=t), N, constraint=constraint)
-    given_row = Row(row, sampler.look())
+    given_row = Row(row, sampler.query())
     given_row.x = np.where(row < np.inf, row, np.float32(spoil))
     with pytest.raises(NotFiniteError, match=words):
         sampler.choose(given_row, [1])
@@ -272,13 +259,13 @@ def test_no_numbers_are_named(spoil: float, words: str, t: float, constrained: b
 def test_every_token_ruled_out() -> None:
     sampler = Sampler(Sampling(), N, constraint=Allows(np.zeros(N, bool), bits=True))
     with pytest.raises(SamplingError, match="grammar's mask: every token"):
-        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.look()), [1])
+        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.query()), [1])
 
 
 def test_a_constraint_without_bits_gets_the_row() -> None:
     allowed = np.arange(N) == 77
     sampler = Sampler(Sampling(), N, constraint=Allows(allowed, bits=False))
-    assert sampler.look() is None
+    assert sampler.query() is None
     assert sampler.choose(Row(rows_of(1, "normal", 1)[0], None), [1]) == 77
 
 
@@ -291,11 +278,11 @@ def test_an_error_of_the_grammars_comes_when_the_row_is_there() -> None:
     constraint.later = lambda: SimpleNamespace(wait=lambda: b"")
     sampler = Sampler(Sampling(), N, constraint=constraint)
     with pytest.raises(GrammarError, match="stuck"):
-        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.look()), [1])
+        sampler.choose(Row(rows_of(1, "normal", 1)[0], sampler.query()), [1])
 
 
 def test_a_small_vocabulary_is_looked_at_as_a_whole() -> None:
-    assert Sampler(Sampling(), N_TOP).look() is None
-    assert Sampler(Sampling(), N_TOP + 1).look() == LogitsQuery()
-    assert Sampler(Sampling(temperature=0), N).look() == LogitsQuery(first=True)
-    assert Sampler(Sampling(samplers="top_p"), N).look() == LogitsQuery(total=True)
+    assert Sampler(Sampling(), N_TOP).query() is None
+    assert Sampler(Sampling(), N_TOP + 1).query() == LogitsQuery()
+    assert Sampler(Sampling(temperature=0), N).query() == LogitsQuery(first=True)
+    assert Sampler(Sampling(samplers="top_p"), N).query() == LogitsQuery(total=True)

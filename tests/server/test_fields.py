@@ -210,7 +210,7 @@ def test_what_cannot_be_honoured(body: dict[str, Any], model: treadle.Model) -> 
     ],
 )
 def test_constraints(body: Any, found: Any, model: treadle.Model) -> None:
-    assert read(model, body).wanted == found
+    assert read(model, body).options == found
 
 
 @pytest.mark.parametrize(

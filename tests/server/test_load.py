@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import PATIENCE_S, events, running, talking, until
 from tests.server.test_openai import post
-from treadle.server.http.http_io import StreamedResponse
 from treadle.server.protocols.openai import completions
+from treadle.server.requests.responses import StreamedResponse
 from treadle.server.requests.service import Service
 
 
@@ -31,7 +31,7 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def told() -> bool:
         texts = list(service.engine.texts.values())
-        return all(text.progress() in (None, text.told) for text in texts)
+        return all(text.progress() in (None, text.last_progress) for text in texts)
 
     def wait() -> Any:
         service.engine._ring()  # else it would be while the step runs

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,44 +21,45 @@ from tests.test_session import close, text
 from tests.tiny import rounding
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
-from treadle.devices.protocol import Device
+from treadle.devices.protocol import Device, PlanRequest
 from treadle.engine.batch import BatchItem, Inputs
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa.portable import PORTABLE
 from treadle.jit.kernel import CompileStats
-from treadle.kernels.matmul.select import SHIPPED
-from treadle.kvcache.cache import KVCache
 from treadle.kvcache.disk.session_file import load_session, save_session
-from treadle.models.config import Config
 from treadle.models.load import load_config
-from treadle.plan.lowering.ops import build_plan
-from treadle.plan.lowering.weights import Weights
-from treadle.plan.plan import Const, Plan
+from treadle.plan.plan import Const, DeviceMemory, Plan
 
 SOURCES = Path(__file__).resolve().parent.parent.parent / "src" / "treadle"
 
 
-class FarMemory:
+class FarMemory(DeviceMemory):
     """Bytes of the device; ``bytes``, if the host writes them, are the host's copy."""
 
     def __init__(self, calls: list[str], data: np.ndarray, *, host: bool = False) -> None:
         self._calls = calls
         self.far = data
+        self.n_bytes = data.nbytes
         self.bytes = np.zeros_like(data) if host else None
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
-        assert 0 <= at <= at + n_bytes <= len(self.far)
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         self._calls.append("read")
         return self.far[at : at + n_bytes].copy()
 
-    def write(self, at: int, data: np.ndarray) -> None:
-        assert 0 <= at <= at + len(data) <= len(self.far)
+    def _write(self, at: int, data: np.ndarray) -> None:
         self._calls.append("write")
         self.far[at : at + len(data)] = data
 
 
-class Recording:
+class FarProgram(NamedTuple):
+    plan: Plan
+    arena: FarMemory
+    inputs: FarMemory
+    n_steps: int
+
+
+class Recording(Device):
     isa = PORTABLE
     n_threads = 3
     variant = "recording"
@@ -75,41 +76,25 @@ class Recording:
         self.uploaded.append(name)
         return Const(name, FarMemory(self.calls, array.copy()), None)
 
-    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         self.calls.append("copy")
         memory.far[to : to + n_bytes] = memory.far[start : start + n_bytes]
 
-    def plan(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        n_tokens: int,
-        n_outputs: int,
-        **how: Any,
-    ) -> Plan:
+    def _plan(self, request: PlanRequest) -> Plan:
         """The CPU's lowering, for vectors of its own and plain tiles."""
         self.calls.append("plan")
-        own: dict[str, Any] = {"n_threads": self.n_threads, "table": SHIPPED, **how}
-        return build_plan(config, weights, cache, self.isa, n_tokens, n_outputs, **own)
+        return request.build(self.isa, self.n_threads)
 
-    def ready(self, plan: Plan, arena: Any, inputs: Any) -> tuple[Plan, FarMemory, FarMemory]:
+    def ready(self, plan: Plan, arena: Any, inputs: Any) -> FarProgram:
         self.calls.append("ready")
         arena.far[:] = 0xFF  # NaN: nothing may be read unwritten
-        return plan, arena, inputs
+        return FarProgram(plan, arena, inputs, len(plan))
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
-        plan, arena, inputs = ready
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
+        plan, arena, inputs, _ = program
         self.calls.append("run")
         inputs.far[:] = inputs.bytes
-        for i in steps or range(len(plan)):
+        for i in steps:
             step = plan.steps[i]
             args = plan.arrays(step, arena.far, lambda const: const.memory.far)
             with np.errstate(invalid="ignore"):  # what it makes of padding is not looked at

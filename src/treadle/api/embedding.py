@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -24,11 +24,8 @@ from treadle.models.sentence import default_prompt as prompt_of
 from treadle.models.sentence import max_seq_length
 
 if TYPE_CHECKING:
-    from treadle.engine.engine import Engine
-    from treadle.files.gguf import GGUF
+    from treadle.api.model import Model
     from treadle.kvcache.prefix_tree import Lora
-    from treadle.models.config import Config
-    from treadle.tokenizer.tokenizer import Tokenizer
 
 Floats = np.ndarray
 Text = str | Sequence[int]
@@ -39,24 +36,6 @@ NOTHING = -1
 NO_POOLING = "the file defines no pooling (pooling_type 0): vectors are the mean of all tokens"
 
 
-class EmbeddingModel(Protocol):
-    """The parts of ``treadle.Model`` that embeddings need."""
-
-    config: Config
-    engine: Engine
-    gguf: GGUF
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer."""
-
-    def _read(self, text: str) -> list[int]: ...
-
-    def _with_room(
-        self, n_tokens: int, runs: Generator[T, None, None]
-    ) -> Generator[T, None, None]: ...
-
-
 class Embedder:
     """Computes embeddings with fixed options. Raises TreadleError for invalid ``dimensions``.
     ``lora``: the adapters to run with, None for those of new sequences. ``default_prompt``: whether
@@ -65,7 +44,7 @@ class Embedder:
 
     def __init__(
         self,
-        model: EmbeddingModel,
+        model: Model,
         normalize: bool = True,
         dimensions: int | None = None,
         lora: Lora | None = None,
@@ -149,9 +128,9 @@ class Embedder:
         """Return the vectors of one batch of ``Engine.together``. Running requests are preempted if
         there are not enough pages.
         """
-        *_, made = self.runs(batch)
-        assert made is not None
-        return made
+        *_, result = self.runs(batch)
+        assert result is not None
+        return result
 
     def runs(self, batch: Sequence[Sequence[int]]) -> Generator[Floats | None, None, None]:
         """Yield the vectors of a batch last, and None after each earlier run of a text that takes

@@ -25,6 +25,7 @@ from treadle.api.options import (
     lora_scales,
     read_sizes,
     shared,
+    speller,
     token_limit,
 )
 from treadle.api.session import Session
@@ -41,7 +42,7 @@ from treadle.files.target import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
-from treadle.scheduler.output import RequestOutput, speller, stop_strings
+from treadle.scheduler.output import RequestOutput, stop_strings
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from treadle.base.validate import flag, integer, listed, positive, ranged
+from treadle.base.validate import as_integer, flag, integer, listed, positive, ranged
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
 from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
+    from treadle.api.model import Model
     from treadle.api.session import Session
     from treadle.convert.lora.lora import Adapters
     from treadle.engine.engine import Engine
     from treadle.files.gguf import GGUF
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
+    from treadle.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -71,16 +71,16 @@ def read_each(
     texts: Sequence[Given], read: Callable[[Given], T], name: Callable[[int], str]
 ) -> list[T]:
     """Apply ``read`` to each text. If there are several, an error names the text."""
-    made = []
+    result = []
     for i, text in enumerate(texts):
         try:
-            made.append(read(text))
+            result.append(read(text))
         except TreadleError as error:
             if len(texts) == 1 or isinstance(error, FileError):
                 raise
             kind = ContextFullError if isinstance(error, ContextFullError) else TreadleError
             raise kind(f"{name(i)}: {error}") from error
-    return made
+    return result
 
 
 def token_limit(max_tokens: int | None) -> int | None:
@@ -190,11 +190,11 @@ def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -
     found: dict[int, float] = {}
     for key, scale in given.items():
         at = names.index(key) if isinstance(key, str) and key in names else key
-        whole = isinstance(at, int | np.integer) and not isinstance(at, bool)
-        if not whole or not 0 <= at < len(names):
+        index = as_integer(at)
+        if index is None or not 0 <= index < len(names):
             have = f"loaded are {', '.join(names)}" if names else "none is loaded (use lora=)"
             raise TreadleError(f"no adapter {key!r:.60}: {have}")
-        found[int(at)] = lora_scale(f"adapter {key!r:.60}", scale)
+        found[index] = lora_scale(f"adapter {key!r:.60}", scale)
     lora = tuple((at, found[at]) for at in sorted(found) if found[at])
     if session is not None and lora != session.seq.lora:
         raise TreadleError("the session uses other adapters: set them with model.session(lora=)")
@@ -227,3 +227,14 @@ def check_fields(names: Iterable[str], problem: str, known: Iterable[str] = ()) 
             near = get_close_matches(str(name), [*SAMPLING_FIELDS, *known], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(problem.format(f"{name!r:.40}") + hint)
+
+
+def speller(model: Model, stop: list[str]) -> Tokenizer:
+    """Return the model's tokenizer. For a file without a vocabulary and a request for ids only (no
+    stop strings), return a stand-in that decodes ids to no text.
+    """
+    from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
+
+    if stop or has_vocabulary(model.gguf):
+        return model.tokenizer
+    return NoVocabulary(model.config.n_vocab)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -24,11 +23,10 @@ from treadle.files.keys import MetadataReader
 from treadle.models.sentence import HEAD_ACTIVATION, default_prompt
 
 if TYPE_CHECKING:
-    from treadle.engine.engine import Engine
+    from treadle.api.model import Model
     from treadle.files.gguf import GGUF
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
-    from treadle.tokenizer.tokenizer import Tokenizer
 
 TEMPLATE = "tokenizer.chat_template.rerank"
 # The prompt that Qwen3's rerankers were trained with, and their default instruction.
@@ -44,29 +42,12 @@ Pair = tuple[list[int], int]  # ids, and the start of those with the second toke
 T = TypeVar("T")
 
 
-class RerankModel(Protocol):
-    """The parts of ``treadle.Model`` that reranking needs."""
-
-    path: Path
-    gguf: GGUF
-    config: Config
-    engine: Engine
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The file's tokenizer."""
-
-    def _with_room(
-        self, n_tokens: int, runs: Generator[T, None, None]
-    ) -> Generator[T, None, None]: ...
-
-
 class Reranker:
     """Scores query-document pairs. Raises UnsupportedError for a model that is not a reranker, and
     for a file that lacks tensors of the head. ``lora``: as for ``Embedder``.
     """
 
-    def __init__(self, model: RerankModel, lora: Lora | None = None) -> None:
+    def __init__(self, model: Model, lora: Lora | None = None) -> None:
         self._model = model
         self._lora = lora
         config = model.config
@@ -172,9 +153,9 @@ class Reranker:
 
     def run(self, pairs: Sequence[Pair]) -> Floats:
         """Return the scores of one batch. Preempts running requests if pages are short."""
-        *_, made = self.runs(pairs)
-        assert made is not None
-        return made
+        *_, result = self.runs(pairs)
+        assert result is not None
+        return result
 
     def runs(self, pairs: Sequence[Pair]) -> Generator[Floats | None, None, None]:
         """Yield the scores of a batch last, and None after each earlier run of a pair that takes

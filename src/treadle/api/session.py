@@ -172,8 +172,8 @@ class Session:
 
     def _checked(self, ids: Ids[int]) -> list[int]:
         self._check_open()
-        made = token_ids(ids)
-        if not made:
+        result = token_ids(ids)
+        if not result:
             raise TreadleError("no tokens")
-        self.engine.check_ids(made)
-        return made
+        self.engine.check_ids(result)
+        return result

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
@@ -32,29 +32,8 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.grammar.compiled_cache import check_one
 
 if TYPE_CHECKING:
+    from treadle.api.model import Model
     from treadle.chat.template.template import ChatTemplate
-    from treadle.grammar.compiled_cache import Grammars
-
-
-class ChatModel(Protocol):
-    """The parts of ``treadle.Model`` that chats need."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template."""
-
-    @property
-    def grammars(self) -> Grammars:
-        """Compiled grammars."""
-
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        """Return a conversation as prompt text."""
-
-    def generate(self, prompt: Sequence[int], **settings: Any) -> Generation:
-        """Complete a prompt of token ids."""
-
-    def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
-        """Answer a conversation."""
 
 
 Tool = Mapping[str, Any] | Function
@@ -106,15 +85,15 @@ class Reply(Generation):
 
     def message(self) -> dict[str, Any]:
         """Return the answer as an assistant message."""
-        made: dict[str, Any] = {"role": "assistant", "content": self.text}
+        result: dict[str, Any] = {"role": "assistant", "content": self.text}
         if self.reasoning:
-            made["reasoning_content"] = self.reasoning
+            result["reasoning_content"] = self.reasoning
         if self.calls:
-            made["tool_calls"] = [
+            result["tool_calls"] = [
                 {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
                 for id, name, arguments in self.calls
             ]
-        return made
+        return result
 
 
 def prompt_of(
@@ -139,7 +118,7 @@ def prompt_of(
 
 
 def reply(
-    model: ChatModel,
+    model: Model,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool] | None,
     own: dict[str, Any],
@@ -197,7 +176,7 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
     """Return tools by name, in the format of OpenAI's chat API. Raises TreadleError for an invalid
     tool, and for two of the same name.
     """
-    made: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for tool in listed("tools", tools):
         each = without_nulls(tool) if isinstance(tool, Mapping) else tool_of(tool)
         function = each.get("function")
@@ -205,10 +184,10 @@ def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
             raise TreadleError(f"tools: expected a dict with 'function', found {tool!r:.80}")
         name: Any = function.get("name")
         check_tool(name, function.get("parameters"))
-        if name in made:
+        if name in result:
             raise TreadleError(f"tools: two have the name {name}")
-        made[name] = each
-    return made
+        result[name] = each
+    return result
 
 
 def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -228,7 +207,7 @@ def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def run_tools(
-    model: ChatModel,
+    model: Model,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Function],
     *,
@@ -241,7 +220,7 @@ def run_tools(
 
     Return the added messages, the last of which is the answer; ``told`` is called with each as it
     comes. ``most``: maximum number of answers of the model; ``settings``: those of
-    ``ChatModel.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
+    ``Model.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
     is reported to the model. Raises TreadleError if the last answer still calls.
     """
     if not callable(getattr(model, "chat", None)):

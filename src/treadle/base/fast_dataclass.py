@@ -85,12 +85,12 @@ def _init(cls: Any, frozen: bool) -> Any:
         body.append("self.__post_init__()")
     arguments = [*positional, *(["*", *keyword] if keyword else [])]
     exec(f"def __init__({', '.join(arguments)}):\n " + "\n ".join(body or ["pass"]), names)
-    made = names["__init__"]
-    made.__qualname__ = f"{cls.__qualname__}.__init__"
-    made.__module__ = cls.__module__
+    result = names["__init__"]
+    result.__qualname__ = f"{cls.__qualname__}.__init__"
+    result.__module__ = cls.__module__
     types = {field.name: field.type for field in dataclasses.fields(cls)}
-    made.__annotations__ = types | {"return": None}
-    return made
+    result.__annotations__ = types | {"return": None}
+    return result
 
 
 def _refuse_to_set(self: Any, name: str, value: Any) -> NoReturn:

@@ -45,9 +45,9 @@ def tell(owner: HasLocks) -> None:
 
 def free_lock() -> threading.Lock:
     """Return a lock that is free in a forked child, for data that is consistent at any point."""
-    made = threading.Lock()
-    _LOCKS.add(made)
-    return made
+    result = threading.Lock()
+    _LOCKS.add(result)
+    return result
 
 
 uncut = free_lock()

@@ -112,13 +112,13 @@ class interrupts_held:  # lowercase: reads as a statement about a block
 class interrupts_allowed:  # lowercase as above
     """A block within ``interrupts_held`` that delivers signals."""
 
-    __slots__ = ("_held",)
+    __slots__ = ("_deferred",)
 
     def __init__(self, held: interrupts_held) -> None:
-        self._held = held
+        self._deferred = held
 
     def __enter__(self) -> None:
-        self._held.release()
+        self._deferred.release()
 
     def __exit__(self, *_: object) -> None:
-        self._held.hold()
+        self._deferred.hold()

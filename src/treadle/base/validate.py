@@ -1,25 +1,75 @@
-"""Checks of single arguments: integers, flags, lists."""
+"""Checks of single values: integers, numbers, choices, flags, lists.
+
+``as_integer``, ``number_between``, ``whole_between``, ``one_of`` and ``text_list`` return None for
+a value that does not fit: the settings of ``sampling``, the server's body fields and others word
+their own errors. The other functions raise TreadleError with the argument's name.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from math import inf
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from math import inf, nan
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from treadle.errors import TreadleError
 
 
-def integer(name: str, value: object) -> int:
-    """Return ``value`` as an int; numpy's integers are accepted. Raises TreadleError."""
+def as_integer(value: object) -> int | None:
+    """Return ``value`` as an int, if it is one; numpy's integers are, True and False are not."""
     try:
         if isinstance(value, bool):  # an int to Python, but a mistake here
-            raise TypeError
+            return None
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise TreadleError(f"{name}={value!r:.40}: expected an integer") from None
+        return None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether ``value`` is an int or a float, also numpy's; True and False are not."""
+    kinds = (int, float, np.integer, np.floating)
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def number_between(value: object, least: float, most: float) -> float | None:
+    """Return ``value`` as a float, if it is a number from ``least`` to ``most``; NaN is none."""
+    try:
+        number = float(value) if is_number(value) else nan
+    except OverflowError:  # an int of hundreds of digits
+        return None
+    return number if least <= number <= most else None
+
+
+def whole_between(value: object, least: float, most: float) -> int | None:
+    """Return ``value`` as an int, if it is a whole number from ``least`` to ``most``; 5.0 is one,
+    as in JSON.
+    """
+    if not is_number(value) or not least <= value <= most:
+        return None
+    has_fraction = isinstance(value, float | np.floating) and not value.is_integer()
+    return None if has_fraction else int(value)
+
+
+def one_of(value: object, choices: Collection[str]) -> str | None:
+    """Return ``value``, if it is one of the ``choices``."""
+    return value if isinstance(value, str) and value in choices else None
+
+
+def text_list(value: object) -> list[str] | None:
+    """Return a string, or a list of strings, as a list."""
+    texts = [value] if isinstance(value, str) else value
+    fits = isinstance(texts, list) and all(isinstance(each, str) for each in texts)
+    return texts if fits else None  # type: ignore[return-value]
+
+
+def integer(name: str, value: object) -> int:
+    """Return ``value`` as an int; numpy's integers are accepted. Raises TreadleError."""
+    number = as_integer(value)
+    if number is None:
+        raise TreadleError(f"{name}={value!r:.40}: expected an integer")
+    return number
 
 
 def ranged(name: str, value: object, least: int, most: float = inf) -> int:
@@ -65,7 +115,7 @@ def listed(name: str, values: Any, expected: str = "a list") -> list[Any]:
 
 def token_ids(values: Any) -> list[int]:
     """Return ``values`` as a list of token ids."""
-    made = listed("token ids", values)
-    if all(type(value) is int for value in made):  # fast path: a prompt may have 100,000 ids
-        return made
-    return [integer("a token id", value) for value in made]
+    ids = listed("token ids", values)
+    if all(type(id) is int for id in ids):  # fast path: a prompt may have 100,000 ids
+        return ids
+    return [integer("a token id", id) for id in ids]

@@ -183,7 +183,7 @@ def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Pat
     """Pack the wheels as an application that pex unpacks into a virtual environment on its first
     run.
     """
-    made = folder / "program.pex"
+    result = folder / "program.pex"
     wanted = f"treadle[{','.join(sorted(extras))}]" if extras else "treadle"
     platforms = [word for target in targets for word in ("--complete-platform", target.complete())]
     _pex(
@@ -194,13 +194,13 @@ def pack(folder: Path, extras: frozenset[str], targets: Sequence[Target]) -> Pat
             "-m",
             "treadle.cli.bundled",
             "-o",
-            str(made),
+            str(result),
             *platforms,
         ],
         folder,
         "pex cannot pack the program",
     )
-    return made
+    return result
 
 
 def _pex(command: list[str], more: list[str], folder: Path, failure: str) -> None:

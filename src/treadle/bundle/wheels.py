@@ -196,11 +196,13 @@ def any_python(path: Path) -> Path:
             )
         tags = "".join(f"Tag: py3-none-{one}\n" for one in platforms.split("."))
         told = {about: f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\n{tags}".encode()}
-        made = path.with_name(f"{project}-{version}-py3-none-{platforms}.whl")
+        result = path.with_name(f"{project}-{version}-py3-none-{platforms}.whl")
         kept = (name for name in names if name != f"{info}/RECORD")
-        write_wheel(made, info, ((name, told.get(name) or archive.read(name)) for name in kept), 6)
+        write_wheel(
+            result, info, ((name, told.get(name) or archive.read(name)) for name in kept), 6
+        )
     path.unlink()
-    return made
+    return result
 
 
 def this_target() -> Target:

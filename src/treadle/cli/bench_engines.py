@@ -102,7 +102,9 @@ class LlamaCpp:
             raise TreadleError(f"llama-cpp-python is not installed: {hint}") from error
         if kv is not None and kv not in GGML_KV:
             raise TreadleError(f"llama.cpp does not support a KV cache of type {kv}")
-        self.api, self.ids, self.held = llama_cpp, ids, [0] * len(ids)
+        self.api = llama_cpp
+        self.ids = ids
+        self.n_held = [0] * len(ids)
         logging.getLogger(self.name).setLevel(logging.ERROR)  # its load messages are long
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(
@@ -126,13 +128,13 @@ class LlamaCpp:
     def hold(self, n: int, n_sequences: int) -> None:
         """Make each of the first ``n_sequences`` hold the first ``n`` tokens of its stream."""
         for which in range(n_sequences):
-            if self.held[which] > n:
+            if self.n_held[which] > n:
                 # If it cannot be truncated (a window's keys may be gone), process it again.
                 kept = self.api.llama_memory_seq_rm(self.memory, which, n, -1)
                 if not kept:
                     self.api.llama_memory_seq_rm(self.memory, which, -1, -1)
-                self.held[which] = n if kept else 0
-            self._take(which, n - self.held[which])
+                self.n_held[which] = n if kept else 0
+            self._take(which, n - self.n_held[which])
 
     def read(self, n: int) -> None:
         """Prefill the next ``n`` tokens of the first sequence's stream in one call."""
@@ -153,13 +155,13 @@ class LlamaCpp:
         row = 0
         for which, n in parts:
             for _ in range(n):
-                position = self.held[which]
+                position = self.n_held[which]
                 batch.token[row] = self.ids[which][position]
                 batch.pos[row] = position
                 batch.n_seq_id[row] = 1
                 batch.seq_id[row][0] = which
                 batch.logits[row] = 0
-                self.held[which] += 1
+                self.n_held[which] += 1
                 row += 1
             batch.logits[row - 1] = 1
         batch.n_tokens = row

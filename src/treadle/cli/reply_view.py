@@ -49,7 +49,9 @@ class ReplyView:
 
     def __init__(self, screen: Screen, speech: AnswerMarks, *, whole: bool) -> None:
         self.content = ""
-        self._screen, self._scanner, self._whole = screen, speech.scanner(), whole
+        self._screen = screen
+        self._scanner = speech.scanner()
+        self._whole = whole
         self._aloud = WrappedScreen() if whole and sys.stdout.isatty() else None
         self._dim = is_styled(sys.stdout)
         self._live = is_styled(sys.stderr)

@@ -84,7 +84,7 @@ class PassCost:
 
     n_bytes: int
     n_ops: Mapping[str, int]  # by the peak that bounds them
-    made: Mapping[str, int]  # the same in hardware products
+    n_products: Mapping[str, int]  # the same in hardware products
     least_s: Mapping[str, float]  # by the peak that bounds each step; empty without peaks
     peaks: Peaks
 
@@ -95,7 +95,7 @@ class PassCost:
         total_bytes = 0
         read = reading(peaks)
         total_ops: dict[str, int] = {}
-        made: dict[str, int] = {}
+        n_products: dict[str, int] = {}
         least_s: dict[str, float] = {}
         for parts, n_outputs in runs:
             for step in steps:
@@ -105,13 +105,13 @@ class PassCost:
                 n_made = n_ops * products_of(step.kernel)
                 if n_ops:
                     total_ops[kind] = total_ops.get(kind, 0) + n_ops
-                    made[kind] = made.get(kind, 0) + n_made
+                    n_products[kind] = n_products.get(kind, 0) + n_made
                 if peaks:
                     reading_s = n_bytes / peaks[read]
                     computing_s = n_made / peaks[kind] if kind in peaks else 0.0
                     bound = kind if computing_s > reading_s else read
                     least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
-        return cls(total_bytes, total_ops, made, least_s, peaks)
+        return cls(total_bytes, total_ops, n_products, least_s, peaks)
 
     @property
     def ops(self) -> int:
@@ -133,7 +133,7 @@ class PassCost:
         """Return the share of each peak in use: bytes of the bandwidth and of the stream,
         operations of their kind's peak.
         """
-        used = {reading(self.peaks): self.n_bytes, **self.made}
+        used = {reading(self.peaks): self.n_bytes, **self.n_products}
         used |= {STREAM: self.n_bytes} if STREAM in self.peaks else {}
         known = {name: n for name, n in used.items() if n and name in self.peaks}
         return {name: n / seconds / self.peaks[name] for name, n in known.items()}

@@ -35,7 +35,9 @@ class PartFile:
     """One file of the output, open for writing and locked against another conversion."""
 
     def __init__(self, target: Path, n_bytes: int) -> None:
-        self.target, self.path, self.n_bytes = target, part_of(target), n_bytes
+        self.target = target
+        self.path = part_of(target)
+        self.n_bytes = n_bytes
         self.fd = self._open()
 
     def _open(self) -> int:

@@ -123,11 +123,11 @@ class _Coder:
         tensor = entry.tensor
         assert target is not None
         weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
-        made = quantize_rows(target, weights).reshape(-1)
-        if not self.allow_nonfinite and not is_finite(target, made):
+        result = quantize_rows(target, weights).reshape(-1)
+        if not self.allow_nonfinite and not is_finite(target, result):
             expected = "a wider type, or --allow-nonfinite"
             raise tensor.error(f"has weights too large for {target.name}", expected)
-        return made
+        return result
 
     def check(self, entry: OutputTensor, rows: Bytes, begin: int) -> None:
         tensor = entry.tensor

@@ -4,40 +4,91 @@ The engine, batches and the KV cache use a device only through it. They know no 
 an object, and a place in it an offset. ``memory``, ``weights`` and ``copy`` belong to ``Storage``
 (``plan/plan.py``). ``plan`` is the device's own lowering of a graph; ``ready`` and ``run`` take its
 plans.
+
+``Device`` checks the arguments once for all devices; a subclass implements ``_plan``, ``_run`` and
+``_copy`` for arguments that are valid.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from treadle.base.fast_dataclass import dataclass
+from treadle.kernels.matmul.select import SHIPPED
+from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.kernel import CompileStats
+    from treadle.kernels.matmul.select import TunedTable
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
     from treadle.plan.lowering.weights import Weights
 
 
-class Device(Storage, Protocol):
-    """A place where plans run; ``devices/cpu/device.py`` is the default."""
+@dataclass(frozen=True, eq=False)
+class PlanRequest:
+    """The arguments of ``Device.plan``: a model, its cache, and the limits of a batch."""
+
+    config: Config
+    weights: Weights
+    cache: KVCache
+    n_tokens: int
+    n_outputs: int
+    deterministic: bool
+    output: str
+
+    def build(
+        self, isa: Isa, n_threads: int, table: TunedTable = SHIPPED, *, scarce: bool = False
+    ) -> Plan:
+        """Lower the graph for ``isa``; see ``build_plan``."""
+        return build_plan(
+            self.config,
+            self.weights,
+            self.cache,
+            isa,
+            self.n_tokens,
+            self.n_outputs,
+            n_threads=n_threads,
+            deterministic=self.deterministic,
+            table=table,
+            output=self.output,
+            scarce=scarce,
+        )
+
+
+class DeviceProgram(Protocol):
+    """The result of ``Device.ready``: a plan's steps, bound to memory."""
 
     @property
-    def isa(self) -> Isa:
-        """The instruction set that its kernels are compiled for."""
+    def n_steps(self) -> int:
+        """The number of the plan's steps."""
+
+
+class Device(Storage):
+    """A place where plans run; ``devices/cpu/device.py`` is the default.
+
+    isa: the instruction set that its kernels are compiled for.
+    n_threads: the number of kernels that run at once; steps are split into items for so many.
+    kernels: statistics of the kernels that ``ready`` has compiled.
+    """
+
+    isa: Isa
+    n_threads: int
+    kernels: CompileStats
 
     @property
-    def n_threads(self) -> int:
-        """The number of kernels that run at once; steps are split into items for so many."""
-
-    @property
+    @abstractmethod
     def variant(self) -> str:
         """A key of everything besides the plan and its inputs that affects result bits."""
 
-    @property
-    def kernels(self) -> CompileStats:
-        """Statistics of the kernels that ``ready`` has compiled."""
+    def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
+        """Copy bytes within one memory of this device; see ``Storage.copy``."""
+        memory.check(start, n_bytes)
+        memory.check(to, n_bytes)
+        self._copy(memory, to, start, n_bytes)
 
     def plan(
         self,
@@ -56,8 +107,13 @@ class Device(Storage, Protocol):
         ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the label, for an
         op that the device does not support.
         """
+        assert min(n_tokens, n_outputs) > 0, (n_tokens, n_outputs)
+        return self._plan(
+            PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output)
+        )
 
-    def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> Any:
+    @abstractmethod
+    def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> DeviceProgram:
         """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.
 
         Buffers lie in ``arena`` at the plan's offsets. Raises CompileError, CacheError.
@@ -65,7 +121,7 @@ class Device(Storage, Protocol):
 
     def run(
         self,
-        ready: Any,
+        program: DeviceProgram,
         steps: range | None = None,
         *,
         times: list[float] | None = None,
@@ -76,6 +132,23 @@ class Device(Storage, Protocol):
         ``times`` receives each step's seconds. Returns False if a signal stopped the run (only if
         ``stoppable``); its results are then invalid.
         """
+        n = program.n_steps
+        if steps is None:
+            steps = range(n)
+        assert 0 <= steps.start <= steps.stop <= n, (steps, n)
+        return self._run(program, steps, times, stoppable)
 
+    @abstractmethod
     def close(self) -> None:
         """Stop the device; it must not be used afterwards."""
+
+    @abstractmethod
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None: ...
+
+    @abstractmethod
+    def _plan(self, request: PlanRequest) -> Plan: ...
+
+    @abstractmethod
+    def _run(
+        self, program: Any, steps: range, times: list[float] | None, stoppable: bool
+    ) -> bool: ...

@@ -316,12 +316,12 @@ class RunInputs(Inputs):
             words[at + 2] = pool.n_merges
 
     def _write_queries(
-        self, looks: Ids[LogitsQuery], index: int, at_sampled: int, at_mask: int
+        self, queries: Ids[LogitsQuery], index: int, at_sampled: int, at_mask: int
     ) -> tuple[int, int]:
         """Write the queries for the largest logits of output ``index``. Return where the next
         record and the next mask go.
         """
-        for mask, only, total in looks:
+        for mask, only, total in queries:
             where = 0
             if mask is not None:
                 where = at_mask

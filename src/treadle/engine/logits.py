@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from treadle.kernels.elementwise.top_logits import N_TOP as N_TOP
 from treadle.kernels.elementwise.top_logits import RESULT, TOTAL
+from treadle.kernels.elementwise.top_logits import TOTAL_ERROR as TOTAL_ERROR
+from treadle.kernels.elementwise.top_logits import LateMask as LateMask
 from treadle.kernels.elementwise.top_logits import LogitsQuery as LogitsQuery
 
 Tokens = Ids[int] | npt.NDArray[np.intp]
@@ -63,12 +65,12 @@ class LogitsRow:
     __slots__ = ("_index", "_rows", "raw", "top")
 
     def __init__(
-        self, rows: LogitsBatch, index: int, tops: list[TopLogits], looks: tuple[LogitsQuery, ...]
+        self, rows: LogitsBatch, index: int, tops: list[TopLogits], queries: tuple[LogitsQuery, ...]
     ) -> None:
         self._rows = rows
         self._index = index
         self.top = tops[-1] if tops else None
-        self.raw = tops[0] if tops and looks[0].total and looks[0].mask is None else None
+        self.raw = tops[0] if tops and queries[0].total and queries[0].mask is None else None
 
     def logits(self) -> npt.NDArray[np.float32]:
         """Return all logits, ``[n_vocab]``, as a copy."""
@@ -88,22 +90,22 @@ class LogitsBatch:
         self,
         read: Callable[[], npt.NDArray[np.float32]],
         data: bytes,
-        looks: Ids[tuple[LogitsQuery, ...]],
+        queries: Ids[tuple[LogitsQuery, ...]],
         lock: AbstractContextManager[object],
     ) -> None:
         # the engine's
         self._read = read
         self._lock = lock
         self._data = data
-        self._looks = looks
+        self._queries = queries
         self._kept: npt.NDArray[np.float32] | None = None
 
     def __iter__(self) -> Iterator[LogitsRow]:
         at = 0
-        for index, looks in enumerate(self._looks):
-            tops = [TopLogits(self._data, at + i * RESULT.itemsize) for i in range(len(looks))]
-            yield LogitsRow(self, index, tops, looks)
-            at += len(looks) * RESULT.itemsize
+        for index, queries in enumerate(self._queries):
+            tops = [TopLogits(self._data, at + i * RESULT.itemsize) for i in range(len(queries))]
+            yield LogitsRow(self, index, tops, queries)
+            at += len(queries) * RESULT.itemsize
 
     def copy(self, row: int, columns: slice | Tokens) -> npt.NDArray[np.float32]:
         """Return a copy of some logits of a row. Blocks while another thread runs the engine."""

@@ -181,14 +181,14 @@ def parse_json(raw: bytes, path: Path, offset: int = 0) -> dict[str, Any]:
     """Parse the JSON object ``raw``, found at ``offset`` of ``path``. Raises FileError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) != len(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             seen: set[str] = set()
             for key, _ in pairs:
                 if key in seen:
                     raise FileError(f"{key!r:.200} appears twice", path=path, offset=offset)
                 seen.add(key)
-        return made
+        return result
 
     try:
         value = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)

@@ -51,8 +51,8 @@ def by_name(name: str) -> Format:
     for fmt in FORMATS.values():
         if fmt.name == name.upper():
             return fmt
-    if (made := named(name.upper())) is not None:
-        return made
+    if (result := named(name.upper())) is not None:
+        return result
     known = ", ".join(fmt.name for fmt in FORMATS.values())
     raise UnsupportedError(f"unknown weight format {name!r}; choose one of {known}")
 

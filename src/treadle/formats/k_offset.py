@@ -206,7 +206,9 @@ class OffsetStrip(KSearch):
 
     def codes(self, state: KSearchState) -> F32Array:
         """Return codes [length, n_sub * n], in scratch ``a``."""
-        c, (sc, m), (d, dmin) = self.c, state.integers, state.scales
+        c = self.c
+        sc, m = state.integers
+        d, dmin = state.scales
         unit = ONE / or_huge(sc * c.spread(d))
         np.add(c.x, m * c.spread(dmin), out=c.a)
         return c.rounded(np.multiply(c.a, unit, out=c.a), ZERO, self.levels)

@@ -83,8 +83,8 @@ def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | N
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val | None]:
         sc, d, m, dmin = steps(k, isa, field)
         n = sc.ty.lanes // d.ty.lanes
-        made = sc.to(i32).to(f32) * repeat(k, d, n)
-        return made, None if m is None else m.to(i32).to(f32) * repeat(k, -dmin, n)
+        result = sc.to(i32).to(f32) * repeat(k, d, n)
+        return result, None if m is None else m.to(i32).to(f32) * repeat(k, -dmin, n)
 
     return scales
 

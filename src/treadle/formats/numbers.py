@@ -137,10 +137,10 @@ def one_scale(
     """Return a format whose blocks have one scale: see ``with_scale`` and ``searched``."""
     dequantize = with_scale(read, offset)
     quantize = searched(layout, search, write, weighted)
-    made = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
+    result = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
     if weighted is None:
-        return made
-    return replace(made, search=weighted.how, rounds=True, aware=True)
+        return result
+    return replace(result, search=weighted.how, rounds=True, aware=True)
 
 
 def super_blocks(

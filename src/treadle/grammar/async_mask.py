@@ -21,12 +21,12 @@ class LateBits:
     thread has come to it computes it itself.
     """
 
-    __slots__ = ("_lock", "_made", "_matcher", "_process")
+    __slots__ = ("_bits", "_lock", "_matcher", "_process")
 
     def __init__(self, matcher: MaskSource) -> None:
         self._matcher: MaskSource | None = matcher  # until its bits are computed
         self._lock = threading.Lock()
-        self._made: bytes | None = None
+        self._bits: bytes | None = None
         self._process = os.getpid()
         _queue().put(self)
 
@@ -34,22 +34,22 @@ class LateBits:
         """Return the bits; empty where the grammar cannot go on, for which ``mask`` gives the
         reason.
         """
-        if self._made is not None:
-            return self._made
+        if self._bits is not None:
+            return self._bits
         if self._lock.locked() and self._process != os.getpid():
             raise ForkedError(
                 "the process was forked while a grammar mask was being computed: start this "
                 "request again"
             )
         with self._lock:
-            if self._made is None:
+            if self._bits is None:
                 assert self._matcher is not None
                 try:
-                    self._made = self._matcher.bits()
+                    self._bits = self._matcher.bits()
                 except GrammarError:
-                    self._made = b""
+                    self._bits = b""
                 self._matcher = None
-            return self._made
+            return self._bits
 
 
 _QUEUES: dict[int, SimpleQueue[LateBits]] = {}  # by process: a forked one has none of the threads

@@ -28,38 +28,38 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._kept: OrderedDict[Hashable, Grammar] = OrderedDict()
+        self._compiled: OrderedDict[Hashable, Grammar] = OrderedDict()
         self._lock = free_lock()
         tell(self)
 
     def after_fork(self) -> None:
         """Clear the cache in a forked child: another thread may have been inside a grammar."""
-        self._kept.clear()
+        self._compiled.clear()
 
     def get(self, kind: str, source: str, build: Callable[[], Grammar]) -> Grammar:
         """Return the grammar of a source, built if not cached. Raises what ``build`` raises."""
         key = kind, hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
         with self._lock:
-            made = self._kept.get(key)
-        made = made or build()
+            result = self._compiled.get(key)
+        result = result or build()
         with self._lock:
-            self._kept[key] = made
-            self._kept.move_to_end(key)
+            self._compiled[key] = result
+            self._compiled.move_to_end(key)
             self._bound()
-        return made
+        return result
 
     def _bound(self) -> None:
         """Free memory above the bound: first lexers, oldest first, as they are soon rebuilt; then
         grammars.
         """
-        left = sum(each.n_bytes for each in self._kept.values())
-        for each in self._kept.values():
+        left = sum(each.n_bytes for each in self._compiled.values())
+        for each in self._compiled.values():
             if left > MOST_BYTES:
                 left -= each.n_bytes
                 each.forget()
                 left += each.n_bytes
         while left > MOST_BYTES:
-            left -= self._kept.popitem(last=False)[1].n_bytes
+            left -= self._compiled.popitem(last=False)[1].n_bytes
 
     @of_setting("grammar")
     def gbnf(self, grammar: str) -> Grammar:

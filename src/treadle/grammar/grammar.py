@@ -70,9 +70,9 @@ class Grammar:
                 lark = _lark(source)
                 message = "; ".join(_complaints(lark, tokenizer)[1])
                 if not message:
-                    made = cls(lark, tokenizer, hard_rules(rules))
-                    if not (message := made._too_large()):
-                        return made
+                    result = cls(lark, tokenizer, hard_rules(rules))
+                    if not (message := result._too_large()):
+                        return result
         except RecursionError:
             raise GrammarError("grammar: too deeply nested") from None
         # llguidance's message is about a line of its own notation, which the user has not seen.
@@ -124,12 +124,12 @@ class Grammar:
         wrong, messages = _complaints(source, tokenizer)
         if wrong or (messages and not lenient):
             raise GrammarError(of + "; ".join(messages))
-        made = cls(source, tokenizer, warnings=(*left_out, *messages))
-        if limit := made._too_large():
+        result = cls(source, tokenizer, warnings=(*left_out, *messages))
+        if limit := result._too_large():
             several = "items" in limit
             what = "too ambiguous" if several else "repetitions or fixed strings are too long"
             raise GrammarError(f"{large}: too large: {what}: parser limit reached ({limit})")
-        return made
+        return result
 
     def _too_large(self) -> str:
         """Return the limit that the first two tokens exceed, or "". llguidance finds the length of
@@ -152,9 +152,9 @@ class Grammar:
         milliseconds. It shares the lexer states that other answers have found.
         """
         with _COPYING:
-            made = self._first.copy()
-        made.shares = True
-        return made
+            result = self._first.copy()
+        result.shares = True
+        return result
 
     @property
     def n_bytes(self) -> int:
@@ -262,7 +262,9 @@ class Matcher:
         """Return a second matcher in the same state, to try something out."""
         other = object.__new__(Matcher)
         other._n, other._matcher = self._n, self._matcher.deep_copy()
-        other._grammar, other._ids, other._late = self._grammar, list(self._ids), None
+        other._grammar = self._grammar
+        other._ids = list(self._ids)
+        other._late = None
         other.shares = self.shares
         return other
 

@@ -142,10 +142,10 @@ def _value(schema: Schema) -> dict[str, Any] | Literal[False]:
             )
         if isinstance(value, bool):
             return {} if value else False
-        if (n := len(json.dumps(made := dict(value)))) > MAX_BYTES:
+        if (n := len(json.dumps(result := dict(value)))) > MAX_BYTES:
             what = f"too large: {n} bytes of JSON (at most {MAX_BYTES})"
             raise GrammarError(f"JSON schema: {what}")
-        return made
+        return result
     except (TypeError, ValueError, RecursionError) as e:
         raise GrammarError(f"JSON schema: {e}") from None
 
@@ -163,7 +163,9 @@ class _EnforcedSchema:
     """
 
     def __init__(self, root: Mapping[str, Any], left_out: list[str] | None) -> None:
-        self._left_out, self._parts, self._numbers = left_out, ReferencedSchemas(root), Numbers()
+        self._left_out = left_out
+        self._parts = ReferencedSchemas(root)
+        self._numbers = Numbers()
         self._path: list[str] = []  # of the current part, from the root
         if (depth := self._parts.depth()) > MAX_DEPTH:
             raise GrammarError(

@@ -13,6 +13,7 @@ from math import inf, lcm, nextafter
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
+from treadle.base.validate import is_number
 from treadle.grammar.json_numbers import spelling
 from treadle.grammar.rule_graph import components
 
@@ -135,7 +136,7 @@ class Numbers:
             return f"has {wrong}, which cannot be written exactly" if wrong else ""
         if key in COUNTS:
             return _count_fault(key, value)
-        if not _is_number(value):
+        if not is_number(value):
             return ""
         if (key in _LOWER and value > HIGHEST) or (key in _UPPER and value < LOWEST):
             return f"cannot be enforced: numbers range from {LOWEST} to {HIGHEST}"
@@ -157,7 +158,7 @@ class Numbers:
 
 def _count_fault(key: str, value: Any) -> str:
     """Return why a number of characters, items or properties cannot be enforced, or ""."""
-    if not _is_number(value) or value < 0 or value % 1:
+    if not is_number(value) or value < 0 or value % 1:
         return "is not a count: expected a whole number, 0 or more"
     most = LONGEST if key in LENGTHS else HIGHEST
     return "" if value <= most else f"cannot be enforced: at most {most}"
@@ -170,7 +171,7 @@ def within(key: str, value: Any, kind: Any = None) -> Any:
     """
     if key in COUNTS:
         return int(value)
-    if not _is_number(value) or key not in (*_LOWER, *_UPPER):
+    if not is_number(value) or key not in (*_LOWER, *_UPPER):
         return value
     if key in _LOWER and value < LOWEST:
         return LOWEST
@@ -191,11 +192,11 @@ def move_exclusive(schema: dict[str, Any]) -> None:
     """Move exclusive bounds that are whole numbers by ``_STEP`` if the other bound is less than one
     away: llguidance would allow these bounds.
     """
-    lows, highs = ([schema[k] for k in keys if _is_number(schema.get(k))] for keys in _BOUNDS)
+    lows, highs = ([schema[k] for k in keys if is_number(schema.get(k))] for keys in _BOUNDS)
     if not lows or not highs or not 0 < min(highs) - max(lows) < 1:
         return
     for key, step in (("exclusiveMinimum", _STEP), ("exclusiveMaximum", -_STEP)):
-        if _is_number(schema.get(key)) and schema[key] == int(schema[key]):
+        if is_number(schema.get(key)) and schema[key] == int(schema[key]):
             schema[key] += step
 
 
@@ -206,16 +207,12 @@ def _is_whole(kind: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _numbers(value: Any) -> Iterator[int | float]:
     """Yield all numbers in a value."""
     if isinstance(value, Mapping | list | tuple):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _numbers(each)
-    elif _is_number(value):
+    elif is_number(value):
         yield value
 
 

@@ -53,11 +53,11 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
     kind = "s" if w.ty.is_signed else "u"
     codes = w.bits(i32 * n)
     values = x.bits(i32 * n)
-    made = acc
+    result = acc
     for i in range(n):
         each = [k.extract(v, i).ir for v in (codes, values, acc)]
-        made = k.insert(made, k.call(f"llvm.nvvm.idp4a.{kind}.s", i32, each), i)
-    return made
+        result = k.insert(result, k.call(f"llvm.nvvm.idp4a.{kind}.s", i32, each), i)
+    return result
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
@@ -98,10 +98,10 @@ def reciprocal(k: Builder, x: Val) -> Val:
     """``rcp.approx``, to 1 unit in the last place."""
     if not x.ty.lanes:
         return k.call("llvm.nvvm.rcp.approx.ftz.f", f32, [x.ir])
-    made = x
+    result = x
     for i in range(x.ty.lanes):
-        made = k.insert(made, reciprocal(k, k.extract(x, i)), i)
-    return made
+        result = k.insert(result, reciprocal(k, k.extract(x, i)), i)
+    return result
 
 
 def bit_extract(k: Builder, v: Val, shift: Sequence[int], width: int, to: int) -> Val:

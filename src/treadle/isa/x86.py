@@ -38,8 +38,8 @@ def short_dot(k: Builder, acc: Val | None, w: Val, x: Val, size: Val | None = No
         else:
             x = k.select(w < 0, -x, x)
         w = k.abs(w).bits(u8 * n)
-    made = k.call(f"llvm.x86.{MADDUBS[n]}", i16 * (n // 2), [w.ir, x.ir])
-    return made if acc is None else k.pin(acc + made, "v")
+    result = k.call(f"llvm.x86.{MADDUBS[n]}", i16 * (n // 2), [w.ir, x.ir])
+    return result if acc is None else k.pin(acc + result, "v")
 
 
 def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:

@@ -47,9 +47,9 @@ class Builder(Spaces):
     def var(self, init: Val) -> Var:
         """Return a variable with the initial value ``init``."""
         slot = self._slots.made(ir.POINTER, f"alloca {init.ty.ir}")
-        made = Var(self, slot, init.ty)
-        made.v = init
-        return made
+        result = Var(self, slot, init.ty)
+        result.v = init
+        return result
 
     def room(self, n_bytes: int, name: str = "") -> Val:
         """Return a pointer to stack memory of the function. The same name gives the same memory."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 TOKEN = "token"
-_NONE, _FALSE, _NULL = ir.Operand(TOKEN, "none"), ir.zero(ir.FLAG), ir.zero(ir.POINTER)
+_NONE = ir.Operand(TOKEN, "none")
+_FALSE = ir.zero(ir.FLAG)
+_NULL = ir.zero(ir.POINTER)
 
 
 class Coroutine(Builder):

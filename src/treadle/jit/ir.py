@@ -133,7 +133,17 @@ class Global(Operand):
 class Function(Operand):
     """A function. Without blocks it is an external declaration."""
 
-    __slots__ = ("args", "attributes", "blocks", "module", "n_made", "name", "ret", "start", "told")
+    __slots__ = (
+        "arg_attributes",
+        "args",
+        "attributes",
+        "blocks",
+        "module",
+        "n_made",
+        "name",
+        "ret",
+        "start",
+    )
 
     def __init__(
         self, module: Module, name: str, ret: str, types: list[str], start: list[str]
@@ -144,22 +154,22 @@ class Function(Operand):
         self.ret = ret
         self.start = start
         self.args = [Operand(ty, f"%a{i}") for i, ty in enumerate(types)]
-        self.told = [""] * len(types)  # attributes of each argument
+        self.arg_attributes = [""] * len(types)
         self.attributes: list[str] = []
         self.blocks: list[BasicBlock] = []
         self.n_made = 0
 
     def block(self, name: str) -> BasicBlock:
         """Append a new basic block."""
-        made = BasicBlock(f"{name}{len(self.blocks)}")
-        self.blocks.append(made)
-        return made
+        result = BasicBlock(f"{name}{len(self.blocks)}")
+        self.blocks.append(result)
+        return result
 
     @property
     def definition(self) -> str:
         types = [
-            " ".join(filter(None, (a.type, told)))
-            for a, told in zip(self.args, self.told, strict=True)
+            " ".join(filter(None, (a.type, attribute)))
+            for a, attribute in zip(self.args, self.arg_attributes, strict=True)
         ]
         if not self.blocks:
             return f"declare {self.ret} {self.ref}({', '.join(types)})"

@@ -39,7 +39,7 @@ def trace(spec: Spec, isa: Isa) -> str:
 
     k, given = begin(spec, isa, (ptr, ptr, i64, i64, ptr))
     for i in (0, 1, 4):
-        k.function.told[i] = "noalias"
+        k.function.arg_attributes[i] = "noalias"
     spec.emit(k, isa, *given)
     k.ret()
     return str(k.module)

@@ -116,13 +116,13 @@ class Grid:
 
 
 class Args:
-    """A kernel's arguments in the order of their slots, each as ``name:kind``.
+    """A kernel's arguments in their order, each as ``name:kind``.
 
     ``in`` and ``out``: a buffer that the kernel reads, or writes; ``inout``: both. ``const``:
-    memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, one slot for
+    memory that outlives the plan, weights or a pool of pages. ``tensor``: a tuple, one word for
     each array of a tensor in the spec's format. Without a kind: an integer. An argument marked
     ``?`` is optional; if it is left out, the kernel reads 0. Arguments of ``each`` are lists with
-    one value for each of several tensors; the slots of a tensor are consecutive.
+    one value for each of several tensors; the words of a tensor are consecutive.
     """
 
     def __init__(self, once: str = "", each: str = "") -> None:
@@ -135,14 +135,14 @@ class Args:
         self.reads = tuple(name for name in kinds if "in" in kinds[name])
         self.writes = tuple(name for name in kinds if "out" in kinds[name])
         self.buffers = (*self.reads, *self.writes)
-        self._plain = not self.each and "tensor" not in kinds.values()  # each value takes one slot
+        self._plain = not self.each and "tensor" not in kinds.values()  # each value takes one word
 
     def __call__(self, **given: Any) -> SimpleNamespace:
         """Return the arguments as the numpy twin takes them; None for those left out."""
         return SimpleNamespace(**{**self.left_out, **given})
 
-    def slots(self, given: Mapping[str, Any]) -> list[Any]:
-        """Return a value for each slot, from arguments by name; None for those left out."""
+    def in_order(self, given: Mapping[str, Any]) -> list[Any]:
+        """Return a value for each word, from arguments by name; None for those left out."""
         whole = {**self.left_out, **given}
         assert len(whole) == len(self.kinds), given
         if self._plain:
@@ -185,8 +185,8 @@ class Frame:
         ty = ptr if kinds[name] else i64
         at = sum(sizes[n] for n in takewhile(lambda n: n != name, kinds))
         at += i * sum(sizes[n] for n in spec.args.each)
-        slots = range(at, at + sizes[name])
-        found = tuple(self.k.load(self.args, ty, align=8, offset=8 * slot) for slot in slots)
+        words = range(at, at + sizes[name])
+        found = tuple(self.k.load(self.args, ty, align=8, offset=8 * word) for word in words)
         return found if kinds[name] == "tensor" else found[0]
 
     def run(self, field: str, ty: Ty = i64) -> Val:

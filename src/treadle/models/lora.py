@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import number_between
 from treadle.errors import TreadleError, UnsupportedError
 
 Floats = npt.NDArray[np.float32]
@@ -63,8 +64,7 @@ class Adapter:
 
 def lora_scale(of: str, scale: Any) -> float:
     """Return a scale rounded to float32. Raises TreadleError, which begins with ``of``."""
-    number = isinstance(scale, int | float | np.number) and not isinstance(scale, bool)
-    if not number or not abs(scale) <= MOST_SCALE:
+    if number_between(scale, -MOST_SCALE, MOST_SCALE) is None:
         expected = f"a number from -{MOST_SCALE:g} to {MOST_SCALE:g}"
         raise TreadleError(f"{of}: the scale {scale!r:.40}: expected {expected}")
     return float(np.float32(scale))

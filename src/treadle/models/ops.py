@@ -25,15 +25,35 @@ class Rows:
     width: int
 
 
-def part(weight: str, first: int, n: int) -> str:
-    """Return the name of ``n`` rows of a matrix, and of its bias, used as a matrix of its own."""
-    return f"{weight}[{first}:{first + n}]"
+@dataclass(frozen=True)
+class TensorSlice:
+    """Rows ``first`` to ``first + n - 1`` of a tensor, used as a tensor of their own.
+
+    ``whole``: the tensor's name in the file, or the stem of a matrix and its bias.
+    """
+
+    whole: str
+    first: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.whole}[{self.first}:{self.first + self.n}]"
+
+
+TensorName = str | TensorSlice
+
+
+def tensor_of(stem: TensorName, kind: str) -> TensorName:
+    """Return the tensor of a stem: its "weight" or its "bias"; of a slice, the same rows."""
+    if isinstance(stem, TensorSlice):
+        return TensorSlice(f"{stem.whole}.{kind}", stem.first, stem.n)
+    return f"{stem}.{kind}"
 
 
 class Ops(ABC):
     """The ops of one plan. ``label`` names an op's steps; matrices are named by their stem in the
-    file, such as ``blk.0.attn_q``, and their bias, if any, is added. ``part`` names some rows of a
-    matrix.
+    file, such as ``blk.0.attn_q``, and their bias, if any, is added. A ``TensorSlice`` is some
+    rows of a matrix.
     """
 
     config: Config
@@ -75,10 +95,10 @@ class Ops(ABC):
         """
 
     @abstractmethod
-    def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
+    def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         """Return ``x W^T (+ bias)`` for each of several matrices."""
 
-    def linear(self, label: str, x: Rows, weight: str) -> Rows:
+    def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:
         """Return ``x W^T (+ bias)``."""
         return self.linears(label, x, [weight])[0]
 

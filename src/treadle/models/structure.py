@@ -89,9 +89,9 @@ class LateConstants(dict[str, Made]):
 
     def __missing__(self, name: str) -> Made:
         module, _, constant = self._late[name].rpartition(".")
-        made: Made = getattr(import_module(f".{module}", self._package), constant)
-        self[name] = made
-        return made
+        result: Made = getattr(import_module(f".{module}", self._package), constant)
+        self[name] = result
+        return result
 
     def names(self) -> list[str]:
         """Return the names of all constants, late ones included."""

@@ -6,6 +6,7 @@ A plan is built once for a kind of batch (how many tokens and outputs at most). 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from fnmatch import fnmatchcase
@@ -46,18 +47,34 @@ class Buffer:
         return round_up(self.rows * self.row_bytes, ALIGN)
 
 
-class DeviceMemory(Protocol):
-    """Memory of a device (``devices/protocol.py``)."""
+class DeviceMemory(ABC):
+    """Memory of a device (``devices/protocol.py``), of ``n_bytes``.
 
-    @property
-    def bytes(self) -> np.ndarray | None:
-        """The memory as uint8, if the host can read and write it in place; else None."""
+    ``bytes``: the memory as uint8, if the host can read and write it in place; else None.
+    """
+
+    n_bytes: int
+    bytes: np.ndarray | None
 
     def read(self, at: int, n_bytes: int) -> np.ndarray:
         """Return uint8 ``[n_bytes]``: a copy, or a view that is valid until the next run."""
+        self.check(at, n_bytes)
+        return self._read(at, n_bytes)
 
     def write(self, at: int, data: np.ndarray) -> None:
         """Write uint8 bytes, between runs."""
+        self.check(at, data.nbytes)
+        self._write(at, data)
+
+    def check(self, at: int, n_bytes: int) -> None:
+        """Raise AssertionError unless ``n_bytes`` from ``at`` on are within the memory."""
+        assert 0 <= at <= at + n_bytes <= self.n_bytes, (at, n_bytes, self.n_bytes)
+
+    @abstractmethod
+    def _read(self, at: int, n_bytes: int) -> np.ndarray: ...
+
+    @abstractmethod
+    def _write(self, at: int, data: np.ndarray) -> None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +94,7 @@ class Storage(Protocol):
     needs no plan.
     """
 
+    @abstractmethod
     def memory(self, n_bytes: int, *, host: bool = False) -> DeviceMemory:
         """Return zeroed memory.
 
@@ -86,9 +104,11 @@ class Storage(Protocol):
         Raises MemoryError or ValueError if the device has too little memory.
         """
 
+    @abstractmethod
     def weights(self, name: str, array: np.ndarray) -> Const:
         """Return weights, mapped or built by the host, for plans to read; copied if necessary."""
 
+    @abstractmethod
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
         """Copy bytes within one memory of this device."""
 

@@ -323,7 +323,7 @@ def _rate_of_dots(
         products = n_values * isa.lanes * DOTS_PER_VALUE[spec.act]
     n_items = 64 * team.n_threads
     out = np.zeros((n_items, n_values), np.int32)
-    args = spec.args.slots({"w": w, "x": x, "out": out, "rounds": ROUNDS})
+    args = spec.args.in_order({"w": w, "x": x, "out": out, "rounds": ROUNDS})
     best = _least_time(team, kernel, args, n_items, seconds)
     return 2 * n_items * ROUNDS * products / best
 
@@ -341,7 +341,7 @@ def stream_rate(
     """
     n_items = len(data) // piece
     named = {"data": data, "out": np.zeros(n_items, np.int32), "piece": piece}
-    args = StreamReadKernel.args.slots(named)
+    args = StreamReadKernel.args.in_order(named)
     return (
         n_items
         * piece
@@ -371,8 +371,8 @@ def _least_time(
     """Return the seconds of the quickest of at least two runs of ``n_items`` items, after a
     warm-up.
     """
-    slots = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
-    packed = np.array(slots, np.int64)
+    words = [a if isinstance(a, int) else int(a.ctypes.data) for a in args]
+    packed = np.array(words, np.int64)
     run = np.zeros(1, RUN_STATE)
     step = np.zeros(1, STEP)
     step[0] = (kernel, packed.ctypes.data, n_items, 0, 1, 1)

@@ -74,10 +74,10 @@ def of_cache(here: Subject) -> Iterator[Told]:
 def of_tuning(here: Subject) -> Iterator[Told]:
     """Yield the results of ``treadle tune`` here, if any; ``problem``: why they are not used."""
     row = tuned_row(here.isa, proc=here.proc)
-    if row.made is None and row.problem is None:
+    if row.measured is None and row.problem is None:
         return  # never tuned here
     yield "file", row.path
-    yield "measured", row.made
+    yield "measured", row.measured
     yield "formats", row.formats
     yield "problem", row.problem
     if row.problem:

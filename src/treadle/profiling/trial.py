@@ -203,7 +203,7 @@ class KernelTrial:
         x, y = (int(a.ctypes.data) for a in (self._input(spec.layout(), n), self.y))
         given: dict[str, Any] = {"x": x, "y": y, "stride": self.stride, "tokens": tokens}
         given |= {"w": [tuple(weights)], "rows": [self.m], "column": [0]}
-        return [slot or 0 for slot in spec.args.slots(given)]
+        return [arg or 0 for arg in spec.args.in_order(given)]
 
     def _run(self, spec: Matmul, n: int, order: list[int]) -> float:
         """Multiply by these copies of the weights, one after another; return the seconds."""

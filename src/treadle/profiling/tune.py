@@ -168,28 +168,28 @@ def sweep(
     its fields stay in use.
     """
     kernel = select.family(start)
-    made = Sweep(kernel, start.w, n)
+    result = Sweep(kernel, start.w, n)
     title = f"tuning {kernel} {start.w}, {n} tokens"
     for number, stage in enumerate(SWEPT[kernel]):
-        seeds = [v.spec for v in made.sound[:KEPT]] if number else [start]
-        known = {v.spec.name for v in made.variants}
+        seeds = [v.spec for v in result.sound[:KEPT]] if number else [start]
+        known = {v.spec.name for v in result.variants}
         tried = [*seeds, *(s for seed in seeds for s in combinations(seed, stage))]
         unique = {spec.name: spec for spec in tried if spec.name not in known}
         fitting = [spec for spec in unique.values() if spec == start or fits(spec, isa)]
         here = [Variant(spec, swept_fields(spec), shipped=spec == start) for spec in fitting]
-        made.left_out += len(unique) - len(here)
-        made.variants += here
+        result.left_out += len(unique) - len(here)
+        result.variants += here
         prepare(timer, here, n, title, progress)
         measure(timer, here, n, runs, title, progress)
-    shipped = made.variants[0]
-    final = [v for v in made.variants if v is shipped or v in made.sound[:KEPT]]
+    shipped = result.variants[0]
+    final = [v for v in result.variants if v is shipped or v in result.sound[:KEPT]]
     measure(timer, final, n, runs, title, progress)
-    best = made.sound[0] if made.sound else shipped
+    best = result.sound[0] if result.sound else shipped
     if shipped.problem is None and shipped.cold_s <= GAIN * best.cold_s:
         best = shipped
     best.best = True
-    made.variants.sort(key=lambda v: tuple(v.fields.values()))
-    return made
+    result.variants.sort(key=lambda v: tuple(v.fields.values()))
+    return result
 
 
 def swept_fields(spec: Matmul) -> dict[str, int]:

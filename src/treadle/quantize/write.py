@@ -150,9 +150,9 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
             weights = weights[np.arange(at, end) // per]
         what = "holds a weight that is not a finite number"
         if np.isfinite(x).all():
-            made = quantize_rows(fmt, x, weights).reshape(-1)
-            if is_finite(fmt, made):
-                return made
+            result = quantize_rows(fmt, x, weights).reshape(-1)
+            if is_finite(fmt, result):
+                return result
             what = f"holds {np.abs(x).max():g}, too large for {fmt.name}"
         raise tensor.error(what, where=f"rows {at} to {end - 1}")
 

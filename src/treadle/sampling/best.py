@@ -9,50 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from treadle.kernels.elementwise.top_logits import N_TOP, TOTAL_ERROR
+from treadle.engine.logits import N_TOP, TOTAL_ERROR
 from treadle.sampling.candidates import Candidates, Floats, Ints, largest
 from treadle.sampling.settings import Sampling
 from treadle.sampling.temperature import temperature
 from treadle.sampling.truncation import min_p
 
-
-class TopLogitsLike(Protocol):
-    """The N_TOP largest logits of a row, as queried; see ``treadle.engine.logits.TopLogits``."""
-
-    @property
-    def first(self) -> tuple[float, int]:
-        """The largest logit, and its token."""
-
-    @property
-    def values(self) -> Floats:
-        """All values, descending."""
-
-    @property
-    def ids(self) -> npt.NDArray[np.int32]:
-        """Their tokens; of equal logits the lowest first."""
-
-    @property
-    def total(self) -> float:
-        """The sum of ``exp(logit - largest)`` over the row."""
-
-
-class LogitsRowLike(Protocol):
-    """The logits of one output; see ``treadle.engine.logits.LogitsRow``."""
-
-    @property
-    def top(self) -> TopLogitsLike | None:
-        """The largest logits, after the queried mask."""
-
-    def logits(self) -> Floats:
-        """All logits, [n_vocab]."""
-
-    def take(self, ids: Ints, /) -> Floats:
-        """The logits of some tokens."""
+if TYPE_CHECKING:
+    from treadle.engine.logits import LogitsRow, TopLogits
 
 
 class BestCandidates:
@@ -77,9 +45,9 @@ class BestCandidates:
 
     def now(self, c: Candidates, n_lower: int) -> BestCandidates:
         """Replace the logits. Up to ``n_lower`` other tokens were lowered too."""
-        made = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
-        made.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
-        return made
+        result = BestCandidates(c, self.floor, self.peak, self.rest, exact=False)
+        result.slack = self.slack + n_lower * math.exp(self.floor - self.peak)
+        return result
 
     def biased(self, tokens: Ints, amounts: Floats) -> BestCandidates:
         """Add ``amounts`` to the logits of ``tokens``, which are sorted."""
@@ -91,7 +59,7 @@ class BestCandidates:
         return self.now(Candidates(logits, c.ids), len(tokens) - len(at))
 
 
-def best_of(row: LogitsRowLike, top: TopLogitsLike, raised: Ints) -> BestCandidates:
+def best_of(row: LogitsRow, top: TopLogits, raised: Ints) -> BestCandidates:
     """Return a row's largest candidates, together with the tokens ``raised`` by a bias."""
     values = top.values
     ids = top.ids.astype(np.intp)

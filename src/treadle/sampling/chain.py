@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from treadle.engine.logits import LateMask, LogitsQuery
 from treadle.errors import NotFiniteError, SamplingError, TreadleError, of_setting
-from treadle.kernels.elementwise.top_logits import LateMask, LogitsQuery
-from treadle.sampling.best import BestCandidates, LogitsRowLike, best_of, openings
+from treadle.sampling.best import BestCandidates, best_of, openings
 from treadle.sampling.candidates import Candidates, Floats
 from treadle.sampling.repetition import Breakers, Vocabulary, dry, find_breakers, penalties
 from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Selector, Uniforms
 from treadle.sampling.settings import CustomSampler, Sampling
 from treadle.sampling.temperature import dynamic_temperature, temperature
 from treadle.sampling.truncation import infill, min_p, top_k, top_n_sigma, top_p, typical, xtc
+
+if TYPE_CHECKING:
+    from treadle.engine.logits import LogitsRow
 
 
 class TokenConstraint(Protocol):
@@ -122,7 +125,7 @@ class Sampler:
         """Return the ids that the constraint forces next, if known. Call ``look`` after it."""
         return self._forced() if self._forced is not None else []
 
-    def look(self, n_rows: int = 1) -> LogitsQuery | None:
+    def query(self, n_rows: int = 1) -> LogitsQuery | None:
         """Return the query for the largest logits of the next rows; None to get whole rows."""
         self._asks = self._openings is not None
         if not self._asks or self._constraint is None:
@@ -132,7 +135,7 @@ class Sampler:
         self._asks = False
         return None
 
-    def choose(self, row: LogitsRowLike, ids: list[int]) -> int:
+    def choose(self, row: LogitsRow, ids: list[int]) -> int:
         """Sample from a row as ``sample`` does, using only its largest logits if they decide."""
         top = row.top if self._asks else None
         if top is None:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.engine.logits import LogitsBatch
+from treadle.engine.logits import N_TOP, LogitsBatch
 from treadle.errors import NotFiniteError
-from treadle.kernels.elementwise.top_logits import N_TOP
 from treadle.sampling.candidates import largest
 
 if TYPE_CHECKING:

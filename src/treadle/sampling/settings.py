@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.validate import is_flag
+from treadle.base.validate import as_integer, is_flag, is_number, number_between
 from treadle.errors import SamplingError, of_setting
 
 CustomSampler = Callable[[npt.NDArray[np.float32], list[int]], npt.NDArray[Any]]
@@ -135,21 +134,18 @@ class Sampling:
 
 
 def _number(name: str, value: object, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+    if not is_number(value):
         raise SamplingError(f"{name} must be a number, not {value!r}")
-    number = float(value)
-    if not math.isfinite(number) or not low <= number <= high:
+    number = number_between(value, low, high)
+    if number is None or math.isinf(number):
         raise SamplingError(f"{name} = {value} is out of range (expected {_span(low, high)})")
     return number
 
 
 def _integer(name: str, value: Any, least: int, most: int) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise SamplingError(f"{name} must be a whole number, not {value!r}") from None
+    number = as_integer(value)
+    if number is None:
+        raise SamplingError(f"{name} must be a whole number, not {value!r}")
     if not least <= number <= most:
         raise SamplingError(f"{name} = {number} is out of range (expected {least} to {most})")
     return number
@@ -169,8 +165,8 @@ def _each(name: str, values: Iterable[str]) -> Iterator[str]:
 
 
 def _seed(seed: Any) -> int | None:
-    made = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
-    return None if made == -1 else made
+    result = None if seed is None else _integer("seed", seed, -1, 2**64 - 1)
+    return None if result == -1 else result
 
 
 def _span(low: float, high: float) -> str:

@@ -25,8 +25,10 @@ class BatchBuilder:
     """Builds batches from the running requests. ``pace`` predicts step times."""
 
     def __init__(self, admission: RequestQueue, pace: StepCostModel, media: MediaQueue) -> None:
+        self._admission = admission
+        self._pace = pace
         self._media = media
-        self._admission, self._pace, self._shares = admission, pace, KeyShares()
+        self._shares = KeyShares()
         self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
 
     def compose(self) -> Batch:
@@ -73,8 +75,8 @@ class BatchBuilder:
                 draft = drafts.get(request, [])
                 ids = [*request.ids[len(request.seq) :], *draft]
                 n = 1 + len(draft)
-                request.seq.n_drafted, looks = n - 1, request.looks(n)
-                batch.append((request, BatchItem(request.seq, ids, n, looks)))
+                request.seq.n_drafted, queries = n - 1, request.queries(n)
+                batch.append((request, BatchItem(request.seq, ids, n, queries)))
         for request, n in self._shares.split(reading, budget) if reading else ():
             item = self._prompt_part(request, n)
             if item is not None:
@@ -96,7 +98,7 @@ class BatchBuilder:
         if not ids:
             return None
         last = start + len(ids) == len(request.ids)
-        return BatchItem(request.seq, ids, int(last), request.looks() if last else ())
+        return BatchItem(request.seq, ids, int(last), request.queries() if last else ())
 
     def _until(self) -> float:
         """Deadline for fetching pages from files: the target step time while requests decode, else

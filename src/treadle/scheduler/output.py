@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import listed
@@ -94,7 +94,8 @@ class RequestOutput:
         self._prompt_ids = prompt_ids
         self._decoder: StreamDecoder | None = None
         self.stop = stop_strings(stop)
-        self._held = self._heard = ""  # text held back; the part of it that stop strings may match
+        self._pending = ""  # text held back
+        self._matchable = ""  # its part that stop strings may match
         self.stopped_by = ""  # the stop string that ended the output, if any
         self.shown: Container[int] = ()  # control tokens that are spelled out in the text
         self.ear: StopMatcher | None = None  # selects what stop strings match; None: all
@@ -190,21 +191,24 @@ class RequestOutput:
         self.finish_reason = "stop" if stopped else reason
 
     def _give(self, new: str, *, last: bool = False) -> bool:
-        """Emit the part of held and new text that may be shown; whether a stop string ended it."""
-        text = self._held + new
+        """Emit the part of pending and new text that may be shown; return whether a stop string
+        ended it.
+        """
+        text = self._pending + new
         stopped = False
         keep = 0
-        heard = self._heard + (new if self.ear is None else self.ear.feed(new, last=last))
-        found = [(at, stop) for stop in self.stop if (at := heard.find(stop)) >= 0]
+        matchable = self._matchable + (new if self.ear is None else self.ear.feed(new, last=last))
+        found = [(at, stop) for stop in self.stop if (at := matchable.find(stop)) >= 0]
         if found:
             at, self.stopped_by = min(found)
             at += len(self.stopped_by) if self.keeps_stop else 0
             text = text[:at]
             stopped = True
         elif not last:
-            keep = max((overlap(heard, stop) for stop in self.stop), default=0)
-            keep += len(text) - len(heard)
-        self._held, self._heard = text[len(text) - keep :], heard[len(text) - keep :]
+            keep = max((overlap(matchable, stop) for stop in self.stop), default=0)
+            keep += len(text) - len(matchable)
+        self._pending = text[len(text) - keep :]
+        self._matchable = matchable[len(text) - keep :]
         if piece := text[: len(text) - keep]:
             self._n_given += len(piece)
             self.pieces.append((piece, self._n_begun()))
@@ -250,27 +254,6 @@ class IndentStop:
                     return at + 1
                 self._blanks = 0
         return None
-
-
-class TextModel(Protocol):
-    """The model attributes that outputs need."""
-
-    gguf: Any
-    config: Any
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-
-def speller(model: TextModel, stop: list[str]) -> Tokenizer:
-    """Return the model's tokenizer. For a file without a vocabulary and a request for ids only (no
-    stop strings), return a stand-in that decodes ids to no text.
-    """
-    from treadle.tokenizer.ids_only import NoVocabulary, has_vocabulary
-
-    if stop or has_vocabulary(model.gguf):
-        return model.tokenizer
-    return NoVocabulary(model.config.n_vocab)
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:

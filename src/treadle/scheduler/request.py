@@ -118,14 +118,17 @@ class Request:
             self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
-    def looks(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
+    def queries(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
         """Return the queries for the largest logits of the next rows."""
-        look = self.sampler.look(n_rows)
+        query = self.sampler.query(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
-            if look is None or look.mask is None:
+            if query is None or query.mask is None:
                 return (MEASURED,)
-            return MEASURED, look  # with a grammar: log-probabilities are measured without its mask
-        return () if look is None else (look,)
+            return (
+                MEASURED,
+                query,
+            )  # with a grammar: log-probabilities are measured without its mask
+        return () if query is None else (query,)
 
     def guess(self) -> Draft | None:
         """Return draft tokens from its grammar or from repetition in its own tokens, or None."""

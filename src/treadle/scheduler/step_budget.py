@@ -36,7 +36,7 @@ class StepCost:
             deque(maxlen=MEASURED),
         )
         self._fit: np.ndarray | None = None
-        self._kept = REMEMBERED  # steps
+        self._n_remembered = REMEMBERED  # steps
         self.most = 0  # tokens of the largest step in the fit
 
     def note(
@@ -49,12 +49,12 @@ class StepCost:
 
     def keep(self, *, is_long: bool) -> None:
         """Keep steps twice as long as before if this one was too long, else as long as usual."""
-        self._kept = min(2 * self._kept, MOST_REMEMBERED) if is_long else REMEMBERED
+        self._n_remembered = min(2 * self._n_remembered, MOST_REMEMBERED) if is_long else REMEMBERED
 
     def forget(self, at: int) -> None:
         """Drop the steps that are too old at step ``at``."""
         for steps in self._steps:
-            while steps and steps[0][0] < at - self._kept:
+            while steps and steps[0][0] < at - self._n_remembered:
                 steps.popleft()
                 self._fit = None
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
-from treadle.server.http.api_errors import ApiError, not_yet, problem_of
+from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
 from treadle.server.protocols import (
@@ -41,7 +41,7 @@ from treadle.server.protocols import (
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import chat, completions, response_lookup, responses
 from treadle.server.protocols.openai.answer import counter
-from treadle.server.requests.request_stream import GoneError, RequestStream
+from treadle.server.requests.request_stream import RequestStream
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:

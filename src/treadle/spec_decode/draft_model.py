@@ -131,10 +131,10 @@ class Drafter:
         """Draft for owners it ``knows``. ``wanted``: each owner's ids and number of draft
         tokens.
         """
-        made: dict[K, list[int]] = {owner: [] for owner in wanted}
+        result: dict[K, list[int]] = {owner: [] for owner in wanted}
         for i in range(max((n for _, n in wanted.values()), default=0)):
-            going = [owner for owner, (_, n) in wanted.items() if n > i and len(made[owner]) == i]
-            parts = [self._part(owner, wanted[owner][0], made[owner]) for owner in going]
+            going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
+            parts = [self._part(owner, wanted[owner][0], result[owner]) for owner in going]
             if not parts or sum(len(part.ids) for part in parts) > self.engine.max_tokens:
                 break
             began = self._now()
@@ -148,8 +148,8 @@ class Drafter:
                 assert row.top is not None
                 _, token = row.top.first
                 if 0 <= token < self._n_vocab:
-                    made[owner].append(token)
-        return made
+                    result[owner].append(token)
+        return result
 
     def _first(self, owner: Hashable) -> int:
         """Return the first index at which it may start."""

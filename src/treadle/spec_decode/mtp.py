@@ -35,7 +35,9 @@ class HiddenStates:
     """
 
     def __init__(self) -> None:
-        self.start, self.ids, self.rows = 0, list[int](), np.zeros((0, 0), np.float32)
+        self.start = 0
+        self.ids = list[int]()
+        self.rows = np.zeros((0, 0), np.float32)
 
     @property
     def end(self) -> int:
@@ -45,7 +47,9 @@ class HiddenStates:
         """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
         keep = min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
-            self.start, self.ids, self.rows = at, list(ids), rows.copy()
+            self.start = at
+            self.ids = list(ids)
+            self.rows = rows.copy()
         else:
             self.ids[keep:] = ids
             self.rows = np.concatenate([self.rows[:keep], rows])
@@ -143,14 +147,14 @@ class NextnDrafter(Drafter):
     def write(self, wanted: Any) -> Any:
         """See ``Drafter``."""
         self._last.clear()
-        made = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
+        result = super().write({owner: (ids[1:], n) for owner, (ids, n) in wanted.items()})
         # drafted tokens are recomputed with the model's own states
         for owner, (ids, _) in wanted.items():
             text = self._texts[owner]
             text.n = min(len(ids) - 1 - text.start, len(text.seq))
             text.seq.n_drafted = 0
             self.engine.cache.truncate(text.seq, text.n)
-        return made
+        return result
 
     def _settle(self, owner: Any, ids: Ids[int]) -> bool:
         """Whether the states reach the last token but one. Drop the drafter's sequence if its next

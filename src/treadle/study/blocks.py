@@ -106,14 +106,14 @@ class BlockDot(Study):
 
 def sum_of_products(pairs: list[tuple[Val, Val]], at_once: int) -> list[Val]:
     """Products of bytes in i16, ``at_once`` of them added up there."""
-    made: list[Val] = []
+    result: list[Val] = []
     for i, (a, b) in enumerate(pairs):
         product = a.to(i16) * b.to(i16)
         if i % at_once:
-            made[-1] = made[-1] + product
+            result[-1] = result[-1] + product
         else:
-            made.append(product)
-    return made
+            result.append(product)
+    return result
 
 
 def _total(k: Builder, sums: list[Val]) -> Val:
@@ -213,8 +213,8 @@ class DotQ4_K(BlockDot):
     def quantised(self, x: np.ndarray) -> np.ndarray:
         """The largest becomes 127."""
         rows = x.reshape(-1, 256)
-        made = np.zeros(len(rows), Q8_K)
-        made["d"] = np.abs(rows).max(-1) / 127
-        made["qs"] = np.rint(rows / made["d"][:, None])
-        made["bsums"] = made["qs"].reshape(-1, 16, 16).sum(-1)
-        return made
+        result = np.zeros(len(rows), Q8_K)
+        result["d"] = np.abs(rows).max(-1) / 127
+        result["qs"] = np.rint(rows / result["d"][:, None])
+        result["bsums"] = result["qs"].reshape(-1, 16, 16).sum(-1)
+        return result

@@ -101,9 +101,9 @@ class Linux(Posix):
     def memory_file(self) -> int | None:
         if not hasattr(os, "memfd_create"):
             return super().memory_file()
-        made = os.memfd_create("treadle-alarm")
-        os.set_blocking(made, False)
-        return made
+        result = os.memfd_create("treadle-alarm")
+        os.set_blocking(result, False)
+        return result
 
     def sigbus(self) -> dict[str, int] | None:
         if hasattr(sys, "getandroidapilevel"):

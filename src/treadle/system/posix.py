@@ -172,9 +172,9 @@ class Posix:
         import tempfile  # fallback: POSIX has no files in memory
 
         with tempfile.TemporaryFile() as file:
-            made = os.dup(file.fileno())
-        os.set_blocking(made, False)
-        return made
+            result = os.dup(file.fileno())
+        os.set_blocking(result, False)
+        return result
 
     def sigbus(self) -> dict[str, int] | None:
         return None

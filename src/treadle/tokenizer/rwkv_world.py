@@ -41,7 +41,10 @@ class LongestTokenizer(Tokenizer):
         """Return the ids of the longest pieces. A byte that begins no piece becomes the unknown
         token; if there is none, the byte's character is left out.
         """
-        (pieces, sizes), data, ids, at = self._pieces, text.encode(), list[int](), 0
+        pieces, sizes = self._pieces
+        data = text.encode()
+        ids = list[int]()
+        at = 0
         # last character where a piece began; ids before it
         begun = 0
         n_before = 0

@@ -55,7 +55,7 @@ class SpmTokenizer(Tokenizer):
         prepend = vocab.text(SPACES, "")
         self.adds_space = vocab.flag("tokenizer.ggml.add_space_prefix", True)
         self.begins_anew = prepend != "first"
-        self._kept = (" ", MARK) if prepend else ()  # text that begins so gets no space
+        self._unspaced = (" ", MARK) if prepend else ()  # text that begins so gets no space
         types = vocab.types.copy()
         self._byte_of = self._byte_pieces(types)
         # All 256 or none: sentencepiece refuses an incomplete set, which could not spell every
@@ -88,7 +88,7 @@ class SpmTokenizer(Tokenizer):
         """
         # The space is put here and not by sentencepiece, which does not know what precedes the
         # text.
-        spaced = start and self.adds_space and not text.startswith(self._kept)
+        spaced = start and self.adds_space and not text.startswith(self._unspaced)
         ids: list[int] = self._processor.encode(" " + text if spaced else text)
         if self._unk is None and self.n_vocab in ids:
             encode = self._processor.encode

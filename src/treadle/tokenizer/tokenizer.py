@@ -84,7 +84,9 @@ class Tokenizer(abc.ABC):
         self.warnings = vocab.warnings
         special = vocab.specials.get
         self.bos = special("bos", special("cls"))
-        self.eos, self.eot, self.unk = special("eos"), special("eot"), special("unk")
+        self.eos = special("eos")
+        self.eot = special("eot")
+        self.unk = special("unk")
         self.pad, self.sep = special("pad"), special("sep")
         self.eog = vocab.eog
         self._trimming, self._before = vocab.trimming(), vocab.ids(BEFORE)
@@ -221,11 +223,11 @@ class Tokenizer(abc.ABC):
         all. Tokens of one character start where it does.
         """
         decoder = StreamDecoder(self, start=True)
-        made = []
+        result = []
         for id in ids:
             decoder.push(id)
-            made.append(decoder.at)
-        return made
+            result.append(decoder.at)
+        return result
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that the token adds to a text, perhaps part of a character; of control

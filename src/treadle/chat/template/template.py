@@ -160,10 +160,10 @@ class ChatTemplate:
 
     def _own_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         """Return the tools under the variable names of Firefunction's and SmolLM3's templates."""
-        made: dict[str, Any] = _functions(tools) if _FUNCTIONS in self._other_names else {}
+        result: dict[str, Any] = _functions(tools) if _FUNCTIONS in self._other_names else {}
         if tools and _XML_TOOLS in self._other_names:
-            made["xml_tools"] = _inner(tools)
-        return made
+            result["xml_tools"] = _inner(tools)
+        return result
 
     @cached_property
     def _other_names(self) -> list[tuple[str, ...]]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treadle.errors import TreadleError
+
+if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
 
 OURS = frozenset(("messages", "add_generation_prompt"))  # set by the conversation itself
 
@@ -24,17 +27,6 @@ EFFORT = "reasoning_effort"
 # Values for off, best first: Cohere's and Mistral's, Hy3's, Solar's. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
-
-
-class Template(Protocol):
-    """The part of ``ChatTemplate`` that is used here."""
-
-    source: str
-    defaults: dict[str, Any]
-    reasoning: str
-
-    def variables(self) -> frozenset[str]:
-        """Return the names of all variables that it reads."""
 
 
 def reasoning_said(variables: Mapping[str, Any]) -> str | None:
@@ -56,13 +48,13 @@ def _same(value: Any, word: Any) -> bool:
     return type(value) is type(word) and bool(value == word)
 
 
-def reasoning_default(template: Template) -> str:
+def reasoning_default(template: ChatTemplate) -> str:
     """Return the reasoning mode of the template's own settings: "on", "off" or "auto"."""
     return reasoning_said(template.defaults) or template.reasoning
 
 
 def is_off(
-    template: Template,
+    template: ChatTemplate,
     variables: Mapping[str, Any],
     reasoning: str | None = None,
     budget: int | None = None,
@@ -78,7 +70,7 @@ def is_off(
     return budget is None and reasoning_default(template) == OFF
 
 
-def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, Any]:
+def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``given`` plus the template's default variables and those that switch reasoning.
 
     The call's variables override the defaults: with ``thinking=True`` no other switch stays off.
@@ -96,7 +88,7 @@ def with_reasoning(template: Template, given: Mapping[str, Any]) -> dict[str, An
     return {**made, **own, **given}
 
 
-def switched(template: Template, reasoning: str) -> dict[str, Any]:
+def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
     """Return the variables of SWITCHES and the effort that set the template to ``reasoning``.
 
     Empty for "auto", for a template without such a variable, and for one that cannot be parsed:
@@ -108,11 +100,11 @@ def switched(template: Template, reasoning: str) -> dict[str, Any]:
         read = template.variables()
     except TreadleError:
         return {}
-    made = {name: pair[reasoning == OFF] for name, pair in SWITCHES.items() if name in read}
+    result = {name: pair[reasoning == OFF] for name, pair in SWITCHES.items() if name in read}
     words = [word for word in _NO_EFFORT if re.search(rf"""["']{word}["']""", template.source)]
     if EFFORT in read and words:
-        made[EFFORT] = words[0] if reasoning == OFF else "high"
-    return made
+        result[EFFORT] = words[0] if reasoning == OFF else "high"
+    return result
 
 
 def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
@@ -122,7 +114,7 @@ def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
     return reasoning
 
 
-def unread(template: Template, names: Iterable[str]) -> list[str]:
+def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:
     """Return those of ``names`` that the template does not read. Raises TemplateError."""
     return sorted(set(names) - template.variables())
 
@@ -141,7 +133,7 @@ def check_own(template: Mapping[str, Any] | None, where: str = "template") -> di
     return dict(template or {})
 
 
-def check_variables(template: Template, names: Iterable[str], settings: Iterable[str]) -> None:
+def check_variables(template: ChatTemplate, names: Iterable[str], settings: Iterable[str]) -> None:
     """Raise TypeError for one of ``names`` that the template does not read: a typo would be silent.
     ``settings``: further names that might have been meant.
 

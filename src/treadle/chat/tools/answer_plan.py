@@ -166,7 +166,7 @@ def _of_tools(source: str, grammars: Grammars) -> Grammar:
 
 def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, list[str]]:
     """Return the tools and warnings; a non-strict tool with a broken schema takes any object."""
-    made: dict[str, Mapping[str, Any]] = {}
+    result: dict[str, Mapping[str, Any]] = {}
     warnings = []
     for name, schema in wanted.tools.items():
         try:
@@ -177,14 +177,14 @@ def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, li
                 warnings += [f"tool {name!r:.80}: {each}" for each in left_out]
             if schema is False:
                 raise GrammarError("its schema allows no value")
-            made[name] = schema
+            result[name] = schema
             grammars.schema({"type": "object", **schema}, lenient=name not in wanted.strict)
         except GrammarError as error:
             if name in wanted.strict:
                 raise GrammarError(f"tool {name!r:.80}: {error}") from None
-            made[name] = {}
+            result[name] = {}
             warnings.append(f"tool {name!r:.80}: {error}")
-    return made, warnings
+    return result, warnings
 
 
 def _header(

@@ -67,7 +67,9 @@ class TagReader(ArgumentReader):
     _NULLS = ("null", "None")  # templates print both
 
     def __init__(self, schema: Mapping[str, Any], tags: Tags) -> None:
-        self._schemas, self._tags, self._parts = by_name(schema), tags, ReferencedSchemas(schema)
+        self._schemas = by_name(schema)
+        self._tags = tags
+        self._parts = ReferencedSchemas(schema)
         then = r"\s*".join(map(re.escape, tags.then.split("\n")))
         then = f"(?:{then}|{re.escape(tags.other)})" if tags.other else then
         self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
@@ -134,7 +136,10 @@ class TagReader(ArgumentReader):
 
     def _begins(self, key: str, *, is_text: bool) -> None:
         """Start the value of argument ``key``. ``is_text``: its tag tells that it is a string."""
-        self._key, self._begun, self._within, self._end = key, False, False, ValueEnd()
+        self._key = key
+        self._begun = False
+        self._within = False
+        self._end = ValueEnd()
         texts, others = divided(self._schemas.get(key))
         if is_text and texts.schemas:
             texts = StringAlternatives(texts.schemas)
@@ -197,11 +202,11 @@ class TagReader(ArgumentReader):
         """Return a value, or its text if it fits none of the schema's other alternatives."""
         if not self._others:
             return value_of(value)
-        made: Any = value
+        result: Any = value
         if not self._within:
-            made = value_of(value) if value.lstrip()[:1] in ("{", "[") else constant_of(value)
-        fine = any(fulfils(made, each, self._parts) for each in self._others)
-        return made if fine and not isinstance(made, str) else value
+            result = value_of(value) if value.lstrip()[:1] in ("{", "[") else constant_of(value)
+        fine = any(fulfils(result, each, self._parts) for each in self._others)
+        return result if fine and not isinstance(result, str) else value
 
     def _quoted(self, said: str) -> str:
         """Return a part of a string, with its opening quote if that is not output yet."""

@@ -137,10 +137,10 @@ def constant_of(written: str) -> Any:
     """Return a number or a constant, as JSON or a template writes it; otherwise the text itself."""
     said = CONSTANTS.get(written.strip(), written)
     try:
-        made = json.loads(said)
+        result = json.loads(said)
     except (ValueError, RecursionError):
         return written
-    return written if isinstance(made, float) and not isfinite(made) else made
+    return written if isinstance(result, float) and not isfinite(result) else result
 
 
 def json_of(written: str) -> str:
@@ -160,11 +160,11 @@ def value_of(written: str) -> Any:
     """Return the value of text that is JSON or a Python literal; otherwise the text itself."""
     for read in (json.loads, literal):
         try:
-            made = read(written)
-            dumped(made)
+            result = read(written)
+            dumped(result)
         except (ValueError, RecursionError):
             continue
-        return made
+        return result
     return written
 
 

@@ -191,7 +191,7 @@ class ConstrainedDecoder:
     def __init__(self, plan: ConstraintPlan) -> None:
         self._plan = plan
         self._text = b""  # recent text, which may end with the beginning of a mark
-        self._said = b""  # end of the text since reasoning or a call
+        self._tail = b""  # end of the text since reasoning or a call
         self._n_thought = 0  # tokens of reasoning
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
@@ -200,7 +200,7 @@ class ConstrainedDecoder:
         self._drafted = b""  # its text
         self._within = False  # the current call is inside reasoning
         self._bound: Matcher | None = None  # of the answer, in case reasoning is not opened
-        self._left = list(plan.opening)  # parts of the opening mark still to come
+        self._opening = list(plan.opening)  # parts of the opening mark still to come
         self._headed = plan.header is None  # the header is complete
         self._state = "start"
         if plan.thought is not None and plan.opened:
@@ -218,8 +218,8 @@ class ConstrainedDecoder:
 
     def bits(self) -> bytes | None:
         """Return a bit for each token that may come next, the lowest first; None where all may."""
-        made: bytes | None = getattr(self, f"_bits_{self._state}")()
-        return made
+        result: bytes | None = getattr(self, f"_bits_{self._state}")()
+        return result
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
         """Set the logits [n_vocab] of every token that may not come next to -inf, in place."""
@@ -267,9 +267,9 @@ class ConstrainedDecoder:
         if self._plan.bound is None:
             return None
         own = None if self._bound is None else self._bound.bits()
-        if not self._left:
+        if not self._opening:
             return own
-        opening = self._plan.bits_opening(self._left[0], last=len(self._left) == 1)
+        opening = self._plan.bits_opening(self._opening[0], last=len(self._opening) == 1)
         return opening if own is None else _either(own, opening)
 
     def _accept_start(self, token: int) -> None:
@@ -277,8 +277,8 @@ class ConstrainedDecoder:
         assert thought is not None
         if self._plan.bound is None:
             return self._begins(thought, self._plan.tokenizer.token_bytes(token))
-        begun = bool(self._left) and self._opens(token)
-        if begun and not self._left:
+        begun = bool(self._opening) and self._opens(token)
+        if begun and not self._opening:
             self._bound = None
             self._text = b""
             self._state = "thinking"
@@ -300,22 +300,24 @@ class ConstrainedDecoder:
             self._go_on()
 
     def _opens(self, token: int) -> bool:
-        """Whether ``token`` continues the mark that opens reasoning; removes it from ``_left``."""
-        part, *rest = self._left
+        """Return whether ``token`` continues the mark that opens reasoning; removes it from
+        ``_opening``.
+        """
+        part, *rest = self._opening
         if isinstance(part, int):
-            self._left = rest
+            self._opening = rest
             return token == part
-        said = self._plan.tokenizer.token_bytes(token)
+        piece = self._plan.tokenizer.token_bytes(token)
         wanted = part.encode()
-        if self._plan.tokenizer.is_control(token) or not _follows(wanted, said, last=not rest):
+        if self._plan.tokenizer.is_control(token) or not _follows(wanted, piece, last=not rest):
             return False
-        missing = wanted[len(said) :].decode()
-        self._left = [missing, *rest] if missing else rest
+        missing = wanted[len(piece) :].decode()
+        self._opening = [missing, *rest] if missing else rest
         return True
 
-    def _begins(self, thought: Thought, said: bytes) -> None:
+    def _begins(self, thought: Thought, piece: bytes) -> None:
         """Read text where reasoning may be opened."""
-        self._text += said
+        self._text += piece
         text = self._text.lstrip()
         mark = thought.begin.encode()
         after = thought.between.encode()
@@ -325,10 +327,10 @@ class ConstrainedDecoder:
             self._state = "thinking"
             self._watch()
         elif not (mark.startswith(begun) or after.startswith(text)):
-            said = self._text
+            piece = self._text
             self._text = b""
             self._behind()
-            self._say(said)
+            self._say(piece)
 
     def _bits_thinking(self) -> bytes | None:
         thought = self._plan.thought
@@ -343,9 +345,9 @@ class ConstrainedDecoder:
         thought = self._plan.thought
         assert thought is not None
         close = thought.close.encode()
-        said = self._plan.tokenizer.token_bytes(token)
+        piece = self._plan.tokenizer.token_bytes(token)
         self._n_thought += 1
-        self._text += said
+        self._text += piece
         _, found, rest = self._text.partition(close)
         if found:
             self._draft = None
@@ -356,22 +358,22 @@ class ConstrainedDecoder:
                 self._say(rest)
             return
         if self._plan.drafts and self._plan.triggers:
-            self._drafts(token, said)
+            self._drafts(token, piece)
         if self._state == "thinking":
             self._text = self._text[-max(len(close), self._plan.n_kept) :]
             self._watch()
 
-    def _drafts(self, token: int, said: bytes) -> None:
+    def _drafts(self, token: int, piece: bytes) -> None:
         """Match a possible call inside reasoning; once it is one, the grammar holds."""
         plan = self._plan
         if self._draft is not None:
             try:
                 self._draft.accept(token)
-                self._drafted += said
+                self._drafted += piece
             except GrammarError:
                 self._draft = None
         else:
-            before = len(self._text) - len(said)
+            before = len(self._text) - len(piece)
             new = [(end, read) for end, read in plan.triggered(self._text) if end > before]
             end, read = new[-1] if new else (len(self._text), "")
             self._drafted = self._text[end:]
@@ -453,7 +455,7 @@ class ConstrainedDecoder:
         plan = self._plan
         if plan.thought is None or plan.budget is None:
             return None
-        return plan.bits_unopened(self._said)
+        return plan.bits_unopened(self._tail)
 
     def _bits_free(self) -> bytes | None:
         plan = self._plan
@@ -468,21 +470,21 @@ class ConstrainedDecoder:
     def _accept_free(self, token: int) -> None:
         self._say(self._plan.tokenizer.token_bytes(token))
 
-    def _say(self, said: bytes) -> None:
+    def _say(self, piece: bytes) -> None:
         """Read text where a call may begin."""
         plan = self._plan
         if plan.thought is not None:
             mark = (plan.thought.begin if plan.budget is None else plan.thought.sign).encode()
-            said_before = self._said + said
-            self._said = said_before[-len(mark) :]
-            if plan.budget is None and plan.bound is None and mark in said_before:
-                self._text = said_before.rpartition(mark)[2]
-                self._said = b""
+            tail = self._tail + piece
+            self._tail = tail[-len(mark) :]
+            if plan.budget is None and plan.bound is None and mark in tail:
+                self._text = tail.rpartition(mark)[2]
+                self._tail = b""
                 self._state = "thinking"
                 return
         if self._state != "free" or plan.lazy is None:
             return
-        self._text += said
+        self._text += piece
         if not plan.triggers:
             found = _BARE.match(self._text)
             if found:
@@ -523,7 +525,7 @@ class ConstrainedDecoder:
                 self._headed, self._matcher = True, self._plan.bound.matcher()
             return
         self._matcher = None
-        self._said = b""
+        self._tail = b""
         self._text = b""
         if self._within:
             self._within = False
@@ -547,9 +549,9 @@ def _missing(text: bytes, mark: bytes) -> bytes:
     return b""
 
 
-def _follows(mark: bytes, said: bytes, *, last: bool) -> bool:
-    """Whether ``said`` begins a mark; for its ``last`` part, also all of it and line breaks."""
-    return mark.startswith(said) or (last and said.rstrip(b"\n") == mark)
+def _follows(mark: bytes, piece: bytes, *, last: bool) -> bool:
+    """Whether ``piece`` begins a mark; for its ``last`` part, also all of it and line breaks."""
+    return mark.startswith(piece) or (last and piece.rstrip(b"\n") == mark)
 
 
 def _both(a: bytes, b: bytes) -> bytes:

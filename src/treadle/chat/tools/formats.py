@@ -172,13 +172,13 @@ class ToolCallFormat:
         """Marks of calls whose trigger was left out, each with the text that was left out after the
         trigger's ``core``, the mark included.
         """
-        made = {}
+        result = {}
         if self.wrap[0] and self.open.lstrip().startswith("<"):
-            made[self.open.lstrip()] = core_of(self.wrap[0])[1] + self.open
+            result[self.open.lstrip()] = core_of(self.wrap[0])[1] + self.open
         before = self.before.strip()
         if self.open and not self.wrap[0] and self.tags and before.startswith("<"):
-            made[before] = core_of(self.open)[1] + self.before
-        return made
+            result[before] = core_of(self.open)[1] + self.before
+        return result
 
     @property
     def by_header(self) -> bool:

@@ -75,16 +75,16 @@ class GemmaValueGrammar:
         if not isinstance(schema, Mapping):
             return {}
         parts = schema.get("allOf")
-        made = {k: v for k, v in schema.items() if k != "allOf"}
+        result = {k: v for k, v in schema.items() if k != "allOf"}
         if not isinstance(parts, list):
             return schema
         for part in parts:
             ref = part.get("$ref") if isinstance(part, Mapping) else None
             more = self._merged(self._parts.at(ref) if isinstance(ref, str) else part)
-            properties = {**properties_of(made), **properties_of(more)}
-            required = [*required_of(made), *required_of(more)]
-            made = {**made, **more, "properties": properties, "required": required}
-        return made
+            properties = {**properties_of(result), **properties_of(more)}
+            required = [*required_of(result), *required_of(more)]
+            result = {**result, **more, "properties": properties, "required": required}
+        return result
 
     def _kinds(self, schema: Mapping[str, Any], kinds: Sequence[str]) -> str:
         made = []

@@ -79,14 +79,14 @@ def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
     """Return each message, and whether only results and system messages stand between it and a call
     before it.
     """
-    made = []
+    result = []
     called = False
     for message in messages:
         role = message.get("role")
         called = called and (role == "tool" or role in SYSTEM)
-        made.append((message, called))
+        result.append((message, called))
         called = called or (role == "assistant" and bool(message.get("tool_calls")))
-    return made
+    return result
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
@@ -135,21 +135,21 @@ def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict
     """Return the messages, with text and reasoning beside calls moved to where they render before
     these.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     last_words = _last_words(messages)
     for i, message in enumerate(messages):
         words = joined(message.get("content")) if is_text(message.get("content")) else ""
         reasoning = _reasoning(message)
         if not message.get("tool_calls") or not words:
-            made.append(dict(message))
+            result.append(dict(message))
         elif beside.apart or (beside.in_thought is not None and i < last_words):
-            made += _apart(message, beside)
+            result += _apart(message, beside)
         elif beside.in_thought is not None and reasoning:
             said = f"{reasoning}{beside.in_thought}{words}"
-            made.append({**message, "content": "", **dict.fromkeys(REASONING, said)})
+            result.append({**message, "content": "", **dict.fromkeys(REASONING, said)})
         else:
-            made.append(dict(message))
-    return made
+            result.append(dict(message))
+    return result
 
 
 def _last_words(messages: Messages) -> int:

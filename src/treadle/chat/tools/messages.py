@@ -62,33 +62,33 @@ def shaped(
     placed = results_behind_calls([in_words(message) for message in messages])
     placed = placed if manner.system_stays else system_in_place(placed)
     placed = placed if manner.system_alone else system_alone_as_user(placed)
-    made = [_with_objects(message) for message in placed]
-    made = without_empty(made, thoughts=manner.thought_parts) if manner.empty_raises else made
-    made = _begun_by_user(made, manner) if manner.alternates else made
-    made = _told_by_user(made) if manner.system_raises else made
-    made = in_turns(made) if manner.alternates else made
-    made = [with_thought_parts(message) for message in made] if manner.thought_parts else made
-    calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in made)
+    result = [_with_objects(message) for message in placed]
+    result = without_empty(result, thoughts=manner.thought_parts) if manner.empty_raises else result
+    result = _begun_by_user(result, manner) if manner.alternates else result
+    result = _told_by_user(result) if manner.system_raises else result
+    result = in_turns(result) if manner.alternates else result
+    result = [with_thought_parts(message) for message in result] if manner.thought_parts else result
+    calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in result)
     if not calls:
-        return made, None
-    made = [_with_text(message, manner) for message in made]
+        return result, None
+    result = [_with_text(message, manner) for message in result]
     if manner.writes_calls:
-        made = _one_by_one(made) if manner.one_call else made
-        made = text_before_calls(made, manner.beside)
+        result = _one_by_one(result) if manner.one_call else result
+        result = text_before_calls(result, manner.beside)
         if manner.row.id_size or manner.row.named_ids:
-            _give_ids(made)
+            _give_ids(result)
         if manner.row.named_ids:
-            _name_ids(made)
+            _name_ids(result)
         if manner.gap is not None:
-            made = _with_gaps(made, manner.gap)
-        made = [_call_shaped(message, manner) for message in made]
+            result = _with_gaps(result, manner.gap)
+        result = [_call_shaped(message, manner) for message in result]
     else:
-        made = _in_words(made, manner)
+        result = _in_words(result, manner)
     if not tools:
-        return made, None
+        return result, None
     if manner.shows_tools:
-        return made, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
-    return _with_prompt(made, tools, manner), None
+        return result, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
+    return _with_prompt(result, tools, manner), None
 
 
 def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
@@ -163,8 +163,8 @@ def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> li
     check_messages(messages)
     messages = read_messages([in_words(message) for message in messages])
     check_calls(messages)
-    made, _ = shaped(messages, [], manner_of(template))
-    return made
+    result, _ = shaped(messages, [], manner_of(template))
+    return result
 
 
 def in_another_form(
@@ -177,12 +177,12 @@ def in_another_form(
     if isinstance(error, LimitError):
         raise error
     try:
-        made, _ = shaped(messages, [], manner_of(template))
+        result, _ = shaped(messages, [], manner_of(template))
     except (AttributeError, LookupError, TypeError):  # its calls are invalid
         raise error from None
-    if made == list(messages):
+    if result == list(messages):
         raise error
-    return made
+    return result
 
 
 def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,16 +190,16 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     JSON, and "" for a content of None. Without calls it has no ``tool_calls`` key: Llama 3's
     template tests for it.
     """
-    made = dict(message)
-    if made.get("content") is None:
-        made["content"] = ""
-    if not made.get("tool_calls"):
-        made.pop("tool_calls", None)
+    result = dict(message)
+    if result.get("content") is None:
+        result["content"] = ""
+    if not result.get("tool_calls"):
+        result.pop("tool_calls", None)
     else:
-        made["tool_calls"] = [
-            {**call, "function": _with_object(call["function"])} for call in made["tool_calls"]
+        result["tool_calls"] = [
+            {**call, "function": _with_object(call["function"])} for call in result["tool_calls"]
         ]
-    return made
+    return result
 
 
 def _with_text(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
@@ -218,37 +218,37 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages, with adjacent ones of a role joined as in Anthropic's API; templates of
     Gemma and Mistral raise on two. Content that cannot be joined as text stays as it is.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for message in messages:
         role = message.get("role")
-        last = made[-1] if made else {}
+        last = result[-1] if result else {}
         contents = [each.get("content") for each in (last, message)]
         alike = role == last.get("role") and role in ("user", "assistant")
         if not alike or not all(map(is_text, contents)):
-            made.append(message)
+            result.append(message)
             continue
-        made[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
+        result[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
         if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
-            made[-1]["tool_calls"] = calls
-    return made
+            result[-1]["tool_calls"] = calls
+    return result
 
 
 def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages, with system text at the beginning of the next user message, as in Gemma
     3's template; Gemma 2's raises on a system message.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     said: list[str] = []
     for message in messages:
         if message.get("role") == "system" and is_text(message.get("content")):
             said.append(joined(message.get("content")))
         elif said and message.get("role") == "user" and is_text(message.get("content")):
             content = "\n\n".join(filter(None, [*said, joined(message.get("content"))]))
-            made.append({**message, "content": content})
+            result.append({**message, "content": content})
             said = []
         else:
-            made.append(message)
-    return [*made, {"role": "user", "content": "\n\n".join(said)}] if said else made
+            result.append(message)
+    return [*result, {"role": "user", "content": "\n\n".join(said)}] if said else result
 
 
 def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
@@ -266,28 +266,28 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
     """Return the messages, with an assistant message where the user speaks again after only calls
     and results: Mistral's templates do not count these, and raise.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     asked = False  # the last user message has no answer in words
     for message in messages:
         role = message.get("role")
-        if role == "user" and asked and made[-1].get("role") != "user":
-            made.append({"role": "assistant", "content": said})
+        if role == "user" and asked and result[-1].get("role") != "user":
+            result.append({"role": "assistant", "content": said})
         if role == "user" or (role == "assistant" and not message.get("tool_calls")):
             asked = role == "user"
-        made.append(message)
-    return made
+        result.append(message)
+    return result
 
 
 def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
     """Return a function with all that templates read: Hermes' raises without a description."""
-    made = {key: value for key, value in function.items() if value is not None}
-    made.setdefault("description", "")
-    made.setdefault("parameters", {"type": "object", "properties": {}})
+    result = {key: value for key, value in function.items() if value is not None}
+    result.setdefault("description", "")
+    result.setdefault("parameters", {"type": "object", "properties": {}})
     if manner.plain_schemas:
-        made["parameters"] = plainly(made["parameters"])
+        result["parameters"] = plainly(result["parameters"])
     if manner.full_schemas:
-        made["parameters"] = fully(made["parameters"])
-    return made
+        result["parameters"] = fully(result["parameters"])
+    return result
 
 
 def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,25 +307,25 @@ def _with_object(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _one_by_one(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages, each call in a message of its own and followed by its result."""
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     waiting = list(messages)
     while waiting:
         message = waiting.pop(0)
         calls = message.get("tool_calls") or ()
         if len(calls) < 2:
-            made.append(message)
+            result.append(message)
             continue
         results: list[dict[str, Any]] = []
         while waiting and waiting[0]["role"] == "tool":
             results.append(waiting.pop(0))
         for i, call in enumerate(calls):
-            made.append({**message, **({"content": ""} if i else {}), "tool_calls": [call]})
+            result.append({**message, **({"content": ""} if i else {}), "tool_calls": [call]})
             own = [r for r in results if r.get("tool_call_id", "") == call.get("id")]
             own = own or [r for r in results[:1] if "tool_call_id" not in r]
-            made += own
+            result += own
             results = [r for r in results if all(r is not each for each in own)]
-        made += results
-    return made
+        result += results
+    return result
 
 
 def _give_ids(messages: list[dict[str, Any]]) -> None:
@@ -378,10 +378,10 @@ def _shaped_call(call: Mapping[str, Any], manner: TemplateDialect) -> dict[str, 
     function = dict(call["function"])
     if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
         function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-    made = {"type": "function", **call, "function": function}
-    if manner.row.id_size and isinstance(made.get("id"), str):
-        made["id"] = short_id(made["id"], manner.row)
-    return made
+    result = {"type": "function", **call, "function": function}
+    if manner.row.id_size and isinstance(result.get("id"), str):
+        result["id"] = short_id(result["id"], manner.row)
+    return result
 
 
 def short_id(id: str, row: ToolCallFormat) -> str:
@@ -395,7 +395,7 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
     """Return the messages, with calls inside contents and results as user messages; adjacent user
     messages are joined.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for message in messages:
         content = joined(message.get("content"))
         if message.get("tool_calls"):
@@ -407,11 +407,11 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
             message.pop("tool_call_id", None)
             role = "user"
             content = f"<tool_response>\n{content}\n</tool_response>"
-        if made and role == "user" == made[-1]["role"]:
-            made[-1]["content"] += f"\n{content}"
+        if result and role == "user" == result[-1]["role"]:
+            result[-1]["content"] += f"\n{content}"
         else:
-            made.append({**message, "role": role, "content": content})
-    return made
+            result.append({**message, "role": role, "content": content})
+    return result
 
 
 def _with_prompt(

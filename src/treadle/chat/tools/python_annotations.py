@@ -104,13 +104,13 @@ class Schemas:
             behind = kind.__value__
         except Exception as error:  # anything may be raised: it is evaluated now
             raise TreadleError(f"{where}: {kind}: {error}") from error
-        made = self.of(behind, where)
+        result = self.of(behind, where)
         self._within.pop()
         if kind not in self._recursive:
-            return made
-        if _is_or_has(made, ref):
+            return result
+        if _is_or_has(result, ref):
             raise TreadleError(f"{where}: type {kind} refers only to itself")
-        self._define(kind.__name__, made, where)
+        self._define(kind.__name__, result, where)
         return ref
 
     def _object(self, kind: Any, named: _TypedProperties, where: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Schemas:
             self._recursive.add(kind)
             return ref
         self._within.append(kind)
-        made = {
+        result = {
             "type": "object",
             "properties": {
                 name: self.of(each, f"{where}: {kind.__name__}.{name}")
@@ -131,8 +131,8 @@ class Schemas:
         }
         self._within.pop()
         if kind not in self._recursive:
-            return made
-        self._define(kind.__name__, made, where)
+            return result
+        self._define(kind.__name__, result, where)
         return ref
 
     def _define(self, name: str, part: Any, where: str) -> None:
@@ -154,15 +154,15 @@ def value_of(kind: Any, value: Any) -> Any:
     origin = typing.get_origin(kind)
     inner = typing.get_args(kind)
     if origin is typing.Annotated:
-        made = value_of(inner[0], value)
-        check(inner[1:], made)
-        return made
+        result = value_of(inner[0], value)
+        check(inner[1:], result)
+        return result
     if _name_of(origin) in _WRAPPED:
         return value_of(inner[0], value)
     if (choices := _choices(kind)) is not None:
-        for choice, made in choices:
+        for choice, result in choices:
             if _is_same(choice, value):
-                return made
+                return result
         raise ValueError(f"{value!r:.60} is not one of {[choice for choice, _ in choices]!r:.200}")
     if origin in _UNIONS:
         return _of_one(inner, value)

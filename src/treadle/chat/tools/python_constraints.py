@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from treadle.base.validate import is_number
 from treadle.errors import TreadleError
 
 _LIBRARIES = ("pydantic", "pydantic_core", "annotated_types")
@@ -156,20 +157,20 @@ def _with(schema: dict[str, Any], words: Mapping[str, Any], where: str) -> dict[
     if "enum" in schema or not words.keys() <= keys.keys():
         word = min(words.keys() - keys.keys(), default=min(words))
         raise TreadleError(f"{where}: {word} does not apply to this type")
-    made = dict(schema)
+    result = dict(schema)
     for word, value in words.items():
         key = keys[word]
-        if key in made and made[key] != value:
+        if key in result and result[key] != value:
             if word not in (*_LEAST, *_MOST):
                 raise TreadleError(f"{where}: {word} is given twice, with different values")
-            value = (max if word in _LEAST else min)(made[key], value)
-        made[key] = value
-    return made
+            value = (max if word in _LEAST else min)(result[key], value)
+        result[key] = value
+    return result
 
 
 def _holds(word: str, limit: Any, value: Any) -> bool:
     if word in _NUMBER:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_number(value):
             return True  # it applies to another alternative
         return bool(_HOLDS[word](value, limit))
     if word == "pattern":

@@ -143,17 +143,17 @@ class _Literal:
 
     def _items(self, close: str) -> tuple[list[Any], bool]:
         """Return the values up to a closing bracket, and whether a comma precedes it."""
-        made: list[Any] = []
+        result: list[Any] = []
         comma = True
         while not self._has(close):
             if not comma:
                 self.fail()
-            made.append(self.value())
+            result.append(self.value())
             comma = self._has(",")
-        return made, comma and bool(made)
+        return result, comma and bool(result)
 
     def _pairs(self) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         comma = True
         while not self._has("}"):
             if not comma:
@@ -161,21 +161,21 @@ class _Literal:
             key = self.value()
             if isinstance(key, list | dict) or not self._has(":"):
                 self.fail()
-            made[key if isinstance(key, str) else json.dumps(key)] = self.value()
+            result[key if isinstance(key, str) else json.dumps(key)] = self.value()
             comma = self._has(",")
-        return made
+        return result
 
     def _texts(self) -> str:
         """Read adjacent strings as one."""
-        made = ""
+        result = ""
         while found := _OPEN.match(self._text, self.at):
             self.at = found.end()
-            made += self._inside(found[1], raw=found[0][0] in "rR")
+            result += self._inside(found[1], raw=found[0][0] in "rR")
             self._skip()
-        return made
+        return result
 
     def _inside(self, quote: str, *, raw: bool) -> str:
-        made = ""
+        result = ""
         escape = None
         while self.at < len(self._text):
             char = self._text[self.at]
@@ -184,18 +184,18 @@ class _Literal:
                 if said is None and not again:
                     self.at += 1
                     continue
-                made = made + (said or "")
+                result = result + (said or "")
                 escape = None
                 self.at += not again
             elif self._text.startswith(quote, self.at):
                 self.at += len(quote)
-                return made
+                return result
             elif char == "\\" and raw:
-                made += self._text[self.at : self.at + 2]
+                result += self._text[self.at : self.at + 2]
                 self.at += 2
             else:
                 escape = Escape() if char == "\\" else None
-                made += "" if escape else char
+                result += "" if escape else char
                 self.at += 1
         self.fail()
 

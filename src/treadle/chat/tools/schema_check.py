@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treadle.base.validate import is_number
 from treadle.chat.tools.schemas import properties_of
 from treadle.grammar.llguidance_limits import ReferencedSchemas
 
@@ -60,7 +61,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def _is_sized(value: Any, schema: Mapping[str, Any]) -> bool:
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         low = schema.get("minimum")
         high = schema.get("maximum")
         above = schema.get("exclusiveMinimum")

@@ -79,23 +79,23 @@ def _has_never(schema: Any, parts: ReferencedSchemas) -> bool:
 def _flat(schema: Any, parts: ReferencedSchemas) -> Mapping[str, Any]:
     if not isinstance(schema, Mapping):
         return {}
-    made: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
+    result: Mapping[str, Any] = {k: v for k, v in schema.items() if k not in ("$ref", "allOf")}
     ref = schema.get("$ref")
     every = schema.get("allOf")
     added = [parts.at(ref)] if isinstance(ref, str) else []
     for each in [*added, *(every if isinstance(every, list) else [])]:
-        made = joined(made, _flat(each, parts))
-    return made
+        result = joined(result, _flat(each, parts))
+    return result
 
 
 def joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema extended by another one."""
-    made = {**one, **other}
+    result = {**one, **other}
     if properties := {**properties_of(one), **properties_of(other)}:
-        made["properties"] = properties
+        result["properties"] = properties
     if required := [*required_of(one), *required_of(other)]:
-        made["required"] = required
-    return made
+        result["required"] = required
+    return result
 
 
 def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,16 +132,16 @@ def plainly(schema: Any, *, is_map: bool = False) -> Any:
         return schema
     if is_map:
         return {name: plainly(each) for name, each in schema.items()}
-    made = {key: _part_plainly(key, value) for key, value in schema.items()}
-    kinds = made.get("type")
+    result = {key: _part_plainly(key, value) for key, value in schema.items()}
+    kinds = result.get("type")
     if kinds == "null":
-        del made["type"]
-        made.setdefault("enum", [None])
+        del result["type"]
+        result.setdefault("enum", [None])
     elif isinstance(kinds, list) and "null" in kinds:
         others = [kind for kind in kinds if kind != "null"]
-        made["type"] = others[0] if len(others) == 1 else others
-        made["nullable"] = True  # OpenAPI's word
-    return made
+        result["type"] = others[0] if len(others) == 1 else others
+        result["nullable"] = True  # OpenAPI's word
+    return result
 
 
 def _part_plainly(key: str, value: Any) -> Any:
@@ -156,12 +156,12 @@ def fully(schema: Any) -> Any:
     """
     if not isinstance(schema, Mapping):
         return {}
-    made = dict(schema)
-    if "properties" in made:
-        told = {name: {"description": "", **fully(v)} for name, v in properties_of(made).items()}
-        made["properties"] = told
-    within = {"array": "items", "object": "additionalProperties"}.get(str(made.get("type")))
-    return {**made, within: fully(made.get(within))} if within else made
+    result = dict(schema)
+    if "properties" in result:
+        told = {name: {"description": "", **fully(v)} for name, v in properties_of(result).items()}
+        result["properties"] = told
+    within = {"array": "items", "object": "additionalProperties"}.get(str(result.get("type")))
+    return {**result, within: fully(result.get(within))} if within else result
 
 
 def required_of(schema: Mapping[str, Any]) -> Sequence[str]:
@@ -288,15 +288,15 @@ def is_plain(schema: Any) -> bool:
 
 def by_name(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema of each property; {} where alternatives differ."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     try:
         several = ways(schema)
     except GrammarError:  # reported where calls must follow the schema
         several = [schema]
     for way in several:
         for name, value in properties_of(way).items():
-            made[name] = value if made.get(name, value) == value else {}
-    return made
+            result[name] = value if result.get(name, value) == value else {}
+    return result
 
 
 def odd_names(schema: Any) -> set[str]:

@@ -71,7 +71,7 @@ class StreamParser:
             self._next = "reasoning" if speech.opened else "start"
         elif speech.row is not None:
             self._state = "start"
-        self._held = ""
+        self._buffer = ""
         self._breaks = ""  # line breaks that stood before the last mark
         self._spoke = False  # content was output
         self._draft: StreamParser | None = None  # reads a possible call inside reasoning
@@ -82,19 +82,19 @@ class StreamParser:
         self._raw = ""  # text read of a call, in case it turns out to be none
         self._object, self._reader = CallObject(), ArgumentReader()
         self._call: ToolCall | None = None  # the one being read
-        self._told = False  # its beginning was output
+        self._begun = False  # its beginning was output
         self._written = ""  # its arguments
         self._ids: set[str] = set()  # of all calls
         self.n_calls = 0  # complete ones
 
     def feed(self, text: str, *, last: bool = False) -> list[OutputPiece]:
         """Return the pieces that are certain now; all of them if this text is the ``last``."""
-        self._held += text
+        self._buffer += text
         out: list[OutputPiece] = []
         while True:
-            before = self._state, len(self._held)
+            before = self._state, len(self._buffer)
             out += getattr(self, f"_in_{self._state}")(last)
-            if (self._state, len(self._held)) == before:
+            if (self._state, len(self._buffer)) == before:
                 break
         self._spoke |= any(part.kind == "content" for part in out)
         if self._speech.forced:  # any content is the beginning of a mark that was cut
@@ -117,7 +117,7 @@ class StreamParser:
         undecided. None: everything since the mark of a call.
         """
         if self._state in ("content", "rest", "start"):
-            return True, len(self._held)
+            return True, len(self._buffer)
         sure = self._speech.sure
         call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
@@ -126,20 +126,20 @@ class StreamParser:
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
         """Next to a mark: drop line breaks."""
-        self._held = self._held.lstrip("\n")
-        if self._held or last:
+        self._buffer = self._buffer.lstrip("\n")
+        if self._buffer or last:
             self._state = self._next
         return []
 
     def _behind(self, rest: str, state: str) -> None:
         """Continue after a mark in ``state``."""
-        self._held = rest
+        self._buffer = rest
         self._state = "gap"
         self._next = state
 
     def _in_start(self, last: bool) -> list[OutputPiece]:
         """Before any output: drop white space if a mark follows."""
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         row = self._row
         thought = self._speech.thought
         marks = [] if thought is None else [thought.begin]
@@ -150,7 +150,7 @@ class StreamParser:
             self._behind(text[len(thought.begin) :], "reasoning")
         elif row is not None and bare and (text.startswith("{") or _begins(text, row.lead)):
             self._raw = row.lead if _begins(text, row.lead) else ""
-            self._held = text.removeprefix(row.lead)
+            self._buffer = text.removeprefix(row.lead)
             self._state = "head"
         elif last or (text and not any(mark.startswith(text) for mark in marks)):
             self._state = "content"
@@ -164,14 +164,14 @@ class StreamParser:
         text, found = self._until((thought.close, *calls), last)
         if found == thought.close:
             after = "content" if self._spoke else "start"
-            self._behind(self._held, "header" if speech.channels else after)
+            self._behind(self._buffer, "header" if speech.channels else after)
         elif found:
             own = replace(speech, thought=None, opened=False, begun=False, within=False)
             own = replace(own, parallel=True, streams=False, sure=False, forced=False)
             self._draft = own.scanner()
             self._drafted = []
             self._raw = found
-            self._held = found + self._held
+            self._buffer = found + self._buffer
             self._n_fed = 0
             self._state = "draft"
             self._draft._ids = self._ids
@@ -194,20 +194,20 @@ class StreamParser:
         draft = self._draft
         mark = self._raw
         assert draft is not None
-        self._drafted += draft.feed(self._held[self._n_fed :])
+        self._drafted += draft.feed(self._buffer[self._n_fed :])
         whole = draft._state != "arguments"  # readers may take cut arguments for complete ones
         self._drafted += draft.feed("", last=True) if last and whole else []
-        self._n_fed = len(self._held)
+        self._n_fed = len(self._buffer)
         other = any(part.text.strip() for part in self._drafted if part.kind in KINDS)
         if other or (last and not draft.n_calls):
             self._n_drafts = self._n_drafts + 1
             self._raw = ""
-            self._held = self._held[len(mark) :]
+            self._buffer = self._buffer[len(mark) :]
             self._state = "reasoning"
             return [OutputPiece("reasoning", self._breaks + mark)]
         if not last:
             return []
-        self._held = ""
+        self._buffer = ""
         self._state = "end"
         first = self.n_calls
         calls = [p._replace(number=first + p.number) for p in self._drafted if p.kind not in KINDS]
@@ -222,7 +222,7 @@ class StreamParser:
         """
         thought = self._speech.thought
         assert thought is not None
-        text, found, rest = self._held.partition(thought.close)
+        text, found, rest = self._buffer.partition(thought.close)
         if found:
             self._behind(rest, "content")
             return [OutputPiece("reasoning", text.strip("\n"))]
@@ -251,7 +251,7 @@ class StreamParser:
             if found == thought.begin:
                 self._raw = found
                 if thought.reserved:
-                    self._behind(self._held, "reasoning")
+                    self._behind(self._buffer, "reasoning")
                 else:
                     self._state = "aside"
                 return [OutputPiece("content", text + self._breaks)]
@@ -270,13 +270,13 @@ class StreamParser:
         assert channels is not None
         if not channels.message:
             return self._in_mark(channels, last)
-        header, found, body = self._held.partition(channels.message)
+        header, found, body = self._buffer.partition(channels.message)
         if not found and not self._may_be_header(channels, last):
             self._state = "content"
             return []
         if not (found or last):
             return []
-        self._held, to = body, channels.call.search(header) if channels.call else None
+        self._buffer, to = body, channels.call.search(header) if channels.call else None
         if to is not None and not found and to.end() == len(header):
             to = None  # the name was cut
         own = to is not None and (found or self._speech.sure) and self._row is not None
@@ -290,7 +290,7 @@ class StreamParser:
 
     def _may_be_header(self, channels: Channels, last: bool) -> bool:
         """Whether the held text may begin a header; otherwise it is for the user."""
-        text = self._held.lstrip()
+        text = self._buffer.lstrip()
         if any(text.startswith(head) for head in channels.heads):
             return len(text) < MAX_HEAD
         begun = any(head.startswith(text) for head in channels.heads)
@@ -298,16 +298,18 @@ class StreamParser:
 
     def _in_mark(self, channels: Channels, last: bool) -> list[OutputPiece]:
         """Before a message whose header is one mark; a message without one is for the user."""
-        text = self._held.lstrip().removeprefix(channels.start).lstrip()
+        text = self._buffer.lstrip().removeprefix(channels.start).lstrip()
         states = {channels.thought.open: "reasoning", channels.final: "content"}
         starts = () if self._row is None or self._row.by_header else self._row.starts
         states |= dict.fromkeys(channels.calls, "reasoning")  # where there are no tools
         states |= {mark: self._behind_mark(mark) for mark in starts}
         found = next((mark for mark in states if text.startswith(mark)), "")
         if found:
-            self._raw, self._held, self._state = found, text[len(found) :], states[found]
+            self._raw = found
+            self._buffer = text[len(found) :]
+            self._state = states[found]
         elif not any(mark.startswith(text) for mark in (channels.start, *states)):
-            self._held = text
+            self._buffer = text
             self._state = "content"
         elif last:
             self._state = "end"
@@ -321,12 +323,12 @@ class StreamParser:
         return "between" if find_mark(mark, row.wrap[0]) == (0, mark) else "head"
 
     def _in_end(self, last: bool) -> list[OutputPiece]:
-        self._held = ""
+        self._buffer = ""
         return []
 
     def _in_rest(self, last: bool) -> list[OutputPiece]:
-        text = self._held
-        self._held = ""
+        text = self._buffer
+        self._buffer = ""
         return [OutputPiece("content", text)]
 
     # -- calls ----------------------------------------------------------------------------------
@@ -334,7 +336,7 @@ class StreamParser:
     def _in_head(self, last: bool) -> list[OutputPiece]:
         """Between the mark of a call and its arguments."""
         row = self._row
-        text = self._held
+        text = self._buffer
         assert row is not None
         if row.style == "object":
             return self._in_object(last)
@@ -348,7 +350,7 @@ class StreamParser:
         id = f"functions.{said}" if row.named_ids else own or id
         if found and row.content and name == row.content:
             self._raw = ""
-            self._held = rest
+            self._buffer = rest
             self._state = "content"
             return []
         if last and not found:
@@ -359,7 +361,7 @@ class StreamParser:
         elif name not in self._speech.tools:
             return self._no_call()
         self._raw = self._raw + text[: len(text) - len(rest)]
-        self._held = rest
+        self._buffer = rest
         self._begin(name, reader_of(row, self._speech.tools[name]), id)
         return []
 
@@ -367,15 +369,15 @@ class StreamParser:
         """Inside a call's JSON object: up to its arguments or, where it may not be a call, to its
         end.
         """
-        held = self._held.lstrip()
+        held = self._buffer.lstrip()
         object = self._object
         assert self._row is not None
         if held and not held.startswith("{"):
             return self._no_call()
         if not held and not last:
             return []
-        self._raw = self._raw + self._held[: len(self._held) - len(held)]
-        self._held = held
+        self._raw = self._raw + self._buffer[: len(self._buffer) - len(held)]
+        self._buffer = held
         object.walk(held)
         name = object.name
         at = object.arguments_at
@@ -383,10 +385,12 @@ class StreamParser:
         if begun and (at is not None or (last and object.end is None)):
             at = len(held) if at is None else at
             self._raw = self._raw + held[:at]
-            self._held = held[at:]
+            self._buffer = held[at:]
             self._begin(str(name), JsonReader())
         elif object.end is not None and name and name == self._row.content:
-            self._raw, self._held, self._object = "", held[object.end :], CallObject()
+            self._raw = ""
+            self._buffer = held[object.end :]
+            self._object = CallObject()
             self._state = "between"
         elif object.end is not None:
             found = read_call(held[: object.end], self._speech.tools, at)
@@ -394,7 +398,7 @@ class StreamParser:
                 return self._no_call()
             self._begin(found[0], ArgumentReader())
             self._written = found[1]
-            self._held = held[object.end :]
+            self._buffer = held[object.end :]
             self._state = "close"
         elif last:
             known = name is None or name == (self._row.content or None)
@@ -420,11 +424,11 @@ class StreamParser:
         self._call = ToolCall(id, name, "")
         self._reader = reader
         self._state = "arguments"
-        self._told = False
+        self._begun = False
         self._written = ""
 
     def _in_arguments(self, last: bool) -> list[OutputPiece]:
-        held = self._held
+        held = self._buffer
         if not self._written:
             held = held.lstrip()
             if isinstance(self._reader, JsonReader) and not held.startswith("{"):
@@ -435,8 +439,8 @@ class StreamParser:
         sure = self._speech.sure
         streams = self._speech.streams
         fragment, rest = self._reader.take(held, last and not sure)
-        self._raw += self._held[: len(self._held) - len(rest)]
-        self._held = rest
+        self._raw += self._buffer[: len(self._buffer) - len(rest)]
+        self._buffer = rest
         self._written = self._written + fragment
         out = self._tell(fragment) if streams else []
         if self._reader.done:
@@ -452,7 +456,7 @@ class StreamParser:
 
     def _in_tail(self, last: bool) -> list[OutputPiece]:
         """Skip the rest of a call's object, after its arguments."""
-        _, self._held = self._reader.take(self._held, last)
+        _, self._buffer = self._reader.take(self._buffer, last)
         if self._reader.done or last:
             self._state = "close"
         return []
@@ -465,17 +469,19 @@ class StreamParser:
         assert call is not None
         if not self._speech.sure and not is_object(self._written):
             return self._no_call()
-        behind = self._held.lstrip()
+        behind = self._buffer.lstrip()
         close = row.close
         if close and behind.startswith(close):
-            self._held = behind[len(close) :]
+            self._buffer = behind[len(close) :]
         elif close and close.startswith(behind):
             if not last:
                 return []  # its end may still come
-            self._held = ""
-        out = self._tell("" if self._told else self._written)
+            self._buffer = ""
+        out = self._tell("" if self._begun else self._written)
         self.n_calls += 1
-        self._raw, self._call, self._object = "", None, CallObject()
+        self._raw = ""
+        self._call = None
+        self._object = CallObject()
         if not self._speech.parallel:
             self._state = "end"
         elif row.wrap[0]:
@@ -483,14 +489,14 @@ class StreamParser:
         elif row.by_header:
             self._state = "header"
         else:  # no calls follow a bare call
-            self._behind(self._held, "content" if row.trigger else "rest")
+            self._behind(self._buffer, "content" if row.trigger else "rest")
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
         """Between the calls of a row that wraps them."""
         row = self._row
         assert row is not None
-        text = self._held.lstrip().removeprefix(row.between.strip()).lstrip()
+        text = self._buffer.lstrip().removeprefix(row.between.strip()).lstrip()
         end = row.wrap[1].lstrip()
         open = row.first.lstrip()
         if text.startswith(end):
@@ -498,7 +504,7 @@ class StreamParser:
         elif text.startswith(open) and text and not end.startswith(text):
             size = len(open) if row.open else 0
             self._raw += text[:size]
-            self._held = text[size:]
+            self._buffer = text[size:]
             self._state = "head"
         elif text and not end.startswith(text) and not open.startswith(text):
             return self._no_call()
@@ -508,9 +514,9 @@ class StreamParser:
 
     def _tell(self, fragment: str) -> list[OutputPiece]:
         out: list[OutputPiece] = []
-        if not self._told:
+        if not self._begun:
             out.append(OutputPiece("call", "", self._call, self.n_calls))
-            self._told = True
+            self._begun = True
         if fragment:
             out.append(OutputPiece("arguments", fragment, None, self.n_calls))
         return out
@@ -519,7 +525,9 @@ class StreamParser:
         """Return what looked like a call as content; what follows is content too. Where answers are
         messages it is reasoning, because the message is not for the user.
         """
-        said, self._raw, self._object = self._raw, "", CallObject()
+        said = self._raw
+        self._raw = ""
+        self._object = CallObject()
         if self._speech.channels:  # a message that is not for the user
             self._state = "reasoning"
             return [OutputPiece("reasoning", said)]
@@ -532,7 +540,7 @@ class StreamParser:
         assert self._row is not None
         if not (self._speech.sure and (self._row.trigger or self._raw)):
             return self._no_call()
-        self._held = ""
+        self._buffer = ""
         self._state = "end"
         return []
 
@@ -543,25 +551,25 @@ class StreamParser:
         starts = () if self._row is None else self._row.starts
         found = []
         for mark in marks:
-            written = find_mark(self._held, mark) if mark in starts else None
-            if mark not in starts and (at := self._held.find(mark)) >= 0:
+            written = find_mark(self._buffer, mark) if mark in starts else None
+            if mark not in starts and (at := self._buffer.find(mark)) >= 0:
                 written = at, mark
             if written is not None:
                 found.append((written[0], -len(written[1]), written[1]))
         at, _, mark = min(found, default=(0, 0, ""))
         longer = [core_of(m)[0] if m in starts else m for m in marks]
-        if not last and any(m != mark and m.startswith(self._held[at:]) for m in longer):
+        if not last and any(m != mark and m.startswith(self._buffer[at:]) for m in longer):
             mark = ""  # it may be the beginning of a longer one
         if mark:
-            text = self._held[:at].rstrip("\n")
-            self._held = self._held[at + len(mark) :]
+            text = self._buffer[:at].rstrip("\n")
+            self._buffer = self._buffer[at + len(mark) :]
             self._breaks = "\n" * (at - len(text))
             return text, mark
-        text = self._held
+        text = self._buffer
         if not last:
             begun = [begun_mark(text, m) if m in starts else overlap(text, m) for m in marks]
             text = text[: len(text) - max(begun)].rstrip("\n")
-        self._held = self._held[len(text) :]
+        self._buffer = self._buffer[len(text) :]
         return text, ""
 
 

@@ -27,34 +27,34 @@ def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     message. After a result, a user message of its own would end the turn, and templates drop the
     reasoning of turns that are over.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     own = False  # the last message is only system text
     for message in map(dict, messages):
         role = message.get("role")
         content = message.get("content")
         if role not in SYSTEM or not is_text(content):
             if own and role == "user" and is_text(content):
-                message["content"] = _with(made.pop().get("content"), joined(content))
+                message["content"] = _with(result.pop().get("content"), joined(content))
             own = False
-            made.append(message)
+            result.append(message)
             continue
         words = joined(content)
-        last = made[-1] if made else {}
+        last = result[-1] if result else {}
         last_role = last.get("role")
         said = last.get("content")
-        if not made:
-            made.append(message)
+        if not result:
+            result.append(message)
         elif not words:
             continue
         elif last_role == "tool":
             said = said if is_text(said) else json.dumps(plain(said), ensure_ascii=False)
-            made[-1] = {**last, "content": _with(said, words)}
-        elif is_text(said) and (last_role == "user" or (len(made) == 1 and last_role in SYSTEM)):
-            made[-1] = {**last, "content": _with(said, words)}
+            result[-1] = {**last, "content": _with(said, words)}
+        elif is_text(said) and (last_role == "user" or (len(result) == 1 and last_role in SYSTEM)):
+            result[-1] = {**last, "content": _with(said, words)}
         else:
-            made.append({"role": "user", "content": words})
+            result.append({"role": "user", "content": words})
             own = True
-    return made
+    return result
 
 
 def _with(content: Any, words: str) -> str:

@@ -45,7 +45,7 @@ class JobProgress:
         self.n_tokens += written.n_tokens
         self._bar.note = f"{self.n_failed} failed" if self.n_failed else ""
         self._bar("lines", self.n_lines, self.total)
-        if not self._bar.wanted and time.monotonic() - self._last > TOLD_S:
+        if not self._bar.enabled and time.monotonic() - self._last > TOLD_S:
             self._last = time.monotonic()
             remark(self.summary())
 

@@ -228,13 +228,13 @@ class Chat:
         ContextFullError.
         """
         conversation = self.conversation
-        made: Generation = self.model.chat(
+        result: Generation = self.model.chat(
             conversation.request(n_dropped),
             session=self.session,
             **conversation.settings.settings(),
             **conversation.settings.of_chat(),
         )
-        return made
+        return result
 
     def fitting(self) -> Generation:
         """Return the generation of the next answer, not started. With ``when_full`` "drop", the

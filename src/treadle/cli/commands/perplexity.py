@@ -194,7 +194,7 @@ def run(
     against: Reference | None = saved if other is None else ReferenceModel(other.engine, windows)
 
     def progress(done: int, total: int, so_far: Scores) -> None:
-        if meter.wanted and so_far.nll:
+        if meter.enabled and so_far.nll:
             meter.note = f"perplexity {so_far.perplexity:.4f}"
         meter(STAGE, done, total)
 

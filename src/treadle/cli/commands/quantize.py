@@ -148,7 +148,7 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
     from treadle.models.load import load_config
     from treadle.models.lora import EMBEDDINGS
 
-    made = []
+    result = []
     with open_gguf(path) as gguf:  # load_config renames tensors: this copy is not for writing
         config = load_config(gguf)
         for file, scale in given:
@@ -158,8 +158,8 @@ def adapters_of(path: Path, given: Sequence[tuple[str, float]]) -> list[tuple[Ad
                 what = "the output matrix shares these weights, and the adapter changes only one"
                 raise UnsupportedError(f"{adapter.path}: {EMBEDDINGS}: {what}")
             ranks = {gguf.tensors[name].name: low for name, low in adapter.ranks.items()}
-            made.append((replace(adapter, ranks=ranks), scale))
-    return made
+            result.append((replace(adapter, ranks=ranks), scale))
+    return result
 
 
 def gguf_of(src: str, meter: ProgressBar) -> Path:

@@ -66,7 +66,7 @@ def command(
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
-                if progress.wanted and options.max_tokens != 1:
+                if progress.enabled and options.max_tokens != 1:
                     model.plan()  # compile now, or a progress bar would cover the text
                 stream(generation)
     if generation.finish_reason == "context":

@@ -33,7 +33,7 @@ class ProgressBar:
     """
 
     def __init__(self, metered: str | None = None, unit: str = "") -> None:
-        self.wanted = sys.stderr.isatty()
+        self.enabled = sys.stderr.isatty()
         self.metered = metered
         self.unit = unit
         self.note = ""
@@ -44,7 +44,7 @@ class ProgressBar:
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Report that ``done`` of ``total`` units of ``stage`` are done."""
-        if not self.wanted:
+        if not self.enabled:
             return
         now = time.monotonic()
         if stage != self._stage:

@@ -33,7 +33,7 @@ class WordWrap:
         self._cells = get_cwidth
         self._column = 0  # cells used in this row
         self._line = ""  # this line's beginning, unwrapped
-        self._held = ""  # an incomplete word, and the space before it
+        self._pending = ""  # an incomplete word, and the space before it
         self._fence = ""  # the marks that opened the current code block
         self._long = False  # inside a word that is longer than a row
 
@@ -56,17 +56,17 @@ class WordWrap:
         if len(self._line) < SIGHT or self._fence:
             self._line += c
         if self._is_verbatim():
-            held = self._held
-            self._held = ""
+            held = self._pending
+            self._pending = ""
             return held + c
         if c in " \t":
-            written = self._place() if self._held.strip() else ""
-            self._held = self._held + c
+            written = self._place() if self._pending.strip() else ""
+            self._pending = self._pending + c
             self._long = False
             return written
         written = self._place() if self._may_part(c) else ""
-        self._held += c
-        if self._long or self._cells(self._held) > self._width():
+        self._pending += c
+        if self._long or self._cells(self._pending) > self._width():
             written += self._place()
             self._long = True
         return written
@@ -96,7 +96,7 @@ class WordWrap:
 
     def _may_part(self, c: str) -> bool:
         """Return whether a row may end between the held word and ``c``."""
-        before = self._held[-1:]
+        before = self._pending[-1:]
         if not before.strip() or c in CLOSING or before in OPENING:
             return False
         cells = self._cells(c)
@@ -104,12 +104,12 @@ class WordWrap:
 
     def _place(self) -> str:
         """Put the held word into this row, or the next one."""
-        word = self._held.lstrip(" \t")
+        word = self._pending.lstrip(" \t")
         if not word:
-            self._held = ""
+            self._pending = ""
             return ""
-        gap = self._held[: len(self._held) - len(word)].expandtabs()
-        self._held = ""
+        gap = self._pending[: len(self._pending) - len(word)].expandtabs()
+        self._pending = ""
         width = max(1, self._width())
         wide = self._cells(word)
         if self._column > width:  # the terminal was narrowed and broke this row itself

@@ -143,7 +143,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         whole.get("model_type") in OUTER,
         _kinds(whole, _SCORING),
         n_skipped,
-        family.made(keys),
+        family.derived(keys),
         keys.integer(family.extra_layers, 0, lo=0) if family.extra_layers else 0,
         _has_no_head(whole),
         _spelt(keys, family),

@@ -46,7 +46,7 @@ class Family:
         one.
     n_ff_default: ``intermediate_size`` if it is null, in units of ``hidden_size``.
     experts: it is a mixture of experts.
-    made: derivation rules for tensors that GGUF stores differently, see
+    derived: derivation rules for tensors that GGUF stores differently, see
         ``convert/sources/derived_tensors.py``.
     packed: the ``quant_method`` of packed weights that ``made`` handles.
     extra_layers: the key with the number of MTP layers after the last layer.
@@ -57,7 +57,8 @@ class Family:
         list.
     beside: further GGUF keys from outside the text part of a multimodal model.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
-    told: keys copied to GGUF as they are, because ``made`` needs them and no GGUF key shows them.
+    copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
+        shows them.
     """
 
     arch: str
@@ -82,7 +83,7 @@ class Family:
     variant: Callable[[MetadataReader], Family | None] = lambda keys: None
     n_ff_default: int = 0
     experts: bool = False
-    made: Callable[[MetadataReader], Sequence[DerivationRule]] = lambda keys: ()
+    derived: Callable[[MetadataReader], Sequence[DerivationRule]] = lambda keys: ()
     packed: str = ""
     extra_layers: str = ""
     turns: Callable[[MetadataReader], bool] = lambda keys: True
@@ -90,7 +91,7 @@ class Family:
     folded_by_mlx: bool = False
     numbers: Mapping[str, str] = field(default_factory=dict)
     beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
-    told: tuple[str, ...] = ()
+    copied_keys: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
 
     def word(self, key: str) -> str:

@@ -153,18 +153,18 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
 
     try:
         found = name_further(further, checkpoint.hyper)
-        made = replace(
+        result = replace(
             checkpoint,
             tensors=checkpoint.tensors | found,
             metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
         )
-        check_further(_Outline(made), made.hyper)
-        names = ARCHS[made.hyper.family.arch].names
+        check_further(_Outline(result), result.hyper)
+        names = ARCHS[result.hyper.family.arch].names
         found = dict(renamed(name, named, names) for name, named in found.items())
-        made.tensors = checkpoint.tensors | found
+        result.tensors = checkpoint.tensors | found
     except (FileError, UnsupportedError) as error:
         return replace(checkpoint, lost=f"MTP layers are left out: {error}")
-    return made
+    return result
 
 
 def _weights_of(folder: Path) -> Path:
@@ -203,7 +203,7 @@ class HFModel(GGUF):
             self.metadata[ROPE_KEY] = IN_PLACE
         self.types = {}
         self.tensors = {}
-        self._made = workshop = Workshop(checkpoint.path, checkpoint.tensors)
+        self._workshop = workshop = Workshop(checkpoint.path, checkpoint.tensors)
         for name, named in checkpoint.tensors.items():
             if _shift(named, hyper):
                 data = f32_bytes(named.floats(_shift(named, hyper)))
@@ -219,7 +219,7 @@ class HFModel(GGUF):
 
     def make(self, progress: Progress) -> None:
         """Assemble all derived tensors now. Raises FileError for damaged parts."""
-        self._made.make(progress)
+        self._workshop.make(progress)
 
 
 class _Outline(GGUF):

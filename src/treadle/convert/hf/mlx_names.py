@@ -35,7 +35,7 @@ def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
     """Return the tensors with taps as [channels, 1, taps], and whether mlx-lm's layout was
     found.
     """
-    made = dict(tensors)
+    result = dict(tensors)
     laid = False
     for name, tensor in tensors.items():
         if (
@@ -44,6 +44,6 @@ def as_transformers(tensors: Mapping[str, SafeTensor]) -> tuple[Found, bool]:
             and tensor.shape[2] == 1 < tensor.shape[1]
         ):
             channels, taps, _ = tensor.shape
-            made[name] = replace(tensor, shape=(channels, 1, taps))
+            result[name] = replace(tensor, shape=(channels, 1, taps))
             laid = True
-    return made, laid
+    return result, laid

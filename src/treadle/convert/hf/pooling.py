@@ -35,13 +35,13 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
     """Return GGUF's pooling keys; none if no file has any. Raises FileError, UnsupportedError."""
     arch = hyper.family.arch
     if hyper.scores:
-        made = {f"{arch}.pooling_type": RANK}
+        result = {f"{arch}.pooling_type": RANK}
         if "cls.norm" in hyper.family.score_names.values():  # the others have one method
             how = config.get("classifier_pooling", "cls")
             if how not in ("cls", "mean"):
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")
-            made[f"{arch}.classifier.pooling_type"] = _MODES[how]
-        return made
+            result[f"{arch}.classifier.pooling_type"] = _MODES[how]
+        return result
     modules = read_modules(folder)
     path = pooling_file(folder)
     if not os.path.lexists(path) and not any(kind == "Pooling" for kind, _ in modules):

@@ -173,7 +173,7 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
     mscale, over = (rope.number(k, 0.0, lo=0.0, hi=1e6) for k in ("mscale", "mscale_all_dim"))
     attention = usual(mscale) / usual(over) if mscale and over else usual(1.0)
     attention = rope.number("attention_factor", attention, lo=1e-6, hi=1e6)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": f32(factor),
         _N_CTX: n_ctx,
@@ -181,10 +181,10 @@ def _yarn(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) ->
         "rope.scaling.yarn_beta_slow": f32(rope.number("beta_slow", 1.0, lo=1e-3, hi=1e6)),
     }
     if mscale == 1.0 and over and rope.get("llama_4_scaling_beta") is not None:
-        made["rope.scaling.yarn_log_multiplier"] = f32(over)  # Ministral 3's word for the same
+        result["rope.scaling.yarn_log_multiplier"] = f32(over)  # Ministral 3's word for the same
     elif not math.isclose(attention, usual(1.0)):  # GGUF's factor is relative to the default
-        made["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
-    return made, {}
+        result["rope.scaling.attn_factor"] = f32(attention / usual(1.0))
+    return result, {}
 
 
 def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
@@ -195,7 +195,7 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
     original = _n_ctx_orig(rope, keys, lo=2)
     factor = rope.number("factor", n_ctx / original, lo=1e-6, hi=1e6)
     usual = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
-    made = {
+    result = {
         "rope.scaling.type": "longrope",
         _N_CTX: original,
         "rope.scaling.attn_factor": f32(rope.number("attention_factor", usual, lo=1e-6, hi=1e6)),
@@ -207,7 +207,7 @@ def _longrope(rope: MetadataReader, keys: MetadataReader, base: float, dims: int
         if not sound or not all(type(x) in (int, float) and 0.0 < x < 1e6 for x in given):
             rope.fail(key, f"is {given!r:.60}", f"{dims // 2} positive numbers")
         factors[name] = np.array(given, np.float32)
-    return made, factors
+    return result, factors
 
 
 def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:

@@ -34,12 +34,12 @@ def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
             raise tensor.error(f"shape {list(tensor.shape)} in {kind}", "one number")
         found[match["rest"]][int(match["layer"])] = values[0]
         del weights.tensors[name]
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, numbers in found.items():
         layers = range(hyper.n_layer)
         if missing := [i for i in layers if i not in numbers]:
             where = f"layers.{missing[0]}.{name}"
             raise FileError("the tensor is missing", path=weights.path, where=where)
         each = [numbers[i] for i in layers]
-        made[names[name]] = number_array(ValueType.FLOAT32, each)
-    return made
+        result[names[name]] = number_array(ValueType.FLOAT32, each)
+    return result

@@ -35,13 +35,13 @@ _HARMLESS = (  # no effect on the vector of a text that is not truncated
 
 def read_sentences(folder: Path) -> dict[str, Any]:
     """Return treadle's keys for embedding texts. Raises FileError and UnsupportedError."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     _refuse_arguments(folder)
     if limit := _max_seq_length(folder):
-        made[MAX_TOKENS] = limit
+        result[MAX_TOKENS] = limit
     if prompt := _default_prompt(folder):
-        made[PROMPT] = prompt
-    return made
+        result[PROMPT] = prompt
+    return result
 
 
 def read_query(folder: Path, hyper: HfConfig) -> dict[str, Any]:

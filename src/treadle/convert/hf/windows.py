@@ -41,14 +41,16 @@ def every_other_lower(keys: MetadataReader, n_layer: int) -> Windowed:
     return [i % 2 == 0 and i < end for i in range(n_layer)]
 
 
-def all_but_every(usual: int, *, told: bool = False) -> Callable[[MetadataReader, int], Windowed]:
-    """Put the window in all layers but every ``usual``-th; ``told``: ``sliding_window_pattern``
-    overrides it, which transformers reads only in some families.
+def all_but_every(
+    usual: int, *, overridable: bool = False
+) -> Callable[[MetadataReader, int], Windowed]:
+    """Put the window in all layers but every ``usual``-th. ``overridable``:
+    ``sliding_window_pattern`` overrides it, which transformers reads only in some families.
     """
 
     def windowed(keys: MetadataReader, n_layer: int) -> Windowed:
         period = usual
-        if told and isinstance(keys.get("sliding_window_pattern"), int):
+        if overridable and isinstance(keys.get("sliding_window_pattern"), int):
             period = keys.integer("sliding_window_pattern", lo=0)
         return [period > 0 and (i + 1) % period != 0 for i in range(n_layer)]
 

@@ -98,16 +98,16 @@ def _joined_a(parts: Sequence[LowRank | None]) -> Floats:
 def _joined_b(
     parts: Sequence[LowRank | None], heights: Sequence[int], shape: tuple[int, ...]
 ) -> Floats:
-    made = np.zeros(shape, np.float32)
+    result = np.zeros(shape, np.float32)
     row = 0
     at = 0
     for low, height in zip(parts, heights, strict=True):
         if low is not None:
-            to = made[..., row : row + height, at : at + low.rank]
+            to = result[..., row : row + height, at : at + low.rank]
             to[:] = low.b() * np.float32(low.factor)
             at += low.rank
         row += height
-    return made
+    return result
 
 
 def _rows(low: LowRank, first: int, n: int) -> Floats:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.validate import is_number
 from treadle.convert.hf.family import PAIRS
 from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs
 from treadle.convert.lora.fused import as_model_has
@@ -108,7 +109,7 @@ def _of_gguf(path: Path, model: GGUF, config: Config) -> Adapter:
     if "adapter.alora.invocation_tokens" in keys:
         raise UnsupportedError(f"{path}: an activated LoRA, which starts mid-prompt: not supported")
     alpha = keys.get("adapter.lora.alpha", 0.0)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not np.isfinite(alpha):
+    if not is_number(alpha) or not np.isfinite(alpha):
         raise FileError(f"is {alpha!r:.40}", path=path, where="adapter.lora.alpha")
     ranks = {}
     for name, a, b in _pairs(file):
@@ -261,10 +262,10 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
 
 def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
     """Return the adapter mapped to the model's matrices, and checked against them."""
-    made = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
-    for name, low in made.ranks.items():
-        _check(made, name, low, gguf)
-    return made
+    result = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
+    for name, low in result.ranks.items():
+        _check(result, name, low, gguf)
+    return result
 
 
 def _check(adapter: Adapter, name: str, low: LowRank, gguf: GGUF) -> None:

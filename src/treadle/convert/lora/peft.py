@@ -101,7 +101,7 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     state = hashlib.sha256(repr(sorted(keys.values.items())).encode())
     pairs, tables = _pairs_of(weights.tensors.values(), state)
     found: dict[str, ExpertPair] = {}
-    made = Peft(folder, {}, modules.families[0].paired, state.digest())
+    result = Peft(folder, {}, modules.families[0].paired, state.digest())
     parameters: list[ParameterPair] = []
     for module, pair in pairs.items():
         _check_pair(pair)
@@ -119,8 +119,8 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
     for of in parameters:
         for parameter, name, low in read_parameter(of, modules, _floats, straight=straight):
             factor = _factor(keys, f"{of.of.module}.{parameter}", low.rank)
-            made.ranks[name] = replace(low, factor=factor)
-            made.types[name] = of.a.dtype, of.b.dtype
+            result.ranks[name] = replace(low, factor=factor)
+            result.types[name] = of.a.dtype, of.b.dtype
     for module, each in by_module(found).items():
         parts = _parts(module, modules, next(iter(each.values())).a)
         whole = each[ALONE] if ALONE in each else stack(each, _n_expert(gguf, parts[0], each))
@@ -130,11 +130,11 @@ def open_peft(path: Path, gguf: GGUF, config: Config) -> Peft:
             if module in tables:  # [rank, n_vocab] and [n_embd, rank]
                 low = turned(low)
                 types = (types[1], types[0])
-            made.ranks[part.name] = low
-            made.types[part.name] = types
-    if not made.ranks:
+            result.ranks[part.name] = low
+            result.types[part.name] = types
+    if not result.ranks:
         raise FileError("has no tensors", path=folder / WEIGHTS)
-    return made
+    return result
 
 
 def _check_weights(folder: Path) -> None:

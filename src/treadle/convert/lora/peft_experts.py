@@ -79,9 +79,9 @@ def _stacked(
 def _filled(
     halves: Mapping[int, SafeTensor], n: int, scales: Mapping[int, float], *rows: Floats
 ) -> Floats:
-    made = np.zeros((n, *rows[0].shape), np.float32)
+    result = np.zeros((n, *rows[0].shape), np.float32)
     for (i, tensor), row in zip(halves.items(), rows, strict=True):
         if not np.isfinite(row).all():
             raise tensor.error("holds a value that is not a finite number")
-        made[i] = row * np.float32(scales[i])
-    return made
+        result[i] = row * np.float32(scales[i])
+    return result

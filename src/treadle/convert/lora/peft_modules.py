@@ -93,7 +93,7 @@ class Modules:
             if not rule.side:
                 why = OTHERWISE
                 continue
-            if untold := [key for key in family.told if not self._keys.has(key)]:
+            if untold := [key for key in family.copied_keys if not self._keys.has(key)]:
                 raise UnsupportedError(_untold(untold[0]))
             parts = [
                 PeftModule(gguf_name(stem_of(family, to), layer), family, make, rule.side)
@@ -117,12 +117,12 @@ class Modules:
 
     def _rules(self, family: Family) -> Sequence[DerivationRule]:
         said = {word: self._keys.get(key) for word, key in _SAME.items()}
-        said |= {key: _listed(self._keys.get(key)) for key in family.told}
+        said |= {key: _listed(self._keys.get(key)) for key in family.copied_keys}
         n_inner = said["mamba_d_ssm"]
         n_heads = said["linear_num_value_heads"]
         if n_inner and n_heads:
             said["linear_value_head_dim"] = n_inner // n_heads
-        return family.made(MetadataReader(said, self._gguf.path, family.defaults))
+        return family.derived(MetadataReader(said, self._gguf.path, family.defaults))
 
 
 def stem_of(family: Family, made: str) -> str:

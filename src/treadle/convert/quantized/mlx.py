@@ -117,27 +117,27 @@ class PackedModule:
 
 def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Found:
     """Return the tensors with each module of FLOATS as one. FileError for mismatched parts."""
-    made = dict(tensors)
+    result = dict(tensors)
     for name, scales in tensors.items():
         module, _, kind = name.rpartition(".")
         if kind != "scales" or (mode := found.mode(module)) not in FLOATS:
             continue
         weight = f"{module}.weight"
         (codes_in, scales_in) = FLOATS[mode]
-        if weight not in made:
+        if weight not in result:
             raise scales.error(f"has no {weight}")
-        codes = made[weight]
+        codes = result[weight]
         if codes.dtype != CODES or scales.dtype != BYTES:
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
             raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
         *others, n_words = matrices(codes)
         codes = replace(codes, dtype=codes_in, shape=(*others, n_words * WORD // 8))
-        made[f"{weight}_scale"] = replace(made.pop(name), dtype=scales_in)
+        result[f"{weight}_scale"] = replace(result.pop(name), dtype=scales_in)
         if is_float8(codes):
-            read_float8(made, weight, codes, ((), (MX_GROUP,)))
+            read_float8(result, weight, codes, ((), (MX_GROUP,)))
         else:
-            read_float4(made, weight, codes)
-    return made
+            read_float4(result, weight, codes)
+    return result
 
 
 def unpack(
@@ -147,22 +147,22 @@ def unpack(
     by the name of its ``weight``: "" to leave it, a type, or BLOCKS: ggml blocks that hold the
     codes, else floats. Errors as ``find_packed``'s.
     """
-    made = dict(tensors)
+    result = dict(tensors)
     for name in tensors:
         module, _, kind = name.rpartition(".")
         scales = f"{module}.scales"
         biases = f"{module}.biases"
-        if kind != "weight" or not {scales, biases} <= made.keys() or not wanted(name):
+        if kind != "weight" or not {scales, biases} <= result.keys() or not wanted(name):
             continue
-        packed = _pack(made[name], made.pop(scales), made.pop(biases), found, None)
+        packed = _pack(result[name], result.pop(scales), result.pop(biases), found, None)
         bits, group = packed.bits_and_group
         dtype = wanted(name)
         if dtype == BLOCKS:
             blocks = bits <= 4 and group % BLOCK == 0
             dtype = "Q4_1" if blocks else floats_of(packed.scales)
         make = partial(_numbers, bits=bits, dtype=dtype)
-        made[name] = unpacked(name, dtype, packed.shape, packed.arrays, make)
-    return made
+        result[name] = unpacked(name, dtype, packed.shape, packed.arrays, make)
+    return result
 
 
 def _numbers(words: Array, scales: Array, minimums: Array, bits: int, dtype: str) -> Array:

@@ -89,9 +89,9 @@ def make_tensors(
     """Return the tensors with experts stacked and the rules applied. Raises FileError for experts
     that are missing or differ, and for a rule with only some of its sources.
     """
-    made = _stacked(tensors)
+    result = _stacked(tensors)
     by_name_ = {rule.of[0]: rule for rule in rules}
-    for name, first in list(made.items()):
+    for name, first in list(result.items()):
         match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
         if match is None or (rule := by_name_.get(match["rest"])) is None:
             continue
@@ -99,16 +99,16 @@ def make_tensors(
             continue
         sources = []
         for rest in rule.of:
-            if (at := match["layer"] + rest) not in made:
+            if (at := match["layer"] + rest) not in result:
                 raise first.error(f"exists, but {at} is missing")
-            factor = made.pop(at.removesuffix(".weight") + FACTOR, None)
-            sources.append(multiplied_out(made.pop(at), factor) if factor else made.pop(at))
+            factor = result.pop(at.removesuffix(".weight") + FACTOR, None)
+            sources.append(multiplied_out(result.pop(at), factor) if factor else result.pop(at))
         for rest, make in rule.gives.items():
             at = match["layer"] + rest
             if rest.startswith("/"):
                 at = _ITS_LAYER.sub("", match["layer"]) + rest[1:]
-            made[at] = _made(at, tuple(sources), make, rule)
-    return made
+            result[at] = _made(at, tuple(sources), make, rule)
+    return result
 
 
 def name_in_layer(name: str) -> str:
@@ -119,13 +119,13 @@ def name_in_layer(name: str) -> str:
 
 def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
     """Stack experts' matrices: one [E, ..] in place of E tensors."""
-    made: dict[str, SafeTensor] = {}
+    result: dict[str, SafeTensor] = {}
     experts: dict[str, dict[int, SafeTensor]] = {}
     for name, tensor in tensors.items():
         if match := EXPERT.fullmatch(name):
             experts.setdefault(match["before"] + match["rest"], {})[int(match["i"])] = tensor
         else:
-            made[name] = tensor
+            result[name] = tensor
     for name, found in experts.items():
         if len({each.dtype for each in found.values()}) > 1:
             found = {i: multiplied_out(each) for i, each in found.items()}
@@ -138,7 +138,7 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
                 what = f"shape {list(other.shape)} in {other.dtype}"
                 raise other.error(what, f"{list(first.shape)} in {first.dtype}, as {first.name}")
         sources = tuple(found[i] for i in range(len(found)))
-        made[name] = DerivedTensor(
+        result[name] = DerivedTensor(
             name,
             first.dtype,
             (len(found), *first.shape),
@@ -149,7 +149,7 @@ def _stacked(tensors: Mapping[str, SafeTensor]) -> dict[str, SafeTensor]:
             sources,
             stacked,
         )
-    return made
+    return result
 
 
 def _made(

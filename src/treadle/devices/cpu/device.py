@@ -10,18 +10,15 @@ from treadle.devices.cpu.abort_flag import AbortFlag
 from treadle.devices.cpu.step_loop import STEP, StepLoop
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
+from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import source_hash
 from treadle.jit.kernel import CompileStats, Progress, isa_key, load_kernels
 from treadle.kernels.spec import run_offset
-from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Buffer, Const, Plan
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
-    from treadle.kvcache.cache import KVCache
-    from treadle.models.config import Config
-    from treadle.plan.lowering.weights import Weights
 
 
 class CpuProgram:
@@ -36,9 +33,10 @@ class CpuProgram:
             memory: Any = arg.memory if type(arg) is Const else None
             return memory.address if memory else arg or 0
 
-        rows = [[place(arg) for arg in step.spec.args.slots(step.args)] for step in plan.steps]
-        self._args = np.array([slot for row in rows for slot in row] or [0], np.int64)
-        self.records = np.zeros(len(rows), STEP)
+        rows = [[place(arg) for arg in step.spec.args.in_order(step.args)] for step in plan.steps]
+        self._args = np.array([arg for row in rows for arg in row] or [0], np.int64)
+        self.n_steps = len(rows)
+        self.records = np.zeros(self.n_steps, STEP)
         self._memory = arena, inputs
         self.job = int(self.records.ctypes.data), len(rows), inputs.address
         at = int(self._args.ctypes.data)
@@ -61,8 +59,8 @@ class CpuProgram:
             at += 8 * len(row)
 
 
-class Cpu:
-    """A device (``treadle/devices/protocol.py``) of ``n_threads`` threads, including the caller's.
+class Cpu(Device):
+    """A team of ``n_threads`` threads, including the caller's.
 
     ``progress``: see ``load_kernels``.
     """
@@ -88,33 +86,13 @@ class Cpu:
     def weights(self, name: str, array: np.ndarray) -> Const:
         return Const(name, HostMemory.of(array), array)
 
-    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         memory.write(to, memory.read(start, n_bytes))
 
-    def plan(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        n_tokens: int,
-        n_outputs: int,
-        *,
-        deterministic: bool = False,
-        output: str = "logits",
-    ) -> Plan:
-        return build_plan(
-            config,
-            weights,
-            cache,
-            self.isa,
-            n_tokens,
-            n_outputs,
-            n_threads=self.n_threads,
-            deterministic=deterministic,
-            table=self.table,
-            output=output,
-            scarce=any(at.experts for at in config.layers) and self._is_scarce(weights.gguf),
-        )
+    def _plan(self, request: PlanRequest) -> Plan:
+        has_experts = any(at.experts for at in request.config.layers)
+        scarce = has_experts and self._is_scarce(request.weights.gguf)
+        return request.build(self.isa, self.n_threads, self.table, scarce=scarce)
 
     def _is_scarce(self, gguf: GGUF) -> bool:
         """Return whether memory is too small for the whole file; computed once."""
@@ -135,17 +113,10 @@ class Cpu:
         self._programs.append(program)
         return program
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
         assert self._team is not None
-        at, n, inputs = ready.job
-        if steps is not None:
+        at, n, inputs = program.job
+        if steps.start or len(steps) < n:
             at = at + steps.start * STEP.itemsize
             n = len(steps)
         stamps = None

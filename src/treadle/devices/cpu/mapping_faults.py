@@ -197,7 +197,7 @@ def _guard() -> FaultHandler | None:
     if found is None:
         return None
     try:
-        made = FaultHandler(SignalLayout(**found))
+        result = FaultHandler(SignalLayout(**found))
     except (CacheError, CompileError) as error:
         from logging import getLogger  # 4 ms that most starts save
 
@@ -207,8 +207,8 @@ def _guard() -> FaultHandler | None:
             error,
         )
         return None
-    atexit.register(made.remove)  # compiled code is freed as Python ends
-    return made
+    atexit.register(result.remove)  # compiled code is freed as Python ends
+    return result
 
 
 def guard_mappings() -> None:

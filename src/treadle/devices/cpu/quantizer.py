@@ -67,7 +67,7 @@ class Searcher:
         if weights is not None:
             weights = np.ascontiguousarray(weights, np.float32)
             given["importance"] = weights.ctypes.data
-        args = np.array([slot or 0 for slot in spec.args.slots(given)], np.int64)
+        args = np.array([arg or 0 for arg in spec.args.in_order(given)], np.int64)
         run = np.zeros(1, RUN_STATE)
         scratch = HostMemory(spec.scratch(lanes)).bytes
         self.kernel(args.ctypes.data, run.ctypes.data, 0, padded // lanes, scratch.ctypes.data)

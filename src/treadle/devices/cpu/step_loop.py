@@ -93,7 +93,9 @@ class _Loop:
         self.at = {name: k.label(name) for name in names}
         zero = k.i64(0)
         self.epoch, self.polls = k.var(k.i64(-1)), k.var(zero)
-        self.step, self.run, self.first = k.var(self.team), k.var(self.team), k.var(zero)
+        self.step = k.var(self.team)
+        self.run = k.var(self.team)
+        self.first = k.var(zero)
         self.total, self.seen = k.var(zero), k.var(k.const(0, i32))
 
     def emit(self) -> None:
@@ -216,7 +218,10 @@ class _Loop:
         k.at(whole)
         k.branch((index >= 0) & (index < n_steps), ready, at["idle"])
         k.at(ready)
-        self.epoch.v, self.first.v, self.run.v, self.polls.v = epoch, first, run, k.i64(0)
+        self.epoch.v = epoch
+        self.first.v = first
+        self.run.v = run
+        self.polls.v = k.i64(0)
         self.step.v = steps + index * STEP.itemsize
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):

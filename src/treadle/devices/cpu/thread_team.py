@@ -29,6 +29,7 @@ from treadle.devices.cpu.step_loop import (
 from treadle.errors import TreadleError
 from treadle.jit.kernel import load_kernels
 from treadle.jit.language import Isa
+from treadle.plan.plan import DeviceMemory
 from treadle.system import SYSTEM
 
 SPINS = 20_000  # polls before a worker sleeps: about a millisecond, longer than a sampler takes
@@ -39,26 +40,31 @@ WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
 JOB_AT = {name: at for at, name in enumerate(JOB_FIELDS)}
 
 
-class HostMemory:
+class HostMemory(DeviceMemory):
     """Zeroed bytes on a cache-line boundary: ``.address``, and ``.bytes`` as a numpy array."""
+
+    bytes: np.ndarray
 
     def __init__(self, n_bytes: int) -> None:
         raw = np.zeros(n_bytes + 64, np.uint8)
         start = -raw.ctypes.data % 64
+        self.n_bytes = n_bytes
         self.bytes = raw[start : start + n_bytes]
         self.address: int = self.bytes.ctypes.data
 
     @classmethod
     def of(cls, array: np.ndarray) -> HostMemory:
         """Wrap memory that exists already."""
-        made = cls.__new__(cls)
-        made.bytes, made.address = array, int(array.ctypes.data)
-        return made
+        result = cls.__new__(cls)
+        result.bytes = array
+        result.n_bytes = array.nbytes
+        result.address = int(array.ctypes.data)
+        return result
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         return self.bytes[at : at + n_bytes]
 
-    def write(self, at: int, data: np.ndarray) -> None:
+    def _write(self, at: int, data: np.ndarray) -> None:
         self.bytes[at : at + len(data)] = data
 
 

@@ -48,7 +48,7 @@ class TunedRow:
     isa: str
     path: str  # of the file, whether it exists or not
     table: TunedTable = SHIPPED
-    made: str | None = None  # when it was measured; None if none is in use
+    measured: str | None = None  # when it was measured; None if none is in use
     problem: str | None = None  # why an existing file is not used
 
     @property
@@ -79,7 +79,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
     except (CacheError, OSError):  # no home directory, or no access: nothing is stored
         return TunedRow(isa.name, "none")
     try:
-        table, made = _read(path, isa, proc)
+        table, measured = _read(path, isa, proc)
     except FileNotFoundError:
         return TunedRow(isa.name, str(path))
     except (_RefusedError, CacheError) as error:
@@ -88,7 +88,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
         return TunedRow(isa.name, str(path), problem=f"{path}: cannot be read: {error.strerror}")
     if os.environ.get("TREADLE_TUNE") == "0":
         return TunedRow(isa.name, str(path), problem=f"{path}: ignored, TREADLE_TUNE=0")
-    return TunedRow(isa.name, str(path), table, made)
+    return TunedRow(isa.name, str(path), table, measured)
 
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
@@ -111,8 +111,10 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
         table = _read(path, isa, proc)[0]
     for newer in tables:
         table = table.updated(newer)
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime())
-    text = json.dumps({**_machine(isa, proc), "made": made, "formats": _written(table)}, indent=1)
+    measured = time.strftime("%Y-%m-%d %H:%M", time.localtime())
+    text = json.dumps(
+        {**_machine(isa, proc), "made": measured, "formats": _written(table)}, indent=1
+    )
     try:
         cache.write_whole(path, f"{text}\n".encode())
     except OSError as error:

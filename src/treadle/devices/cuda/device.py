@@ -24,19 +24,16 @@ from treadle.devices.cuda.launch_args import (
     shared_of,
     threads_of,
 )
+from treadle.devices.protocol import Device, PlanRequest
 from treadle.errors import NoMemoryError
 from treadle.jit.kernel import CompileStats, isa_key
 from treadle.kernels.spec import run_offset
-from treadle.plan.lowering.ops import build_plan
-from treadle.plan.plan import Buffer, Const, Plan, Step, counted
+from treadle.plan.plan import Buffer, Const, DeviceMemory, Plan, Step, counted
 
 if TYPE_CHECKING:
     from treadle.devices.cuda.driver import Driver
     from treadle.files.gguf import GGUF
     from treadle.jit.kernel import Progress
-    from treadle.kvcache.cache import KVCache
-    from treadle.models.config import Config
-    from treadle.plan.lowering.weights import Weights
 
 CHUNK = 64 << 20  # bytes of weights between two updates of the progress bar
 BLOCKS = 16  # of a launch for each multiprocessor, at most; the hardware schedules them
@@ -45,7 +42,7 @@ SCRATCH = 256 << 20  # bytes of all threads' scratch: the more each needs, the f
 UNKNOWN = 1 << 20  # items assumed for a step whose number an earlier step computes
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """GPU memory, freed when it is garbage collected.
 
     ``bytes``: the host's pinned copy of a run's inputs.
@@ -60,12 +57,10 @@ class CudaMemory:
         if self.bytes is not None:
             weakref.finalize(self, driver.unpin, self.bytes)
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
-        assert 0 <= at <= at + n_bytes <= self.n_bytes
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         return self._driver.read(self.address + at, n_bytes)
 
-    def write(self, at: int, data: np.ndarray) -> None:
-        assert 0 <= at <= at + data.nbytes <= self.n_bytes
+    def _write(self, at: int, data: np.ndarray) -> None:
         self._driver.write(self.address + at, data)
 
 
@@ -78,10 +73,10 @@ class CudaProgram:
         self.upload = Upload(inputs.address, inputs.bytes)
         kernels = device.load(plan)
         rows = [
-            [self._place(plan, arena, arg) for arg in step.spec.args.slots(step.args)]
+            [self._place(plan, arena, arg) for arg in step.spec.args.in_order(step.args)]
             for step in plan.steps
         ]
-        table = np.array([slot for row in rows for slot in row] or [0], np.int64).view(np.uint8)
+        table = np.array([arg for row in rows for arg in row] or [0], np.int64).view(np.uint8)
         args = CudaMemory(self._driver, table.nbytes)
         args.write(0, table)
         sizes = [device.size(plan, step) for step in plan.steps]
@@ -103,7 +98,8 @@ class CudaProgram:
             where = at, inputs.address, count, grid.base, grid.per, scratch.address
             self.launches.append(Launch(kernels[step.spec.name], *size, *where))
             at += 8 * len(row)
-        self._kept = arena, inputs, args, scratch  # alive while launches hold their addresses
+        self.n_steps = len(self.launches)
+        self._memory = arena, inputs, args, scratch  # alive while launches hold their addresses
         self._graphs: dict[range, Any] = {}
 
     @staticmethod
@@ -122,8 +118,8 @@ class CudaProgram:
         return self._graphs[steps]
 
 
-class Cuda:
-    """A device (``treadle/devices/protocol.py``): the GPU behind ``driver``.
+class Cuda(Device):
+    """The GPU behind ``driver``.
 
     ``n_threads``: of the host, for work outside runs.
     """
@@ -153,9 +149,9 @@ class Cuda:
     # -- memory -----------------------------------------------------------------------------------
 
     def memory(self, n_bytes: int, *, host: bool = False) -> CudaMemory:
-        made = CudaMemory(self.driver, n_bytes, host=host)
-        self.driver.clear(made.address, n_bytes)
-        return made
+        result = CudaMemory(self.driver, n_bytes, host=host)
+        self.driver.clear(result.address, n_bytes)
+        return result
 
     def weights(self, name: str, array: np.ndarray) -> Const:
         """Copy weights to the GPU in chunks, so that a mapped file is never requested all at
@@ -170,7 +166,7 @@ class Cuda:
                 self._progress("upload", self._uploaded, self._n_weights)
         return Const(name, memory, array)
 
-    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         self.driver.copy(memory.address + to, memory.address + start, n_bytes)
 
     def scratch(self, n_bytes: int) -> CudaMemory:
@@ -183,30 +179,10 @@ class Cuda:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def plan(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        n_tokens: int,
-        n_outputs: int,
-        *,
-        deterministic: bool = False,
-        output: str = "logits",
-    ) -> Plan:
-        self._check_room(weights.gguf)
+    def _plan(self, request: PlanRequest) -> Plan:
+        self._check_room(request.weights.gguf)
         try:
-            plan = build_plan(
-                config,
-                weights,
-                cache,
-                self.isa,
-                n_tokens,
-                n_outputs,
-                n_threads=THREADS * self.driver.facts.n_units,
-                deterministic=deterministic,
-                output=output,
-            )
+            plan = request.build(self.isa, THREADS * self.driver.facts.n_units)
         finally:
             if self._progress:
                 self._progress("upload", self._n_weights, self._n_weights)
@@ -258,20 +234,12 @@ class Cuda:
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CudaProgram:
         return CudaProgram(self, plan, arena, inputs)
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
         """Implement ``Device.run``. A run that was started cannot be stopped."""
-        steps = range(len(ready.launches)) if steps is None else steps
         if times is None:
-            self.driver.start(ready.graph(steps))
+            self.driver.start(program.graph(steps))
         else:
-            times += self.driver.timed(ready.upload, ready.launches[steps.start : steps.stop])
+            times += self.driver.timed(program.upload, program.launches[steps.start : steps.stop])
         return True
 
     def peak_rates(self) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Launch(NamedTuple):
     blocks: int
     threads: int  # of a block
     shared: int  # bytes of a block
-    args: int  # address of the argument slots
+    args: int  # address of the arguments
     run: int  # address of the run's inputs
     counter: int  # address of the item count; 0: the count is 1
     base: int

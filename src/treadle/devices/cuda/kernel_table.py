@@ -52,8 +52,8 @@ def find_swap(op: str) -> Swap | None:
     if op not in SWAPS:
         return None
     module, _, name = SWAPS[op].partition(":")
-    made: Swap = getattr(import_module(module), name)
-    return made
+    result: Swap = getattr(import_module(module), name)
+    return result
 
 
 def swap(plan: Plan, isa: Isa) -> None:

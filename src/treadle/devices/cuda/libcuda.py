@@ -70,7 +70,10 @@ class CudaDriver:
                     "container's --gpus)"
                 ) from error
             raise
-        version, count, device, total = c_int(), c_int(), c_int(), c_size_t()
+        version = c_int()
+        count = c_int()
+        device = c_int()
+        total = c_size_t()
         call("cuDriverGetVersion", byref(version))
         call("cuDeviceGetCount", byref(count))
         if not 0 <= ordinal < count.value:

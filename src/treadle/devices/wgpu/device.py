@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.humanize import n_bytes as in_words
+from treadle.devices.protocol import Device, PlanRequest
 from treadle.devices.wgpu.dispatch import calls_of
 from treadle.devices.wgpu.memory import STORAGE, GpuMemory, GpuWeights
 from treadle.devices.wgpu.row import WGSL
@@ -27,14 +28,10 @@ from treadle.errors import DeviceError, NoMemoryError
 from treadle.jit.cache import hash_of_sources
 from treadle.jit.kernel import CompileStats
 from treadle.kernels.spec import round_up, run_offset
-from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import Buffer, Const, Plan
 
 if TYPE_CHECKING:
     from treadle.jit.kernel import Progress
-    from treadle.kvcache.cache import KVCache
-    from treadle.models.config import Config
-    from treadle.plan.lowering.weights import Weights
 
 ARGS_BYTES = 256  # of a dispatch: WebGPU's alignment of a binding
 N_QUERIES = 4096  # WebGPU's limit for a query set
@@ -64,6 +61,7 @@ class WgpuProgram:
                 at += 1
             self.steps.append(made)
             device.tell("compile", done, len(steps))
+        self.n_steps = len(steps)
         device.tell("compile", len(steps), len(steps))
         device.gpu.queue.write_buffer(self._args, 0, table)
 
@@ -96,8 +94,8 @@ class WgpuProgram:
         return int(self._words[run_offset(name) // 8])
 
 
-class Wgpu:
-    """A device (``treadle/devices/protocol.py``). ``progress``: see ``load_kernels``.
+class Wgpu(Device):
+    """The adapter that WebGPU chooses. ``progress``: see ``load_kernels``.
 
     Raises DeviceError if the package or an adapter is missing.
     """
@@ -153,7 +151,7 @@ class Wgpu:
     def weights(self, name: str, array: np.ndarray) -> Const:
         return Const(name, GpuWeights(self, name, array), array)
 
-    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         """Copy through another buffer, as WebGPU cannot copy within one."""
         if not n_bytes:
             return
@@ -165,28 +163,8 @@ class Wgpu:
 
     # -- plans ------------------------------------------------------------------------------------
 
-    def plan(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        n_tokens: int,
-        n_outputs: int,
-        *,
-        deterministic: bool = False,
-        output: str = "logits",
-    ) -> Plan:
-        plan = build_plan(
-            config,
-            weights,
-            cache,
-            self.isa,
-            n_tokens,
-            n_outputs,
-            n_threads=self.n_threads,
-            deterministic=deterministic,
-            output=output,
-        )
+    def _plan(self, request: PlanRequest) -> Plan:
+        plan = request.build(self.isa, self.n_threads)
         for step in plan.steps:
             calls_of(step)  # raises for an op without a shader
         return plan
@@ -220,25 +198,18 @@ class Wgpu:
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> WgpuProgram:
         return WgpuProgram(self, plan, arena, inputs)
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
         """Implement ``Device.run``. A run that was submitted cannot be stopped."""
-        inputs = ready.inputs
+        inputs = program.inputs
         self.gpu.queue.write_buffer(inputs.buffer, 0, inputs.bytes)
-        chosen = ready.steps if steps is None else ready.steps[steps.start : steps.stop]
+        chosen = program.steps[steps.start : steps.stop]
         if times is not None:
-            times += self._timed(ready, chosen)
+            times += self._timed(program, chosen)
             return True
         encoder = self.gpu.create_command_encoder()
         compute = encoder.begin_compute_pass()
         for calls in chosen:
-            _encode(compute, calls, ready)
+            _encode(compute, calls, program)
         compute.end()
         self._submit(encoder)
         return True
@@ -257,14 +228,14 @@ class Wgpu:
         They are measured by the adapter's clock if it has one, else by the host's, with each step
         submitted separately.
         """
-        made: list[float] = []
+        result: list[float] = []
         for at in range(0, len(steps), N_QUERIES // 2):
             part = steps[at : at + N_QUERIES // 2]
-            made += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
-        return made
+            result += self._stamped(ready, part) if self.stamps else self._clocked(ready, part)
+        return result
 
     def _clocked(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
-        made = []
+        result = []
         for calls in steps:
             began = time.perf_counter()
             encoder = self.gpu.create_command_encoder()
@@ -272,8 +243,8 @@ class Wgpu:
             _encode(compute, calls, ready)
             compute.end()
             self._submit(encoder)
-            made.append(time.perf_counter() - began)
-        return made
+            result.append(time.perf_counter() - began)
+        return result
 
     def _stamped(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
         n = 2 * len(steps)

@@ -5,7 +5,7 @@ WebGPU transfers whole words of 4 bytes; these classes transfer any bytes.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,33 +13,25 @@ from treadle.base.humanize import n_bytes as in_words
 from treadle.devices.wgpu.shader import WORD
 from treadle.errors import NoMemoryError
 from treadle.kernels.spec import round_up
+from treadle.plan.plan import DeviceMemory
+
+if TYPE_CHECKING:
+    from treadle.devices.wgpu.device import Wgpu
 
 CHUNK = 16 << 20  # bytes of weights uploaded at a time
 STORAGE = "STORAGE|COPY_SRC|COPY_DST"
 
 
-class BufferMaker(Protocol):
-    """Creates buffers: ``most`` bytes may be bound as one; ``gpu`` is WebGPU's device."""
-
-    name: str
-    most: int
-    gpu: Any
-
-    def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """Create a zeroed buffer of whole words."""
-
-
-class GpuMemory:
+class GpuMemory(DeviceMemory):
     """A buffer. ``bytes``: the host's copy of a run's inputs, which each run uploads."""
 
-    def __init__(self, device: BufferMaker, n_bytes: int, *, host: bool = False) -> None:
+    def __init__(self, device: Wgpu, n_bytes: int, *, host: bool = False) -> None:
         self._device = device
         self.n_bytes = n_bytes
         self.buffer = device.create(n_bytes)
         self.bytes = np.zeros(self.buffer.size, np.uint8) if host else None
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
-        assert 0 <= at <= at + n_bytes <= self.n_bytes
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         start = at // WORD * WORD
         end = round_up(at + n_bytes, WORD)
         if not n_bytes:
@@ -47,8 +39,7 @@ class GpuMemory:
         data = self._device.gpu.queue.read_buffer(self.buffer, start, end - start)
         return np.frombuffer(data, np.uint8)[at - start :][:n_bytes]
 
-    def write(self, at: int, data: np.ndarray) -> None:
-        assert 0 <= at <= at + data.nbytes <= self.n_bytes
+    def _write(self, at: int, data: np.ndarray) -> None:
         start = at // WORD * WORD
         end = round_up(at + data.nbytes, WORD)
         if not data.nbytes:
@@ -64,7 +55,7 @@ class GpuMemory:
 class BufferSlice:
     """Some rows of a tensor in their own buffer, uploaded when a plan first binds it."""
 
-    def __init__(self, device: BufferMaker, data: np.ndarray) -> None:
+    def __init__(self, device: Wgpu, data: np.ndarray) -> None:
         self._device = device
         self._data = data
         self._buffer: Any = None
@@ -86,23 +77,24 @@ class BufferSlice:
         return buffer
 
 
-class GpuWeights:
+class GpuWeights(DeviceMemory):
     """A tensor of the file, in one buffer, or if it exceeds the binding limit, in several of whole
     rows.
     """
 
     bytes = None
 
-    def __init__(self, device: BufferMaker, name: str, array: np.ndarray) -> None:
+    def __init__(self, device: Wgpu, name: str, array: np.ndarray) -> None:
         self._device = device
         self._name = name
         self._array = array.reshape(-1).view(np.uint8)
+        self.n_bytes = self._array.nbytes
         self._parts: dict[int, list[tuple[BufferSlice, int, int]]] = {}
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         return self._array[at : at + n_bytes]
 
-    def write(self, at: int, data: np.ndarray) -> None:
+    def _write(self, at: int, data: np.ndarray) -> None:
         raise AssertionError(f"{self._name}: weights are not written")
 
     @property

@@ -101,8 +101,8 @@ class RayChain:
         given: Any = {}
         for actor in self.actors:
             given = actor.run.remote(sent, given)
-        made: Given = self._get(given)
-        return made
+        result: Given = self._get(given)
+        return result
 
     def read(self, name: str) -> np.ndarray:
         """See ``StageChain``."""

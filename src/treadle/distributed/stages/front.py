@@ -31,15 +31,15 @@ class LiveCache(KVCache):
 
     def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
         """See ``KVCache``."""
-        made = super().sequence(ids, lora)
-        self.live.add(made)
-        return made
+        result = super().sequence(ids, lora)
+        self.live.add(result)
+        return result
 
     def fork(self, seq: Sequence) -> Sequence:
         """See ``KVCache``."""
-        made = super().fork(seq)
-        self.live.add(made)
-        return made
+        result = super().fork(seq)
+        self.live.add(result)
+        return result
 
     def lose(self) -> list[tuple[Sequence, list[int]]]:
         """Empty every sequence and forget all cached prefixes. Return the ids of each sequence."""

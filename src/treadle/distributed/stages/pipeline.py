@@ -14,19 +14,16 @@ import numpy as np
 
 from treadle.devices.cpu.thread_team import HostMemory
 from treadle.devices.cpu.tuned_rows import tuned_row
+from treadle.devices.protocol import Device, PlanRequest
 from treadle.distributed.stages.stage import Batch, CellCopy, Given
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.jit.cache import source_hash
 from treadle.jit.kernel import CompileStats, isa_key
-from treadle.plan.lowering.ops import build_plan
-from treadle.plan.plan import Const, Plan
+from treadle.plan.plan import Const, DeviceMemory, Plan
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
-    from treadle.kvcache.cache import KVCache
     from treadle.kvcache.page_pool import Cells
-    from treadle.models.config import Config
-    from treadle.plan.lowering.weights import Weights
 
 
 class StageLostError(TreadleError):
@@ -49,23 +46,21 @@ class StageChain(Protocol):
         """End the stages. Idempotent."""
 
 
-class StageMemory:
+class StageMemory(DeviceMemory):
     """Placeholder for the stages' memory. An arena's outputs can be read after a run."""
 
-    bytes: np.ndarray | None = None
+    bytes = None
 
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = n_bytes
         self.arena: StageOutputs | None = None
 
-    def read(self, at: int, n_bytes: int) -> np.ndarray:
-        """See ``plan.DeviceMemory``."""
+    def _read(self, at: int, n_bytes: int) -> np.ndarray:
         if self.arena is None:
             raise UnsupportedError("cache files are not supported with pipeline stages")
         return self.arena.read(at, n_bytes)
 
-    def write(self, at: int, data: np.ndarray) -> None:
-        """See ``plan.DeviceMemory``."""
+    def _write(self, at: int, data: np.ndarray) -> None:
         raise UnsupportedError("cache files are not supported with pipeline stages")
 
 
@@ -95,13 +90,14 @@ class StageOutputs:
 class StagePlan(NamedTuple):
     """A plan with the memory of its runs."""
 
+    n_steps: int
     plan: Plan
     output: str
     arena: StageMemory
     inputs: HostMemory
 
 
-class Pipeline:
+class Pipeline(Device):
     """A device that runs plans through ``chain``."""
 
     def __init__(self, isa: Isa, n_threads: int, chain: StageChain) -> None:
@@ -123,37 +119,16 @@ class Pipeline:
     def weights(self, name: str, array: np.ndarray) -> Const:
         return Const(name, StageMemory(0), array)
 
-    def copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
+    def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
         """Record a copy, which the stages execute before the next run."""
         if n_bytes:
             which = [cells.const.memory for cells in self._cells].index(memory)
             self._copies.append(CellCopy(which, start // n_bytes, to // n_bytes))
 
-    def plan(
-        self,
-        config: Config,
-        weights: Weights,
-        cache: KVCache,
-        n_tokens: int,
-        n_outputs: int,
-        *,
-        deterministic: bool = False,
-        output: str = "logits",
-    ) -> Plan:
+    def _plan(self, request: PlanRequest) -> Plan:
         """Build the whole model's plan; its arena contains only the outputs."""
-        self._cells = [*cache.pools, *cache.states]
-        plan = build_plan(
-            config,
-            weights,
-            cache,
-            self.isa,
-            n_tokens,
-            n_outputs,
-            n_threads=self.n_threads,
-            deterministic=deterministic,
-            table=self._table,
-            output=output,
-        )
+        self._cells = [*request.cache.pools, *request.cache.states]
+        plan = request.build(self.isa, self.n_threads, self._table)
         plan.offsets = {}
         plan.arena_bytes = 0
         for buffer in plan.outputs.values():
@@ -164,22 +139,15 @@ class Pipeline:
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> StagePlan:
         arena.arena = self._outputs
         names = [name for name in plan.outputs if name not in ("top", "pooled")]
-        return StagePlan(plan, names[0], arena, inputs)
+        return StagePlan(len(plan.steps), plan, names[0], arena, inputs)
 
-    def run(
-        self,
-        ready: Any,
-        steps: range | None = None,
-        *,
-        times: list[float] | None = None,
-        stoppable: bool = False,
-    ) -> bool:
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
         """Run the plan; a run cannot be interrupted, so signals wait for its end."""
-        if steps is not None or times is not None:
+        if len(steps) < program.n_steps or times is not None:
             raise UnsupportedError(
                 "running or timing single steps is not supported with pipeline stages"
             )
-        plan, output, _, inputs = ready
+        _, plan, output, _, inputs = program
         assert inputs.bytes is not None
         copies = tuple(self._copies)
         self._copies = []

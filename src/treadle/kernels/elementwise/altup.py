@@ -140,7 +140,9 @@ class Predict(Spec):
     slices: int = 1
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        ty, width, each = f32 * isa.lanes, self.k // self.slices, range(self.n)
+        ty = f32 * isa.lanes
+        width = self.k // self.slices
+        each = range(self.n)
         with k.loop(frame.end, start=frame.begin) as item:
             row = item // self.slices * frame.stride * 4
             says = _router(k, frame, frame.x + row, self.k, self.n, self.eps)
@@ -186,7 +188,9 @@ class Correct(Spec):
     slices: int = 1
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        ty, width, each = f32 * isa.lanes, self.k // self.slices, range(self.n)
+        ty = f32 * isa.lanes
+        width = self.k // self.slices
+        each = range(self.n)
         with k.loop(frame.end, start=frame.begin) as item:
             token = item // self.slices
             first = item % self.slices * (4 * width)

@@ -48,7 +48,7 @@ class LogitsQuery(NamedTuple):
     total: bool = False
 
 
-LOOKS = 2  # most queries of one row; at most one has a mask
+QUERIES = 2  # most queries of one row; at most one has a mask
 # A row of the logits; the byte offset of its mask from the run's block, 0 for none.
 SAMPLED = np.dtype([(name, "i8") for name in ("row", "mask", "first", "total")])
 # A slice's result: keys and ids of the largest, in the order of ids; the sum of exp(x - max); max.
@@ -141,9 +141,9 @@ class TopLogitsKernel(Spec):
         n_slices = slices(args.n)
         x = args.x.view(np.float32).reshape(-1, args.stride)
         out = args.out[: run["n_sampled"] * n_slices * PARTIAL.itemsize].view(PARTIAL)
-        looks = run.sampled(args.n)
+        queries = run.sampled(args.n)
         for made, (row, allowed, first, total) in zip(
-            out.reshape(-1, n_slices), looks, strict=True
+            out.reshape(-1, n_slices), queries, strict=True
         ):
             whole = np.full(n_slices * SLICE, -np.inf, np.float32)
             values = x[row, : args.n]
@@ -217,8 +217,8 @@ class JoinTop(Spec):
         n_slices = slices(args.n)
         parts = args.partials[: n * n_slices * PARTIAL.itemsize].view(PARTIAL).reshape(n, n_slices)
         out = args.out[: n * RESULT.itemsize].view(RESULT)
-        looks = run.sampled(args.n)
-        for made, part, (_, _, first, total) in zip(out, parts, looks, strict=True):
+        queries = run.sampled(args.n)
+        for made, part, (_, _, first, total) in zip(out, parts, queries, strict=True):
             keys = part["keys"].reshape(-1)
             ids = part["ids"].reshape(-1)
             at = largest_ref(keys, N_TOP)
@@ -267,7 +267,9 @@ def emit_largest(k: Builder, n_rows: Val, found: TopBuffers, only: Val, out: Val
     few others do. Among the keys that do, the N_TOP-th largest is found bit by bit.
     """
     ty = i32 * WORD_KEYS
-    never, one, zero = k.const(NEVER, ty), k.const(1, ty), k.zero(ty)
+    never = k.const(NEVER, ty)
+    one = k.const(1, ty)
+    zero = k.zero(ty)
     low = k.var(never)
     high = k.var(never)
     with k.loop(n_rows) as i:
@@ -398,8 +400,8 @@ def keys_ref(x: np.ndarray) -> np.ndarray:
 def floats_ref(keys: np.ndarray) -> np.ndarray:
     """Return the floats of keys."""
     bits = keys + np.int32(SHIFT)
-    made: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
-    return made
+    result: np.ndarray = np.where(bits < 0, np.int32(NEVER) - bits, bits).view(np.float32)
+    return result
 
 
 def largest_ref(keys: np.ndarray, n: int) -> np.ndarray:

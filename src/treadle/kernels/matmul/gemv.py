@@ -174,10 +174,10 @@ class Gemv(Matmul):
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
         if not self.experts:
             return super().met_ref(args, run)
-        slots = np.arange(int(run[self.count]) * self.experts)
+        choices = np.arange(int(run[self.count]) * self.experts)
         return [
-            (int(args.tiles[slot]), np.array([slot // args.tokens]), np.array([slot]))
-            for slot in slots
+            (int(args.tiles[choice]), np.array([choice // args.tokens]), np.array([choice]))
+            for choice in choices
         ]
 
     def _store(

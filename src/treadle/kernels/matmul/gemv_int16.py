@@ -29,7 +29,9 @@ class GemvInt16:
         self.k = k
         self.spec = spec
         self.tokens = tokens
-        self.codes, self.act, self.dots = spec.fmt.codes, spec.layout(), k.isa.shorts.scale
+        self.codes = spec.fmt.codes
+        self.act = spec.layout()
+        self.dots = k.isa.shorts.scale
         self.lanes = k.isa.lanes
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:

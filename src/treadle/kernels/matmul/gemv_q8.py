@@ -113,7 +113,9 @@ class BlockSums:
         self.isa = k.isa
         self.spec = spec
         self.n = n
-        self.act, self.fmt, self.codes = spec.layout(), spec.fmt, spec.fmt.codes
+        self.act = spec.layout()
+        self.fmt = spec.fmt
+        self.codes = spec.fmt.codes
         # Codes too large for a dot of signed bytes are made signed, by one addition each.
         signed = self.codes.top > k.isa.dot4_top and k.isa.dot4_least <= -self.codes.offset
         self.less = self.codes.offset if signed else 0

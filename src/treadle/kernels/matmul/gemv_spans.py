@@ -286,7 +286,7 @@ class SubBlockSpans(GemvSpans):
                     whole = self.shorts.scale(k, whole, short, step)
                 scale = k.load(self.spread[t] + b * SPREAD, f32 * self.lanes, offset=32 * p)
                 parts.add(t, whole, scale)
-        return parts.made
+        return parts.sums
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
         d = self.k.load(self.d[r] + i * D, f32)
@@ -348,7 +348,7 @@ class HalfBlockSpans(GemvSpans):
                 for short in self.dots(t, b, p, codes):
                     whole = self.shorts.widen(k, whole, short)
                 parts.add(t, whole, self.pair(scales[t], p))
-        return parts.made
+        return parts.sums
 
     def _blocks(self, row: BlockAddress, b: Val, which: Iterable[int]) -> list[BlockAddress]:
         return [row.block(b * SCALES + i) for i in which]
@@ -359,13 +359,13 @@ class SpanSums:
 
     def __init__(self, k: Builder) -> None:
         self.k = k
-        self.made: list[Val] = []
+        self.sums: list[Val] = []
 
     def add(self, t: int, whole: Val, scale: Val) -> None:
         """Add a product to the ``t``-th token's sum. The first products must come in token
         order.
         """
-        if len(self.made) == t:
-            self.made.append(whole.to(f32) * scale)
+        if len(self.sums) == t:
+            self.sums.append(whole.to(f32) * scale)
         else:
-            self.made[t] = self.k.fma(whole.to(f32), scale, self.made[t])
+            self.sums[t] = self.k.fma(whole.to(f32), scale, self.sums[t])

@@ -57,15 +57,15 @@ class ExpertRows(NamedTuple):
     part: Val  # number of the group or strip
     expert: Val
     first: Val  # the first row
-    n: Val | int  # the int 1 for a single slot
+    n: Val | int  # the int 1 for a single choice
 
 
 @dataclass(frozen=True)
 class OfExperts(Spec):
     """Common fields of ``ExpertDown`` and ``ExpertUp``. ``wants`` is ``ExpertAdapterWeights``'
-    output. ``tiles`` and ``rows`` are ``Sort``'s outputs; without ``sorted`` rows are slots,
-    ``n_used`` a token, and ``tiles`` the chosen experts, i32. Items: tiles, or slots, times groups
-    (``ExpertDown``) or strips.
+    output. ``tiles`` and ``rows`` are ``Sort``'s outputs; without ``sorted`` rows are choices,
+    ``n_used`` a token, and ``tiles`` the chosen experts, i32. Items: tiles, or choices, times
+    groups (``ExpertDown``) or strips.
     """
 
     w: str  # a format of plain numbers
@@ -83,7 +83,7 @@ class OfExperts(Spec):
         return self.args.required | ({"rows"} if self.sorted else set())
 
     def item(self, k: Builder, frame: Frame, item: Val, per: int) -> ExpertRows:
-        """Return the rows of ``item``. ``per``: items of a tile or slot."""
+        """Return the rows of ``item``. ``per``: items of a tile or choice."""
         unit = item // per
         part = item % per
         if not self.sorted:
@@ -103,9 +103,9 @@ class OfExperts(Spec):
     def rows_ref(self, args: Any, run: Any) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield an expert, its rows, and their tokens."""
         if not self.sorted:
-            for slot in range(int(run["n_tokens"]) * self.n_used):
-                row = np.array([slot])
-                yield int(args.tiles[slot]), row, row // self.n_used
+            for choice in range(int(run["n_tokens"]) * self.n_used):
+                row = np.array([choice])
+                yield int(args.tiles[choice]), row, row // self.n_used
             return
         for e, first, n in args.tiles[1 : 1 + 3 * int(args.tiles[0])].reshape(-1, 3):
             rows = np.arange(first, first + n)

@@ -112,7 +112,7 @@ class Matmul(Spec):
 
     def products_ref(self, args: Any, run: Any) -> list[tuple[np.ndarray, list[np.ndarray]]]:
         """Return rows of y, and each segment's product there, ``[N, M]``, with its bias."""
-        made = []
+        result = []
         for expert, rows, to in self.met_ref(args, run):
             source = args.x[expert * args.x_pitch :] if self.heads else args.x
             x = self.layout().read_ref(source, int(rows[-1]) + 1 if len(rows) else 0)[rows]
@@ -126,8 +126,8 @@ class Matmul(Spec):
                 part = x @ self.weights_ref(w, m).T
                 part = part * float(args.factor[i][expert]) if self.factor else part
                 parts.append(part + args.bias[i][first : first + m] if self.bias else part)
-            made.append((to, parts))
-        return made
+            result.append((to, parts))
+        return result
 
     def run_ref(self, args: Any, run: Any) -> None:
         y = args.y.reshape(-1, args.stride)

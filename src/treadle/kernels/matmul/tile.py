@@ -56,7 +56,9 @@ class MatmulTile:
         self.k = k
         self.isa = k.isa
         self.spec = spec
-        self.panel, self.x, self.act = panel, x, spec.layout()
+        self.panel = panel
+        self.x = x
+        self.act = spec.layout()
         self.rows = spec.mr * self.isa.lanes
         self.lane_values = panel + panel_bytes(spec.fmt, self.act, self.rows)
         self.sums = self._multiply(*part)

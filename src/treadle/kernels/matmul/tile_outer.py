@@ -71,7 +71,9 @@ class OuterTile:
         self.k = k
         self.spec = spec
         self.codes = codes
-        self.panel, self.x, self.act = panel, x, spec.layout()
+        self.panel = panel
+        self.x = x
+        self.act = spec.layout()
         self.lanes = k.isa.lanes
         self.rows = spec.mr * self.lanes
         self.n_runs, self.acc_ty = accumulators(codes)

@@ -115,7 +115,9 @@ class PairTile:
         self.k = k
         self.spec = spec
         self.codes = spec.fmt.codes
-        self.panel, self.x, self.act = panel, x, spec.layout()
+        self.panel = panel
+        self.x = x
+        self.act = spec.layout()
         self.rows = spec.mr * k.isa.lanes
         self.at = PairScratch(spec, self.rows)
         self.sums = self._multiply(*part)

@@ -95,11 +95,11 @@ class Gather(Spec):
 @dataclass(frozen=True)
 class Combine(Spec):
     """``out[n] = residual[n] + gain[n] shared[n] + sum of weights[n, s] y[row of (n, s)]``, ``k``
-    values each, added from the last term on, slots in order. ``mean``: the mean of the shared term
-    and the sum, instead of their sum.
+    values each, added from the last term on, choices in order. ``mean``: the mean of the shared
+    term and the sum, instead of their sum.
 
-    A slot's row comes from ``places``, or is its own number without these. ``gain`` is the sigmoid
-    of ``gate``'s first column, or 1 without it. Items: tokens times pieces of PIECE values.
+    A choice's row comes from ``places``, or is its own number without these. ``gain`` is the
+    sigmoid of ``gate``'s first column, or 1 without it. Items: tokens times pieces of PIECE values.
     """
 
     op: ClassVar[str] = "combine"
@@ -130,11 +130,11 @@ class Combine(Spec):
         with k.loop(frame.end, start=frame.begin) as item:
             token = item // self.pieces
             piece = item % self.pieces
-            slots = [token * self.n_used + s for s in range(self.n_used)]
-            weights = [k.load(frame.weights + slot * 4, f32) for slot in slots]
-            places = slots
+            choices = [token * self.n_used + s for s in range(self.n_used)]
+            weights = [k.load(frame.weights + choice * 4, f32) for choice in choices]
+            places = choices
             if self.places:
-                places = [k.load(frame.places + slot * 4, i32).to(i64) for slot in slots]
+                places = [k.load(frame.places + choice * 4, i32).to(i64) for choice in choices]
             rows = [frame.y + place * stride for place in places]
             row = token * stride
             if self.gate:
@@ -167,10 +167,10 @@ class Combine(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        slots = np.arange(n * self.n_used)
-        places = args.places[slots] if self.places else slots
+        choices = np.arange(n * self.n_used)
+        places = args.places[choices] if self.places else choices
         y = args.y.reshape(-1, args.stride)[places, : self.k].astype(np.float64)
-        weights = args.weights[slots].reshape(n, self.n_used, 1)
+        weights = args.weights[choices].reshape(n, self.n_used, 1)
         total = (y.reshape(n, self.n_used, -1) * weights).sum(1)
         if self.shared:
             shared = args.shared.reshape(-1, args.stride)[:n, : self.k].astype(np.float64)

@@ -233,21 +233,21 @@ def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
     return k.select(k.const(range(ty.lanes), i32.like(ty)) < count, v, k.const(rest, ty))
 
 
-def blocks_most(n_slots: int, n_experts: int, block: int) -> int:
-    """Return the most tiles, or blocks, of ``block`` rows that ``n_slots`` slots need."""
-    return min(n_experts, n_slots) + n_slots // block
+def blocks_most(n_choices: int, n_experts: int, block: int) -> int:
+    """Return the most tiles, or blocks, of ``block`` rows that ``n_choices`` choices need."""
+    return min(n_experts, n_choices) + n_choices // block
 
 
 @dataclass(frozen=True)
 class Sort(Spec):
-    """Counting sort of the batch's *slots* (``n_used`` for each token) by expert, so that an
-    expert's slots are consecutive rows. An expert's rows begin at a multiple of ``block``; the last
-    block is filled with its first row. Experts with at most ``over`` slots, or more than ``upto``
-    if given, are left out.
+    """Counting sort of the batch's *choices* (``n_used`` for each token) by expert, so that an
+    expert's choices are consecutive rows. An expert's rows begin at a multiple of ``block``; the
+    last block is filled with its first row. Experts with at most ``over`` choices, or more than
+    ``upto`` if given, are left out.
 
     ``tiles``: their number, i64, then TILE records: at most ``most`` rows of one expert, without
     filling. ``rows``: the number of blocks, i64, then each row's token, i32. ``places`` i32: each
-    slot's row, from ``first`` on. One item.
+    choice's row, from ``first`` on. One item.
     """
 
     op: ClassVar[str] = "sort"
@@ -263,20 +263,20 @@ class Sort(Spec):
         return 8 * self.n
 
     def is_in(self, n: Val) -> Val:
-        """Whether an expert with ``n`` slots is included."""
+        """Whether an expert with ``n`` choices is included."""
         return (n > self.over) & (n <= self.upto) if self.upto else n > self.over
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n_slots = frame.run("n_tokens") * self.n_used
+        n_choices = frame.run("n_tokens") * self.n_used
         cursor = frame.scratch
         with k.loop(self.n) as e:
             k.store(cursor + e * 8, k.i64(0))
 
-        def at(slot: Val) -> Val:
-            return cursor + k.load(frame.chosen + slot * 4, i32).to(i64) * 8
+        def at(choice: Val) -> Val:
+            return cursor + k.load(frame.chosen + choice * 4, i32).to(i64) * 8
 
-        with k.loop(n_slots) as slot:
-            k.store(at(slot), k.load(at(slot), i64) + 1)
+        with k.loop(n_choices) as choice:
+            k.store(at(choice), k.load(at(choice), i64) + 1)
         n_tiles = k.var(k.i64(0))
         row = k.var(k.i64(0))
         with k.loop(self.n) as e:
@@ -292,16 +292,16 @@ class Sort(Spec):
         k.store(frame.tiles, n_tiles.v)
         k.store(frame.rows, row.v // self.block)
         tokens = frame.rows + 8
-        with k.loop(n_slots) as slot:
-            place = k.load(at(slot), i64)
+        with k.loop(n_choices) as choice:
+            place = k.load(at(choice), i64)
             with k.if_(place >= 0):
-                token = (slot // self.n_used).to(i32)
+                token = (choice // self.n_used).to(i32)
                 k.store(tokens + place * 4, token)
-                k.store(frame.places + slot * 4, (frame.first + place).to(i32))
+                k.store(frame.places + choice * 4, (frame.first + place).to(i32))
                 # Fill the rest of the block; the expert's next rows overwrite it.
                 with k.if_((place % self.block).eq(0)), k.loop(self.block, start=1) as j:
                     k.store(tokens + (place + j) * 4, token)
-                k.store(at(slot), place + 1)
+                k.store(at(choice), place + 1)
 
     def run_ref(self, args: Any, run: Any) -> None:
         chosen = args.chosen[: int(run["n_tokens"]) * self.n_used]
@@ -309,17 +309,17 @@ class Sort(Spec):
         tokens = []
         row = 0
         for e in range(self.n):
-            slots = np.flatnonzero(chosen == e)
-            if not self.over < len(slots) <= (self.upto or len(slots)):
+            choices = np.flatnonzero(chosen == e)
+            if not self.over < len(choices) <= (self.upto or len(choices)):
                 continue
-            args.places[slots] = args.first + row + np.arange(len(slots))
-            for first in range(0, len(slots), self.most):
-                tiles.append((e, row + first, min(len(slots) - first, self.most)))
-            filled = round_up(len(slots), self.block)
-            tokens += (slots // self.n_used).tolist()
-            if filled > len(slots):
-                spare = slots[len(slots) // self.block * self.block] // self.n_used
-                tokens += [int(spare)] * (filled - len(slots))
+            args.places[choices] = args.first + row + np.arange(len(choices))
+            for first in range(0, len(choices), self.most):
+                tiles.append((e, row + first, min(len(choices) - first, self.most)))
+            filled = round_up(len(choices), self.block)
+            tokens += (choices // self.n_used).tolist()
+            if filled > len(choices):
+                spare = choices[len(choices) // self.block * self.block] // self.n_used
+                tokens += [int(spare)] * (filled - len(choices))
             row += filled
         args.tiles[: 1 + 3 * len(tiles)] = [len(tiles), *np.array(tiles, np.int64).ravel()]
         args.rows[:2].view(np.int64)[0] = row // self.block

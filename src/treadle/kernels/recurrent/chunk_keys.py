@@ -150,10 +150,10 @@ class ChunkKeys(Spec):
             return chunk[at : at + DOTS].view(np.float32).reshape(CHUNK, CHUNK).astype(np.float64)
 
         turned = registers(self.turned_off).reshape(n, CHUNK).T
-        made = {"queries": rows(0), "turned": turned, "seen": dots(self.seen_off)}
+        result = {"queries": rows(0), "turned": turned, "seen": dots(self.seen_off)}
         if self.solves:
-            made |= {"keys": rows(self.keys_off), "known": dots(self.known_off)}
-        return made
+            result |= {"keys": rows(self.keys_off), "known": dots(self.known_off)}
+        return result
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = self.n_state

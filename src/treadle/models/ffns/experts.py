@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from treadle.models.ffns import LATENT_EXPERTS
 from treadle.models.ffns.gated import GATED, NORMS_AFTER, NORMS_BEFORE
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
-    from treadle.models.ops import Ops, Rows
+    from treadle.models.ops import Ops, Rows, TensorName
 
 
 # treadle's own name of a tensor of Nomic's BERT, which llama.cpp's converter omits.
@@ -31,14 +31,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     scores = g.linear(f"{at}.router", h, f"{blk}_gate_inp")
     shared = shared_of(g, i, f"{at}.shared", h) if g.has(f"{blk}_up_shexp.weight") else []
     if g.config.layers[i].ffn != LATENT_EXPERTS:
-        made = g.call("experts", at, h, scores, *shared, layer=i)
+        result = g.call("experts", at, h, scores, *shared, layer=i)
         if g.has(f"{blk}_{SUM_BIAS}.weight"):
-            made = g.add_rows(f"{at}.bias", made, f"{blk}_{SUM_BIAS}", by="first")
-        return made
+            result = g.add_rows(f"{at}.bias", result, f"{blk}_{SUM_BIAS}", by="first")
+        return result
     inner = g.linear(f"{at}.latent_down", h, f"{blk}_latent_down")
     inner = g.call("experts", at, inner, scores, layer=i)
-    made = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
-    return g.add(shared[0], made) if shared else made
+    result = g.linear(f"{at}.latent_up", inner, f"{blk}_latent_up")
+    return g.add(shared[0], result) if shared else result
 
 
 def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
@@ -49,10 +49,10 @@ def shared_of(g: Ops, i: int, at: str, h: Rows) -> list[Rows]:
     experts = layer.experts
     assert experts is not None
     if g.config.arch.gated:
-        names = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
+        names: list[TensorName] = [f"{blk}_gate_shexp", f"{blk}_up_shexp"]
         n = experts.n_ff_shared
         if experts.shared_fused:
-            names = [part(names[1], first, n) for first in (0, n)]
+            names = [TensorSlice(f"{blk}_up_shexp", first, n) for first in (0, n)]
         gate, up = g.linears(f"{at}.gate_up", h, names)
         made = g.gated(f"{at}.{fn}", gate, up, fn)
     else:

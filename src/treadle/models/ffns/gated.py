@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
-    from treadle.models.ops import Ops, Rows
+    from treadle.models.ops import Ops, Rows, TensorName
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
@@ -22,10 +22,10 @@ def feed(g: Ops, i: int, h: Rows, at: str) -> Rows:
     layer = g.config.layers[i]
     blk = f"blk.{i}.ffn"
     fn = layer.activation or g.config.arch.activation
-    names = [f"{blk}_gate", f"{blk}_up"]
+    names: list[TensorName] = [f"{blk}_gate", f"{blk}_up"]
     if layer.ffn in (FUSED, FUSED_UP_FIRST):
         firsts = (layer.n_ff, 0) if layer.ffn == FUSED_UP_FIRST else (0, layer.n_ff)
-        names = [part(f"{blk}_up", first, layer.n_ff) for first in firsts]
+        names = [TensorSlice(f"{blk}_up", first, layer.n_ff) for first in firsts]
     gate, up = g.linears(f"{at}.gate_up", h, names)
     h = g.gated(f"{at}.{fn}", gate, up, fn)
     if g.has(f"{blk}_sub_norm.weight"):

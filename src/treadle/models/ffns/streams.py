@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sublayer, TensorRow
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def joined(g: Ops, x: Rows) -> Rows:
     first = g.columns(x, 0, width)
     for i in range(1, n):
         h = g.call("take", f"altup.take{i}", x, first=i * width, n=width)
-        h = g.linear(f"altup.unembd{i}", h, part("altup_unembd_proj", (i - 1) * width, width))
+        h = g.linear(
+            f"altup.unembd{i}", h, TensorSlice("altup_unembd_proj", (i - 1) * width, width)
+        )
         rows = (first, h) if total is None else (first, h, total)
         total = g.call("join", f"altup.join{i}", *rows, n=n)
     assert total is not None

@@ -81,16 +81,16 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
     own = dict[str, str]()
     for theirs, name in OWN.items():
         own[f"{stem}nextn.{theirs}.weight"] = f"{name}.weight"
-    made = copy.copy(gguf)
-    made.tensors = {name: at for name, at in gguf.tensors.items() if not name.startswith("blk.")}
-    made.tensors.setdefault("output.weight", gguf.tensors["token_embd.weight"])
+    result = copy.copy(gguf)
+    result.tensors = {name: at for name, at in gguf.tensors.items() if not name.startswith("blk.")}
+    result.tensors.setdefault("output.weight", gguf.tensors["token_embd.weight"])
     for name, tensor in gguf.tensors.items():
         if name in own:
-            made.tensors[own[name]] = tensor
+            result.tensors[own[name]] = tensor
         elif name.startswith(f"{stem}nextn."):
-            made.tensors[name.removeprefix(stem)] = tensor
+            result.tensors[name.removeprefix(stem)] = tensor
         elif name.startswith(stem):
-            made.tensors[f"blk.0.{name.removeprefix(stem)}"] = tensor
+            result.tensors[f"blk.0.{name.removeprefix(stem)}"] = tensor
     # Its attention and FFN are those of the model's last layer with attention.
     like = next(layer for layer in reversed(config.layers) if layer.n_head_kv)
     alone = replace(
@@ -98,6 +98,6 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
         arch=replace(config.arch, graph="nextn"),
         layers=(replace(like, kv_from=0),),
     )
-    optional, ignored = check_tensors(made, NEXTN, alone)
-    factors, ignored = find_factors(made, alone, ignored)
-    return made, replace(alone, optional=optional, factors=factors, ignored=ignored)
+    optional, ignored = check_tensors(result, NEXTN, alone)
+    factors, ignored = find_factors(result, alone, ignored)
+    return result, replace(alone, optional=optional, factors=factors, ignored=ignored)

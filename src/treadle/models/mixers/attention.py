@@ -15,12 +15,12 @@ from treadle.models.mixers.names import (
     SOFTPLUS,
     SOFTPLUS_HEADS,
 )
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
     from treadle.models.config import Layer
-    from treadle.models.ops import Ops, Rows
+    from treadle.models.ops import Ops, Rows, TensorName
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
@@ -104,7 +104,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
     return q, k, v, None
 
 
-def _matrices(layer: Layer, stem: str) -> list[str]:
+def _matrices(layer: Layer, stem: str) -> list[TensorName]:
     """Return the matrices of queries, keys and values; rows of one matrix if they are fused."""
     if layer.mixer not in (FUSED, SINKS_FUSED):
         return [stem + name for name in "qkv"]
@@ -112,7 +112,7 @@ def _matrices(layer: Layer, stem: str) -> list[str]:
     q = sizes["n_q"]
     k = sizes["n_k"]
     v = sizes["n_v"]
-    return [part(f"{stem}qkv", at, n) for at, n in ((0, q), (q, k), (q + k, v))]
+    return [TensorSlice(f"{stem}qkv", at, n) for at, n in ((0, q), (q, k), (q + k, v))]
 
 
 def _sizes(layer: Layer) -> Sizes:

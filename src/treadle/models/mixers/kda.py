@@ -35,14 +35,14 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
 
 def convolved(g: Ops, i: int, at: str, qkv: Sequence[Rows]) -> list[Rows]:
     """Apply a separate short convolution to queries, keys and values each."""
-    made: list[Rows] = []
+    result: list[Rows] = []
     before = 0
     for name, x in zip("qkv", qkv, strict=True):
         weight = f"blk.{i}.ssm_conv1d_{name}"
         label = f"{at}.conv_{name}"
-        made.append(g.call("part_convolution", label, x, layer=i, weight=weight, before=before))
+        result.append(g.call("part_convolution", label, x, layer=i, weight=weight, before=before))
         before += x.width
-    return made
+    return result
 
 
 def _sizes(layer: Layer) -> Sizes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from treadle.models.cache_spec import StateSpec
 from treadle.models.mixers.mamba2 import state_of
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
@@ -25,10 +25,10 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     n = state.n_inner
     n_rank = state.n_rank
     n_state = state.n_state
-    x, z = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in ((0, n), (n, n))])
+    x, z = g.linears(f"{at}.in", h, [TensorSlice(f"{blk}_in", *size) for size in ((0, n), (n, n))])
     x = g.call("convolution", f"{at}.conv", x, layer=i, weight=f"{blk}_conv1d")
     sizes = (0, n_rank), (n_rank, n_state), (n_rank + n_state, n_state)
-    made = g.linears(f"{at}.x", x, [part(f"{blk}_x", *size) for size in sizes])
+    made = g.linears(f"{at}.x", x, [TensorSlice(f"{blk}_x", *size) for size in sizes])
     if state.normed or g.has(f"{blk}_dt_norm.weight"):
         made = [_normed(g, i, name, rows) for name, rows in zip(NORMED, made, strict=True)]
     dt, b, c = made

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.models.cache_spec import StateSpec
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice
 from treadle.models.structure import Sizes, Sublayer, TensorRow, with_bias
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     n = state.n_inner
     channels = state.n_channels
     sizes = (0, n), (n, channels), (n + channels, state.n_head)
-    z, xbc, dt = g.linears(f"{at}.in", h, [part(f"{blk}_in", *size) for size in sizes])
+    z, xbc, dt = g.linears(f"{at}.in", h, [TensorSlice(f"{blk}_in", *size) for size in sizes])
     xbc = g.call("convolution", f"{at}.conv", xbc, layer=i, weight=f"{blk}_conv1d")
     rates = g.call("rates", f"{at}.dt", dt, a=f"{blk}_a", bias=f"{blk}_dt.bias")
     y = g.call("mamba2", f"{at}.scan", xbc, rates, layer=i, weight=f"{blk}_d")

@@ -31,7 +31,9 @@ def part_convolution(
 
 def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str) -> Rows:
     """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state."""
-    steps, (rows, column), (beta_rows, beta_column) = ops.steps, ops.place(x), ops.place(beta)
+    steps = ops.steps
+    rows, column = ops.place(x)
+    beta_rows, beta_column = ops.place(beta)
     heads = beta.width
     out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
     steps.emit(

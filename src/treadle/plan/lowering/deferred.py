@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from treadle.kernels.activation_layout import ActivationLayout
+    from treadle.models.ops import TensorName
     from treadle.plan.plan import Buffer
 
 
@@ -93,7 +94,7 @@ class Products:
 
     label: str
     x: Rows
-    names: list[str]
+    stems: list[TensorName]
     heights: list[int]
     y: Buffer | None = None
     columns: list[int] = field(default_factory=list)
@@ -113,7 +114,7 @@ class ExpertSum(Value):
 
     y: Buffer
     weights: Buffer
-    places: Buffer | None  # the row of each slot; None: the slot's number
+    places: Buffer | None  # the row of each choice; None: the choice's number
     n_used: int
     shared: list[Buffer]  # the shared expert's rows, and the score whose sigmoid gates them
     mean: bool  # the mean of routed and shared experts, instead of their sum
@@ -161,7 +162,7 @@ def unwrap(x: Rows) -> HeadTransforms:
 class ExpertMatrix(NamedTuple):
     """One matrix of every expert."""
 
-    name: str  # of the tensor, or of its rows from the first expert's on (``models.ops.part``)
+    stem: TensorName  # of the tensor, or of its rows from the first expert's on
     height: int
     pitch: int  # rows between consecutive experts
 
@@ -171,7 +172,7 @@ class Branch:
     """Layout of the expert rows that take one path (gemv or tiles).
 
     ``tiles`` lists the tiles; ``rows`` the token of each row, in groups of ``block``. Without
-    ``rows``, rows are slots and ``tiles`` holds each slot's expert.
+    ``rows``, rows are choices and ``tiles`` holds each choice's expert.
 
     Results begin at row ``first``; ``met``: the numbers of rows of an expert that take this path.
     """

@@ -14,12 +14,13 @@ from treadle.kernels.matmul.gemv import GroupGemv
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.moe.route import Route
 from treadle.kernels.spec import Grid, round_up
+from treadle.models.ops import tensor_of
 from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.models.config import Experts
-    from treadle.models.ops import Rows
+    from treadle.models.ops import Rows, TensorName
     from treadle.plan.lowering.deferred import Branch, ExpertMatrix
     from treadle.plan.lowering.materialize import Materializer
 
@@ -45,10 +46,10 @@ class Mixture:
         self.fn = at.activation or ops.config.arch.activation
         self.blk = f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
-        self.n_slots = at.n_used * self.steps.plan.n_tokens
+        self.n_choices = at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
-        """Emit the router; return each slot's expert, i32, and its weight, f32."""
+        """Emit the router; return each choice's expert, i32, and its weight, f32."""
         at = self.routed
         rows = self.ops.floats(scores)
         # A bias for the choice only, not the weights: ``exp_probs_b`` in models/ffns/experts.py.
@@ -63,8 +64,8 @@ class Mixture:
             raise UnsupportedError(
                 f"{self.steps.weights.gguf.path}: {last}.weight: LoRA is not supported here: {why}"
             )
-        chosen = Buffer(f"{self.label}.chosen", self.n_slots, 4, "i4")
-        weights = Buffer(f"{self.label}.weights", self.n_slots, 4)
+        chosen = Buffer(f"{self.label}.chosen", self.n_choices, 4, "i4")
+        weights = Buffer(f"{self.label}.weights", self.n_choices, 4)
         spec = Route(
             at.n,
             at.n_used,
@@ -100,9 +101,9 @@ class Mixture:
         steps = self.steps
         kinds = {
             (
-                steps.weights.format(f"{each.name}.weight").name,
-                steps.has(f"{each.name}.bias"),
-                self.has_factor(each.name),
+                steps.weights.format(tensor_of(each.stem, "weight")).name,
+                steps.has(tensor_of(each.stem, "bias")),
+                self.has_factor(each.stem),
             )
             for each in both
         }
@@ -110,27 +111,27 @@ class Mixture:
             return [("gate_up", both)]
         return [("gate", both[:1]), ("up", both[1:])]
 
-    def has_factor(self, name: str) -> bool:
+    def has_factor(self, stem: TensorName) -> bool:
         """Return whether a product is multiplied by a factor.
 
         That of ``down`` is folded into the experts' weights, unless a bias is added before.
         """
         steps = self.steps
         last = f"{self.blk}_down_{self.exps}"
-        if name != last:
-            return steps.has_factor(name)
+        if stem != last:
+            return steps.has_factor(stem)
         return steps.has(f"{last}.scale") and steps.has(f"{last}.bias")
 
     def format(self, matrices: list[ExpertMatrix]) -> Format:
-        return self.steps.weights.format(f"{matrices[0].name}.weight")
+        return self.steps.weights.format(tensor_of(matrices[0].stem, "weight"))
 
     def fields(self, matrices: list[ExpertMatrix]) -> dict[str, Any]:
         """Return the fields that all kernels for these matrices have."""
-        name = matrices[0].name
+        stem = matrices[0].stem
         return {
             "segments": len(matrices),
-            "bias": self.steps.has(f"{name}.bias"),
-            "factor": self.has_factor(name),
+            "bias": self.steps.has(tensor_of(stem, "bias")),
+            "factor": self.has_factor(stem),
             "experts": self.at.n_used,
         }
 
@@ -147,8 +148,8 @@ class Mixture:
         """
         plain = ActivationLayout("f32", act.k)
         if act == plain or not self.adapted([down]):
-            made = self._pack(branch, self.fn, x, up, act)
-            return made, made
+            result = self._pack(branch, self.fn, x, up, act)
+            return result, result
         floats = self._pack(branch, self.fn, x, up, plain)
         return self._pack(branch, "copy", floats, 0, act), floats
 
@@ -169,7 +170,7 @@ class Mixture:
 
     def adapted(self, matrices: list[ExpertMatrix]) -> bool:
         """Return whether any adapter adds to their products."""
-        return self.ops.adapted([each.name for each in matrices])
+        return self.ops.adapted([each.stem for each in matrices])
 
     def adapt(
         self,
@@ -217,7 +218,7 @@ class Mixture:
         at = self.at
         heights = [each.height for each in matrices]
         strips = spec.strips(heights, steps.isa.lanes)
-        stems = [each.name for each in matrices]
+        stems = [each.stem for each in matrices]
         given: dict[str, Any] = {"tokens": 0}
         if branch.rows is None:
             given["tokens"] = at.n_used if of_tokens else 1
@@ -236,8 +237,8 @@ class Mixture:
             y=y,
             stride=y.row_bytes // 4,
             tiles=branch.tiles,
-            w=[steps.weight(f"{stem}.weight") for stem in stems],
-            bias=[steps.vector(f"{stem}.bias") for stem in stems] if spec.bias else None,
+            w=[steps.weight(tensor_of(stem, "weight")) for stem in stems],
+            bias=[steps.vector(tensor_of(stem, "bias")) for stem in stems] if spec.bias else None,
             factor=[steps.factor(stem) for stem in stems] if spec.factor else None,
             rows=heights,
             column=columns,

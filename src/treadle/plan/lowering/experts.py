@@ -1,7 +1,7 @@
 """CPU lowering of a mixture of experts: the op ``experts`` of ``models/ffns/experts.py``.
 
-Up to four tokens have one row per *slot* (one of a token's experts), and a gemv that reads the
-slot's expert. For more tokens, rows are sorted by expert. An expert with many rows goes through
+Up to four tokens have one row per *choice* (one of a token's experts), and a gemv that reads the
+choice's expert. For more tokens, rows are sorted by expert. An expert with many rows goes through
 gemm tiles, so that a packed panel of weights serves all of them::
 
     route      each token's experts, and their weights
@@ -33,7 +33,7 @@ from treadle.kernels.matmul.select import GEMV_TOKENS, few_rows, gated, group_ge
 from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.route import Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
-from treadle.models.ops import part
+from treadle.models.ops import TensorSlice, tensor_of
 from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
 from treadle.plan.lowering.expert_parts import Mixture
 from treadle.plan.lowering.prefetch_experts import emit_fetch
@@ -80,40 +80,40 @@ class _Experts(Mixture):
         fused = f"{self.blk}_gate_up_{self.exps}"
         if self.steps.has(f"{fused}.weight"):
             n_rows = 2 * n_ff * self.at.n
-            up = part(fused, n_ff, n_rows - n_ff)
+            up = TensorSlice(fused, n_ff, n_rows - n_ff)
             both = [ExpertMatrix(fused, n_ff, 2 * n_ff), ExpertMatrix(up, n_ff, 2 * n_ff)]
         else:
             names = ("gate", "up") if self.gated else ("up",)
             both = [ExpertMatrix(f"{self.blk}_{name}_{self.exps}", n_ff, n_ff) for name in names]
         down = ExpertMatrix(f"{self.blk}_down_{self.exps}", h.width, h.width)
-        by_slot = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
-        y, places = (self._by_slot if by_slot else self._by_expert)(h, chosen, both, down)
+        by_choice = self.steps.plan.n_tokens in GEMV_TOKENS and not self.steps.deterministic
+        y, places = (self._by_choice if by_choice else self._by_expert)(h, chosen, both, down)
         at = self.at
         return ExpertSum(self.label, h.width, y, weights, places, at.n_used, shared, at.shared_mean)
 
-    def _by_slot(
+    def _by_choice(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, None]:
-        """Return f32 rows ``[N * n_used, n_embd]``, one per slot."""
+        """Return f32 rows ``[N * n_used, n_embd]``, one per choice."""
         grid = Grid(self.at.n_used, "n_tokens")
         emit_fetch(self.steps, self.label, [*both, down], grid, chosen=chosen)
-        y = self._result(h, self.n_slots)
-        self._by_gemv(Branch(self.label, chosen, self.n_slots), h, both, down, y)
+        y = self._result(h, self.n_choices)
+        self._by_gemv(Branch(self.label, chosen, self.n_choices), h, both, down, y)
         return y, None
 
     def _by_expert(
         self, h: Rows, chosen: Buffer, both: list[ExpertMatrix], down: ExpertMatrix
     ) -> tuple[Buffer, Buffer]:
-        """Return f32 rows sorted by expert, and the row of each slot."""
-        n_slots = self.n_slots
+        """Return f32 rows sorted by expert, and the row of each choice."""
+        n_choices = self.n_choices
         sizes = (self.at.n, self.at.n_used)
         few = 0 if self.steps.deterministic else few_rows(self.steps.isa)
         firsts, last = self._gemms(h, both, down)
         block = lcm(*(spec.layout().group for spec in (last, *(spec for *_, spec in firsts))))
-        n_rows = blocks_most(n_slots, self.at.n, block) * block
-        n_few = min(n_slots, few * self.at.n)
+        n_rows = blocks_most(n_choices, self.at.n, block) * block
+        n_few = min(n_choices, few * self.at.n)
         y = self._result(h, n_rows + n_few)
-        places = Buffer(f"{self.label}.places", n_slots, 4, "i4")
+        places = Buffer(f"{self.label}.places", n_choices, 4, "i4")
         if few:
             sort = Sort(*sizes, block=1, most=GROUPED, upto=few)
             branch = self._sort("few.", sort, chosen, places, n_few, n_rows)
@@ -131,9 +131,9 @@ class _Experts(Mixture):
     def _sort(
         self, kind: str, spec: Sort, chosen: Buffer, places: Buffer, n_rows: int, first: int
     ) -> Branch:
-        """Emit a sort: the tiles, each row's token, and each slot's row, from ``first`` on."""
+        """Emit a sort: the tiles, each row's token, and each choice's row, from ``first`` on."""
         label = f"{self.label}.{kind}"
-        n_tiles = blocks_most(min(n_rows, self.n_slots), self.at.n, spec.most)
+        n_tiles = blocks_most(min(n_rows, self.n_choices), self.at.n, spec.most)
         tiles = Buffer(f"{label}tiles", 1, 8 + n_tiles * TILE.itemsize, "i8")
         rows = Buffer(f"{label}rows", 1, 8 + 4 * n_rows, "i4")
         given: dict[str, Any] = {
@@ -180,7 +180,7 @@ class _Experts(Mixture):
         """Return the kernels of the first products and of the last, for the expected rows per
         expert.
         """
-        n = self.n_slots // self.at.n
+        n = self.n_choices // self.at.n
         n = n if n >= MATRIX_ROWS else GEMV_TOKENS[-1] + 1  # the fewest tokens that a gemm is for
 
         def gemm(matrices: list[ExpertMatrix], k: int) -> Matmul:
@@ -240,10 +240,10 @@ class _Experts(Mixture):
     ) -> Gated | None:
         """Return the kernel that fuses both products and the activation, or None."""
         steps = self.steps
-        name = both[0].name
+        stem = both[0].stem
         alone = self.steps.deterministic
         given = self.format(both), steps.isa, k, self.at.n_ff, self.fn, out, n, steps.table
         made = gated(*given, alone=alone)
-        if made is None or self.has_factor(name):
+        if made is None or self.has_factor(stem):
             return None
-        return replace(made, bias=steps.has(f"{name}.bias"), experts=self.at.n_used)
+        return replace(made, bias=steps.has(tensor_of(stem, "bias")), experts=self.at.n_used)

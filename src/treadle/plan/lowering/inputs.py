@@ -10,7 +10,7 @@ import numpy as np
 from treadle.kernels.attention.merge_splits import MERGE
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import ITEM
-from treadle.kernels.elementwise.top_logits import LOOKS, SAMPLED
+from treadle.kernels.elementwise.top_logits import QUERIES, SAMPLED
 from treadle.kernels.spec import LORA, PART, numbered
 from treadle.plan.plan import Input
 
@@ -29,21 +29,21 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
     """
     n = plan.n_tokens
     pools = [pool for pool in cache.pools if pool.layers]
-    made = {
+    result = {
         "tokens": Input(I32, (n,)),
         "output_rows": Input(I32, (plan.n_outputs,)),
         "parts": Input(PART, (n,)),
     }
     for i, pool in enumerate(pools):
         n_partials = cache.max_partials(n, pool.window) if plan.few_tokens else 0
-        made[numbered("kv_slots", i)] = Input(I64, (n,))
-        made[numbered("attn_items", i)] = Input(ITEM, (n,))
-        made[numbered("attn_few", i)] = Input(ITEM, (n + n_partials,))
-        made[numbered("attn_merges", i)] = Input(MERGE, (n,))
+        result[numbered("kv_slots", i)] = Input(I64, (n,))
+        result[numbered("attn_items", i)] = Input(ITEM, (n,))
+        result[numbered("attn_few", i)] = Input(ITEM, (n + n_partials,))
+        result[numbered("attn_merges", i)] = Input(MERGE, (n,))
     for i, dims in enumerate(rope_dims):
-        made[numbered("rope", i)] = Input(F32, (n, 2, dims // 2))
-    made["pages"] = Input(I64, (n, len(pools), -(-cache.n_ctx // PAGE)))
-    return made
+        result[numbered("rope", i)] = Input(F32, (n, 2, dims // 2))
+    result["pages"] = Input(I64, (n, len(pools), -(-cache.n_ctx // PAGE)))
+    return result
 
 
 def lora_inputs(n_tokens: int, n_adapters: int) -> dict[str, Input]:
@@ -59,4 +59,4 @@ def sampled_inputs(n_outputs: int, n_vocab: int) -> dict[str, Input]:
     per token of the vocabulary.
     """
     masks = Input(np.dtype("u8"), (n_outputs, -(-n_vocab // 64)))
-    return {"sampled": Input(SAMPLED, (LOOKS * n_outputs,)), "masks": masks}
+    return {"sampled": Input(SAMPLED, (QUERIES * n_outputs,)), "masks": masks}

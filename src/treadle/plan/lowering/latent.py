@@ -107,11 +107,11 @@ def _cut(steps: Steps, layer: int, name: str) -> None:
     weights = steps.weights
     assert at.latent is not None
     steps.plan.tensors_used.add(name)
-    if name.replace("kv_b", "v_b") not in weights.made:
+    if name.replace("kv_b", "v_b") not in weights.derived:
         tensor = weights.tensor(name)
         fmt = weights.format(name)
         for made in cut_heads(tensor, fmt, at.n_head, at.latent.n_nope):
-            weights.made[made.name] = made
+            weights.derived[made.name] = made
 
 
 def _multiply(
@@ -131,7 +131,9 @@ def _multiply(
     ``x``: f32 rows, the column of the first head, and the columns between heads. The products are
     ``y_pitch`` columns of ``y`` apart.
     """
-    steps, (rows, column, pitch), n = ops.steps, x, ops.steps.plan.n_tokens
+    steps = ops.steps
+    rows, column, pitch = x
+    n = ops.steps.plan.n_tokens
     spec = steps.matmul(weight, k, heads=heads)
     lanes = steps.isa.lanes
     while m % spec.rows_per_item(lanes) and spec.mr % 2 == 0:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from treadle.kernels.elementwise.top_logits import (
-    LOOKS,
     N_VOCAB_MAX,
     PARTIAL,
+    QUERIES,
     RESULT,
     JoinTop,
     TopLogitsKernel,
@@ -43,7 +43,7 @@ def _emit_top(steps: Steps, label: str, y: Buffer, n_vocab: int) -> None:
         grid = Grid(softcap.pieces, softcap.count)
         steps.emit(f"{label}.softcap", softcap, grid, y=y, stride=stride)
     assert n_vocab <= N_VOCAB_MAX, n_vocab
-    n_rows = LOOKS * plan.n_outputs
+    n_rows = QUERIES * plan.n_outputs
     n_slices = slices(n_vocab)
     partials = Buffer(f"{label}.slices", n_rows * n_slices, PARTIAL.itemsize, "u1")
     top = Buffer(f"{label}.top", n_rows, RESULT.itemsize, "u1")

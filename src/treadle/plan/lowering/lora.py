@@ -19,7 +19,8 @@ from treadle.kernels.matmul.lora import GROUP, GROUP_OF, PIECE, STRIP, LoraDown,
 from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import LowRank
-from treadle.plan.lowering.weights import PART, whole
+from treadle.models.ops import TensorSlice, tensor_of
+from treadle.plan.lowering.weights import whole
 from treadle.plan.plan import Buffer, Const
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from treadle.formats import Format
     from treadle.models.lora import Floats
+    from treadle.models.ops import TensorName
     from treadle.plan.lowering.deferred import Branch, ExpertMatrix, Products
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.lowering.weights import Weights
@@ -52,10 +54,10 @@ class PackedAdapters:
 def emit_lora(steps: Steps, of: Products, x: Buffer, y: Buffer) -> None:
     """Add the adapters' products of ``x``, f32 rows, to the products in ``y``."""
     weights = steps.weights
-    key = tuple(of.names)
+    key = tuple(of.stems)
     if key not in weights.packed:
         placed = of.heights, of.columns, of.x.width, y.row_bytes // 4
-        weights.packed[key] = _pack(weights, weights.adapters, of.label, of.names, *placed)
+        weights.packed[key] = _pack(weights, weights.adapters, of.label, of.stems, *placed)
     packed: PackedAdapters = weights.packed[key]
     n_columns = packed.n_groups * GROUP
     n_adapters = len(weights.adapters)
@@ -154,9 +156,9 @@ def emit_experts_lora(
     ``of_tokens``: as in ``kernels/matmul/lora_experts.py``.
     """
     weights = steps.weights
-    key = tuple(each.name for each in matrices)
+    key = tuple(each.stem for each in matrices)
     label = f"{branch.label}.{y.name.rpartition('.')[-1]}"
-    k = weights.tensor(f"{key[0]}.weight").shape[-1]
+    k = weights.tensor(tensor_of(key[0], "weight")).shape[-1]
     name = f"{label}.lora"
     if key not in weights.packed:
         heights = [each.height for each in matrices]
@@ -200,8 +202,8 @@ def _emit(
 ) -> None:
     """Emit both steps.
 
-    ``grid`` maps items per tile or slot to a grid; ``into``: the arguments for the rows to add to;
-    ``given``: ``t`` and the other arguments of both kernels.
+    ``grid`` maps items per tile or choice to a grid; ``into``: the arguments for the rows to add
+    to; ``given``: ``t`` and the other arguments of both kernels.
     """
     t = given["t"]
     n_columns = packed.n_groups * GROUP
@@ -235,7 +237,7 @@ def _pack(
     weights: Weights,
     adapters: Sequence[Mapping[str, LowRank]],
     label: str,
-    names: Sequence[str],
+    stems: Sequence[TensorName],
     heights: Sequence[int],
     columns: Sequence[int],
     k: int,
@@ -253,13 +255,13 @@ def _pack(
     pieces = np.zeros((len(adapters), n_strips), PIECE)
     n_placed = 0  # values in ``ups``
     for i, ranks in enumerate(adapters):
-        for name, height, column in zip(names, heights, columns, strict=True):
-            low = ranks.get(whole(f"{name}.weight"))
+        for stem, height, column in zip(stems, heights, columns, strict=True):
+            low = ranks.get(f"{whole(stem)}.weight")
             if low is None:
                 continue
             rank = low.rank
             a = low.a()
-            b = _rows_of(low, name, height)
+            b = _rows_of(low, stem, height)
             n = len(a) if a.ndim > 2 else 1
             down = np.zeros((n, round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
             down[:, :rank, :k] = a
@@ -298,12 +300,9 @@ def _pack(
     )
 
 
-def _rows_of(low: LowRank, name: str, height: int) -> Floats:
-    """Return the rows of B for the matrix, or part of one, called ``name``; with experts, of
-    each.
-    """
-    match = PART.fullmatch(f"{name}.weight")
-    first = int(match["first"]) if match else 0
+def _rows_of(low: LowRank, stem: TensorName, height: int) -> Floats:
+    """Return the rows of B for a matrix; with experts, of each."""
+    first = stem.first if isinstance(stem, TensorSlice) else 0
     return low.b()[..., first : first + height, :]
 
 

@@ -15,6 +15,7 @@ from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.select import gated
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import EMBEDDINGS, TYPES
+from treadle.models.ops import tensor_of
 from treadle.plan.lowering.deferred import (
     ActivationOf,
     ExpertSum,
@@ -32,7 +33,7 @@ from treadle.plan.lowering.weights import whole
 
 if TYPE_CHECKING:
     from treadle.models.config import Config
-    from treadle.models.ops import Rows
+    from treadle.models.ops import Rows, TensorName
     from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Buffer
 
@@ -260,13 +261,13 @@ class Materializer:
             apart, column = self.place(up)
             return self._pack(x.label, x.fn, self.floats(gate), act, column, apart)
         of = gate.of
-        names = gate.of.names
-        spec = steps.matmul(names[0], of.x.width)
-        formats = {steps.weights.format(f"{name}.weight").name for name in names}
-        more = any(steps.has(f"{name}.bias") or steps.has_factor(name) for name in names)
-        alike = len(formats) == 1 and not more and not self.adapted(names)
+        stems = gate.of.stems
+        spec = steps.matmul(stems[0], of.x.width)
+        formats = {steps.weights.format(tensor_of(stem, "weight")).name for stem in stems}
+        more = any(steps.has(tensor_of(stem, "bias")) or steps.has_factor(stem) for stem in stems)
+        alike = len(formats) == 1 and not more and not self.adapted(stems)
         if of.y is None and alike and isinstance(spec, Gemm):
-            fmt = steps.weights.format(f"{names[0]}.weight")
+            fmt = steps.weights.format(tensor_of(stems[0], "weight"))
             alone = steps.deterministic
             shape = (of.x.width, x.width, x.fn, act)
             n = steps.plan.n_tokens
@@ -274,7 +275,7 @@ class Materializer:
             if both is not None:
                 h = self.activations(of.x, both.layout())
                 out = steps.activations(x.label, both.result())
-                steps.multiply(f"{of.label}_{x.fn}", both, names, of.heights, [0, 0], h, out)
+                steps.multiply(f"{of.label}_{x.fn}", both, stems, of.heights, [0, 0], h, out)
                 return out
         return self._pack(x.label, x.fn, self.floats(gate), act, self.place(up)[1])
 
@@ -288,22 +289,22 @@ class Materializer:
         for height in of.heights:
             of.columns.append(width)
             width += round_up(height, COLUMNS)
-        layouts = [steps.matmul(name, of.x.width, outputs=outputs).layout() for name in of.names]
-        rows = self._rows(of, layouts) if self.adapted(of.names) else None
+        layouts = [steps.matmul(stem, of.x.width, outputs=outputs).layout() for stem in of.stems]
+        rows = self._rows(of, layouts) if self.adapted(of.stems) else None
         groups: dict[tuple[str, bool, bool], list[int]] = {}
         inputs = []
-        for j, name in enumerate(of.names):
+        for j, stem in enumerate(of.stems):
             inputs.append(self.activations(of.x, layouts[j]))
-            kind = steps.weights.format(f"{name}.weight").name
-            key = kind, steps.has(f"{name}.bias"), steps.has_factor(name)
+            kind = steps.weights.format(tensor_of(stem, "weight")).name
+            key = kind, steps.has(tensor_of(stem, "bias")), steps.has_factor(stem)
             groups.setdefault(key, []).append(j)
         of.y = steps.floats(of.label, width, outputs=outputs)
         for (_, bias, factor), members in groups.items():
-            part = [of.names[j] for j in members]
+            stems = [of.stems[j] for j in members]
             spec = steps.matmul(
-                part[0],
+                stems[0],
                 of.x.width,
-                segments=len(part),
+                segments=len(stems),
                 bias=bias,
                 factor=factor,
                 residual=residual is not None,
@@ -311,12 +312,12 @@ class Materializer:
             )
             label = of.label
             if len(groups) > 1:
-                stem = "_".join(name.rpartition("_")[2] for name in part)
-                label = f"{label.rpartition('.')[0]}.{stem}"
+                suffix = "_".join(str(stem).rpartition("_")[2] for stem in stems)
+                label = f"{label.rpartition('.')[0]}.{suffix}"
             steps.multiply(
                 label,
                 spec,
-                part,
+                stems,
                 [of.heights[j] for j in members],
                 [of.columns[j] for j in members],
                 inputs[members[0]],
@@ -329,9 +330,9 @@ class Materializer:
             emit_lora(steps, of, rows, of.y)
         return of.y
 
-    def adapted(self, names: Sequence[str]) -> bool:
+    def adapted(self, stems: Sequence[TensorName]) -> bool:
         """Return whether an adapter adds to the products of any of these matrices."""
-        wholes = {whole(f"{name}.weight") for name in names} - {EMBEDDINGS}  # tied output matrix
+        wholes = {f"{whole(stem)}.weight" for stem in stems} - {EMBEDDINGS}  # tied output matrix
         return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
 
     def adapted_tables(self, weight: str) -> list[str]:

@@ -21,7 +21,7 @@ from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.select import SHIPPED, TunedTable
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
-from treadle.models.ops import Ops, Rows
+from treadle.models.ops import Ops, Rows, tensor_of
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
     ActivationOf,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
+    from treadle.models.ops import TensorName
     from treadle.plan.lowering.weights import Weights
 
 
@@ -135,7 +136,7 @@ class CpuOps(Materializer, Ops):
     def __init__(self, steps: Steps) -> None:
         self.config = steps.config
         self.steps = steps
-        self.made: dict[str, Rows] = {}
+        self._shared_rows: dict[str, Rows] = {}
 
     def has(self, name: str) -> bool:
         return self.steps.has(name)
@@ -197,8 +198,8 @@ class CpuOps(Materializer, Ops):
         of = x.width, x, weight, heads, centred, scale, eps
         return NormOf(label, *of, own=own, outputs=outputs)
 
-    def linears(self, label: str, x: Rows, weights: Sequence[str]) -> list[Rows]:
-        heights = [self.steps.weights.n_rows(f"{name}.weight") for name in weights]
+    def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
+        heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
         outputs = of_outputs(x)
         return [Product(label, n, of, i, outputs=outputs) for i, n in enumerate(heights)]
@@ -232,8 +233,8 @@ class CpuOps(Materializer, Ops):
         return Floats(label, x.width, out)
 
     def call(self, word: str, label: str, *rows: Rows, **given: Any) -> Rows:
-        made: Rows = self._word(word, label)(self, label, *rows, **given)
-        return made
+        result: Rows = self._word(word, label)(self, label, *rows, **given)
+        return result
 
     def halves(self, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
         first, second = self._word("halves", label)(self, label, x, heads)
@@ -244,8 +245,8 @@ class CpuOps(Materializer, Ops):
             return WORDS[word]
         if word not in ELSEWHERE:
             raise UnsupportedError(f"{label}: the CPU device does not support {word!r}")
-        made: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
-        return made
+        result: Callable[..., Any] = getattr(import_module(ELSEWHERE[word]), word)
+        return result
 
     def result(self, name: str, x: Rows) -> None:
         emit_result(self.steps, name, x, self.floats(x))
@@ -255,9 +256,9 @@ class CpuOps(Materializer, Ops):
         return Floats(x.label, n, rows, column + first)
 
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
-        if label not in self.made:
-            self.made[label] = make(self)
-        return self.made[label]
+        if label not in self._shared_rows:
+            self._shared_rows[label] = make(self)
+        return self._shared_rows[label]
 
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
         """Add ``h`` to ``x``, fused into the product or the norm that gives ``h``; else as a
@@ -271,7 +272,7 @@ class CpuOps(Materializer, Ops):
             )
         if gain and not (isinstance(h, NormOf) and h.heads == 1):
             raise UnsupportedError(f"{h.label}: a scaled sum is supported with a norm only")
-        if isinstance(h, Product) and h.of.y is None and len(h.of.names) == 1:
+        if isinstance(h, Product) and h.of.y is None and len(h.of.stems) == 1:
             return Floats(h.label, h.width, self._multiply(h.of, residual))
         if isinstance(h, ExpertSum):
             return Floats(h.label, h.width, self.combine(h, residual))
@@ -333,7 +334,9 @@ class CpuOps(Materializer, Ops):
         v_norm = v if isinstance(v, NormOf) else None
         v = v_norm.x if v_norm else v
         places = [self.place(x) for x in (*(way.source for way in ways), v) if x is not None]
-        (qkv, q_column), q_way, k_way = places[0], ways[0], ways[-1]
+        qkv, q_column = places[0]
+        q_way = ways[0]
+        k_way = ways[-1]
         if any(x is not qkv for x, _ in places) or q_column or not q_way.alike(k_way):
             raise UnsupportedError(
                 f"L{layer}: queries, keys and values are not in one buffer, or queries and keys "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.kernels.moe.page_in_experts import Fetch
+from treadle.models.ops import tensor_of
 from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def emit_fetch(
     length = []
     pitch = []
     for each in matrices:
-        n_rows = steps.weights.n_rows(f"{each.name}.weight")
-        for const in steps.weight(f"{each.name}.weight"):
+        name = tensor_of(each.stem, "weight")
+        n_rows = steps.weights.n_rows(name)
+        for const in steps.weight(name):
             row = const.array.nbytes // n_rows
             arrays.append(const)
             length.append(each.height * row)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
     """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
-    steps, (rows, column), n = ops.steps, ops.place(x), x.width
+    steps = ops.steps
+    rows, column = ops.place(x)
+    n = x.width
     given: dict[str, Any] = {"x": rows, "stride": rows.row_bytes // 4, "column": column}
     # Without a weight, the norm equals sqrt(n) x / sqrt(sum + n eps).
     spec: Spec = UnitHeads(n, 1, math.sqrt(n), n * eps)

@@ -9,6 +9,7 @@ from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul, narrowed, tokens_per_item
 from treadle.kernels.spec import Grid, Spec, round_up
+from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT
 from treadle.plan.lowering.inputs import inputs_of, lora_inputs
 from treadle.plan.lowering.weights import factor_of, whole
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from treadle.kernels.activation_layout import ActivationLayout
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
+    from treadle.models.ops import TensorName
     from treadle.plan.lowering.weights import Weights
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
@@ -95,10 +97,12 @@ class Steps:
 
     # -- kernels ----------------------------------------------------------------------------------
 
-    def matmul(self, name: str, k: int, *, outputs: bool = False, **fields: bool | int) -> Matmul:
-        """Return the kernel for products with the matrix ``name``."""
+    def matmul(
+        self, stem: TensorName, k: int, *, outputs: bool = False, **fields: bool | int
+    ) -> Matmul:
+        """Return the kernel for products with the matrix ``stem``."""
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
-        fmt = self.weights.format(f"{name}.weight")
+        fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
 
@@ -106,7 +110,7 @@ class Steps:
         self,
         label: str,
         spec: Matmul,
-        names: list[str],
+        stems: list[TensorName],
         heights: list[int],
         columns: list[int],
         x: Buffer,
@@ -118,13 +122,13 @@ class Steps:
         spec = narrowed(spec, heights, self.isa.lanes, self.n_threads, n_tokens)
         strips = spec.strips(heights, self.isa.lanes)
         tokens = tokens_per_item(spec, strips, n_tokens, self.n_threads)
-        biases = [self.vector(f"{name}.bias") for name in names] if spec.bias else None
-        factors = [self.factor(name) for name in names] if spec.factor else None
+        biases = [self.vector(tensor_of(stem, "bias")) for stem in stems] if spec.bias else None
+        factors = [self.factor(stem) for stem in stems] if spec.factor else None
         self.emit(
             label,
             spec,
             Grid(strips, spec.count, tokens),
-            n_bytes=sum(self.weights.n_bytes(f"{name}.weight") for name in names),
+            n_bytes=sum(self.weights.n_bytes(tensor_of(stem, "weight")) for stem in stems),
             n_flops=2 * spec.k * sum(heights),
             shape=(sum(heights), spec.k),
             x=x,
@@ -132,7 +136,7 @@ class Steps:
             y=y,
             stride=y.row_bytes // 4,
             tokens=tokens,
-            w=[self.weight(f"{name}.weight") for name in names],
+            w=[self.weight(tensor_of(stem, "weight")) for stem in stems],
             bias=biases,
             factor=factors,
             rows=heights,
@@ -178,29 +182,29 @@ class Steps:
         exact = self.table.only_gemv(n) and not self.deterministic
         return n if exact else round_up(n, 64) + 64
 
-    def has(self, name: str) -> bool:
+    def has(self, name: TensorName) -> bool:
         name = whole(name)
         return name in self.weights.gguf.tensors and name not in self.plan.tensors_ignored
 
-    def weight(self, name: str) -> tuple[Const, ...]:
+    def weight(self, name: TensorName) -> tuple[Const, ...]:
         """Return a matrix, from the file or derived from one: a constant for each of its arrays."""
-        if name not in self.weights.made:
+        if name not in self.weights.derived:
             self.plan.tensors_used.add(whole(name))
         return self.weights[name]
 
-    def has_factor(self, name: str) -> bool:
-        """Return whether the products of the matrix ``name`` are multiplied by a factor."""
-        return factor_of(name) in self.config.factors
+    def has_factor(self, stem: TensorName) -> bool:
+        """Return whether the products of the matrix ``stem`` are multiplied by a factor."""
+        return factor_of(stem) in self.config.factors
 
-    def factor(self, name: str) -> Const:
-        """Return the factor of the products of the matrix ``name``, one per expert if it has
+    def factor(self, stem: TensorName) -> Const:
+        """Return the factor of the products of the matrix ``stem``, one per expert if it has
         experts.
 
         Rows of a matrix have the factor of the whole matrix.
         """
-        return self.vector(factor_of(name))
+        return self.vector(factor_of(stem))
 
-    def vector(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
+    def vector(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
         """Return a vector (norm, bias) in f32, times ``scale``; see ``Weights.floats``."""
         self.plan.tensors_used.add(whole(name))
         return self.weights.floats(name, scale, turned=turned)

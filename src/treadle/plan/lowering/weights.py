@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from math import prod
@@ -14,6 +13,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
 from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.spec import round_up
+from treadle.models.ops import TensorName, TensorSlice
 from treadle.plan.plan import Const, Storage
 
 if TYPE_CHECKING:
@@ -22,21 +22,18 @@ if TYPE_CHECKING:
     from treadle.formats import Format
     from treadle.models.lora import LowRank
 
-PART = re.compile(r"(?P<stem>.*)\[(?P<first>\d+):(?P<end>\d+)\](?P<kind>\.\w+)")
+
+def whole(name: TensorName) -> str:
+    """Return the name of the whole tensor."""
+    return name.whole if isinstance(name, TensorSlice) else name
 
 
-def whole(name: str) -> str:
-    """Return the file's tensor for ``name``, which may name some rows (``models.ops.part``)."""
-    match = PART.fullmatch(name)
-    return match["stem"] + match["kind"] if match else name
-
-
-def factor_of(name: str) -> str:
-    """Return the name of the tensor by which products of the matrix ``name`` are multiplied.
+def factor_of(stem: TensorName) -> str:
+    """Return the name of the tensor by which products of the matrix ``stem`` are multiplied.
 
     llama.cpp's converter writes one with each NVFP4 matrix.
     """
-    return f"{whole(f'{name}.weight').removesuffix('.weight')}.scale"
+    return f"{whole(stem)}.scale"
 
 
 @dataclass
@@ -45,29 +42,28 @@ class Weights:
 
     gguf: GGUF
     storage: Storage
-    consts: dict[str, tuple[Const, ...]] = field(default_factory=dict)
+    consts: dict[TensorName, tuple[Const, ...]] = field(default_factory=dict)
     # Each adapter's low-rank matrices by tensor name; and these packed (``lora.py``).
     adapters: Sequence[Mapping[str, LowRank]] = ()
-    packed: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    packed: dict[tuple[TensorName, ...], Any] = field(default_factory=dict)
     # Tensors derived from rows of the file's, in memory; see ``latent_heads.py``.
-    made: dict[str, Tensor] = field(default_factory=dict)
+    derived: dict[str, Tensor] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> tuple[Const, ...]:
+    def __getitem__(self, name: TensorName) -> tuple[Const, ...]:
         """Return a constant for each array of the tensor."""
         if name not in self.consts:
-            rows = self._part(name)
-            n = self.n_rows(whole(name))
-            # Rows of a tensor are contiguous rows of each of its arrays.
-            arrays = [
-                array.reshape(-1)[rows.start * (array.size // n) : rows.stop * (array.size // n)]
-                if rows
-                else array
-                for array in self.tensor(name).arrays
-            ]
+            arrays = list(self.tensor(name).arrays)
+            if isinstance(name, TensorSlice):  # contiguous rows of each array
+                n = self.n_rows(name.whole)
+                sizes = [array.size // n for array in arrays]
+                arrays = [
+                    array.reshape(-1)[name.first * size : (name.first + name.n) * size]
+                    for array, size in zip(arrays, sizes, strict=True)
+                ]
             self.consts[name] = tuple(self.storage.weights(whole(name), array) for array in arrays)
         return self.consts[name]
 
-    def floats(self, name: str, scale: float = 1.0, *, turned: int = 0) -> Const:
+    def floats(self, name: TensorName, scale: float = 1.0, *, turned: int = 0) -> Const:
         """Return a vector (norm, bias) or a small matrix as f32, padded, as kernels read whole
         vectors of a bias.
 
@@ -77,30 +73,31 @@ class Weights:
         key += f".T{int(turned)}" if turned else ""
         if key not in self.consts:
             values = self.tensor(name).dequantize()
-            rows = self._part(name)
             if turned:
                 size = turned if turned > 1 else len(values)
                 strips = [values[at : at + size].T.ravel() for at in range(0, len(values), size)]
                 values = np.concatenate(strips)
             values = values.ravel()
-            values = (values[rows.start : rows.stop] if rows else values) * np.float32(scale)
+            if isinstance(name, TensorSlice):
+                values = values[name.first : name.first + name.n]
+            values = values * np.float32(scale)
             padded = np.zeros(round_up(values.size, COLUMNS) + COLUMNS, np.float32)
             padded[: values.size] = values
             self.consts[key] = (self.storage.weights(f"{whole(name)}:f32", padded),)
-        (made,) = self.consts[key]
-        return made
+        (result,) = self.consts[key]
+        return result
 
     def numbers(self, key: str, values: Sequence[float]) -> Const:
         """Return numbers that are not from a tensor, as f32, cached by ``key``."""
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)
-        (made,) = self.consts[key]
-        return made
+        (result,) = self.consts[key]
+        return result
 
     @property
     def met(self) -> set[str]:
         """Matrices for which some plan has packed adapters."""
-        return {whole(f"{name}.weight") for names in self.packed for name in names}
+        return {f"{whole(name)}.weight" for names in self.packed for name in names}
 
     @property
     def are_floats(self) -> bool:
@@ -108,26 +105,18 @@ class Weights:
         codes = sum(t.n_bytes for t in self.gguf.tensors.values() if t.format and t.format.codes)
         return 2 * codes < sum(t.n_bytes for t in self.gguf.tensors.values())
 
-    def tensor(self, name: str) -> Tensor:
-        """Return the tensor for ``name``: derived, or the file's (the whole one if ``name`` names
-        rows).
-        """
-        return self.made.get(name) or self.gguf.tensors[whole(name)]
+    def tensor(self, name: TensorName) -> Tensor:
+        """Return the whole tensor of that name: derived, or the file's."""
+        return self.derived.get(whole(name)) or self.gguf.tensors[whole(name)]
 
-    def n_rows(self, name: str) -> int:
+    def n_rows(self, name: TensorName) -> int:
         """Return the rows of a matrix, or of all matrices of one tensor; a vector has one row."""
-        rows = self._part(name)
-        return len(rows) if rows else prod(self.tensor(name).shape[:-1])
+        return name.n if isinstance(name, TensorSlice) else prod(self.tensor(name).shape[:-1])
 
-    def n_bytes(self, name: str) -> int:
+    def n_bytes(self, name: TensorName) -> int:
         return self.tensor(name).n_bytes // self.n_rows(whole(name)) * self.n_rows(name)
 
-    def _part(self, name: str) -> range | None:
-        """Return the rows, or of a bias the values, that ``name`` selects; None for all."""
-        match = PART.fullmatch(name)
-        return range(int(match["first"]), int(match["end"])) if match else None
-
-    def format(self, name: str) -> Format:
+    def format(self, name: TensorName) -> Format:
         tensor = self.tensor(name)
         if tensor.format is None:
             raise UnsupportedError(

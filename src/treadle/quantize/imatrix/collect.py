@@ -51,7 +51,7 @@ class ActivationTap:
     buffer: Buffer
     count: str  # the RUN_STATE entry with the number of rows
     tensors: tuple[str, ...]  # the weight matrices that these rows are multiplied by
-    kept: bool = False  # keep all rows of the buffer, for experts
+    keeps_rows: bool = False  # keep all rows of the buffer, for experts
     heads: int = 1  # heads that have rows of their own in the buffer
 
 
@@ -133,7 +133,7 @@ class Collector:
             if isinstance(tap, ExpertShare):
                 rows = kept[tap.buffer]
                 self._add_experts(tap, rows, tapped.read, run["n_tokens"])
-            elif tap.kept:
+            elif tap.keeps_rows:
                 kept[tap.buffer] = tapped.rows(tap, tap.buffer.n_bytes // tap.act.row_bytes).copy()
             elif n_rows := run[tap.count]:
                 heads = [tapped.rows(tap, n_rows, head) for head in range(tap.heads)]
@@ -270,7 +270,7 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
                 heads = buffer.rows if isinstance(step.spec, PackHeads) else 1
                 taps.append(ActivationTap(at, act, buffer, counts[made], names, heads=heads))
             if made in experts:
-                taps.append(ActivationTap(at, act, buffer, "", (), kept=True))
+                taps.append(ActivationTap(at, act, buffer, "", (), keeps_rows=True))
                 for product in experts[made]:
                     source = maker[product.args["x"]]
                     known = source if isinstance(source.spec, Gather) else product

@@ -70,7 +70,9 @@ async def work(
     or ``write``, and raises it.
     """
     order: asyncio.Queue[asyncio.Task[OutputLine] | None] = asyncio.Queue(AHEAD)
-    slots, below, held = asyncio.Semaphore(IN_HAND), asyncio.Event(), 0
+    slots = asyncio.Semaphore(IN_HAND)
+    below = asyncio.Event()
+    held = 0
     below.set()
     begun: set[asyncio.Task[OutputLine]] = set()
 

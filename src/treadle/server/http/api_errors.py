@@ -69,6 +69,10 @@ class ApiError(Exception):
         return {"error": {**known, **self.more}}
 
 
+class GoneError(Exception):
+    """The client has disconnected."""
+
+
 def too_long(
     n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
 ) -> ApiError:
@@ -129,6 +133,11 @@ def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
         code="overloaded",
         headers={"Retry-After": str(min(max(ceil(retry_s), 1), 600))},
     )
+
+
+def timed_out(timeout_s: float) -> ApiError:
+    """Return the error for a request whose time limit is over."""
+    return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
 
 
 def not_yet(what: str) -> ApiError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from treadle.base import validate
 from treadle.server.http.api_errors import ApiError
 
 Reader = Callable[[str, Any], Any]  # (name, value) -> value; raises ApiError
@@ -25,7 +26,7 @@ _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 def wrong(name: str, value: Any, expected: str) -> ApiError:
     """Return the error for a field of the wrong type or out of its range."""
     found = _NAMES.get(type(value), type(value).__name__)
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if validate.is_number(value):
         found = f"{value:g}" if isinstance(value, float) else f"{str(value)[:24]}"
     return ApiError(400, f"{name}: expected {expected}, found {found}", param=name)
 
@@ -71,10 +72,10 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
     """Return a reader of integers from ``low`` to ``high``; 5.0 counts as one, as in JSON."""
 
     def read(name: str, value: Any) -> int:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if fits and low <= value <= high and value == int(value):
-            return int(value)
-        raise wrong(name, value, f"a whole number from {low} to {high}")
+        found = validate.whole_between(value, low, high)
+        if found is None:
+            raise wrong(name, value, f"a whole number from {low} to {high}")
+        return found
 
     return read
 
@@ -83,10 +84,10 @@ def number(low: float, high: float) -> Callable[[str, Any], float]:
     """Return a reader of numbers from ``low`` to ``high``."""
 
     def read(name: str, value: Any) -> float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-        if fits and low <= value <= high:
-            return float(value)
-        raise wrong(name, value, f"a number from {low:g} to {high:g}")
+        found = validate.number_between(value, low, high)
+        if found is None:
+            raise wrong(name, value, f"a number from {low:g} to {high:g}")
+        return found
 
     return read
 
@@ -95,17 +96,18 @@ def one_of(*values: str) -> Callable[[str, Any], str]:
     """Return a reader of strings that must be one of ``values``."""
 
     def read(name: str, value: Any) -> str:
-        if value in values and isinstance(value, str):
-            return value
-        raise wrong(name, value, f"one of {', '.join(values)}")
+        found = validate.one_of(value, values)
+        if found is None:
+            raise wrong(name, value, f"one of {', '.join(values)}")
+        return found
 
     return read
 
 
 def texts(name: str, value: Any) -> list[str]:
     """Read a string, or an array of strings, as a list."""
-    found = [value] if isinstance(value, str) else value
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    found = validate.text_list(value)
+    if found is None:
         raise wrong(name, value, "a string or an array of strings")
     return found
 

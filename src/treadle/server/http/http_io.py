@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.gc_pause import garbage_kept
 from treadle.server.http import json_pieces
-from treadle.server.http.api_errors import ApiError, busy, problem_of
-from treadle.server.requests.request_stream import (
-    GoneError,
-    OutputStream,
-    RequestStream,
-    StreamPiece,
-    late,
-)
+from treadle.server.http.api_errors import ApiError, GoneError, busy, timed_out
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -35,11 +28,8 @@ MAX_BODY = 16 << 20  # bytes
 MAX_BODIES = 256 << 20  # of all large bodies being read: slow clients cannot fill memory
 BODY_S = 30.0  # longest wait for the next bytes of a body
 WHOLE_BODY_S = 120.0  # longest time for a whole body
-PING_S = 1.0  # of silence, after which a stream sends a keep-alive
 LARGE = 1 << 16  # bytes of JSON from which it is parsed in another thread: 1 MB takes 10 ms
 is_large = ContextVar("is_large", default=False)  # whether the task's request has a large body
-MANY = 20_000  # log-probabilities, which take about 0.1 s to encode
-Render = Callable[[ApiError], bytes]  # formats an error within a stream
 
 
 # Unicode's line ends that JSON allows within a string. httpx's ``iter_lines`` splits at them, and
@@ -74,10 +64,6 @@ def encode_large(value: Any, depth: int = 5) -> bytes:
     if depth and isinstance(value, list):
         return b"[" + b",".join(encode_large(each, depth - 1) for each in value) + b"]"
     return encode(value)
-
-
-PING = b": ping\n\n"
-DONE = b"data: [DONE]\n\n"
 
 
 class Response:
@@ -119,26 +105,6 @@ class Json(Response):
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(encode(value), status, headers, "application/json")
-
-
-async def whole_json(
-    make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
-) -> Response:
-    """Return the JSON response that ``make`` builds of a request's outputs. Many log-probabilities
-    take seconds to encode: then another thread does it.
-    """
-    tops = [piece.text.request.n_top or 0 for piece in pieces]
-    n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
-    if sum(n * (1 + top) for n, top in zip(n_told, tops, strict=True)) < MANY:
-        return Json(make(pieces))
-    body = await asyncio.to_thread(lambda: encode_large(make(pieces)))
-    return Response(body, media_type="application/json")
-
-
-def n_echoed(piece: StreamPiece) -> int:
-    """Return how many prompt tokens are returned with their log-probabilities."""
-    measured = piece.text.call.asked.more.get("measured")
-    return len(measured[piece.text.prompt]) if measured else 0
 
 
 # -- bodies ---------------------------------------------------------------------------------------
@@ -272,29 +238,6 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
             await task
 
 
-def ticking(call: RequestStream) -> AsyncIterator[StreamPiece | None]:
-    """Iterate over a request's pieces for a stream; None means that a keep-alive is due."""
-    return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
-
-
-async def finished(request: Request, call: RequestStream) -> list[StreamPiece]:
-    """Read a request to its end: one piece for each output. Raises ApiError and GoneError."""
-    async with watched(request.receive, lambda: call.give_up(GoneError())):
-        return await read_to_end(call)
-
-
-async def read_to_end(call: RequestStream) -> list[StreamPiece]:
-    """Return each output of a request as one piece. Raises ApiError and ``give_up``'s error."""
-    got: dict[OutputStream, list[StreamPiece]] = {text: [] for text in call.texts}
-    try:
-        async for piece in call.pieces(ping_s=60.0):
-            if piece is not None:
-                got[piece.text].append(piece)
-    finally:
-        call.close()
-    return [StreamPiece.joined(pieces) for pieces in got.values()]
-
-
 def seconds_of(request: Request) -> float:
     """Return the time limit in the request's header, in seconds. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
@@ -324,46 +267,6 @@ async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
         try:
             return await asyncio.wait_for(task, None if seconds == math.inf else left_s)
         except asyncio.TimeoutError:
-            raise late(seconds) from None
+            raise timed_out(seconds) from None
         except asyncio.CancelledError:
             raise GoneError from None
-
-
-class StreamedResponse(Response):
-    """A streamed response; ``parts`` formats a request's pieces.
-
-    The headers are sent before the first piece exists. A later error is ``render``ed as the
-    protocol's last part, because the status can no longer change.
-    """
-
-    def __init__(
-        self,
-        call: RequestStream,
-        parts: AsyncIterator[bytes],
-        render: Render,
-        media_type: str = "text/event-stream",
-    ) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(None, 200, headers, media_type)
-        self._call = call
-        self._parts = parts
-        self._render = render
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or the client disconnects."""
-        call = self._call
-        try:
-            await send(self.head)
-            async with watched(receive, lambda: call.give_up(GoneError())):
-                async for part in self._parts:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-        except GoneError:
-            return
-        except Exception as error:
-            last = self._render(problem_of(error))
-            await send({"type": "http.response.body", "body": last, "more_body": True})
-            if not isinstance(error, ApiError):
-                raise
-        finally:
-            call.close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -25,20 +25,13 @@ from treadle.server.http.body_fields import (
     texts,
     whole,
 )
-from treadle.server.http.http_io import (
-    Json,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-)
+from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.protocols.answer_fields import warnings
 from treadle.server.requests.chat_prompt import conversation_text, read_conversation
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
+from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 
 # First line of a client's system prompt; it changes with every call, so with it no prompt prefix
@@ -270,10 +263,10 @@ def _parts(name: str, block: Any) -> list[dict[str, Any]]:
     kind = source.get("type") if isinstance(source, dict) else None
     if source is not None and kind == "content" and isinstance(source.get("content"), list):
         said = [text(name, own[key]) for key in ("title", "context") if own.get(key)]
-        made = [{"type": "text", "text": each} for each in said]
+        result = [{"type": "text", "text": each} for each in said]
         for i, part in enumerate(source["content"]):
-            made += _parts(f"{name}.source.content[{i}]", part)
-        return made
+            result += _parts(f"{name}.source.content[{i}]", part)
+        return result
     if own.get("type") in TEXT_BLOCKS or kind in TEXT_SOURCES:
         return [{"type": "text", "text": _read(name, own)}]
     return [{**own, "type": text(f"{name}.type", own.get("type"))}]

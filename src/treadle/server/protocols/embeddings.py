@@ -206,12 +206,12 @@ async def embed_tokens(
     service: Service, value: Any, embedder: Embedder, most: int | None
 ) -> list[np.ndarray]:
     """Return a vector for each token of each input, float32 ``[n_tokens, n_embd]``, not pooled."""
-    made = []
+    result = []
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
-        made.append(await service.steps(embedder.token_runs(ids)))
+        result.append(await service.steps(embedder.token_runs(ids)))
         service.tally.note_embedded(len(ids), time.perf_counter() - began)
-    return made
+    return result
 
 
 def _read(
@@ -224,13 +224,13 @@ def _read(
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:
         raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
-    made = []
+    result = []
     for i, item in enumerate(items):
         if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "strings, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):
-            made.append(check_length(_ids(item, model, embedder, most), model))
-    return made
+            result.append(check_length(_ids(item, model, embedder, most), model))
+    return result
 
 
 def _ids(item: str | list[int], model: Model, embedder: Embedder, most: int | None) -> list[int]:

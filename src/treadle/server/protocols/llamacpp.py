@@ -23,17 +23,7 @@ from treadle.server.http.body_fields import (
     whole,
     wrong,
 )
-from treadle.server.http.http_io import (
-    PING,
-    Json,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-    whole_json,
-)
+from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
@@ -51,6 +41,7 @@ from treadle.server.requests.generation_request import (
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
@@ -145,8 +136,8 @@ async def _completed(request: Request, service: Service, call: RequestStream) ->
         return StreamedResponse(call, _chunks(service, call), error_event)
 
     def answer(pieces: list[StreamPiece]) -> Any:
-        made = [_whole(service, call, piece) for piece in pieces]
-        return made[0] if len(made) == 1 else made
+        result = [_whole(service, call, piece) for piece in pieces]
+        return result[0] if len(result) == 1 else result
 
     return await whole_json(answer, await finished(request, call))
 
@@ -156,13 +147,13 @@ def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[st
     nested field, such as ``timings/prompt_n``, keeps this name as its key.
     """
     tokens = call.stream or call.asked.more["tokens"]
-    made = {**said(piece, tokens=tokens), **end(service, call, piece)}
+    result = {**said(piece, tokens=tokens), **end(service, call, piece)}
     names: list[str] = call.asked.more["fields"]
     found: dict[str, Any] = {}
     for name in names:
         with suppress(KeyError, TypeError):  # unknown names are left out
-            found[name] = reduce(getitem, name.split("/"), made)
-    return found if names else made
+            found[name] = reduce(getitem, name.split("/"), result)
+    return found if names else result
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:

@@ -20,7 +20,7 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 
 def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
     """Return the fields of a piece of output, with its ``tokens`` if requested."""
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "index": piece.text.index,
         "content": piece.content,
         "tokens": piece.ids if tokens else [],
@@ -30,8 +30,8 @@ def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
         "tokens_evaluated": piece.text.answer.timings.n_prompt,
     }
     if piece.text.request.n_top is not None:
-        made["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
-    return made
+        result["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
+    return result
 
 
 def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
@@ -76,13 +76,13 @@ def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[s
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:
     """Return sampling settings as JSON values: without infinity and callables."""
-    made = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
-    del made["custom"]
-    made["samplers"] = list(sampling.samplers)
-    made["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers)
-    made["logit_bias"] = [
+    result = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
+    del result["custom"]
+    result["samplers"] = list(sampling.samplers)
+    result["dry_sequence_breakers"] = list(sampling.dry_sequence_breakers)
+    result["logit_bias"] = [
         [token, False if amount == -math.inf else amount]
         for token, amount in sampling.logit_bias.items()
     ]
-    made["seed"] = -1 if sampling.seed is None else sampling.seed
-    return made
+    result["seed"] = -1 if sampling.seed is None else sampling.seed
+    return result

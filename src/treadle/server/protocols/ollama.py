@@ -24,16 +24,7 @@ from treadle.server.http.body_fields import (
     refused,
     text,
 )
-from treadle.server.http.http_io import (
-    Json,
-    Response,
-    StreamedResponse,
-    encode,
-    finished,
-    read_json,
-    result,
-    ticking,
-)
+from treadle.server.http.http_io import Json, Response, encode, read_json, result
 from treadle.server.protocols.answer_fields import warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.protocols.openai.chat import read_logprobs
@@ -49,6 +40,7 @@ from treadle.server.requests.generation_request import (
 )
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
+from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 
@@ -90,7 +82,7 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
     options |= {"stream": given.get("stream", True), "n": None}
     asked = read_asked(options, service.model, service.defaults)
     asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
-    asked.wanted = replace(asked.wanted, streams=False)  # a line has whole calls
+    asked.options = replace(asked.options, streams=False)  # a line has whole calls
     asked.settings["logprobs"] = read_logprobs(body, service.model)
     return asked
 
@@ -119,16 +111,16 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 def _given(name: str, message: Any) -> dict[str, Any]:
     """Convert to a chat message: images of a tool result become parts of its content."""
-    made = dict(mapping(name, message))
-    pictures = array(f"{name}.images", made.pop("images", None) or [])
+    result = dict(mapping(name, message))
+    pictures = array(f"{name}.images", result.pop("images", None) or [])
     if not pictures:
-        return made
-    if made.get("role") != "tool":
+        return result
+    if result.get("role") != "tool":
         raise ApiError(400, f"{name}.images: not supported: treadle accepts text only")
-    said = made.get("content")
+    said = result.get("content")
     parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
     parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
-    return {**made, "content": parts}
+    return {**result, "content": parts}
 
 
 @named({"json_schema": "format"})
@@ -234,10 +226,10 @@ async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterat
 
 
 def _said(piece: StreamPiece, parts: list[OutputPiece], say: Say) -> dict[str, Any]:
-    made = say(ParsedOutput.of(parts))
+    result = say(ParsedOutput.of(parts))
     if piece.text.request.n_top is not None:
-        made["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
-    return made
+        result["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
+    return result
 
 
 def _line(value: Any) -> bytes:

@@ -73,7 +73,7 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
     given = read_fields(body, FIELDS)
     model = service.model
     tools = read_tools(given)
-    wanted = asked.wanted
+    wanted = asked.options
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
         raise ApiError(
             400,
@@ -84,7 +84,7 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
     prompt = conversation_text(body, service, told)
     asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
-    asked.wanted = replace(
+    asked.options = replace(
         wanted,
         tools=tools.schemas,
         strict=tools.strict,
@@ -149,15 +149,15 @@ def conversation_text(
         asked = model.template.render(
             messages, add_generation_prompt=True, tools=shown, **check_own(variables)
         )
-        made = gone_on(model.template, asked, last, within=True)
+        result = gone_on(model.template, asked, last, within=True)
     elif continued:
-        made = model.chat_prompt(messages, tools=shown, template=variables)
+        result = model.chat_prompt(messages, tools=shown, template=variables)
     else:
-        made = model.template.render(
+        result = model.template.render(
             messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
         )
-    check_text(made, model)  # includes tools, tool calls and variables
-    return made
+    check_text(result, model)  # includes tools, tool calls and variables
+    return result
 
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             f"messages: expected 1 to {MAX_MESSAGES}, found {len(messages)}",
             param="messages",
         )
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         role = mapping(where, message).get("role")
@@ -203,9 +203,9 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             raise wrong(f"{where}.role", role, "a string, such as user")
         content = content_text(f"{where}.content", in_words(message).get("content"))
         if role in _SYSTEM:
-            if len(made) == 1 and made[0]["role"] == "system":
-                content = f"{made.pop()['content']}\n\n{content}"
-            made.append({"role": "system", "content": content})
+            if len(result) == 1 and result[0]["role"] == "system":
+                content = f"{result.pop()['content']}\n\n{content}"
+            result.append({"role": "system", "content": content})
             continue
         kept = {key: value for key, value in message.items() if value is not None}
         read_fields(kept, MESSAGE, f"{where}.")
@@ -214,8 +214,8 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
             kept["tool_calls"] = [_call(f"{where}.tool_calls", call) for call in calls]
         elif message.get("content") is None and role not in ("assistant", "tool"):
             raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
-        made.append({**kept, "role": role, "content": content})
-    return made
+        result.append({**kept, "role": role, "content": content})
+    return result
 
 
 def content_text(name: str, content: Any) -> str:

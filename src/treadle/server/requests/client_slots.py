@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
-    from treadle.scheduler.request import Request
+    from treadle.server.requests.request_stream import OutputStream
 
 NONE = -1  # the slot of a request without one
 BLOCK = 256  # tokens that ``alike`` compares at once
-
-
-class SlotText(Protocol):
-    """A running request; see ``treadle.server.requests.request_stream.OutputStream``."""
-
-    request: Request
-    slot: int  # its current or last slot
 
 
 class ClientSlot:
@@ -28,7 +21,7 @@ class ClientSlot:
         self.used = 0
         self.ids: list[int] = []
         self.lora: Lora = ()  # the LoRA adapters of ``ids``
-        self.text: SlotText | None = None
+        self.text: OutputStream | None = None
 
 
 class ClientSlots:
@@ -49,7 +42,7 @@ class ClientSlots:
     def __getitem__(self, id: int) -> ClientSlot:
         return self._slots[id]
 
-    def take(self, text: SlotText, wanted: int = NONE) -> None:
+    def take(self, text: OutputStream, wanted: int = NONE) -> None:
         """Assign a free slot: ``wanted`` if that is free."""
         free = [slot for slot in self._slots if slot.text is None]
         if not free:
@@ -60,7 +53,7 @@ class ClientSlots:
         slot.used = self._n_taken
         text.slot = slot.id
 
-    def _best(self, free: list[ClientSlot], text: SlotText) -> ClientSlot:
+    def _best(self, free: list[ClientSlot], text: OutputStream) -> ClientSlot:
         """Return the slot with the longest common prefix; of equals the least recently used. Called
         for each output of an HTTP request: there may be as many as slots, all with the same prompt.
         """
@@ -74,11 +67,13 @@ class ClientSlots:
                 most = n
         return best
 
-    def leave(self, text: SlotText) -> None:
+    def leave(self, text: OutputStream) -> None:
         """Free the slot of an output that is finished or cancelled."""
         if text.slot != NONE and self._slots[text.slot].text is text:
             slot = self._slots[text.slot]
-            slot.text, slot.ids, slot.lora = None, list(text.request.ids), text.request.lora
+            slot.text = None
+            slot.ids = list(text.request.ids)
+            slot.lora = text.request.lora
 
 
 def alike(a: list[int], b: list[int]) -> int:

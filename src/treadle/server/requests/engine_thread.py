@@ -53,9 +53,8 @@ class EngineThread:
         self.warmed.set_running_or_notify_cancel()
         self.texts: dict[Request, OutputStream] = {}  # running and queued
         self.slots = ClientSlots(model.engine.cache.n_sequences)
-        self._left: deque[OutputStream] = (
-            deque()
-        )  # dropped after they were done, perhaps before ``_tell``
+        # Dropped after they were done, perhaps before ``_tell``.
+        self._dropped: deque[OutputStream] = deque()
         self._news: deque[RequestStream] = deque()  # calls with new output, not yet woken
         self._jobs: deque[_Job] = deque()
         self._bell = threading.Event()
@@ -96,7 +95,7 @@ class EngineThread:
             return
         self.slots.leave(text)
         if text.answer.done:
-            self._left.append(text)
+            self._dropped.append(text)
         else:
             self.scheduler.cancel(text.request)
             self.tally.n_cancelled += 1
@@ -188,7 +187,9 @@ class EngineThread:
     def _tell_progress(self) -> None:
         """Note the calls whose streams report prompt progress that has changed."""
         waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
-        moved = {text.call: None for text in waiting if text.progress() not in (None, text.told)}
+        moved = {
+            text.call: None for text in waiting if text.progress() not in (None, text.last_progress)
+        }
         self._news += moved
 
     def queued_s(self) -> float:
@@ -209,8 +210,8 @@ class EngineThread:
                 self.state, self.why = "error", str(request.answer.error)
             if text.call.stream or request.answer.done:
                 self._news.append(text.call)
-        while self._left:
-            self.tally.note_news(self._left.popleft(), now)
+        while self._dropped:
+            self.tally.note_news(self._dropped.popleft(), now)
 
     def _ring(self) -> None:
         """Wake calls with new output: one hand-over for each event loop."""

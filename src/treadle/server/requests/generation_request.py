@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import is_number
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.detect import TemplateDialect
 from treadle.sampling import Sampling
@@ -106,15 +107,15 @@ _PROMPT: Table = {"multimodal_data": refused("not supported: treadle accepts tex
 
 def adapters(name: str, value: Any) -> dict[int, float]:
     """Read ``[{"id", "scale"}]``: adapters' scales by their numbers; those not named are off."""
-    made: dict[int, float] = {}
+    result: dict[int, float] = {}
     for entry in array(name, value):
         given = read_fields(mapping(name, entry), _ADAPTER)
         if "id" not in given:
             raise wrong(name, entry, "objects with id and scale")
-        if given["id"] in made:
+        if given["id"] in result:
             raise ApiError(400, f"{name}: adapter {given['id']} is listed twice", param=name)
-        made[given["id"]] = given.get("scale", 0.0)
-    return made
+        result[given["id"]] = given.get("scale", 0.0)
+    return result
 
 
 ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
@@ -195,7 +196,7 @@ class GenerationRequest:
     progress: bool = False  # whether a stream reports prompt progress
     lines: tuple[int, int] = (0, 0)  # indent, and milliseconds: see ``IndentStop``
     more: dict[str, Any] = field(default_factory=dict)
-    wanted: AnswerOptions = field(default_factory=AnswerOptions)  # constraints of the output
+    options: AnswerOptions = field(default_factory=AnswerOptions)  # constraints of the output
     planned: AnswerPlan = field(
         default_factory=AnswerPlan
     )  # the compiled constraint and the output's parser
@@ -211,7 +212,7 @@ class GenerationRequest:
         """
         with named(self.names):
             self.planned = plan_answer(
-                self.wanted, manner or TemplateDialect(), prompt, model.grammars
+                self.options, manner or TemplateDialect(), prompt, model.grammars
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
@@ -226,7 +227,7 @@ class GenerationRequest:
     def requests(self, model: Model) -> list[tuple[Request, int]]:
         """Return a request for each output, with the index of its prompt. Raises TreadleError."""
         sampling: Sampling = self.settings["sampling"]
-        made = []
+        result = []
         for at, ids in enumerate(self.prompts):
             if len(ids) >= room(model):  # no token can follow
                 raise too_long(len(ids), room(model), room(model) - 1)
@@ -246,8 +247,8 @@ class GenerationRequest:
                 request.client = request if self.client is None else self.client
                 if self.stream:
                     request.look_ahead = LOOK_AHEAD
-                made.append((request, at))
-        return made
+                result.append((request, at))
+        return result
 
 
 def _seeded(sampling: Sampling, i: int) -> Sampling:
@@ -360,7 +361,7 @@ def _sampling(
 def _bias(value: Any, model: Model) -> dict[int, float]:
     """Read OpenAI's object or llama.cpp's pairs. A string means each of its tokens; false: -inf."""
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
-    made: dict[int, float] = {}
+    result: dict[int, float] = {}
     for pair in pairs:
         if not isinstance(pair, list | tuple) or len(pair) != 2:
             raise wrong("logit_bias", pair, "pairs of a token and a bias")
@@ -368,16 +369,16 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
         amount = pair[1]
         if amount is False:
             amount = -math.inf
-        elif isinstance(amount, bool) or not isinstance(amount, int | float):
+        elif not is_number(amount):
             raise wrong("logit_bias", amount, "a number, or false")
         if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
-            made[int(token)] = amount
+            result[int(token)] = amount
         elif isinstance(token, str):
             check_text(token, model)
-            made |= {id: amount for id in model.tokenize(token, bos=False)}
+            result |= {id: amount for id in model.tokenize(token, bos=False)}
         else:
-            made[whole(0)("logit_bias", token)] = amount
-    return made
+            result[whole(0)("logit_bias", token)] = amount
+    return result
 
 
 def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools.output import merged
-from treadle.server.http.api_errors import ApiError, problem_of
+from treadle.server.http.api_errors import problem_of, timed_out
 from treadle.server.requests.client_slots import NONE
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class OutputStream:
         self.n_told = 0  # ids returned so far
         self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
         self._n_open = 0  # ids not yet known to be reasoning or not
-        self.told: Progress | None = None  # the last that was returned
+        self.last_progress: Progress | None = None  # the last that was returned
         self.slot = NONE  # its current or last slot
         self.came_s = call.came_s
         self.first_s = self.last_s = 0.0  # when ids came
@@ -176,12 +176,12 @@ class OutputStream:
         now = self.progress()
         timings = self.answer.timings
         begun = self.answer.ids or self.answer.done
-        if begun and self.told is None and self.answer.error is None:
+        if begun and self.last_progress is None and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
             now = Progress(timings.n_prompt, timings.n_cached, n, 0)
-        if now is None or now == self.told:
+        if now is None or now == self.last_progress:
             return None
-        self.told = now
+        self.last_progress = now
         return StreamPiece(self, "", [], [], None, now)
 
 
@@ -242,7 +242,7 @@ class RequestStream:
         self._timer: asyncio.TimerHandle | None = None
         if timeout_s is not None:
             left_s = came_s + timeout_s - time.perf_counter()
-            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, late(timeout_s))
+            self._timer = self.loop.call_later(max(left_s, 0), self.give_up, timed_out(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
         """Yield new pieces of any output; None whenever nothing comes for ``ping_s``.
@@ -283,12 +283,3 @@ class RequestStream:
 
 def _nothing() -> None:
     pass
-
-
-def late(timeout_s: float) -> ApiError:
-    """Return the error for a call whose time limit is over."""
-    return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
-
-
-class GoneError(Exception):
-    """The client has disconnected."""

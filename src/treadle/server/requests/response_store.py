@@ -44,7 +44,7 @@ class ResponseStore:
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
         self._most = most
         self._most_characters = most_characters
-        self._kept: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self._of_item: dict[str, dict[str, None]] = {}  # the responses that have each item
         self._n = 0  # characters
         self._lock = free_lock()
@@ -53,19 +53,19 @@ class ResponseStore:
         """Store a response; drop the least recently used ones above the limits."""
         n = kept.n  # slow for a long one, so computed before the lock
         with self._lock:
-            self._kept[name] = kept
+            self._responses[name] = kept
             for item in kept.items:
                 self._of_item.setdefault(item["id"], {})[name] = None
             self._n += n
-            while len(self._kept) > self._most or self._n > self._most_characters:
-                self._drop(next(iter(self._kept)))
+            while len(self._responses) > self._most or self._n > self._most_characters:
+                self._drop(next(iter(self._responses)))
 
     def get(self, name: str) -> StoredResponse | None:
         """Return a response if it is still stored."""
         with self._lock:
-            found = self._kept.get(name)
+            found = self._responses.get(name)
             if found is not None:
-                self._kept.move_to_end(name)
+                self._responses.move_to_end(name)
             return found
 
     def drop(self, name: str) -> bool:
@@ -74,7 +74,7 @@ class ResponseStore:
             return self._drop(name)
 
     def _drop(self, name: str) -> bool:
-        gone = self._kept.pop(name, None)
+        gone = self._responses.pop(name, None)
         if gone is None:
             return False
         self._n -= gone.n
@@ -90,6 +90,6 @@ class ResponseStore:
             if name not in self._of_item:
                 return None
             of = next(reversed(self._of_item[name]))
-            self._kept.move_to_end(of)
-            found = self._kept[of]
+            self._responses.move_to_end(of)
+            found = self._responses[of]
         return next(item for item in found.items if item["id"] == name)

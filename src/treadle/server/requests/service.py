@@ -18,13 +18,13 @@ from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools import TemplateDialect, manner_of
 from treadle.models.graphs import main_output
-from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.api_errors import ApiError, busy, timed_out
 from treadle.server.http.http_io import Bodies, is_large, seconds_of
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
-from treadle.server.requests.request_stream import OutputStream, RequestStream, late
+from treadle.server.requests.request_stream import OutputStream, RequestStream
 from treadle.server.requests.response_store import ResponseStore
 from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
@@ -72,7 +72,9 @@ class Service:
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally, self.talks, self.bodies = ServerStats(), ResponseStore(), Bodies()
+        self.tally = ServerStats()
+        self.talks = ResponseStore()
+        self.bodies = Bodies()
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # whether it generates text
@@ -141,9 +143,9 @@ class Service:
         """
         try:
             while True:
-                made = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
-                if made is not None:
-                    return made
+                result = await asyncio.wrap_future(self.engine.submit(lambda: next(runs)))
+                if result is not None:
+                    return result
         except BaseException:
             self.engine.submit(runs.close)  # after the current run
             raise
@@ -164,7 +166,7 @@ class Service:
         try:
             return await asyncio.wait_for(work, came_s + within_s - time.perf_counter())
         except asyncio.TimeoutError:
-            raise late(within_s) from None
+            raise timed_out(within_s) from None
 
     async def begin(
         self, request: HttpRequest, read: Callable[..., GenerationRequest], *args: Any

@@ -46,8 +46,12 @@ class ServerStats:
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.accepted_at: list[int] = []  # drafts accepted at each position
         self.ended: dict[str, int] = {"stop": 0, "length": 0, "error": 0}
-        self.first, self.between, self.whole = Histogram(), Histogram(), Histogram()
-        self.waited, self.reading, self.writing = Histogram(), Histogram(), Histogram()
+        self.first = Histogram()
+        self.between = Histogram()
+        self.whole = Histogram()
+        self.waited = Histogram()
+        self.reading = Histogram()
+        self.writing = Histogram()
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:

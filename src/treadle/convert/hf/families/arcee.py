@@ -70,7 +70,7 @@ AFMOE: dict[str, Family] = {
         windowed=_windowed,
         only={"mup_enabled": True, "route_norm": True, "score_func": "sigmoid"},
         experts=True,
-        made=_rules,
+        derived=_rules,
         more=_keys,
     )
 }

@@ -109,7 +109,7 @@ SECOND = Family(
     NAMES,
     only={**_ONLY, "score_function": "sigmoid", "norm_head": False},
     experts=True,
-    made=_second_rules,
+    derived=_second_rules,
     extra_layers="num_nextn_predict_layers",
     more=_shared_with_width,
 )
@@ -127,7 +127,7 @@ FIRST = Family(
     variant=_version,
     only={**_ONLY, "score_function": "softmax", "multi_gate": False},
     experts=True,
-    made=_first_rules,
+    derived=_first_rules,
     more=_shared,
 )
 # Sarvam 30B, in transformers: the second version's tensors, other keys for counts.

@@ -57,7 +57,7 @@ _JINA = replace(
     arch="jina-bert-v2",
     names=JINA_BERT,
     only={**_ONLY, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
-    made=lambda keys: (_UP_FIRST,),
+    derived=lambda keys: (_UP_FIRST,),
 )
 
 
@@ -128,7 +128,7 @@ _NOMIC_EXPERTS = replace(
         "num_shared_experts": 0,
     },
     experts=True,
-    made=_nomic_rules,
+    derived=_nomic_rules,
 )
 
 

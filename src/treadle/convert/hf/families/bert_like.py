@@ -137,7 +137,7 @@ _GTE_FAMILY = Family(
         "layer_norm_type": "layer_norm",
         "logn_attention_scale": False,
     },
-    made=lambda keys: (_UP_FIRST,),
+    derived=lambda keys: (_UP_FIRST,),
     score_names=BERT_SCORE,
     more=_gte_keys,
 )

@@ -31,16 +31,16 @@ def _flat(keys: MetadataReader) -> Mapping[str, Any]:
     """Return the keys of the parts with full names. The RoPE base is the part's, used in training;
     transformers 5 takes the outer one, and 10000 without it.
     """
-    made = dict(keys.values)
+    result = dict(keys.values)
     for part in (_ATTENTION, _FFN):
         within = keys.within(part)
-        made |= {f"{part}.{key}": it for key, it in (within.values if within else {}).items()}
+        result |= {f"{part}.{key}": it for key, it in (within.values if within else {}).items()}
         if (fn := within.within("ffn_act_fn") if within else None) is not None:
-            made[_ACTIVATION] = fn.get("name")
+            result[_ACTIVATION] = fn.get("name")
     rope = keys.within("rope_parameters")
-    if rope is not None and made.get(_THETA) is not None:
-        made["rope_parameters"] = {k: it for k, it in rope.values.items() if k != "rope_theta"}
-    return made
+    if rope is not None and result.get(_THETA) is not None:
+        result["rope_parameters"] = {k: it for k, it in rope.values.items() if k != "rope_theta"}
+    return result
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def _experts(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _each(rows: Rows, n: int, turned: bool) -> Rows:
-    made = rows.reshape(n, -1, rows.shape[-1])
-    return made.swapaxes(1, 2) if turned else made
+    result = rows.reshape(n, -1, rows.shape[-1])
+    return result.swapaxes(1, 2) if turned else result
 
 
 _NAMES: Names = {
@@ -116,7 +116,7 @@ DBRX: dict[str, Family] = {
         only={"tie_word_embeddings": False},
         respelt=_flat,
         experts=True,
-        made=_experts,
+        derived=_experts,
         more=_keys,
     ),
 }

@@ -29,7 +29,7 @@ def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, A
     """
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "attention.head_count_kv": 1,
         KV_RANK: rank,
         KEY: rank + n_rope,
@@ -41,8 +41,8 @@ def _latent_keys(keys: MetadataReader, n_layer: int, gating: int) -> dict[str, A
     }
     # null means queries without the low-rank step; a missing key means the default
     if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
-        made[Q_RANK] = keys.integer("q_lora_rank")
-    return made
+        result[Q_RANK] = keys.integer("q_lora_rank")
+    return result
 
 
 def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
@@ -67,13 +67,13 @@ def _yarn_keys(keys: MetadataReader) -> dict[str, Any]:
 
 def _v2_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; all files count groups of experts, and one of two methods uses them."""
-    made = _latent_keys(keys, n_layer, _SOFTMAX)
+    result = _latent_keys(keys, n_layer, _SOFTMAX)
     method = keys.text("topk_method", "greedy")
     if method == "greedy":
-        made |= {"expert_group_count": 1, "expert_group_used_count": 1}
+        result |= {"expert_group_count": 1, "expert_group_used_count": 1}
     elif method != "group_limited_greedy":
         keys.refuse("topk_method", f"{method!r:.60}: treadle supports greedy, group_limited_greedy")
-    return made
+    return result
 
 
 def _v3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
         paired=True,
         only={**_ONLY, **only},
         experts=True,
-        made=_rules,
+        derived=_rules,
         **own,
     )
 

@@ -47,7 +47,7 @@ DOTS: dict[str, Family] = {
         LLAMA_EXPERTS,
         windowed=_upper,
         experts=True,
-        made=_rules,
+        derived=_rules,
     ),
     "deepseek": Family(
         "deepseek",

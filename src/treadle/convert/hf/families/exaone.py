@@ -56,10 +56,10 @@ EXAONE_MOE: dict[str, Family] = {
             "sliding_window": 4096,
         },
         LLAMA_EXPERTS,
-        windowed=all_but_every(4, told=True),
+        windowed=all_but_every(4, overridable=True),
         only={"scoring_func": "sigmoid"},
         experts=True,
-        made=_rules,
+        derived=_rules,
         more=_keys,
     )
 }

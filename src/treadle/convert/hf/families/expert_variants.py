@@ -25,7 +25,7 @@ def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     it.
     """
     eps = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "attention.layer_norm_epsilon": None,
         "attention.layer_norm_rms_epsilon": eps,
         EXPERTS_JITTER: f32(keys.number(EXPERTS_JITTER, lo=1e-6, hi=1.0)),
@@ -33,7 +33,7 @@ def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     rope = keys.within("rope_parameters") or keys.within("rope_scaling")
     kind = rope.text("rope_type", rope.text("type", "default")) if rope else "default"
     if rope is None or kind == "default":
-        return made
+        return result
     if kind not in _LONG:
         rope.refuse(
             "rope_type", f"{kind!r:.60}: treadle supports only longrope in this architecture"
@@ -43,7 +43,7 @@ def _phimoe_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         rope.refuse(
             "long_mscale", f"is {long:g}, and short_mscale is {short:g}: expected equal values"
         )
-    return {**made, "rope.scaling.attn_factor": f32(long)}
+    return {**result, "rope.scaling.attn_factor": f32(long)}
 
 
 # -- SmallThinker -----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ MIXERS: dict[str, Family] = {
             "norm_topk_prob": True,
         },
         experts=True,
-        made=lambda keys: (_UNUSED,),
+        derived=lambda keys: (_UNUSED,),
         more=_grove_keys,
     ),
 }

@@ -145,9 +145,9 @@ FALCON_H1 = {
         only=dict.fromkeys(
             ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
         ),
-        made=_falcon_rules,
+        derived=_falcon_rules,
         folded_by_mlx=True,
         more=_falcon_keys,
-        told=(*_ONE, *_SEVERAL),
+        copied_keys=(*_ONE, *_SEVERAL),
     ),
 }

@@ -49,7 +49,7 @@ _GEMMA3 = Family(
     POST_NORMS,
     activation=GELU_TANH,
     norm_shift=1.0,
-    windowed=all_but_every(6, told=True),
+    windowed=all_but_every(6, overridable=True),
     own_local_rope=True,
 )
 _GEMMA_EMBEDDING = replace(

@@ -113,7 +113,7 @@ GEMMA3N: dict[str, Family] = {
         windowed=all_but_every(5),
         own_local_rope=True,
         only={"attention_bias": False, "altup_correct_scale": True},
-        made=_rules,
+        derived=_rules,
         more=_keys,
         tables=(TABLE.name,),
     ),

@@ -47,21 +47,21 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     narrow = keys.integer("head_dim")
     n_kv = keys.integer("num_key_value_heads")
     n_shared = keys.integer("num_kv_shared_layers", 0, lo=0, hi=n_layer)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "rope.dimension_count": wide,
         "rope.dimension_count_swa": narrow,
         N_SHARED: n_shared,
         N_OWN: keys.integer("hidden_size_per_layer_input", lo=0),
     }
     for of in ("key", "value"):
-        made |= {f"attention.{of}_length": wide, f"attention.{of}_length_swa": narrow}
+        result |= {f"attention.{of}_length": wide, f"attention.{of}_length_swa": narrow}
     if wide_kv != n_kv:
         flags = _is_wide(keys, n_layer)
-        made["attention.head_count_kv"] = [wide_kv if flag else n_kv for flag in flags]
+        result["attention.head_count_kv"] = [wide_kv if flag else n_kv for flag in flags]
     if keys.flag("use_double_wide_mlp", False) and n_shared:
         n_ff = keys.integer("intermediate_size")
-        made["feed_forward_length"] = [n_ff] * (n_layer - n_shared) + [2 * n_ff] * n_shared
-    return made
+        result["feed_forward_length"] = [n_ff] * (n_layer - n_shared) + [2 * n_ff] * n_shared
+    return result
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
@@ -131,7 +131,7 @@ GEMMA4: dict[str, Family] = {
         own_local_rope=True,
         only={"attention_bias": False},
         experts=True,
-        made=_rules,
+        derived=_rules,
         more=_keys,
     ),
 }

@@ -36,6 +36,6 @@ GRANITE_SHARED: dict[str, Family] = {
         _NAMES,
         copied=GRANITE_SCALES,
         experts=True,
-        made=_rules,
+        derived=_rules,
     )
 }

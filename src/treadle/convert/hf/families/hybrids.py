@@ -89,7 +89,7 @@ _LFM2_DEFAULTS = {
 def _qwen_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     flags = has_attention(keys, n_layer)
     n_v = keys.integer("linear_num_value_heads", 32)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "ssm.conv_kernel": keys.integer("linear_conv_kernel_dim", 4),
         "ssm.state_size": keys.integer("linear_key_head_dim", 128),
         "ssm.group_count": keys.integer("linear_num_key_heads", 16),
@@ -101,8 +101,8 @@ def _qwen_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     rope = keys.within("rope_parameters")
     sections = rope.get("mrope_section") if rope else None
     if isinstance(sections, list):  # all equal for text; llama.cpp requires them
-        made["rope.dimension_sections"] = [*sections, 0][:4]
-    return made
+        result["rope.dimension_sections"] = [*sections, 0][:4]
+    return result
 
 
 def _in_turn(rows: Rows, n_k: int, n_v: int, skipped: int = 0) -> Rows:
@@ -227,7 +227,7 @@ HYBRIDS: dict[str, Family] = {
         _LFM2,
         {"rms_norm_eps": "norm_eps"},
         only={"conv_bias": False},
-        made=lambda keys: _LFM2_RULES,
+        derived=lambda keys: _LFM2_RULES,
         more=_lfm2_keys,
     ),
     "lfm2_moe": Family(
@@ -246,7 +246,7 @@ HYBRIDS: dict[str, Family] = {
         {"rms_norm_eps": "norm_eps"},
         only={"conv_bias": False},
         experts=True,
-        made=lambda keys: _LFM2_RULES,
+        derived=lambda keys: _LFM2_RULES,
         more=_conv_keys,
     ),
     "qwen3_5_text": Family(
@@ -254,7 +254,7 @@ HYBRIDS: dict[str, Family] = {
         {**_QWEN_DEFAULTS, "vocab_size": 248320, "num_key_value_heads": 4},
         _QWEN,
         norm_shift=1.0,
-        made=_qwen35_rules,
+        derived=_qwen35_rules,
         more=_qwen_keys,
     ),
     "qwen3_5_moe_text": Family(
@@ -269,7 +269,7 @@ HYBRIDS: dict[str, Family] = {
         _QWEN,
         norm_shift=1.0,
         experts=True,
-        made=_qwen35_rules,
+        derived=_qwen35_rules,
         more=_qwen_keys,
     ),
     "qwen3_next": Family(
@@ -286,7 +286,7 @@ HYBRIDS: dict[str, Family] = {
         norm_shift=1.0,
         only={"decoder_sparse_step": 1, "mlp_only_layers": []},
         experts=True,
-        made=_next_rules,
+        derived=_next_rules,
         more=_qwen_keys,
     ),
 }

@@ -40,7 +40,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         keys.refuse("linear_attn_config", what)
     rank = keys.integer("kv_lora_rank")
     n_rope = keys.integer("qk_rope_head_dim")
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "attention.head_count_kv": [int(flag) for flag in _attends(keys, inner, n_layer)],
         KV_RANK: rank,
         KEY: rank + n_rope,
@@ -55,11 +55,11 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         **listed_kinds(keys, n_layer),
     }
     if keys.get("q_lora_rank") is not None:
-        made[Q_RANK] = keys.integer("q_lora_rank")
-    made |= {name: keys.integer(word) for name, word in _COUNTS.items() if keys.has(word)}
+        result[Q_RANK] = keys.integer("q_lora_rank")
+    result |= {name: keys.integer(word) for name, word in _COUNTS.items() if keys.has(word)}
     if keys.has("moe_renormalize"):
-        made[EXPERTS_NORM] = keys.flag("moe_renormalize", True)
-    return made
+        result[EXPERTS_NORM] = keys.flag("moe_renormalize", True)
+    return result
 
 
 def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
@@ -102,7 +102,7 @@ def _taps(rows: Rows) -> Rows:
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
     return (
-        *_LATENT.made(keys),
+        *_LATENT.derived(keys),
         *(DerivationRule((name,), {name: _taps}) for name in convolutions),
         DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
         DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
@@ -155,7 +155,7 @@ KIMI: dict[str, Family] = {
             "num_nextn_predict_layers": 0,
         },
         experts=True,
-        made=_rules,
+        derived=_rules,
         more=_keys,
     ),
 }

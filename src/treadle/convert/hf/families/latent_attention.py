@@ -35,7 +35,7 @@ def _head_keys(keys: MetadataReader) -> dict[str, Any]:
         rope.refuse("mscale_all_dim", "not supported in this architecture")
     n_head = keys.integer("num_attention_heads")
     n_v = max(1, keys.integer("hidden_size") // n_head)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "attention.head_count_kv": n_head,
         KV_RANK: keys.integer("kv_lora_rank"),
         KEY: keys.integer("qk_nope_head_dim") + keys.integer("qk_rope_head_dim"),
@@ -43,8 +43,8 @@ def _head_keys(keys: MetadataReader) -> dict[str, Any]:
     }
     # null means queries without the low-rank step; a missing key means the default
     if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
-        made[Q_RANK] = keys.integer("q_lora_rank")
-    return made
+        result[Q_RANK] = keys.integer("q_lora_rank")
+    return result
 
 
 def _minicpm3(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 def _sarvam(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """Return the keys; its first folders have their own key for the shared experts."""
-    made = _V3.more(keys, n_layer)
+    result = _V3.more(keys, n_layer)
     if keys.get("num_shared_experts") is not None:
-        made["expert_shared_count"] = keys.integer("num_shared_experts", lo=0)
-    return made
+        result["expert_shared_count"] = keys.integer("num_shared_experts", lo=0)
+    return result
 
 
 LATENT_KIN: dict[str, Family] = {

@@ -117,7 +117,7 @@ LLAMA4: dict[str, Family] = {
         {"intermediate_size": "intermediate_size_mlp"},
         paired=True,
         experts=True,
-        made=lambda keys: _RULES,
+        derived=lambda keys: _RULES,
         more=_keys,
     ),
 }

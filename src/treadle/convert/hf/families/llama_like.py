@@ -211,7 +211,7 @@ KIN: dict[str, Family] = {
             "mlp.ffn_sub_norm": "ffn_sub_norm",
         },
         activation="relu2",
-        made=_master,
+        derived=_master,
         packed="bitnet",
     ),
     "internlm3": Family(
@@ -263,7 +263,7 @@ OWN_CODE: dict[str, Family] = {
         "internlm2",
         {**_COMMON, "vocab_size": 103168, "max_position_embeddings": 2048},
         _INTERNLM2,
-        made=_grouped,
+        derived=_grouped,
     ),
     "chatglm": Family(
         "chatglm",
@@ -312,7 +312,7 @@ OWN_CODE: dict[str, Family] = {
     "baichuan": Family(
         "baichuan",
         {**_COMMON, "vocab_size": 64000, "max_position_embeddings": 4096},
-        made=_packed,
+        derived=_packed,
     ),
     "PanguEmbedded": Family(
         "pangu-embedded",

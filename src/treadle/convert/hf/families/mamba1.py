@@ -75,8 +75,8 @@ def _mamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     eps = f32(keys.number("mixer_rms_eps", lo=0.0, hi=1.0))
     other = eps != f32(keys.number("layer_norm_epsilon", lo=0.0, hi=1.0))
-    made = {**_mamba_keys(keys, n_layer), PARTS_NORM: True}
-    return {**made, PARTS_EPS: eps} if other else made
+    result = {**_mamba_keys(keys, n_layer), PARTS_NORM: True}
+    return {**result, PARTS_EPS: eps} if other else result
 
 
 _MAMBA = Family(
@@ -103,7 +103,7 @@ _MAMBA = Family(
         **_names("mixer"),
     },
     {"rms_norm_eps": "layer_norm_epsilon"},
-    made=lambda keys: _rules("mixer"),
+    derived=lambda keys: _rules("mixer"),
     more=_mamba_keys,
 )
 
@@ -178,7 +178,7 @@ MAMBA1S: dict[str, Family] = {
         _JAMBA_DEFAULTS,
         _jamba_names(),
         experts=True,
-        made=_jamba_rules,
+        derived=_jamba_rules,
         more=_jamba_keys,
     ),
 }

@@ -190,7 +190,7 @@ def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
             )
     n_inner = keys.integer("mamba_num_heads") * keys.integer("mamba_head_dim")
     words = ("conv_kernel", "ssm_state_size", "n_groups", "mamba_num_heads")
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         **state_keys(keys, n_inner, *words),
         "feed_forward_length": [n_ff if kind in ("mlp", "moe") else 0 for kind in kinds],
         "attention.head_count_kv": [n_head_kv * (kind == "full_attention") for kind in kinds],
@@ -198,8 +198,8 @@ def _nemotron_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "rope.scaling.finetuned": False,  # llama.cpp's key for no RoPE
     }
     if experts and keys.get("moe_latent_size") is not None:
-        made["moe_latent_size"] = keys.integer("moe_latent_size")
-    return made
+        result["moe_latent_size"] = keys.integer("moe_latent_size")
+    return result
 
 
 def _nemotron_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
@@ -243,7 +243,7 @@ _NEMOTRON = Family(
     activation="relu2",
     older_words={"head_dim": "attention_head_dim"},
     only={"mamba_hidden_act": "silu", "sliding_window": None},
-    made=_mamba_rules,
+    derived=_mamba_rules,
     extra_layers="num_nextn_predict_layers",
     more=_nemotron_keys,
     variant=_nemotron,
@@ -264,7 +264,7 @@ _NEMOTRON_EXPERTS = replace(
         "norm_topk_prob": True,
     },
     experts=True,
-    made=_nemotron_rules,
+    derived=_nemotron_rules,
 )
 
 
@@ -330,7 +330,7 @@ _GRANITE_EXPERTS = Family(
     _granite_names("_shexp"),
     copied=GRANITE_SCALES,
     experts=True,
-    made=_granite_rules,
+    derived=_granite_rules,
     turns=lambda keys: keys.get("position_embedding_type") == "rope",
     more=_granite_keys,
     variant=_granite,
@@ -359,7 +359,7 @@ MAMBAS: dict[str, Family] = {
         _MAMBA_DEFAULTS,
         _MAMBA,
         {"rms_norm_eps": "layer_norm_epsilon"},
-        made=_mamba_rules,
+        derived=_mamba_rules,
         more=_mamba_keys,
     ),
     "nemotron_h": _NEMOTRON,

@@ -29,13 +29,13 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     """
     if keys.integer("n_group", 1) != 1:
         keys.refuse("n_group", "treadle supports only one group of experts in this architecture")
-    made = _V2.more(keys, n_layer)
+    result = _V2.more(keys, n_layer)
     rope = keys.within("rope_parameters")
-    made["rope.dimension_count"] = keys.integer("qk_rope_head_dim")  # in JSON a share of a head
+    result["rope.dimension_count"] = keys.integer("qk_rope_head_dim")  # in JSON a share of a head
     original = "original_max_position_embeddings"
     if rope is not None and rope.get("llama_4_scaling_beta") and rope.get(original) is not None:
-        made[TEMPERATURE_LENGTH] = rope.integer(original)
-    return made
+        result[TEMPERATURE_LENGTH] = rope.integer(original)
+    return result
 
 
 MISTRAL4: dict[str, Family] = {
@@ -59,7 +59,7 @@ MISTRAL4: dict[str, Family] = {
         },
         words={},
         only={"rope_interleave": True},
-        made=lambda keys: (*_V2.made(keys), *PACKED_EXPERTS),
+        derived=lambda keys: (*_V2.derived(keys), *PACKED_EXPERTS),
         more=_keys,
     ),
 }

@@ -61,23 +61,23 @@ _OF_FEW = ("n_group", "topk_group")  # transformers ignores them elsewhere
 
 def expert_keys(keys: MetadataReader, family: Family, n_layer: int) -> dict[str, Any]:
     """Return GGUF's keys of a family's experts."""
-    made: dict[str, Any] = {name: _count(keys, word) for name, word in expert_words(keys).items()}
-    if not made.get("expert_count"):  # no experts in this model
+    result: dict[str, Any] = {name: _count(keys, word) for name, word in expert_words(keys).items()}
+    if not result.get("expert_count"):  # no experts in this model
         return {}
     usual = dict(ARCHS[family.arch].keys)
     if EXPERTS_GATING in usual:
-        made[EXPERTS_GATING] = int(usual[EXPERTS_GATING])
+        result[EXPERTS_GATING] = int(usual[EXPERTS_GATING])
     if "norm_topk_prob" in keys.defaults:
-        made[EXPERTS_NORM] = keys.flag("norm_topk_prob", False)
+        result[EXPERTS_NORM] = keys.flag("norm_topk_prob", False)
     scaled = "routed_scaling_factor" in keys.defaults
     if scaled and keys.get("routed_scaling_factor") not in (None, False):
-        made["expert_weights_scale"] = f32(keys.number("routed_scaling_factor", lo=0.0))
+        result["expert_weights_scale"] = f32(keys.number("routed_scaling_factor", lo=0.0))
     last = keys.integer("moe_layer_end_index", -1, lo=-1)
     if last not in (-1, n_layer - 1):
         keys.refuse(
             "moe_layer_end_index", f"is {last}: treadle supports experts only up to the last layer"
         )
-    return made
+    return result
 
 
 def expert_words(keys: MetadataReader) -> dict[str, str]:
@@ -299,7 +299,7 @@ MIXTURES: dict[str, Family] = {
         GRANITE,
         copied=GRANITE_SCALES,
         experts=True,
-        made=_always(GRANITE_EXPERTS),
+        derived=_always(GRANITE_EXPERTS),
     ),
     "ernie4_5_moe": Family(
         "ernie4_5-moe",
@@ -322,7 +322,7 @@ MIXTURES: dict[str, Family] = {
         paired=True,
         only={"moe_norm_min": 1e-12},  # minimum of the weights' sum, which is never smaller
         experts=True,
-        made=_always(scores("mlp.moe_statics.e_score_correction_bias", "mlp.score")),
+        derived=_always(scores("mlp.moe_statics.e_score_correction_bias", "mlp.score")),
     ),
     "glm4_moe": Family(
         "glm4moe",
@@ -345,7 +345,7 @@ MIXTURES: dict[str, Family] = {
         },
         {**LLAMA_EXPERTS, "post_attention_layernorm": "post_attention_norm"},
         experts=True,
-        made=_always(scores("mlp.gate.e_score_correction_bias", "mlp.score")),
+        derived=_always(scores("mlp.gate.e_score_correction_bias", "mlp.score")),
         extra_layers="num_nextn_predict_layers",
     ),
     "minimax_m2": Family(
@@ -363,7 +363,9 @@ MIXTURES: dict[str, Family] = {
         },
         {**LLAMA, **experts_123("block_sparse_moe.")},
         experts=True,
-        made=_always(scores("block_sparse_moe.e_score_correction_bias", "block_sparse_moe.score")),
+        derived=_always(
+            scores("block_sparse_moe.e_score_correction_bias", "block_sparse_moe.score")
+        ),
     ),
     "hunyuan_v1_moe": Family(
         "hunyuan-moe",
@@ -402,7 +404,7 @@ MIXTURES: dict[str, Family] = {
         windowed=all_but_every(2),
         only={"swiglu_limit": 7.0, "swiglu_alpha": 1.702},
         experts=True,
-        made=_always(*_GPT_OSS),
+        derived=_always(*_GPT_OSS),
         packed="mxfp4",
     ),
 }

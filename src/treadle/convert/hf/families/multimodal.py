@@ -179,7 +179,7 @@ PICTURES: dict[str, Family] = {
             "num_experts_per_tok": 4,
         },
         windowed=lambda keys, n_layer: None,
-        made=_qwen3_experts,
+        derived=_qwen3_experts,
         more=sections(24, 20, 20),
         beside=_deepstack,
     ),

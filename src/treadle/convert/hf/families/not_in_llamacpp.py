@@ -143,7 +143,7 @@ UNHELD: dict[str, Family] = {
             "linear_conv_kernel_dim": 4,
         },
         _OLMO,
-        made=_olmo_rules,
+        derived=_olmo_rules,
         turns=_turns,
         more=_olmo_keys,
     ),

@@ -171,7 +171,7 @@ FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
         },
         POST_NORMS,
-        windowed=all_but_every(4, told=True),
+        windowed=all_but_every(4, overridable=True),
     ),
     "seed_oss": Family(
         "seed_oss",
@@ -244,7 +244,7 @@ FAMILIES: dict[str, Family] = {
         "cohere2",
         {**_COHERE, "rope_theta": 10000.0, "sliding_window": 4096},
         words=_LAYER_NORM,
-        windowed=all_but_every(4, told=True),
+        windowed=all_but_every(4, overridable=True),
         paired=True,
         copied={"logit_scale": "logit_scale"},
         more=_cohere2,
@@ -263,7 +263,7 @@ FAMILIES: dict[str, Family] = {
         },
         words=_LAYER_NORM,
         copied={"use_parallel_residual": "use_parallel_residual"},
-        made=norms_of_heads,
+        derived=norms_of_heads,
     ),
     "starcoder2": Family(
         "starcoder2",

@@ -37,13 +37,13 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_embd = keys.integer("hidden_size")
     none = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
     # In llama.cpp a context of 2^20 tokens means any length; the folder's value is unused.
-    made: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
-    made["attention.head_count"] = 0
-    made[HEAD] = keys.integer("head_dim")
+    result: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
+    result["attention.head_count"] = 0
+    result[HEAD] = keys.integer("head_dim")
     for key, (word, power, times) in _RANKS.items():
         usual = max(1, round(n_embd**power * times / 32)) * 32
-        made[key] = usual if keys.values.get(word) is None else keys.integer(word)
-    return made
+        result[key] = usual if keys.values.get(word) is None else keys.integer(word)
+    return result
 
 
 # -- tensors that GGUF stores differently -----------------------------------------------------
@@ -141,7 +141,7 @@ RWKV7: dict[str, Family] = {
         activation="sqrelu",
         only={"norm_first": True, "norm_bias": True, "attn": None},
         n_ff_default=4,
-        made=_rules,
+        derived=_rules,
         more=_keys,
     ),
 }

@@ -83,17 +83,17 @@ def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
     """Return RoPE settings for each kind of layer, taken from the first such layer; scaling applies
     to layers without a window.
     """
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for kind in (_WIDE, _NARROW):
         i = kinds.index(kind) if kind in kinds else 0
         base = keys.get("rope_theta")
         base = _listed(keys, "rope_theta", len(kinds))[i] if isinstance(base, list) else base
-        made[kind] = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
+        result[kind] = {"rope_type": "default", "rope_theta": 10000.0 if base is None else base}
         if keys.get(_SHARES) is not None:
-            made[kind]["partial_rotary_factor"] = _listed(keys, _SHARES, len(kinds))[i]
+            result[kind]["partial_rotary_factor"] = _listed(keys, _SHARES, len(kinds))[i]
     if (scaling := keys.within("rope_scaling")) is not None:
-        made[_WIDE] |= scaling.values
-    return made
+        result[_WIDE] |= scaling.values
+    return result
 
 
 def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_head = keys.integer(_HEADS)
     kinds = keys.get("layer_types") or [_WIDE] * n_layer
     own = keys.integer("num_sliding_attention_heads", n_head)
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         "attention.head_count": [own if kind == _NARROW else n_head for kind in kinds],
         "leading_dense_block_count": leading_dense(keys, n_layer, 0),
         "expert_shared_feed_forward_length": keys.integer("share_expert_dim"),
@@ -112,8 +112,8 @@ def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
             limits = [each or 0.0 for each in _listed(keys, key, n_layer)]
             if not all(type(each) in (int, float) and each >= 0 for each in limits):
                 keys.fail(key, f"is {limits!r:.60}", "limits, 0 or null for none")
-            made[name] = [f32(each) for each in limits]
-    return made
+            result[name] = [f32(each) for each in limits]
+    return result
 
 
 def _step_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
@@ -250,7 +250,7 @@ FLASH: dict[str, Family] = {
             "add_swa_attention_sink_bias": True,
         },
         experts=True,
-        made=_mimo_rules,
+        derived=_mimo_rules,
         more=_mimo_more,
         respelt=_mimo_keys,
     ),
@@ -290,7 +290,7 @@ FLASH: dict[str, Family] = {
             "zero_centered": True,
         },
         experts=True,
-        made=_step_rules,
+        derived=_step_rules,
         extra_layers=_FURTHER,
         more=_step_more,
         respelt=_step_keys,

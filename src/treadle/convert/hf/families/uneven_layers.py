@@ -286,7 +286,7 @@ OLDER: dict[str, Family] = {
             "share_input_output_layers": True,
         },
         n_ff_default=4,
-        made=_gate_and_up,
+        derived=_gate_and_up,
         more=_growing,
     ),
     "jais": Family(
@@ -308,11 +308,11 @@ OLDER: dict[str, Family] = {
         },
         transposed=True,
         n_ff_default=4,
-        made=_with_scales,
+        derived=_with_scales,
         more=_distances,
     ),
     "gptj": _GPTJ,
-    "codegen": replace(_GPTJ, made=_sharded),
+    "codegen": replace(_GPTJ, derived=_sharded),
     "maincoder": Family(
         "maincoder",
         {

@@ -56,13 +56,13 @@ def _clova_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     default.
     """
     scale = keys.number("logits_scaling", lo=1e-9)
-    made: dict[str, Any] = {"logit_scale": f32(1.0 / scale)}
+    result: dict[str, Any] = {"logit_scale": f32(1.0 / scale)}
     n_head = keys.integer("num_attention_heads")
     usual = keys.integer("head_dim", max(1, keys.integer("hidden_size") // n_head)) ** -0.5
     if keys.get("attention_multiplier") is not None:
         given = keys.number("attention_multiplier", lo=0.0)
-        made |= {} if math.isclose(given, usual) else {"attention.scale": f32(given)}
-    return made
+        result |= {} if math.isclose(given, usual) else {"attention.scale": f32(given)}
+    return result
 
 
 def _bamba_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -194,7 +194,7 @@ MORE: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
         },
         _BAMBA,
-        made=_bamba_rules,
+        derived=_bamba_rules,
         more=_bamba_keys,
     ),
     "flex_olmo": Family(

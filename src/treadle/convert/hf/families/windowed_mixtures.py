@@ -93,7 +93,7 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         keys.refuse(
             period, f"is {keys.get(period)}: treadle supports only 1, RoPE in all dense layers"
         )
-    made: dict[str, Any] = {
+    result: dict[str, Any] = {
         _RMS: None,
         "attention.layer_norm_epsilon": f32(keys.number("layer_norm_eps", lo=0.0, hi=1.0)),
         "expert_feed_forward_length": width,
@@ -102,18 +102,18 @@ def _cohere_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "leading_dense_block_count": dense,
     }
     if keys.get("rms_norm_eps") is not None:
-        made[_RMS] = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
-        del made["attention.layer_norm_epsilon"]
+        result[_RMS] = f32(keys.number("rms_norm_eps", lo=0.0, hi=1.0))
+        del result["attention.layer_norm_epsilon"]
     if keys.get("prefix_dense_intermediate_size") is not None:
-        made["feed_forward_length"] = keys.integer("prefix_dense_intermediate_size")
+        result["feed_forward_length"] = keys.integer("prefix_dense_intermediate_size")
     chosen_by = keys.text("expert_selection_fn", "softmax")
     if chosen_by not in ("softmax", "sigmoid"):
         keys.refuse(
             "expert_selection_fn", f"{chosen_by!r:.60}: treadle supports softmax and sigmoid"
         )
     if chosen_by == "softmax":
-        made[EXPERTS_GATING] = _CHOSEN_ALONE
-    return made
+        result[EXPERTS_GATING] = _CHOSEN_ALONE
+    return result
 
 
 def _cohere_windows(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -213,7 +213,7 @@ WINDOWED: dict[str, Family] = {
         _GRANITE,
         windowed=first_of_four,
         copied=GRANITE_SCALES,
-        made=lambda keys: (SINKS,),
+        derived=lambda keys: (SINKS,),
         more=_granite_keys,
     ),
     "granitemoe_swa": Family(
@@ -223,7 +223,7 @@ WINDOWED: dict[str, Family] = {
         windowed=first_of_four,
         copied=GRANITE_SCALES,
         experts=True,
-        made=_granite_rules,
+        derived=_granite_rules,
         more=_granite_keys,
     ),
     "cohere2_moe": Family(
@@ -248,7 +248,7 @@ WINDOWED: dict[str, Family] = {
         copied={"logit_scale": "logit_scale"},
         only={"shared_expert_combination_strategy": "average"},
         experts=True,
-        made=lambda keys: PACKED_EXPERTS,
+        derived=lambda keys: PACKED_EXPERTS,
         more=_cohere_keys,
     ),
     "mellum": Family(
@@ -274,7 +274,7 @@ WINDOWED: dict[str, Family] = {
         windowed=lambda keys, n_layer: [False] * n_layer,
         own_local_rope=True,
         experts=True,
-        made=lambda keys: PACKED_EXPERTS,
+        derived=lambda keys: PACKED_EXPERTS,
         more=_all_sparse,
     ),
     "hy_v3": Family(
@@ -296,7 +296,7 @@ WINDOWED: dict[str, Family] = {
         _HUNYUAN,
         copied={"router_scaling_factor": "expert_weights_scale"},
         experts=True,
-        made=lambda keys: (
+        derived=lambda keys: (
             scores("mlp.expert_bias", "mlp.score"),
             scores("mlp.e_score_correction_bias", "mlp.score"),
             *PACKED_EXPERTS,
@@ -330,7 +330,7 @@ WINDOWED: dict[str, Family] = {
         copied={"moe_routed_scaling_factor": "expert_weights_scale"},
         only={"moe_apply_router_weight_on_input": False, "moe_router_logit_softcapping": 0.0},
         experts=True,
-        made=lambda keys: (
+        derived=lambda keys: (
             scores("mlp.experts.e_score_correction_bias", "mlp.score"),
             scores("mlp.gate.e_score_correction_bias", "mlp.score"),
             *PACKED_EXPERTS,

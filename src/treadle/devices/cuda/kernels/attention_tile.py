@@ -187,14 +187,14 @@ class CudaAttentionTile:
     def _query(self, dim: Val | int) -> list[Val]:
         """Return 16 dims of the warp's 16 rows, as the left operand of a product."""
         k = self.k
-        made = []
+        result = []
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         places = [self.item.query(row.token, row.head) + self.pair * 4 for row in self.rows]
         for at in (0, 8):
             for place in places:
                 q = k.load(place + dim * 4, f32 * 2, offset=4 * at, align=8) * factor
-                made.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
-        return made
+                result.append(k.extract(self._narrow(k.extract(q, 0), k.extract(q, 1)), 0))
+        return result
 
     def _put_queries_away(self) -> None:
         """Store the rows' queries in shared memory, by the first of the warps that share them."""

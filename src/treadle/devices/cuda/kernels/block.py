@@ -46,7 +46,7 @@ class ThreadBlock:
             with k.if_(self.lane.eq(0)):
                 k.store(room + self.warp * (4 * n), joined, offset=4 * i, align=4)
         self.simt.barrier(k)
-        made = []
+        result = []
         for i, v in enumerate(values):
             parts = [
                 k.load(room, v.ty, offset=4 * (w * n + i), align=4) for w in range(self.n_warps)
@@ -54,8 +54,8 @@ class ThreadBlock:
             total = parts[0]
             for part in parts[1:]:
                 total = op(total, part)
-            made.append(total)
-        return made
+            result.append(total)
+        return result
 
     def reduce_bytes(self, n: int = 1) -> int:
         """Return the shared memory that ``over_block`` needs for ``n`` values."""

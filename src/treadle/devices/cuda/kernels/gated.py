@@ -55,7 +55,9 @@ class SimtGated(PerBlock, Gated):
         share_of = in_order(k, frame, self, lambda: k.i64(self.strips([], isa.lanes)))
         with k.loop(frame.end, start=frame.begin) as item:
             share = share_of(item)
-            first, expert, m = share.strip * n, share.expert, k.i64(self.m)
+            first = share.strip * n
+            expert = share.expert
+            m = k.i64(self.m)
 
             def row_of(r: Val) -> BlockAddress:
                 weights = self._matrix(k, frame, r >= n, expert)

@@ -39,7 +39,9 @@ def in_order(
     """Map items to shares: ABREAST strips with one chunk of tokens, then with the next."""
     if spec.experts or spec.heads:
         return shares(k, frame, spec, strips)
-    n, chunk, n_tokens = strips(), frame.tokens, frame.run(spec.count)
+    n = strips()
+    chunk = frame.tokens
+    n_tokens = frame.run(spec.count)
     of_group = (n_tokens + (chunk - 1)) // chunk * ABREAST
 
     def of_item(item: Val) -> StripShare:
@@ -127,8 +129,8 @@ def tile_of(spec: Matmul) -> tuple[int, int]:
 
 def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
     """Return the step with a tiled kernel: an item has the tokens of one tile, or an expert's."""
-    made = with_items(step, spec, other, isa)
+    result = with_items(step, spec, other, isa)
     if spec.experts:
-        return made
-    grid = replace(made.grid, per=other.nr)
-    return replace(made, grid=grid, args={**made.args, "tokens": other.nr})
+        return result
+    grid = replace(result.grid, per=other.nr)
+    return replace(result, grid=grid, args={**result.args, "tokens": other.nr})

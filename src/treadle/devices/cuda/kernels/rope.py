@@ -108,23 +108,23 @@ class SimtRopeStore(PerBlock, RopeStore):
                 return dim.value * gain * k.load(weight + dim.at * 4, f32, align=4)
             return dim.value * scale if scale != 1.0 and not self.norm_last else dim.value
 
-        made = []
+        result = []
         for at, first, second in pairs:
             a = scaled(first)
             b = scaled(second)
             cos, sin = (k.load(table + i * 4, f32, align=4) for i in (at, at + half))
-            made.append(first._replace(value=a * cos - b * sin))
-            made.append(second._replace(value=a * sin + b * cos))
-        made += [dim._replace(value=scaled(dim)) for dim in rest]
+            result.append(first._replace(value=a * cos - b * sin))
+            result.append(second._replace(value=a * sin + b * cos))
+        result += [dim._replace(value=scaled(dim)) for dim in rest]
         if self.norm_last:
             assert self.eps is not None
-            last = _gain(block, made, dims, self.eps) * scale
-            weights = [k.load(weight + dim.at * 4, f32, align=4) for dim in made]
-            made = [
+            last = _gain(block, result, dims, self.eps) * scale
+            weights = [k.load(weight + dim.at * 4, f32, align=4) for dim in result]
+            result = [
                 dim._replace(value=dim.value * last * w)
-                for dim, w in zip(made, weights, strict=True)
+                for dim, w in zip(result, weights, strict=True)
             ]
-        return made
+        return result
 
     def _keep(
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
@@ -157,12 +157,12 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
 
     Past the end, the last index is repeated. The flag is None if all lanes are valid.
     """
-    made: list[tuple[Val, Val | None]] = []
+    result: list[tuple[Val, Val | None]] = []
     for first in range(begin, end, 32):
         at = block.lane + first
         whole = first + 32 <= end
-        made.append((at, None) if whole else (block.k.min(at, end - 1), at < end))
-    return made
+        result.append((at, None) if whole else (block.k.min(at, end - 1), at < end))
+    return result
 
 
 def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:

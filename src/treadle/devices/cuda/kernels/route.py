@@ -176,7 +176,7 @@ class SimtRoute(PerBlock, Route):
 
 @dataclass(frozen=True)
 class SimtSort(PerBlock, Sort):
-    """``Sort``: each thread reads all slots, and keeps those of its expert. One item."""
+    """``Sort``: each thread reads all choices, and keeps those of its expert. One item."""
 
     op: ClassVar[str] = "simt_sort"
 
@@ -186,20 +186,20 @@ class SimtSort(PerBlock, Sort):
 
     @property
     def shared_bytes(self) -> int:
-        return 8 * self.threads  # each expert's number of slots
+        return 8 * self.threads  # each expert's number of choices
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         block = ThreadBlock(k, isa, self.threads)
-        n_slots = frame.run("n_tokens") * self.n_used
+        n_choices = frame.run("n_tokens") * self.n_used
         tid = block.tid
         tokens = frame.rows + 8
 
-        def is_mine(slot: Val) -> Val:
-            return k.load(frame.chosen + slot * 4, i32, align=4).to(i64).eq(tid)
+        def is_mine(choice: Val) -> Val:
+            return k.load(frame.chosen + choice * 4, i32, align=4).to(i64).eq(tid)
 
         count = k.var(k.i64(0))
-        with k.loop(n_slots) as slot:
-            count.v = count.v + k.select(is_mine(slot), k.i64(1), k.i64(0))
+        with k.loop(n_choices) as choice:
+            count.v = count.v + k.select(is_mine(choice), k.i64(1), k.i64(0))
         count.v = k.select(self.is_in(count.v), count.v, k.i64(0))
         k.store(block.shared + tid * 8, count.v, align=8)
         block.simt.barrier(k)
@@ -223,10 +223,10 @@ class SimtSort(PerBlock, Sort):
             k.store(frame.tiles, n_tiles.v, align=8)
             k.store(frame.rows, end // self.block, align=8)
         last = k.var(k.const(0, i32))  # the token that pads the last block
-        with k.loop(n_slots) as slot, k.if_(is_mine(slot) & (count.v > 0)):
-            token = (slot // self.n_used).to(i32)
+        with k.loop(n_choices) as choice, k.if_(is_mine(choice) & (count.v > 0)):
+            token = (choice // self.n_used).to(i32)
             k.store(tokens + row.v * 4, token, align=4)
-            k.store(frame.places + slot * 4, (frame.first + row.v).to(i32), align=4)
+            k.store(frame.places + choice * 4, (frame.first + row.v).to(i32), align=4)
             last.v = k.select((row.v % self.block).eq(0), token, last.v)
             row.v = row.v + 1
         with k.loop(end, start=row.v) as place:

@@ -78,7 +78,7 @@ def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict
     the output at which each token begins.
     """
     tokens: list[str] = []
-    made: dict[str, list[Any]] = {
+    result: dict[str, list[Any]] = {
         "tokens": tokens,
         "token_logprobs": [],
         "top_logprobs": [],
@@ -87,9 +87,9 @@ def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict
     for entry in entries:
         tokens.append(entry.token)
         known = not math.isnan(entry.logprob)  # a prompt's first token has no probability
-        made["token_logprobs"].append(entry.logprob if known else None)
+        result["token_logprobs"].append(entry.logprob if known else None)
         tops: dict[str, float] = {}
         for top in entry.top_logprobs:
             tops.setdefault(top.token, top.logprob)  # partial characters may have the same text
-        made["top_logprobs"].append(tops if known else None)
-    return made
+        result["top_logprobs"].append(tops if known else None)
+    return result

@@ -20,17 +20,7 @@ from treadle.server.http.body_fields import (
     refused,
     whole,
 )
-from treadle.server.http.http_io import (
-    DONE,
-    PING,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-    whole_json,
-)
+from treadle.server.http.http_io import Response, event, read_json
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
@@ -38,6 +28,14 @@ from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
 from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.responses import (
+    DONE,
+    PING,
+    StreamedResponse,
+    finished,
+    ticking,
+    whole_json,
+)
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
@@ -152,14 +150,14 @@ def _new_id() -> str:
 
 
 def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {"index": piece.text.index, **said}
+    result: dict[str, Any] = {"index": piece.text.index, **said}
     if piece.text.request.n_top is not None:
-        made["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
+        result["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
     else:
-        made["logprobs"] = None
+        result["logprobs"] = None
     calls = piece.finish_reason == "stop" and piece.text.scanner.n_calls
-    made["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
-    return made
+    result["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
+    return result
 
 
 async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
@@ -218,13 +216,13 @@ def _delta(part: OutputPiece) -> dict[str, Any]:
 
 
 def _message(told: ParsedOutput) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": "assistant", "content": told.content}
+    result: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
-        made["reasoning_content"] = made["reasoning"] = told.reasoning
+        result["reasoning_content"] = result["reasoning"] = told.reasoning
     if told.calls:
-        made["content"] = told.content or None
-        made["tool_calls"] = [
+        result["content"] = told.content or None
+        result["tool_calls"] = [
             {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
             for id, name, arguments in told.calls
         ]
-    return made
+    return result

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.errors import UnsupportedError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import Table, flag, read_fields, refused, text, whole
-from treadle.server.http.http_io import (
-    DONE,
-    PING,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    result,
-    ticking,
-    whole_json,
-)
+from treadle.server.http.http_io import Response, event, read_json, result
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import (
@@ -44,6 +33,14 @@ from treadle.server.requests.generation_request import (
 )
 from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
+from treadle.server.requests.responses import (
+    DONE,
+    PING,
+    StreamedResponse,
+    finished,
+    ticking,
+    whole_json,
+)
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
@@ -111,7 +108,7 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
     suffix = read_fields(body, FIELDS).get("suffix")
     if not suffix:
         return [read_prompt(prompt, model) for prompt in prompts]
-    made = []
+    result = []
     for prompt in prompts:
         before = text("prompt", prompt)
         check_text(before + suffix, model)
@@ -121,8 +118,8 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
             raise ApiError(
                 400, f"suffix: {error}", param="suffix", code="unsupported_parameter"
             ) from None
-        made.append(check_length(ids, model))
-    return made
+        result.append(check_length(ids, model))
+    return result
 
 
 async def completions(request: Request) -> Response:

@@ -45,7 +45,7 @@ async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenL
         return session
 
     raw = model.tokenizer.token_bytes(ids[0])
-    made = [TokenLogprob(ids[0], raw.decode("utf-8", "replace"), raw, math.nan)]
+    result = [TokenLogprob(ids[0], raw.decode("utf-8", "replace"), raw, math.nan)]
     session = await asyncio.wrap_future(submit(begin))
     try:
         for at in range(0, len(ids) - 1, OUTPUTS):
@@ -56,7 +56,7 @@ async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenL
 
             rows = await asyncio.wrap_future(submit(run))
             following = ids[at + 1 : at + 1 + len(some)]
-            made += await asyncio.to_thread(row_logprobs, rows, following, n_top, model.tokenizer)
+            result += await asyncio.to_thread(row_logprobs, rows, following, n_top, model.tokenizer)
     finally:  # explicit: a stopping server would not do it
         await asyncio.wrap_future(submit(session.close))
-    return made
+    return result

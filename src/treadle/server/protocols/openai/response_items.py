@@ -35,7 +35,7 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for i, item in enumerate(array("input", value)):
         where = f"input[{i}]"
         kind = mapping(where, item).get("type")
@@ -48,11 +48,11 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
             found = talks.item(name)
             if found is None:
                 raise gone(where, name, "item_not_found")
-            made.append(found)
+            result.append(found)
         else:
             name = name if isinstance(name, str) and name else new_id(kind)
-            made.append({**item, "type": kind, "id": name})
-    return made
+            result.append({**item, "type": kind, "id": name})
+    return result
 
 
 def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Merge items into assistant turns: tool calls into the assistant message before them,
     reasoning into the one after it. Templates expect one turn, and some raise on a second.
     """
-    made: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     thought: dict[str, Any] = {}  # not yet merged into a message
     for message in messages:
         calls = message.get("tool_calls")
@@ -154,10 +154,10 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if thinks and not calls and message["content"] is None:
             thought = {"reasoning_content": thinks}
             continue
-        if calls and made and made[-1]["role"] == "assistant":
-            calls = [*made[-1].get("tool_calls", []), *calls]
-            made[-1] = {**thought, **made[-1], "tool_calls": calls}
+        if calls and result and result[-1]["role"] == "assistant":
+            calls = [*result[-1].get("tool_calls", []), *calls]
+            result[-1] = {**thought, **result[-1], "tool_calls": calls}
         else:
-            made.append({**thought, **message} if own else message)
+            result.append({**thought, **message} if own else message)
         thought = {}
-    return made
+    return result

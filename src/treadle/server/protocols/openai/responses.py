@@ -25,16 +25,7 @@ from treadle.server.http.body_fields import (
     text,
     whole,
 )
-from treadle.server.http.http_io import (
-    PING,
-    Json,
-    Response,
-    StreamedResponse,
-    event,
-    finished,
-    read_json,
-    ticking,
-)
+from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.protocols.answer_fields import warnings
 from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.chat import MAX_TOP
@@ -60,6 +51,7 @@ from treadle.server.requests.generation_request import GenerationRequest, read_a
 from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.response_store import StoredResponse
+from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
@@ -308,7 +300,9 @@ class _ResponseEvents:
     """Numbered events of one streamed response."""
 
     def __init__(self, reply: _Reply) -> None:
-        self.reply, self.items, self._n = reply, list[_Item](), 0
+        self.reply = reply
+        self.items = list[_Item]()
+        self._n = 0
         self.logprobs: list[dict[str, Any]] = []  # of held-back tokens, or not of content
 
     def event(self, kind: str, **values: Any) -> bytes:

@@ -1,0 +1,104 @@
+"""Responses to generation requests: whole ones as JSON, and streams with keep-alives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.http.api_errors import ApiError, GoneError, problem_of
+from treadle.server.http.http_io import Json, Response, encode_large, watched
+from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+PING_S = 1.0  # of silence, after which a stream sends a keep-alive
+MANY = 20_000  # log-probabilities, which take about 0.1 s to encode
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+Render = Callable[[ApiError], bytes]  # formats an error within a stream
+
+
+async def whole_json(
+    make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
+) -> Response:
+    """Return the JSON response that ``make`` builds of a request's outputs. Many log-probabilities
+    take seconds to encode: then another thread does it.
+    """
+    tops = [piece.text.request.n_top or 0 for piece in pieces]
+    n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
+    if sum(n * (1 + top) for n, top in zip(n_told, tops, strict=True)) < MANY:
+        return Json(make(pieces))
+    body = await asyncio.to_thread(lambda: encode_large(make(pieces)))
+    return Response(body, media_type="application/json")
+
+
+def n_echoed(piece: StreamPiece) -> int:
+    """Return how many prompt tokens are returned with their log-probabilities."""
+    measured = piece.text.call.asked.more.get("measured")
+    return len(measured[piece.text.prompt]) if measured else 0
+
+
+def ticking(call: RequestStream) -> AsyncIterator[StreamPiece | None]:
+    """Iterate over a request's pieces for a stream; None means that a keep-alive is due."""
+    return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
+
+
+async def finished(request: Request, call: RequestStream) -> list[StreamPiece]:
+    """Read a request to its end: one piece for each output. Raises ApiError and GoneError."""
+    async with watched(request.receive, lambda: call.give_up(GoneError())):
+        return await read_to_end(call)
+
+
+async def read_to_end(call: RequestStream) -> list[StreamPiece]:
+    """Return each output of a request as one piece. Raises ApiError and ``give_up``'s error."""
+    got: dict[OutputStream, list[StreamPiece]] = {text: [] for text in call.texts}
+    try:
+        async for piece in call.pieces(ping_s=60.0):
+            if piece is not None:
+                got[piece.text].append(piece)
+    finally:
+        call.close()
+    return [StreamPiece.joined(pieces) for pieces in got.values()]
+
+
+class StreamedResponse(Response):
+    """A streamed response; ``parts`` formats a request's pieces.
+
+    The headers are sent before the first piece exists. A later error is ``render``ed as the
+    protocol's last part, because the status can no longer change.
+    """
+
+    def __init__(
+        self,
+        call: RequestStream,
+        parts: AsyncIterator[bytes],
+        render: Render,
+        media_type: str = "text/event-stream",
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(None, 200, headers, media_type)
+        self._call = call
+        self._parts = parts
+        self._render = render
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it until it ends or the client disconnects."""
+        call = self._call
+        try:
+            await send(self.head)
+            async with watched(receive, lambda: call.give_up(GoneError())):
+                async for part in self._parts:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+        except GoneError:
+            return
+        except Exception as error:
+            last = self._render(problem_of(error))
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+            if not isinstance(error, ApiError):
+                raise
+        finally:
+            call.close()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
