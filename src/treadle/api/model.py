@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -41,7 +42,7 @@ from treadle.files.target import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
-from treadle.scheduler.output import RequestOutput, speller, stop_strings
+from treadle.scheduler.output import IndentStop, RequestOutput, speller, stop_strings
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper
@@ -49,6 +50,7 @@ from treadle.scheduler.stepping import CooperativeStepper
 if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.template.template import ChatTemplate
+    from treadle.chat.tools.answer_plan import AnswerPlan
     from treadle.convert.lora.lora import Adapters
     from treadle.devices.protocol import Device
     from treadle.grammar.compiled_cache import Grammars
@@ -205,9 +207,9 @@ class Model:
 
             folder = file_name(cache_dir, "cache_dir")
             self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
-        self._turns = CooperativeStepper(Scheduler(self.engine))
+        self.stepper = CooperativeStepper(Scheduler(self.engine))
         second = None if draft is None else open_model(file_name(draft, "draft"))
-        self.speculate = self._turns.scheduler.drafting.open(second, self.engine, speculate)
+        self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -259,7 +261,7 @@ class Model:
         from treadle.kvcache.disk.session_file import load_session
 
         session = self.session(lora={})
-        load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
+        load_session(path, self.engine, session.seq, self.stepper.scheduler.make_room)
         return session
 
     # -- text -----------------------------------------------------------------------------------
@@ -313,6 +315,54 @@ class Model:
         TypeError for a name that is no setting, UnsupportedError for text if the file has no
         vocabulary.
         """
+        request = self.build_request(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            grammar=grammar,
+            json_schema=json_schema,
+            regex=regex,
+            session=session,
+            logprobs=logprobs,
+            constraint=constraint,
+            lora=lora,
+            cache_prompt=cache_prompt,
+            **fields,
+        )
+        return Generation(request, self.stepper)
+
+    def build_request(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: str | Iterable[str] | None = (),
+        grammar: str | None = None,
+        json_schema: Schema | None = None,
+        regex: str | None = None,
+        session: Session | None = None,
+        logprobs: int | None = None,
+        constraint: TokenConstraint | None = None,
+        lora: Mapping[Any, float] | None = None,
+        cache_prompt: bool = True,
+        plan: AnswerPlan | None = None,
+        ends: frozenset[int] = frozenset(),
+        keeps_stop: bool = False,
+        lines: IndentStop | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+        look_ahead: float = inf,
+        **fields: Any,
+    ) -> Request:
+        """Return a request for the scheduler of ``stepper``, not yet added to it. Settings and
+        errors are those of ``generate``.
+
+        ``plan``: of an answer with tools, reasoning or a schema; its constraint replaces
+        ``constraint``. ``ends``, ``keeps_stop``, ``lines``: see ``RequestOutput``; ``priority``,
+        ``client``, ``look_ahead``: see ``Request``.
+        """
         check_session(session, self.engine)
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: give at least one token")
@@ -320,18 +370,43 @@ class Model:
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
         tokenizer = speller(self, stop := stop_strings(stop))
-        rule = constraint
+        rule = constraint if plan is None else plan.guide()
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
-        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
-        sampler = Sampler(settings, self.config.n_vocab, **own)
+        sampler = Sampler(
+            settings,
+            self.config.n_vocab,
+            eog=tokenizer.eog,
+            tokenizer=tokenizer.of_text,
+            constraint=rule,
+        )
         self.engine.cache.check_context(len(ids))
-        answer = RequestOutput(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
+        answer = RequestOutput(
+            tokenizer,
+            ids,
+            n_ctx=self.n_ctx,
+            max_tokens=limit,
+            stop=stop,
+            stop_filter=None if plan is None else plan.stop_filter(stop),
+            shown=() if plan is None else plan.shown,
+            ends=ends,
+            keeps_stop=keeps_stop,
+            lines=lines,
+        )
         answer.timings.load_s = self.load_s
-        own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own["lora"] = lora_scales(lora, self.engine, session)
-        own["reuse"] = flag("cache_prompt", cache_prompt)
-        return Generation(Request(ids, sampler, answer, **own), self._turns)
+        return Request(
+            ids,
+            sampler,
+            answer,
+            logprobs=n_top,
+            session=session,
+            priority=priority,
+            client=client,
+            look_ahead=look_ahead,
+            speculate=self.speculate,
+            lora=lora_scales(lora, self.engine, session),
+            reuse=flag("cache_prompt", cache_prompt),
+        )
 
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
@@ -416,7 +491,7 @@ class Model:
         """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
         ids = token_ids(ids)
         with self.engine.lock:
-            self._make_room(len(ids))
+            self.make_room(len(ids))
             with self.session() as session:
                 return session.logits(ids)
 
@@ -426,7 +501,7 @@ class Model:
         """
         ids = token_ids(ids)
         with self.engine.lock:
-            self._make_room(len(ids))
+            self.make_room(len(ids))
             return self.engine.states(ids)
 
     def embed(
@@ -465,9 +540,11 @@ class Model:
             )
         return ids
 
-    def _make_room(self, n_tokens: int) -> None:
-        """Preempt running requests until ``n_tokens`` fit; see ``make_room``."""
-        self._turns.scheduler.make_room(n_tokens)
+    def make_room(self, n_tokens: int) -> None:
+        """Preempt running requests until ``n_tokens`` fit; see ``Scheduler.make_room``. The caller
+        holds the engine's lock.
+        """
+        self.stepper.scheduler.make_room(n_tokens)
 
     def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
         """Yield from ``runs``, making room for ``n_tokens`` before the first. Other threads may use
@@ -475,7 +552,7 @@ class Model:
         """
         with closing(runs):
             with self.engine.lock:
-                self._make_room(n_tokens)
+                self.make_room(n_tokens)
                 first = next(runs)
             yield first
             yield from runs
@@ -491,7 +568,7 @@ class Model:
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)
         with self.engine.lock:
-            self._make_room(depth + n_tokens)
+            self.make_room(depth + n_tokens)
             with self.session() as session:
                 if depth:
                     session.feed([0] * depth)
@@ -500,7 +577,7 @@ class Model:
     def close(self) -> None:
         """Stop the threads and close the file."""
         with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
-            self._turns.scheduler.drafting.close()
+            self.stepper.scheduler.drafting.close()
             self.engine.close()
 
     def __enter__(self) -> Model:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
@@ -32,29 +32,10 @@ from treadle.errors import GrammarError, TemplateError, TreadleError
 from treadle.grammar.compiled_cache import check_one
 
 if TYPE_CHECKING:
+    from treadle.api.model import Model
     from treadle.chat.template.template import ChatTemplate
-    from treadle.grammar.compiled_cache import Grammars
-
-
-class ChatModel(Protocol):
-    """The parts of ``treadle.Model`` that chats need."""
-
-    @property
-    def template(self) -> ChatTemplate:
-        """The chat template."""
-
-    @property
-    def grammars(self) -> Grammars:
-        """Compiled grammars."""
-
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
-        """Return a conversation as prompt text."""
-
-    def generate(self, prompt: Sequence[int], **settings: Any) -> Generation:
-        """Complete a prompt of token ids."""
-
-    def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
-        """Answer a conversation."""
+    from treadle.scheduler.request import Request
+    from treadle.scheduler.stepping import CooperativeStepper
 
 
 Tool = Mapping[str, Any] | Function
@@ -68,8 +49,8 @@ class Reply(Generation):
     conversation.
     """
 
-    def __init__(self, generation: Generation, planned: AnswerPlan) -> None:
-        super().__init__(generation._request, generation._turns)
+    def __init__(self, request: Request, stepper: CooperativeStepper, planned: AnswerPlan) -> None:
+        super().__init__(request, stepper)
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
@@ -139,7 +120,7 @@ def prompt_of(
 
 
 def reply(
-    model: ChatModel,
+    model: Model,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Tool] | None,
     own: dict[str, Any],
@@ -186,11 +167,8 @@ def reply(
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
     planned = replace(planned, warnings=(*planned.warnings, *told))
-    made = model.generate(
-        grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
-    )
-    planned.dress(made.request.answer)
-    return Reply(made, planned)
+    request = model.build_request(grammars.tokenizer.encode_prompt(text), **own, plan=planned)
+    return Reply(request, model.stepper, planned)
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:
@@ -228,7 +206,7 @@ def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def run_tools(
-    model: ChatModel,
+    model: Model,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Function],
     *,
@@ -241,7 +219,7 @@ def run_tools(
 
     Return the added messages, the last of which is the answer; ``told`` is called with each as it
     comes. ``most``: maximum number of answers of the model; ``settings``: those of
-    ``ChatModel.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
+    ``Model.chat``; ``tool_choice`` applies to the first answer only. An exception of a function
     is reported to the model. Raises TreadleError if the last answer still calls.
     """
     if not callable(getattr(model, "chat", None)):

@@ -234,18 +234,18 @@ class GenerationRequest:
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
                 own = self.rules.applied(own, len(ids))
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
-                rule = self.planned.guide()
-                request = model.generate(ids, constraint=rule, **settings).request
-                self.planned.dress(request.answer)
-                request.answer.ends = self.rules.stop
-                request.answer.keeps_stop = self.keeps_stop
-                if max(self.lines) > 0:
-                    request.answer.lines = IndentStop(*self.lines)
-                request.priority = request.level = self.priority
-                request.reuse = self.reuse
-                request.client = request if self.client is None else self.client
-                if self.stream:
-                    request.look_ahead = LOOK_AHEAD
+                request = model.build_request(
+                    ids,
+                    **settings,
+                    cache_prompt=self.reuse,
+                    plan=self.planned,
+                    ends=self.rules.stop,
+                    keeps_stop=self.keeps_stop,
+                    lines=IndentStop(*self.lines) if max(self.lines) > 0 else None,
+                    priority=self.priority,
+                    client=self.client,
+                    look_ahead=LOOK_AHEAD if self.stream else math.inf,
+                )
                 made.append((request, at))
         return made
 
