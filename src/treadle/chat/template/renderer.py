@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -18,9 +17,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
+from treadle.base.python_process import import_path, interpreter
 from treadle.chat.template.render_process import (
     MAX_TEXT,
     READY,
@@ -29,7 +28,7 @@ from treadle.chat.template.render_process import (
     SPENT_MEMORY,
     SPENT_TIME,
 )
-from treadle.errors import TemplateError
+from treadle.errors import TemplateError, TreadleError
 from treadle.system import SYSTEM
 
 LIMIT_S = 5.0  # for one rendering; templates take milliseconds
@@ -136,7 +135,7 @@ class _RenderProcess:
 
     def __init__(self) -> None:
         flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-        arguments = [str(LIMIT_S), str(LIMIT_BYTES), *_import_path()]
+        arguments = [str(LIMIT_S), str(LIMIT_BYTES), *import_path()]
         try:
             self._popen = subprocess.Popen(
                 [_python(), *flags, "-c", _START, *arguments],
@@ -245,36 +244,12 @@ def _request(*values: object) -> bytes:
         ) from None
 
 
-def _import_path() -> list[str]:
-    """Return this process's import path, and treadle's folder in case an import hook found it.
-
-    The working directory is left out: it may have changed, and may hold anything.
-    """
-    root = str(Path(__file__).parents[3])
-    return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]
-
-
 def _python() -> str:
-    """Return the path of a Python interpreter.
-
-    Where this program is not Python (a server that embeds it), that is the one set with
-    ``multiprocessing.set_executable``, or the installation's.
-    """
-    spawn = sys.modules.get("multiprocessing.spawn")
-    named = os.fsdecode(spawn.get_executable() or "") if spawn else ""
-    if named and named != sys.executable:
-        return named
-    if os.path.basename(sys.executable or "").lower().startswith(("python", "pypy")):
-        return sys.executable
-    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    for prefix in (sys.exec_prefix, sys.base_exec_prefix):
-        path = os.path.join(prefix, "bin", version)
-        if os.path.exists(path):
-            return path
-    raise TemplateError(
-        "chat templates are rendered in a Python process, and no interpreter was found: set one "
-        "with multiprocessing.set_executable"
-    )
+    """Return the path of a Python interpreter. Raises TemplateError if there is none."""
+    try:
+        return interpreter()
+    except TreadleError as error:
+        raise TemplateError(f"chat templates are rendered in a process: {error}") from None
 
 
 RENDERER = Renderer()

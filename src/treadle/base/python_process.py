@@ -1,0 +1,41 @@
+"""How a Python process of treadle's own is started: its interpreter and import path."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from treadle.errors import TreadleError
+
+
+def interpreter() -> str:
+    """Return the path of a Python interpreter.
+
+    Where this program is not Python (a server that embeds it), that is the one set with
+    ``multiprocessing.set_executable``, or the installation's. Raises TreadleError if there is none.
+    """
+    spawn = sys.modules.get("multiprocessing.spawn")
+    named = os.fsdecode(spawn.get_executable() or "") if spawn else ""
+    if named and named != sys.executable:
+        return named
+    if os.path.basename(sys.executable or "").lower().startswith(("python", "pypy")):
+        return sys.executable
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    for prefix in (sys.exec_prefix, sys.base_exec_prefix):
+        path = os.path.join(prefix, "bin", version)
+        if os.path.exists(path):
+            return path
+    raise TreadleError(
+        "a Python process is needed, and no interpreter was found: set one with "
+        "multiprocessing.set_executable"
+    )
+
+
+def import_path() -> list[str]:
+    """Return this process's import path, and treadle's folder in case an import hook found it.
+
+    The working directory is left out: it may have changed, and may hold anything.
+    """
+    root = str(Path(__file__).parents[2])
+    return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]

@@ -1,0 +1,217 @@
+"""Pictures and sounds in messages: parts of every protocol's spelling, read into ``MediaPart``.
+
+=====================  ============================================================================
+OpenAI, Chat           ``image_url`` (``{"url"}`` or the text alone), ``input_audio`` (``data``)
+OpenAI, Responses      ``input_image`` with a text ``image_url``
+Anthropic              ``image`` with a ``source`` of type ``base64`` or ``url``
+Model Context Protocol ``image``, ``audio`` with ``data``, as tools return them
+Hugging Face           ``image``, ``audio`` with ``image``, ``audio``, ``url``, ``path``, ``base64``
+vLLM                   ``audio_url``
+Ollama                 a message's ``images``
+llama.cpp              a prompt of ``prompt_string`` and ``multimodal_data``
+=====================  ============================================================================
+
+Nothing is decoded or fetched here but base64: ``media.source`` does that. Errors begin with the
+place, such as ``messages[2].content[1].image_url.url``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import TemplateError, UnsupportedError
+from treadle.media.address_policy import is_address
+from treadle.media.data_urls import decode_base64, decode_data_url, is_data_url
+from treadle.media.file_formats import media_format
+from treadle.media.limits import NOUNS, MediaKind, MediaLimits
+from treadle.media.local_path import local_path
+
+LIMITS = MediaLimits()
+MARKER = "<__media__>"
+"""llama.cpp's mark for a picture or sound in a prompt."""
+
+_KINDS: dict[str, MediaKind] = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class MediaPart:
+    """A picture or sound of a message, with what ``media.source`` reads; not decoded yet."""
+
+    kind: MediaKind
+    source: Any
+    """The bytes of a file; a text: an http(s) address. From a call in this process also a path, an
+    image of Pillow's, an array, or an array with its rate."""
+    place: str
+    """Where it stands, for errors: ``messages[2].content[1].image_url.url``."""
+
+    @property
+    def template_part(self) -> dict[str, str]:
+        """The part that a chat template gets: its type alone, which every template knows."""
+        return {"type": self.kind}
+
+
+def read_media_part(
+    part: Mapping[str, Any], place: str, *, local: bool, limits: MediaLimits = LIMITS
+) -> MediaPart | None:
+    """Return the picture or sound of one part of a message; None for a part of another type.
+
+    ``local``: the caller is a program in this process, which may give paths, ``file://`` URLs and
+    objects; otherwise those raise UnsupportedError. Raises TemplateError for a part without what
+    it should hold, FileError for text that is not base64, UnsupportedError beyond the limits.
+    """
+    name = part.get("type")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None or name is None:
+        return None
+    if isinstance(part.get("source"), Mapping):
+        return _anthropic(part["source"], kind, f"{place}.source", limits)
+    reader = _Reader(kind, local, limits)
+    keys = [key for key in _keys(name) if part.get(key) is not None]
+    if len(keys) > 1:
+        raise TemplateError(f"{place}: has both {keys[0]} and {keys[1]}: expected one of them")
+    if keys:
+        return reader.read(keys[0], part[keys[0]], f"{place}.{keys[0]}")
+    if part.get("file_id") is not None:
+        raise UnsupportedError(f"{place}.file_id: files are not stored: send the {NOUNS[kind]}")
+    raise TemplateError(
+        f"{place}: a {name} part without a {NOUNS[kind]}: expected {_keys(name)[0]}"
+    )
+
+
+def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> list[MediaPart]:
+    """Return the pictures of an Ollama message's ``images``, base64 each. They stand before the
+    message's text. ``place``: ``messages[2].images``. Raises as ``read_media_part`` does.
+    """
+    if not isinstance(images, Sequence) or isinstance(images, str | bytes):
+        raise TemplateError(f"{place} is {type(images).__name__}: expected a list")
+    reader = _Reader("image", False, limits)
+    return [reader.read("data", data, f"{place}[{i}]") for i, data in enumerate(images)]
+
+
+def read_multimodal_prompt(
+    prompt: Mapping[str, Any],
+    place: str,
+    *,
+    marker: str = MARKER,
+    limits: MediaLimits = LIMITS,
+) -> list[str | MediaPart]:
+    """Return the texts, pictures and sounds of llama.cpp's prompt, in their order.
+
+    ``prompt``: ``prompt_string``, in which each ``marker`` stands for the next of
+    ``multimodal_data``, base64 each; their bytes tell pictures from sounds. Raises TemplateError
+    if there are not as many markers as data.
+    """
+    text = prompt.get("prompt_string")
+    if not isinstance(text, str):
+        raise TemplateError(f"{place}.prompt_string is {type(text).__name__}: expected a string")
+    data = prompt.get("multimodal_data")
+    data = [] if data is None else data
+    where = f"{place}.multimodal_data"
+    if not isinstance(data, Sequence) or isinstance(data, str | bytes):
+        raise TemplateError(f"{where} is {type(data).__name__}: expected a list")
+    texts = text.split(marker)
+    if len(texts) != len(data) + 1:
+        raise TemplateError(
+            f"{place}: {len(texts) - 1} marks {marker} in prompt_string, and {len(data)} of "
+            "multimodal_data: expected as many"
+        )
+    pieces: list[str | MediaPart] = [texts[0]]
+    for i, (each, following) in enumerate(zip(data, texts[1:], strict=True)):
+        pieces += [_of_any_kind(each, f"{where}[{i}]", limits), following]
+    return [piece for piece in pieces if piece != ""]
+
+
+def _of_any_kind(text: Any, place: str, limits: MediaLimits) -> MediaPart:
+    """Return base64 as a picture or a sound, whichever its bytes are."""
+    # A sound may be larger; the picture's own limit is checked once it is known to be one.
+    part = _Reader("audio", False, limits).read("data", text, place)
+    found = media_format(part.source)
+    if found is not None and found.kind == "audio":
+        return part
+    limits.check_bytes("image", len(part.source), place)
+    return MediaPart("image", part.source, place)
+
+
+def _keys(name: str) -> list[str]:
+    """Return the keys that may hold what a part of this type stands for, the usual one first."""
+    if name in ("image", "audio"):
+        return [name, "url", "path", "base64", "data"]
+    return ["image_url"] if name == "input_image" else [name]
+
+
+def _anthropic(
+    source: Mapping[str, Any], kind: MediaKind, place: str, limits: MediaLimits
+) -> MediaPart:
+    """Return what a block of Anthropic's API holds."""
+    reader = _Reader(kind, False, limits)
+    form = source.get("type")
+    if form == "base64":
+        return reader.read("data", source.get("data"), f"{place}.data")
+    if form == "url":
+        return reader.read("url", source.get("url"), f"{place}.url")
+    if form == "file":
+        raise UnsupportedError(f"{place}: files are not stored: send the {NOUNS[kind]}")
+    raise TemplateError(f"{place}.type is {form!r:.40}: expected base64 or url")
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reader of one value, by the key that holds it."""
+
+    kind: MediaKind
+    local: bool
+    limits: MediaLimits
+
+    def read(self, key: str, value: Any, place: str) -> MediaPart:
+        """Return the part that a key's value stands for."""
+        if key == "input_audio":
+            return self._input_audio(value, place)
+        if isinstance(value, Mapping) and key.endswith("_url"):
+            return self.read("url", value.get("url"), f"{place}.url")
+        if key in ("base64", "data"):
+            return MediaPart(self.kind, self._from_base64(value, place), place)
+        if isinstance(value, str):
+            return MediaPart(self.kind, self._from_text(value, place), place)
+        if self.local and isinstance(value, Mapping) and {"array", "sampling_rate"} <= set(value):
+            return MediaPart(self.kind, (value["array"], value["sampling_rate"]), place)
+        if self.local and value is not None and not isinstance(value, Mapping):
+            return MediaPart(self.kind, value, place)
+        raise TemplateError(f"{place} is {type(value).__name__}: expected a URL")
+
+    def _input_audio(self, value: Any, place: str) -> MediaPart:
+        """Return OpenAI's sound: ``data``, and a ``format``, which the bytes tell better."""
+        if not isinstance(value, Mapping):
+            raise TemplateError(f"{place} is {type(value).__name__}: expected an object with data")
+        return self.read("data", value.get("data"), f"{place}.data")
+
+    def _from_base64(self, value: Any, place: str) -> bytes:
+        if self.local and isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        if not isinstance(value, str):
+            raise TemplateError(f"{place} is {type(value).__name__}: expected base64")
+        if is_data_url(value):
+            return decode_data_url(value, self.kind, self.limits, place)
+        return decode_base64(value, self.kind, self.limits, place)
+
+    def _from_text(self, value: str, place: str) -> bytes | str | Path:
+        """Return the bytes of a data: URL, an http(s) address, or a path."""
+        if is_data_url(value):
+            return decode_data_url(value, self.kind, self.limits, place)
+        if is_address(value):
+            return value
+        if not self.local:
+            raise UnsupportedError(
+                f"{place}: {value[:40]!r} is not a data: URL or an http(s) address, and files of "
+                "this machine are not read for a client"
+            )
+        return local_path(value)

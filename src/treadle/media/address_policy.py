@@ -1,0 +1,42 @@
+"""Rules for http(s) addresses of pictures and sounds; ``addresses`` fetches by them."""
+
+from __future__ import annotations
+
+import re
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import positive, ranged
+
+
+@dataclass(frozen=True)
+class AddressPolicy:
+    """Rules for http(s) addresses of pictures and sounds."""
+
+    enabled: bool = False
+    """Whether anything is fetched."""
+    hosts: tuple[str, ...] = ()
+    """Hosts that may be fetched from; ``.example.com`` stands for all hosts below it. Empty: any
+    public host."""
+    max_bytes: int = 10_000_000
+    """Size of an answer."""
+    max_seconds: int = 10
+    """Time from the name's resolution to the answer's last byte, with all redirects."""
+    max_redirects: int = 3
+    """Redirects that are followed."""
+
+    def __post_init__(self) -> None:
+        positive("max_bytes", self.max_bytes)
+        positive("max_seconds", self.max_seconds)
+        ranged("max_redirects", self.max_redirects, 0)
+
+    def allows(self, host: str) -> bool:
+        """Whether a host, in lower case, is one of ``hosts``, or any may be fetched from."""
+        return not self.hosts or any(
+            host.endswith(known) if known.startswith(".") else host == known
+            for known in map(str.lower, self.hosts)
+        )
+
+
+def is_address(text: str) -> bool:
+    """Whether a text begins as an http or https address does."""
+    return re.match(r"https?://", text, re.IGNORECASE) is not None

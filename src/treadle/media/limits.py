@@ -1,0 +1,73 @@
+"""Limits of pictures and sounds: a file of a few hundred bytes may claim gigabytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import scaled
+from treadle.base.validate import positive
+from treadle.errors import UnsupportedError
+
+MediaKind = Literal["image", "audio"]
+NOUNS: dict[MediaKind, str] = {"image": "picture", "audio": "sound"}
+"""How messages name a kind."""
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Largest picture and sound that are read. Each limit is an integer of at least 1."""
+
+    picture_bytes: int = 20_000_000
+    """Bytes of a picture's file."""
+    pixels: int = 64_000_000
+    """Height times width of a picture."""
+    aspect_ratio: int = 200
+    """Longer side by shorter side of a picture; Qwen's processors have the same limit."""
+    sound_bytes: int = 200_000_000
+    """Bytes of a sound's file, and of its samples once decoded: 16 kHz, one channel, 32 bits."""
+    sound_seconds: int = 1800
+    """Length of a sound."""
+    decoding_seconds: int = 60
+    """Time that the process which decodes a compressed sound may take."""
+    decoding_bytes: int = 1 << 30
+    """Memory that this process may take, beyond what it has at its start."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            positive(name, value)
+
+    def file_bytes(self, kind: MediaKind) -> int:
+        """Return the largest size of a file, in bytes."""
+        return self.picture_bytes if kind == "image" else self.sound_bytes
+
+    def check_bytes(self, kind: MediaKind, n_bytes: int, place: str) -> None:
+        """Raise UnsupportedError for a file, or a sound's decoded samples, that are too large."""
+        limit = self.file_bytes(kind)
+        if n_bytes > limit:
+            raise UnsupportedError(
+                f"{place}: {scaled(n_bytes, 'B')}: the limit for a {NOUNS[kind]} is "
+                f"{scaled(limit, 'B')}"
+            )
+
+    def check_size(self, height: int, width: int, place: str) -> None:
+        """Raise UnsupportedError for a picture of no pixel, of too many, or that is too long."""
+        if height < 1 or width < 1:
+            raise UnsupportedError(f"{place}: {width} x {height} pixels: expected at least one")
+        if height * width > self.pixels:
+            raise UnsupportedError(
+                f"{place}: {width} x {height} pixels are {height * width / 1e6:.1f} million: the "
+                f"limit is {self.pixels / 1e6:g} million"
+            )
+        if max(height, width) > self.aspect_ratio * min(height, width):
+            raise UnsupportedError(
+                f"{place}: {width} x {height} pixels: the longer side may be at most "
+                f"{self.aspect_ratio} times the shorter one"
+            )
+
+    def check_seconds(self, seconds: float, place: str) -> None:
+        """Raise UnsupportedError for a sound that is too long."""
+        if seconds > self.sound_seconds:
+            raise UnsupportedError(
+                f"{place}: the sound is {seconds:.0f} s long: the limit is {self.sound_seconds} s"
+            )

@@ -1,0 +1,123 @@
+"""Decoding of picture files by Pillow, which is imported here alone: the extra ``pictures``."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.media.file_formats import PICTURES, media_format
+from treadle.media.limits import MediaLimits
+from treadle.media.picture_arrays import rgb_of_array
+from treadle.media.picture_header import picture_size
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits, by the order of bytes
+WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
+OPAQUE = ("RGB", "L", "P", "1", "CMYK", "YCbCr", "HSV")
+
+
+def pillow(module: str) -> Any:
+    """Return a module of Pillow, ``Image`` or ``ImageOps``.
+
+    Raises TreadleError if Pillow is not installed.
+    """
+    try:
+        return importlib.import_module(f"PIL.{module}")
+    except ImportError:
+        raise TreadleError(
+            'pictures need Pillow, which is not installed: pip install "treadle[pictures]"'
+        ) from None
+
+
+def is_pillow_image(source: object) -> bool:
+    """Whether ``source`` is an image of Pillow's; without an import, as a caller has made it."""
+    module = sys.modules.get("PIL.Image")
+    return module is not None and isinstance(source, module.Image)
+
+
+def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) -> np.ndarray:
+    """Return a file's pixels, uint8 [h, w, 3]: the first frame, turned upright, alpha on white.
+
+    The format is told from the bytes, and the size is checked before anything is decoded. Raises
+    UnsupportedError for other formats than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
+    FileError for a damaged or cut file.
+    """
+    limits.check_bytes("image", len(data), place)
+    if not data:
+        raise FileError("an empty file", path=place, expected="a picture")
+    found = media_format(data)
+    if found not in PICTURES:
+        what = "a file of unknown format" if found is None else f"{found.name} is not read"
+        raise UnsupportedError(
+            f"{place}: {what}: expected {', '.join(known.name for known in PICTURES)}"
+        )
+    limits.check_size(*picture_size(data, found, place), place)
+    with _plain_errors(place, found.name), _open(data, found.reader) as image:
+        limits.check_size(image.height, image.width, place)
+        pillow("ImageOps").exif_transpose(image, in_place=True)
+        return _pixels(image, place)
+
+
+def _open(data: bytes | memoryview, reader: str) -> Image.Image:
+    """Open a file with one reader: every other one of Pillow's is unreachable."""
+    opened: Image.Image = pillow("Image").open(io.BytesIO(data), formats=[reader])
+    return opened
+
+
+def rgb_of_image(image: Image.Image, limits: MediaLimits, place: str) -> np.ndarray:
+    """Return an image of Pillow's as uint8 [h, w, 3]: turned as EXIF says, alpha on white.
+
+    The image itself stays as it is. Raises UnsupportedError beyond the limits and for modes
+    without a range of values, FileError where its file turns out to be damaged.
+    """
+    limits.check_size(image.height, image.width, place)
+    with _plain_errors(place, "an image"):
+        return _pixels(pillow("ImageOps").exif_transpose(image), place)
+
+
+def _pixels(image: Image.Image, place: str) -> np.ndarray:
+    mode = image.mode
+    transparent = image.info.get("transparency")
+    if mode in GREY_16:
+        # Pillow's own conversion to 8 bits cuts at 255 instead of scaling.
+        grey = np.asarray(image).astype(np.uint16)
+        if isinstance(transparent, int):
+            grey[grey == transparent] = 65535
+        return rgb_of_array(grey, place)
+    if mode in WITH_ALPHA or (mode in OPAQUE and transparent is not None):
+        direct = image.convert("LA") if mode == "La" else image
+        return rgb_of_array(np.asarray(direct.convert("RGBA")), place)
+    if mode in OPAQUE:
+        return np.array(image.convert("RGB"))
+    raise UnsupportedError(
+        f"{place}: an image of mode {mode}: its values have no fixed range: expected one of "
+        f"{', '.join((*OPAQUE, *WITH_ALPHA, *GREY_16))}"
+    )
+
+
+@contextmanager
+def _plain_errors(place: str, expected: str) -> Iterator[None]:
+    """Raise FileError for any error inside: Pillow's readers raise many types."""
+    try:
+        yield
+    except (TreadleError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, pillow("Image").DecompressionBombError):
+            raise UnsupportedError(f"{place}: {_reason(error)}") from None
+        raise FileError(f"damaged: {_reason(error)}", path=place, expected=expected) from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error of Pillow's."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

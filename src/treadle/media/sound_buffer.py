@@ -1,0 +1,53 @@
+"""Samples collected from blocks at a file's own rate, as towers take them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treadle.errors import FileError
+from treadle.media.limits import MediaLimits
+from treadle.media.resample import Resampler
+
+RATE = 16_000
+"""Samples a second that every model's sound tower takes."""
+MIN_RATE = 1_000
+MAX_RATE = 384_000
+
+
+class SoundBuffer:
+    """A sound of one channel at 16 kHz, checked against the limits while it grows."""
+
+    def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
+        if not MIN_RATE <= rate <= MAX_RATE:
+            raise FileError(
+                f"{rate} samples a second", path=place, expected=f"{MIN_RATE} to {MAX_RATE}"
+            )
+        self._rate = rate
+        self._limits = limits
+        self._place = place
+        self._resampler = Resampler(rate, RATE)
+        self._parts = list[np.ndarray]()
+        self._n_frames = 0
+
+    def expect(self, n_frames: int) -> None:
+        """Raise UnsupportedError if so many samples at the file's rate are beyond the limits."""
+        seconds = n_frames / self._rate
+        self._limits.check_seconds(seconds, self._place)
+        self._limits.check_bytes("audio", int(seconds * RATE) * 4, self._place)
+
+    def add(self, samples: np.ndarray) -> None:
+        """Append float32 [n] at the file's rate. Raises UnsupportedError beyond the limits."""
+        self._n_frames += len(samples)
+        self.expect(self._n_frames)
+        self._parts.append(self._resampler.push(samples))
+
+    def finish(self) -> np.ndarray:
+        """Return all samples, float32 [n]. Raises FileError if there are none, or not all are
+        finite.
+        """
+        samples = np.concatenate([*self._parts, self._resampler.finish()])
+        if not len(samples):
+            raise FileError("no samples", path=self._place, expected="a sound")
+        if not np.isfinite(samples).all():
+            raise FileError("NaN or infinite samples", path=self._place)
+        return samples
