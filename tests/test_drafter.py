@@ -163,10 +163,10 @@ def test_a_second_model_that_fails_is_left_out() -> None:
     drafter = world.scheduler.drafting.drafter
     assert drafter is not None
 
-    def fail(parts: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise FileError("has shrunk", path="small.gguf")
 
-    drafter.engine.sample = fail  # type: ignore[method-assign]
+    drafter.engine.sample = fail  # type: ignore[assignment,method-assign]
     request = world.add([1], 100)
     with pytest.warns(UserWarning, match="drafting stopped: small.gguf"):
         world.run()

@@ -31,6 +31,7 @@ from treadle.api.options import (
 from treadle.api.session import Session
 from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
+from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
@@ -49,12 +50,15 @@ from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
+    from treadle.chat.messages import Conversation
+    from treadle.chat.prompt import ChatPrompt
     from treadle.chat.template.template import ChatTemplate
     from treadle.chat.tools.answer_plan import AnswerPlan
     from treadle.convert.lora.lora import Adapters
     from treadle.devices.protocol import Device
     from treadle.grammar.compiled_cache import Grammars
     from treadle.grammar.json_schema import Schema
+    from treadle.media.marks import MediaMarks
     from treadle.plan.plan import Plan
     from treadle.tokenizer.tokenizer import Tokenizer
 
@@ -87,6 +91,7 @@ def load(
     sampling: Given = None,
     seed: int | None = None,
     max_tokens: int | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
@@ -111,7 +116,9 @@ def load(
     variables; ``reasoning``: "on" or "off", set by the template's variable for it or, without one,
     off by a reasoning budget of 0, "auto" for the template's default; ``sampling``: a ``Sampling``,
     or fields by name over the file's recommended ones; ``seed``: for every request; ``max_tokens``:
-    per answer, None for the end of the context.
+    per answer, None for the end of the context; ``strict``: refuse pictures and sounds of messages
+    that the model cannot read, in place of telling the model and the caller that they were left
+    out.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -138,6 +145,7 @@ def load(
         sampling=sampling,
         seed=seed,
         max_tokens=max_tokens,
+        strict=strict,
         progress=progress,
     )
 
@@ -153,6 +161,8 @@ class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
     engine_type: ClassVar[type[Engine]] = Engine
+    modalities: frozenset[str] = frozenset()  # of "image" and "audio": those that it reads
+    media_marks: tuple[MediaMarks, ...] = ()  # marks of its pictures and sounds in prompts
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
@@ -447,13 +457,15 @@ class Model:
         that it may ignore. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
         place of the default of ``load``; off, the answer is a ``Reply`` too, without reasoning. A
-        final assistant message is continued. Also raises TemplateError, and UnsupportedError for
-        parts that are not text.
+        final assistant message is continued. A picture or sound that the model cannot read is
+        replaced by a sentence, with a warning. Also raises TemplateError, and UnsupportedError for
+        parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         # building one starts the other
         stop = self.template.stop
-        tokenizer = self.tokenizer
+        _ = self.tokenizer
+        conversation = self.read_conversation(messages)
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}
         if reasoning is not None:
@@ -468,9 +480,11 @@ class Model:
         if tools is not None or "reasoning_budget" in settings:
             from treadle.api.tool_chat import reply
 
-            return reply(self, messages, tools, own, template=template, **settings)
-        text = self.chat_prompt(messages, template=template, **settings)
-        return self.generate(tokenizer.encode_prompt(text), **own)
+            return reply(self, conversation, tools, own, SETTINGS, template=template, **settings)
+        for warning in conversation.warnings:
+            warn(warning)
+        prompt = self._prompt(conversation, None, template, settings)
+        return self.generate(self.prompt_ids(prompt), **own)
 
     def chat_prompt(
         self,
@@ -481,9 +495,33 @@ class Model:
         **variables: Any,
     ) -> str:
         """Return the chat template's text of a conversation; variables as in ``chat``."""
-        from treadle.api.tool_chat import prompt_of
+        conversation = self.read_conversation(messages)
+        return self._prompt(conversation, tools, template, variables).shown
 
-        return prompt_of(self.template, messages, tools, template, variables, SETTINGS)
+    def read_conversation(self, messages: Any) -> Conversation:
+        """Check messages; see ``treadle.chat.messages.read_conversation``."""
+        from treadle.chat.messages import MediaPolicy, read_conversation
+
+        return read_conversation(messages, MediaPolicy(self.modalities, self.defaults.strict))
+
+    def _prompt(
+        self,
+        conversation: Conversation,
+        tools: list[dict[str, Any]] | None,
+        template: Mapping[str, Any] | None,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """Render a conversation, with template variables as in ``chat``."""
+        from treadle.chat.prompt import conversation_prompt
+
+        marks = self.media_marks
+        return conversation_prompt(
+            self.template, conversation, tools, template, variables, SETTINGS, marks=marks
+        )
+
+    def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
+        """Return the token ids of a rendered prompt."""
+        return self.tokenizer.encode_prompt(prompt.text)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 
