@@ -98,7 +98,7 @@ class FakeEngine:
         ends = ((p.seq.ids, len(p.seq) - i) for p in parts for i in range(p.n_outputs - 1, -1, -1))
         return np.array([[self.next_id(ids[:end])] for ids, end in ends]).reshape(-1, 1)
 
-    def sample(self, parts: Sequence[BatchItem]) -> np.ndarray:
+    def sample(self, parts: Sequence[BatchItem], *_: Any) -> np.ndarray:
         return self.run(parts)
 
 

@@ -132,7 +132,7 @@ def test_a_cancelled_text_ends_with_the_step_in_hand(model: treadle.Model) -> No
     assert len(made.ids) == 3
     assert model.generate("once", max_tokens=3, sampling=GREEDY).finish()
     session.close()
-    check_scheduler(model._turns.scheduler)
+    check_scheduler(model.stepper.scheduler)
 
 
 def test_a_timeout_while_a_long_prompt_is_read(
@@ -144,11 +144,11 @@ def test_a_timeout_while_a_long_prompt_is_read(
     started, go, sample = threading.Event(), threading.Event(), engine.sample
     sizes: list[int] = []
 
-    def slow(parts: Any) -> LogitsBatch:
+    def slow(parts: Any, *given: Any) -> LogitsBatch:
         sizes.append(len(parts[0].ids))
         started.set()
         assert go.wait(60)
-        return sample(parts)
+        return sample(parts, *given)
 
     async def cancel() -> None:
         made = model.generate([5, 6, 7] * 350, session=session)

@@ -41,7 +41,7 @@ class FakeDraft(FakeEngine):
         self.world = world
         self.step_s = step_s
 
-    def sample(self, parts: Sequence[BatchItem]) -> Any:
+    def sample(self, parts: Sequence[BatchItem], *_: Any) -> Any:
         rows = self.run(parts)
         return [SimpleNamespace(top=SimpleNamespace(first=(0.0, int(row[0])))) for row in rows]
 
@@ -163,10 +163,10 @@ def test_a_second_model_that_fails_is_left_out() -> None:
     drafter = world.scheduler.drafting.drafter
     assert drafter is not None
 
-    def fail(parts: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise FileError("has shrunk", path="small.gguf")
 
-    drafter.engine.sample = fail  # type: ignore[method-assign]
+    drafter.engine.sample = fail  # type: ignore[assignment,method-assign]
     request = world.add([1], 100)
     with pytest.warns(UserWarning, match="drafting stopped: small.gguf"):
         world.run()
@@ -206,7 +206,7 @@ def test_a_model_writes_the_same_text(
         with treadle.load(
             own, threads=1, context=256, n_sequences=2, deterministic=True, draft=draft
         ) as model:
-            model._turns.scheduler.drafting.gate = Always()
+            model.stepper.scheduler.drafting.gate = Always()
             texts = [
                 model.generate(ids, max_tokens=90, ignore_eos=True, **how)
                 for ids in ([5, 6, 7, 9], list(range(40)))
@@ -264,7 +264,7 @@ def test_files_without_a_vocabulary(
     own, other = (data / "arch" / f"{at}.gguf" if at else tiny() for at in (name, draft))
     if name and draft:
         with treadle.load(own, threads=1, context=128, draft=other, deterministic=True) as model:
-            model._turns.scheduler.drafting.gate = Always()
+            model.stepper.scheduler.drafting.gate = Always()
             made = model.generate([5, 6, 7], max_tokens=40, temperature=0)
             made.finish()
             assert made.timings.n_drafted
@@ -293,8 +293,8 @@ def test_a_second_model_that_is_to_draft_nothing(off: Any, tiny: WriteTiny) -> N
 def test_closing_while_it_writes(tiny: WriteTiny) -> None:
     """Another thread's step ends first; then its text ends with the reason."""
     model = treadle.load(tiny(), draft=tiny(), threads=1, context=256)
-    model._turns.scheduler.drafting.gate = Always()
-    drafter = model._turns.scheduler.drafting.drafter
+    model.stepper.scheduler.drafting.gate = Always()
+    drafter = model.stepper.scheduler.drafting.drafter
     assert drafter is not None
     usual, closer = drafter.write, threading.Thread(target=model.close)
 

@@ -37,7 +37,8 @@ made = model.generate([1], max_tokens=2, custom=wait)
 
 def other():
     if where == "run":
-        model.engine.beside = wait
+        run = model.engine.device.run
+        model.engine.device.run = lambda *args, **more: (wait(), run(*args, **more))[1]
         model.logits([7] * 40)
     else:
         made.finish()
@@ -66,7 +67,6 @@ if not child:
         print(own.logits([5] * 40).tobytes() == expected, flush=True)
     sys.exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-model.engine.beside = int
 go.set()
 thread.join()
 print(model.logits([5] * 40).tobytes() == expected)

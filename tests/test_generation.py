@@ -208,7 +208,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "model" in request.fixturenames:
         model = request.getfixturevalue("model")
-        check_scheduler(model._turns.scheduler)
+        check_scheduler(model.stepper.scheduler)
 
 
 def greedy(model: treadle.Model, prompt: str, n: int = 40, **settings: Any) -> list[int]:
@@ -406,6 +406,6 @@ def test_ctrl_c_at_any_line_leaves_the_model_usable(model: treadle.Model) -> Non
             interrupt_at(line, lambda: greedy(model, prompts[0], 4))
         except KeyboardInterrupt:
             caught += 1
-        check_scheduler(model._turns.scheduler)
+        check_scheduler(model.stepper.scheduler)
         assert [greedy(model, prompt, 4) for prompt in prompts] == truth
     assert caught > 50  # of 60: when more is cached, fewer lines run

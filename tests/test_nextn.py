@@ -88,12 +88,12 @@ def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def load(path: Path, **settings: Any) -> treadle.Model:
     model = treadle.load(path, threads=1, **{"context": 256, "n_sequences": 3, **settings})
-    model._turns.scheduler.drafting.gate = Always()
+    model.stepper.scheduler.drafting.gate = Always()
     return model
 
 
 def drafter_of(model: treadle.Model) -> NextnDrafter:
-    made = model._turns.scheduler.drafting.drafter
+    made = model.stepper.scheduler.drafting.drafter
     assert isinstance(made, NextnDrafter)
     return made
 
@@ -114,13 +114,15 @@ def test_the_layer_against_float64(path: Path) -> None:
             plain = engine.run([BatchItem(seq, ids, 1)])[0]
         engine.cache.forget()
         with closing(engine.cache.sequence()) as seq:
-            rows = engine.sample([BatchItem(seq, ids, 1, (LogitsQuery(first=True),))])
+            part = BatchItem(seq, ids, 1, (LogitsQuery(first=True),))
+            rows = engine.sample([part], own.observer)
             assert np.array_equal(next(iter(rows)).logits(), plain)
             states = own._states[seq].rows
         made = own.engine
-        made.given = states[:n]
+        own.own_observer.given = states[:n]
         with closing(made.cache.sequence()) as seq:
-            found = np.array([row.logits() for row in made.sample([BatchItem(seq, ids[1:], n)])])
+            rows = made.sample([BatchItem(seq, ids[1:], n)], own.own_observer)
+            found = np.array([row.logits() for row in rows])
         made.plan(1, 1, "ahead").check()
         engine.plan(1, 1, "ahead").check()
 
@@ -203,8 +205,8 @@ def test_a_session_that_was_drafted_for_is_forgotten(foreseen: Path) -> None:
 @pytest.mark.parametrize("off", [False, 0, np.False_])
 def test_off_where_it_is_not_wanted(off: Any, path: Path) -> None:
     with treadle.load(path, threads=1, context=64, speculate=off) as model:
-        assert model._turns.scheduler.drafting.drafter is None
-        assert model.engine.sampled == "logits"
+        assert model.stepper.scheduler.drafting.drafter is None
+        assert model.stepper.scheduler.drafting.observer.output == "logits"
         assert not model.speculate
 
 

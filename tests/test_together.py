@@ -42,11 +42,11 @@ def alone(model: treadle.Model) -> list[str]:
 def nothing_leaks(model: treadle.Model) -> Iterator[None]:
     yield
     gc.collect()
-    check_scheduler(model._turns.scheduler)
-    assert not model._turns.scheduler.admission.running
-    assert not model._turns.scheduler.admission.waiting
-    assert not model._turns._sleepers
-    assert not model._turns._turn.locked()
+    check_scheduler(model.stepper.scheduler)
+    assert not model.stepper.scheduler.admission.running
+    assert not model.stepper.scheduler.admission.waiting
+    assert not model.stepper._sleepers
+    assert not model.stepper._turn.locked()
 
 
 class Watched:
@@ -56,14 +56,14 @@ class Watched:
         self.sizes: list[int] = []
         self.n_first = 0  # requests that the first run waits for
         self._sample = model.engine.sample
-        self._scheduler = model._turns.scheduler
+        self._scheduler = model.stepper.scheduler
         patch.setattr(model.engine, "sample", self.sample)
 
-    def sample(self, parts: Any) -> LogitsBatch:
+    def sample(self, parts: Any, *given: Any) -> LogitsBatch:
         inbox = self._scheduler.admission.inbox
         until(lambda: self.sizes or len(parts) + len(inbox) >= self.n_first)
         self.sizes.append(len(parts))
-        return self._sample(parts)
+        return self._sample(parts, *given)
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_text_that_nobody_reads_on_is_a_few_pieces_ahead_and_no_more(
     assert left.finish() == alone[0]
     dropped = model.generate(PROMPTS[0], **GREEDY)
     next(dropped)
-    assert model._turns.scheduler.admission.running
+    assert model.stepper.scheduler.admission.running
     del dropped  # what is not closed and is forgotten is cancelled
 
 
@@ -167,14 +167,14 @@ def test_ctrl_c_harms_nobody_else(
     threads = [threading.Thread(target=made.finish, daemon=True) for made in others]
     sample, pressed = model.engine.sample, threading.Event()
 
-    def presses(parts: list[BatchItem]) -> LogitsBatch:
+    def presses(parts: list[BatchItem], *given: Any) -> LogitsBatch:
         if len(parts) == 4 and not pressed.is_set():
             pressed.set()
             for thread in threads:
                 thread.start()
-            until(lambda: len(model._turns._sleepers) == 3)
+            until(lambda: len(model.stepper._sleepers) == 3)
             signal.raise_signal(signal.SIGINT)
-        return sample(parts)
+        return sample(parts, *given)
 
     monkeypatch.setattr(model.engine, "sample", presses)
     for made in others:
@@ -209,7 +209,7 @@ def test_ctrl_c_while_another_thread_is_at_work(model: treadle.Model, alone: lis
     main = threading.get_ident()
 
     def press() -> None:
-        until(lambda: model._turns._sleepers)  # so it waits, and nobody else hears of the signal
+        until(lambda: model.stepper._sleepers)  # so it waits, and nobody else hears of the signal
         signal.pthread_kill(main, signal.SIGINT)
 
     presser = threading.Thread(target=press, daemon=True)
@@ -243,7 +243,7 @@ def test_closing_from_another_thread_while_it_waits(model: treadle.Model, alone:
     threads[0].start()
     assert inside.wait(60)
     threads[1].start()
-    until(lambda: model._turns._sleepers)
+    until(lambda: model.stepper._sleepers)
     second.close()
     go.set()
     for thread in threads:

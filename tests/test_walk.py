@@ -121,7 +121,7 @@ class Walk:
                 pressed = pressed_in_a_run(self.model.engine)
             with pressed, suppress(KeyboardInterrupt, NoRoomError):
                 step()
-            check_scheduler(self.model._turns.scheduler, *(s.seq for s in self.sessions))
+            check_scheduler(self.model.stepper.scheduler, *(s.seq for s in self.sessions))
         for made, _ in self.texts:
             made.close()
         for session in self.sessions:
@@ -138,7 +138,7 @@ def model(request: pytest.FixtureRequest, tiny: WriteTiny) -> Iterator[treadle.M
     path = tiny(request.param, **MODELS[request.param])
     settings: dict[str, Any] = {"deterministic": True, "speculate": True, "n_sequences": 2}
     with treadle.load(path, threads=2, context=N_CTX, **settings) as model:
-        model._turns.scheduler.drafting.gate = Always()
+        model.stepper.scheduler.drafting.gate = Always()
         model.logits([5] * 40)  # its team is there
         yield model
 

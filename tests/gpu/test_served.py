@@ -84,14 +84,14 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
     client: TestClient, service: Service, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Together in batches: no step is made until all have come."""
-    turns = service.engine.turns
+    turns = service.engine.stepper
     found = dict.fromkeys(PROMPTS, "")
     step, come = turns.step, threading.Event()
 
-    def wait() -> Any:
+    def wait(*given: Any) -> Any:
         until(lambda: come.is_set() or len(service.engine.texts) == len(PROMPTS))
         come.set()
-        return step()
+        return step(*given)
 
     def ask(prompt: str) -> None:
         found[prompt] = completed(client, prompt)

@@ -104,13 +104,13 @@ def each_piece(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine waits before a step until the pieces of all streams are taken: so each is sent by
     itself, however busy the machine.
     """
-    step = service.engine.turns.step
+    step = service.engine.stepper.step
 
-    def wait() -> Any:
+    def wait(*given: Any) -> Any:
         until(lambda: not any(t.answer.pieces for t in list(service.engine.texts.values())))
-        return step()
+        return step(*given)
 
-    monkeypatch.setattr(service.engine.turns, "step", wait)
+    monkeypatch.setattr(service.engine.stepper, "step", wait)
 
 
 @contextmanager
@@ -118,16 +118,16 @@ def held(service: Service) -> Iterator[None]:
     """Texts that have begun go on only when a text comes or leaves, and behind this: so none ends
     meanwhile, however slow its reader.
     """
-    turns = service.engine.turns
+    turns = service.engine.stepper
     inbox = service.engine.scheduler.admission.inbox
     step, over = turns.step, threading.Event()
 
     def begun() -> bool:
         return any(len(text.answer.ids) > 2 for text in list(service.engine.texts.values()))
 
-    def wait() -> Any:
+    def wait(*given: Any) -> Any:
         until(lambda: over.is_set() or inbox or not begun())
-        return step()
+        return step(*given)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turns, "step", wait)

@@ -46,7 +46,7 @@ def test_a_bug_in_a_step_is_told_to_all_and_the_next_call_is_served(
 def test_a_file_that_shrank_ends_the_service(
     model: treadle.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(parts: object) -> None:
+    def fails(*_: object) -> None:
         raise FileError("shrank", path="m.gguf")
 
     with running(model) as service, talking(service) as client:
@@ -91,7 +91,7 @@ def test_every_plan_is_there_before_it_is_healthy(service: Service, client: Test
     with engine.lock:
         for n_tokens in (*range(1, 40), engine.max_tokens):
             for n_outputs in range(n_tokens + 1):
-                engine.plan_for(n_tokens, min(n_outputs, OUTPUTS), engine.sampled)
+                engine.plan_for(n_tokens, min(n_outputs, OUTPUTS), "logits")
     assert set(map(id, engine._ready.values())) == ready
     texts = [f"def f{i}(" for i in range(7)]
     for n in (1, 2, 3, 7):
@@ -113,13 +113,13 @@ def test_jobs_and_texts_take_turns(
 ) -> None:
     """A job runs between two steps of a text that is being written."""
     asked = threading.Event()
-    step = service.engine.turns.step
+    step = service.engine.stepper.step
     found: list[Any] = []
 
-    def wait() -> Any:
+    def wait(*given: Any) -> Any:
         if any(len(text.answer.ids) == 5 for text in list(service.engine.texts.values())):
             assert asked.wait(PATIENCE_S)
-        return step()
+        return step(*given)
 
     def count() -> int:
         (text,) = service.engine.texts.values()
@@ -128,7 +128,7 @@ def test_jobs_and_texts_take_turns(
     def write() -> None:
         found.append(post(client, "/v1/completions", prompt="x", max_tokens=20, ignore_eos=True))
 
-    monkeypatch.setattr(service.engine.turns, "step", wait)
+    monkeypatch.setattr(service.engine.stepper, "step", wait)
     writer = threading.Thread(target=write)
     writer.start()
     until(lambda: any(len(t.answer.ids) == 5 for t in list(service.engine.texts.values())))
@@ -298,16 +298,16 @@ def test_an_end_is_counted_whoever_sees_it_first(
 ) -> None:
     """A reader may take the last piece, and drop the text, before the step has told of it."""
     with running(model, metrics=True) as service:
-        step = service.engine.turns.step
+        step = service.engine.stepper.step
 
-        def slow() -> Any:
-            fed = step()
+        def slow(*given: Any) -> Any:
+            fed = step(*given)
             for request in fed[0]:
                 if request.answer.done:
                     service.engine.drop(service.engine.texts[request])
             return fed
 
-        monkeypatch.setattr(service.engine.turns, "step", slow)
+        monkeypatch.setattr(service.engine.stepper, "step", slow)
 
         async def write() -> None:
             body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}

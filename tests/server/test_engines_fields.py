@@ -62,17 +62,17 @@ def test_pings_come_as_the_call_wants_them(
     interval: float, pinged: bool, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service: Any = client.app.state.service  # type: ignore[attr-defined]
-    step, asked = service.engine.turns.step, list[int]()
+    step, asked = service.engine.stepper.step, list[int]()
 
-    def slow() -> Any:
+    def slow(*given: Any) -> Any:
         if pinged and not asked:
             asked.append(1)
 
             time.sleep(0.2)  # a step in which pings must come, however busy the machine
-        return step()
+        return step(*given)
 
-    monkeypatch.setattr(service.engine.turns, "step", slow)
-    monkeypatch.setattr("treadle.server.requests.responses.PING_S", 0.001 if not pinged else 60.0)
+    monkeypatch.setattr(service.engine.stepper, "step", slow)
+    monkeypatch.setattr("treadle.server.http.http_io.PING_S", 0.001 if not pinged else 60.0)
     body = {"prompt": "x", "max_tokens": 20, "stream": True, "sse_ping_interval": interval}
     answer = client.post("/v1/completions", json=body)
     assert (": ping" in answer.text) is pinged

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
 from tests.speech.families import HERMES_TEMPLATE
 from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
-from treadle.chat.tools.history import lone_results
+from treadle.chat.messages import lone_results
+from treadle.server.requests import chat_prompt
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -196,13 +198,13 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
 def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = treadle.Model.chat_prompt
+    own = chat_prompt.render_messages
 
-    def noted(model: treadle.Model, *args: Any, **more: Any) -> str:
-        made.append(own(model, *args, **more))
+    def noted(*args: Any, **more: Any) -> str:
+        made.append(own(*args, **more))
         return made[-1]
 
-    monkeypatch.setattr(treadle.Model, "chat_prompt", noted)
+    monkeypatch.setattr(chat_prompt, "render_messages", noted)
     return made
 
 
@@ -244,7 +246,14 @@ def test_a_picture_in_a_result_of_ollama(
     assert f"BEFORE\n{SENTENCE.format('picture (3000 bytes)')}" in made[-1]
     assert lines(agent, OLLAMA, **body)[-1]["warnings"] == [warning]
     own = [{"role": "user", "content": "ASKED", "images": [PNG]}]
-    assert "images" in post(agent, OLLAMA, 400, messages=own)["error"]
+    more = {"options": {"num_predict": 2}, "stream": False}
+    (warning,) = post(agent, OLLAMA, messages=own, **more)["warnings"]
+    assert warning.startswith("message 0: a picture (3000 bytes) was dropped")
+    assert "was sent here. It is left out: the model reads text alone.]\nASKED" in made[-1]
+    body = {"prompt": "ASKED", "images": [PNG], **more}
+    (warning,) = post(agent, "/api/generate", **body)["warnings"]
+    assert warning.startswith("message 0: a picture (3000 bytes) was dropped")
+    assert "images" in post(agent, "/api/generate", 400, **body, raw=True)["error"]
 
 
 @pytest.mark.parametrize(
@@ -299,15 +308,44 @@ def test_a_document_of_parts_in_a_result(agent: TestClient, model: treadle.Model
     assert PICTURE in warning
 
 
+def with_picture(path: str) -> dict[str, Any]:
+    """A body whose last message, the user's, is a picture between texts."""
+    body = talk_of(path, "RESULT")
+    body["input" if path == RESPONSES else "messages"].append({**user(""), "content": PARTS[path]})
+    return body
+
+
 @pytest.mark.parametrize("path", PARTS)
-def test_pictures_of_the_user_are_refused(path: str, agent: TestClient) -> None:
-    mine = {"role": "user", "content": PARTS[path][1:2]}
+def test_a_picture_of_the_user(
+    path: str, agent: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is told of it, and so is the client; the conversation goes on."""
+    made = prompts_of(monkeypatch)
+    (warning,) = post(agent, path, **with_picture(path))["warnings"]
+    assert warning == f"message 3: a {PICTURE} was dropped, because the model reads only text"
+    words = f"[A {PICTURE} was sent here. It is left out: the model reads text alone.]"
+    assert f"BEFORE\n{words}\nBEHIND" in made[-1]
+
+
+@pytest.mark.parametrize("path", PARTS)
+@pytest.mark.parametrize("whose", ["user", "tool"])
+def test_a_strict_server_refuses_pictures(path: str, whose: str, model: treadle.Model) -> None:
+    own = with_template(model, HERMES_TEMPLATE)
+    own.defaults = replace(model.defaults, strict=True)
+    body = with_picture(path) if whose == "user" else talk_of(path, PARTS[path])
+    with running(own) as service, talking(service) as client:
+        message = post(client, path, 400, **body)["error"]["message"]
+    assert f"a {PICTURE} cannot be read: the model reads text alone" in message
+    assert ".content[" in message or ".output[" in message
+
+
+@pytest.mark.parametrize("path", PARTS)
+def test_other_parts_of_the_user_are_refused(path: str, agent: TestClient) -> None:
+    mine = {"role": "user", "content": [{"type": "video", "video": "x"}]}
     body = talk_of(path, "RESULT")
     body["input" if path == RESPONSES else "messages"].append(mine)
-    assert (
-        "not supported: treadle accepts text only"
-        in post(agent, path, 400, **body)["error"]["message"]
-    )
+    error = post(agent, path, 400, **body)["error"]["message"]
+    assert "content type 'video' is not supported: expected text, a picture or a sound" in error
 
 
 # -- results without calls ------------------------------------------------------------------------

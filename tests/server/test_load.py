@@ -22,7 +22,7 @@ from treadle.server.requests.service import Service
 def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step reads 96 tokens of prompts, and waits until the last progress was told."""
     shares = service.engine.scheduler._composer._shares
-    turns = service.engine.turns
+    turns = service.engine.stepper
     split = shares.split
     step = turns.step
 
@@ -33,10 +33,10 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         texts = list(service.engine.texts.values())
         return all(text.progress() in (None, text.last_progress) for text in texts)
 
-    def wait() -> Any:
+    def wait(*given: Any) -> Any:
         service.engine._ring()  # else it would be while the step runs
         until(told)
-        return step()
+        return step(*given)
 
     monkeypatch.setattr(shares, "split", few)
     monkeypatch.setattr(turns, "step", wait)

@@ -238,17 +238,17 @@ def test_a_text_that_fails_ends_its_stream_with_an_error(
     def fails(*_: object) -> int:
         raise ZeroDivisionError("a secret")
 
-    made = service.model.generate
+    build_request = service.model.build_request
     broken: list[Any] = []
 
-    def generate(*args: Any, **settings: Any) -> Any:
-        generation = made(*args, **settings)
+    def breaking(*args: Any, **settings: Any) -> Any:
+        request = build_request(*args, **settings)
         if not broken:
-            broken.append(generation)
-            monkeypatch.setattr(generation.request, "choose", fails)
-        return generation
+            broken.append(request)
+            monkeypatch.setattr(request, "choose", fails)
+        return request
 
-    monkeypatch.setattr(service.model, "generate", generate)
+    monkeypatch.setattr(service.model, "build_request", breaking)
     with talking(service, raise_server_exceptions=False) as client:
         body = {"prompt": "x", "max_tokens": 5, "stream": True}
         answer = client.post("/v1/completions", json=body)

@@ -418,8 +418,8 @@ def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None
 
 def stopped(tokenizer: Tokenizer, speech: AnswerMarks, said: str, *stop: str) -> str:
     """What an answer gives of all that was said."""
-    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=stop)
-    AnswerPlan(speech).dress(answer)
+    stop_filter = AnswerPlan(speech).stop_filter(stop)
+    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=stop, stop_filter=stop_filter)
     for id in tokenizer.encode_plain(said, start=False):
         if not answer.done:
             answer.push(id)

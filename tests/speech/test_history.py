@@ -10,9 +10,10 @@ import pytest
 
 from tests.speech.families import BARE_TEMPLATE, HERMES_TEMPLATE, TEMPLATES, TOLD, F
 from tests.speech.test_manner import REAL, WITHOUT
+from treadle.chat.messages import lone_results
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools.detect import find_manner, manner_of
-from treadle.chat.tools.history import CallContentStyle, lone_results
+from treadle.chat.tools.history import CallContentStyle
 from treadle.chat.tools.messages import shaped
 
 # As the families' own have it, in short: a message that calls has text or reasoning, which is left

@@ -422,8 +422,9 @@ def test_reasoning_within_content_binds_nothing(tokenizer: Tokenizer, grammars: 
 def test_reasoning_in_an_answer(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """The stop strings of an answer, whose marks are shown to the scanner."""
     plan = planned(MANNERS["<think>"], grammars)
-    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=("stop",))
-    plan.dress(answer)
+    stop = ["stop"]
+    given: Any = {"stop_filter": plan.stop_filter(stop), "shown": plan.shown}
+    answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=stop, **given)
     said = "a<think>stop</think>b stop"
     for id in tokenizer.encode(said, bos=False, special=True):
         if not answer.done:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from treadle.chat.template.messages import read_messages
+from treadle.chat.messages import read_messages
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import reasoning_said
 from treadle.chat.tools.messages import gone_on

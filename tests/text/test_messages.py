@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from treadle.chat.messages import read_messages
 from treadle.chat.template.builtin_templates import BUILT_INS
-from treadle.chat.template.messages import ContentForm, form_of, read_messages
+from treadle.chat.template.content_form import ContentForm, form_of
 from treadle.chat.template.template import ChatTemplate
 from treadle.errors import TemplateError, UnsupportedError
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.api.options import check_fields
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.validate import positive
+from treadle.base.validate import flag, positive
 from treadle.errors import SamplingError, TreadleError, of_setting
 from treadle.sampling import Sampling
 
@@ -31,7 +31,7 @@ class Defaults:
     ``template``: replaces the file's chat template, None keeps it; ``variables``: of the template;
     ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over the file's recommended
     ones; ``whole``: a full ``Sampling``, if the caller gave one; ``max_tokens``: per answer, None
-    for no limit.
+    for no limit; ``strict``: whether parts of messages that the model cannot read are refused.
     """
 
     template: ChosenTemplate | None = None
@@ -40,6 +40,7 @@ class Defaults:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     whole: Sampling | None = None
     max_tokens: int | None = None
+    strict: bool = False
 
     def sampling_over(self, recommended: Sampling) -> Sampling:
         """Return the sampling settings for calls that give none."""
@@ -61,6 +62,7 @@ def read_defaults(
     sampling: Given = None,
     seed: int | None = None,
     max_tokens: int | None = None,
+    strict: bool = False,
 ) -> Defaults:
     """Check the defaults given to ``load``, before a model file is opened.
 
@@ -69,10 +71,14 @@ def read_defaults(
     """
     if max_tokens is not None:
         positive("max_tokens", max_tokens)
-    made: dict[str, Any] = {**_sampling(sampling, seed), "max_tokens": max_tokens}
+    made: dict[str, Any] = {
+        **_sampling(sampling, seed),
+        "max_tokens": max_tokens,
+        "strict": flag("strict", strict),
+    }
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
         return Defaults(**made)  # fast path: no further imports
-    from treadle.chat.template.messages import plain
+    from treadle.chat.messages import plain
     from treadle.chat.template.override import choose_template
     from treadle.chat.template.variables import check_own, check_reasoning
 

@@ -35,7 +35,7 @@ class Generation:
     current step (at most a token or one batch of the prompt), with the session consistent.
     """
 
-    def __init__(self, request: Request, turns: CooperativeStepper) -> None:
+    def __init__(self, request: Request, stepper: CooperativeStepper) -> None:
         answer = request.answer
         self.prompt_ids: list[int] = list(request.ids)
         self.ids: list[int] = []
@@ -45,15 +45,10 @@ class Generation:
         self.timings = answer.timings
         self._request = request
         self._answer = answer
-        self._turns = turns
+        self._stepper = stepper
         self._one = UseLock()  # one thread at a time
 
     _begun = _ended = False
-
-    @property
-    def request(self) -> Request:
-        """The scheduler's request, for a server that steps the scheduler itself."""
-        return self._request
 
     def __reduce__(self) -> NoReturn:  # the end of a copy would end the generation
         raise TypeError("a Generation cannot be pickled or copied: its text, ids and timings can")
@@ -96,15 +91,15 @@ class Generation:
 
     def __del__(self) -> None:
         if self._begun and not self._ended:  # the rest will not be read
-            self._turns.scheduler.cancel(self._request)
+            self._stepper.scheduler.cancel(self._request)
 
     def close(self) -> None:
         """End the generation: the iterator yields no more. A prompt that another thread is
         processing stops after the current batch.
         """
         self._ended = True
-        self._turns.scheduler.cancel(self._request)
-        self._turns.scheduler.settle()
+        self._stepper.scheduler.cancel(self._request)
+        self._stepper.scheduler.settle()
 
     def finish(self) -> str:
         """Generate to the end; return the whole text."""
@@ -125,14 +120,14 @@ class Generation:
         self._request.look_ahead = look_ahead
         if not self._begun and not self._answer.done:
             self._begun = True
-            self._turns.scheduler.add(self._request)
+            self._stepper.scheduler.add(self._request)
 
     def wait(self, enough: Callable[[], bool]) -> None:
         """Step until ``enough()``, or until the generation is closed."""
         if not self._begun:
             self.begin(look_ahead=LOOK_AHEAD)
         try:
-            self._turns.until(enough, self._request)
+            self._stepper.until(enough, self._request)
         except BaseException:
             self.close()
             raise

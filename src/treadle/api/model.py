@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -31,6 +32,7 @@ from treadle.api.options import (
 from treadle.api.session import Session
 from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
+from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
 from treadle.convert.open import open_model, packaged_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
@@ -42,18 +44,22 @@ from treadle.files.target import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
-from treadle.scheduler.output import RequestOutput, stop_strings
+from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
 from treadle.scheduler.request import Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
+    from treadle.chat.messages import Conversation
+    from treadle.chat.prompt import ChatPrompt
     from treadle.chat.template.template import ChatTemplate
+    from treadle.chat.tools.answer_plan import AnswerPlan
     from treadle.convert.lora.lora import Adapters
     from treadle.devices.protocol import Device
     from treadle.grammar.compiled_cache import Grammars
     from treadle.grammar.json_schema import Schema
+    from treadle.media.marks import MediaMarks
     from treadle.plan.plan import Plan
     from treadle.tokenizer.tokenizer import Tokenizer
 
@@ -86,6 +92,7 @@ def load(
     sampling: Given = None,
     seed: int | None = None,
     max_tokens: int | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
@@ -110,7 +117,9 @@ def load(
     variables; ``reasoning``: "on" or "off", set by the template's variable for it or, without one,
     off by a reasoning budget of 0, "auto" for the template's default; ``sampling``: a ``Sampling``,
     or fields by name over the file's recommended ones; ``seed``: for every request; ``max_tokens``:
-    per answer, None for the end of the context.
+    per answer, None for the end of the context; ``strict``: refuse pictures and sounds of messages
+    that the model cannot read, in place of telling the model and the caller that they were left
+    out.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -137,6 +146,7 @@ def load(
         sampling=sampling,
         seed=seed,
         max_tokens=max_tokens,
+        strict=strict,
         progress=progress,
     )
 
@@ -152,6 +162,8 @@ class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
     engine_type: ClassVar[type[Engine]] = Engine
+    modalities: frozenset[str] = frozenset()  # of "image" and "audio": those that it reads
+    media_marks: tuple[MediaMarks, ...] = ()  # marks of its pictures and sounds in prompts
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
@@ -206,9 +218,9 @@ class Model:
 
             folder = file_name(cache_dir, "cache_dir")
             self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
-        self._turns = CooperativeStepper(Scheduler(self.engine))
+        self.stepper = CooperativeStepper(Scheduler(self.engine))
         second = None if draft is None else open_model(file_name(draft, "draft"))
-        self.speculate = self._turns.scheduler.drafting.open(second, self.engine, speculate)
+        self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -260,7 +272,7 @@ class Model:
         from treadle.kvcache.disk.session_file import load_session
 
         session = self.session(lora={})
-        load_session(path, self.engine, session.seq, self._turns.scheduler.make_room)
+        load_session(path, self.engine, session.seq, self.stepper.scheduler.make_room)
         return session
 
     # -- text -----------------------------------------------------------------------------------
@@ -314,6 +326,54 @@ class Model:
         TypeError for a name that is no setting, UnsupportedError for text if the file has no
         vocabulary.
         """
+        request = self.build_request(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            grammar=grammar,
+            json_schema=json_schema,
+            regex=regex,
+            session=session,
+            logprobs=logprobs,
+            constraint=constraint,
+            lora=lora,
+            cache_prompt=cache_prompt,
+            **fields,
+        )
+        return Generation(request, self.stepper)
+
+    def build_request(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        sampling: Sampling | None = None,
+        stop: str | Iterable[str] | None = (),
+        grammar: str | None = None,
+        json_schema: Schema | None = None,
+        regex: str | None = None,
+        session: Session | None = None,
+        logprobs: int | None = None,
+        constraint: TokenConstraint | None = None,
+        lora: Mapping[Any, float] | None = None,
+        cache_prompt: bool = True,
+        plan: AnswerPlan | None = None,
+        ends: frozenset[int] = frozenset(),
+        keeps_stop: bool = False,
+        lines: IndentStop | None = None,
+        priority: int = 0,
+        client: Hashable = None,
+        look_ahead: float = inf,
+        **fields: Any,
+    ) -> Request:
+        """Return a request for the scheduler of ``stepper``, not yet added to it. Settings and
+        errors are those of ``generate``.
+
+        ``plan``: of an answer with tools, reasoning or a schema; its constraint replaces
+        ``constraint``. ``ends``, ``keeps_stop``, ``lines``: see ``RequestOutput``; ``priority``,
+        ``client``, ``look_ahead``: see ``Request``.
+        """
         check_session(session, self.engine)
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: give at least one token")
@@ -321,18 +381,43 @@ class Model:
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
         tokenizer = speller(self, stop := stop_strings(stop))
-        rule = constraint
+        rule = constraint if plan is None else plan.guide()
         if grammar is not None or json_schema is not None or regex is not None:
             rule = self.grammars.matcher(grammar, json_schema, regex, constraint)
-        own: Any = {"eog": tokenizer.eog, "tokenizer": tokenizer.of_text, "constraint": rule}
-        sampler = Sampler(settings, self.config.n_vocab, **own)
+        sampler = Sampler(
+            settings,
+            self.config.n_vocab,
+            eog=tokenizer.eog,
+            tokenizer=tokenizer.of_text,
+            constraint=rule,
+        )
         self.engine.cache.check_context(len(ids))
-        answer = RequestOutput(tokenizer, ids, n_ctx=self.n_ctx, max_tokens=limit, stop=stop)
+        answer = RequestOutput(
+            tokenizer,
+            ids,
+            n_ctx=self.n_ctx,
+            max_tokens=limit,
+            stop=stop,
+            stop_filter=None if plan is None else plan.stop_filter(stop),
+            shown=() if plan is None else plan.shown,
+            ends=ends,
+            keeps_stop=keeps_stop,
+            lines=lines,
+        )
         answer.timings.load_s = self.load_s
-        own = {"logprobs": n_top, "session": session, "speculate": self.speculate}
-        own["lora"] = lora_scales(lora, self.engine, session)
-        own["reuse"] = flag("cache_prompt", cache_prompt)
-        return Generation(Request(ids, sampler, answer, **own), self._turns)
+        return Request(
+            ids,
+            sampler,
+            answer,
+            logprobs=n_top,
+            session=session,
+            priority=priority,
+            client=client,
+            look_ahead=look_ahead,
+            speculate=self.speculate,
+            lora=lora_scales(lora, self.engine, session),
+            reuse=flag("cache_prompt", cache_prompt),
+        )
 
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any
@@ -373,13 +458,15 @@ class Model:
         that it may ignore. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
         ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
         place of the default of ``load``; off, the answer is a ``Reply`` too, without reasoning. A
-        final assistant message is continued. Also raises TemplateError, and UnsupportedError for
-        parts that are not text.
+        final assistant message is continued. A picture or sound that the model cannot read is
+        replaced by a sentence, with a warning. Also raises TemplateError, and UnsupportedError for
+        parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         # building one starts the other
         stop = self.template.stop
-        tokenizer = self.tokenizer
+        _ = self.tokenizer
+        conversation = self.read_conversation(messages)
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}
         if reasoning is not None:
@@ -394,9 +481,11 @@ class Model:
         if tools is not None or "reasoning_budget" in settings:
             from treadle.api.tool_chat import reply
 
-            return reply(self, messages, tools, own, template=template, **settings)
-        text = self.chat_prompt(messages, template=template, **settings)
-        return self.generate(tokenizer.encode_prompt(text), **own)
+            return reply(self, conversation, tools, own, SETTINGS, template=template, **settings)
+        for warning in conversation.warnings:
+            warn(warning)
+        prompt = self._prompt(conversation, None, template, settings)
+        return self.generate(self.prompt_ids(prompt), **own)
 
     def chat_prompt(
         self,
@@ -407,9 +496,33 @@ class Model:
         **variables: Any,
     ) -> str:
         """Return the chat template's text of a conversation; variables as in ``chat``."""
-        from treadle.api.tool_chat import prompt_of
+        conversation = self.read_conversation(messages)
+        return self._prompt(conversation, tools, template, variables).shown
 
-        return prompt_of(self.template, messages, tools, template, variables, SETTINGS)
+    def read_conversation(self, messages: Any) -> Conversation:
+        """Check messages; see ``treadle.chat.messages.read_conversation``."""
+        from treadle.chat.messages import MediaPolicy, read_conversation
+
+        return read_conversation(messages, MediaPolicy(self.modalities, self.defaults.strict))
+
+    def _prompt(
+        self,
+        conversation: Conversation,
+        tools: list[dict[str, Any]] | None,
+        template: Mapping[str, Any] | None,
+        variables: Mapping[str, Any],
+    ) -> ChatPrompt:
+        """Render a conversation, with template variables as in ``chat``."""
+        from treadle.chat.prompt import conversation_prompt
+
+        marks = self.media_marks
+        return conversation_prompt(
+            self.template, conversation, tools, template, variables, SETTINGS, marks=marks
+        )
+
+    def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
+        """Return the token ids of a rendered prompt."""
+        return self.tokenizer.encode_prompt(prompt.text)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 
@@ -417,7 +530,7 @@ class Model:
         """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
         ids = token_ids(ids)
         with self.engine.lock:
-            self._make_room(len(ids))
+            self.make_room(len(ids))
             with self.session() as session:
                 return session.logits(ids)
 
@@ -427,7 +540,7 @@ class Model:
         """
         ids = token_ids(ids)
         with self.engine.lock:
-            self._make_room(len(ids))
+            self.make_room(len(ids))
             return self.engine.states(ids)
 
     def embed(
@@ -466,9 +579,11 @@ class Model:
             )
         return ids
 
-    def _make_room(self, n_tokens: int) -> None:
-        """Preempt running requests until ``n_tokens`` fit; see ``make_room``."""
-        self._turns.scheduler.make_room(n_tokens)
+    def make_room(self, n_tokens: int) -> None:
+        """Preempt running requests until ``n_tokens`` fit; see ``Scheduler.make_room``. The caller
+        holds the engine's lock.
+        """
+        self.stepper.scheduler.make_room(n_tokens)
 
     def _with_room(self, n_tokens: int, runs: Generator[T, None, None]) -> Generator[T, None, None]:
         """Yield from ``runs``, making room for ``n_tokens`` before the first. Other threads may use
@@ -476,7 +591,7 @@ class Model:
         """
         with closing(runs):
             with self.engine.lock:
-                self._make_room(n_tokens)
+                self.make_room(n_tokens)
                 first = next(runs)
             yield first
             yield from runs
@@ -492,7 +607,7 @@ class Model:
         n_tokens = ranged("n_tokens", n_tokens, 1, self.engine.max_tokens)
         depth = ranged("depth", depth, 0)
         with self.engine.lock:
-            self._make_room(depth + n_tokens)
+            self.make_room(depth + n_tokens)
             with self.session() as session:
                 if depth:
                     session.feed([0] * depth)
@@ -501,7 +616,7 @@ class Model:
     def close(self) -> None:
         """Stop the threads and close the file."""
         with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
-            self._turns.scheduler.drafting.close()
+            self.stepper.scheduler.drafting.close()
             self.engine.close()
 
     def __enter__(self) -> Model:

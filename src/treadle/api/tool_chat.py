@@ -6,34 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
 from treadle.base.validate import flag, listed, positive, ranged
-from treadle.chat.template.messages import check_messages, read_messages
-from treadle.chat.template.prompt import chat_prompt
+from treadle.chat.messages import Conversation, check_messages
+from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
+from treadle.chat.template.variables import check_own, check_variables
 from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, manner_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
-from treadle.chat.tools.history import lone_results, needs_form
-from treadle.chat.tools.media_placeholders import in_words, left_out
-from treadle.chat.tools.messages import (
-    begun,
-    check_calls,
-    gone_on,
-    in_another_form,
-    in_form,
-    shaped,
-)
+from treadle.chat.tools.messages import begun, shaped
 from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
 from treadle.chat.tools.schemas import without_nulls
-from treadle.errors import GrammarError, TemplateError, TreadleError
+from treadle.errors import GrammarError, TreadleError
 from treadle.grammar.compiled_cache import check_one
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
-    from treadle.chat.template.template import ChatTemplate
+    from treadle.scheduler.request import Request
+    from treadle.scheduler.stepping import CooperativeStepper
 
 
 Tool = Mapping[str, Any] | Function
@@ -47,8 +39,8 @@ class Reply(Generation):
     conversation.
     """
 
-    def __init__(self, generation: Generation, planned: AnswerPlan) -> None:
-        super().__init__(generation._request, generation._turns)
+    def __init__(self, request: Request, stepper: CooperativeStepper, planned: AnswerPlan) -> None:
+        super().__init__(request, stepper)
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
@@ -96,32 +88,12 @@ class Reply(Generation):
         return result
 
 
-def prompt_of(
-    template: ChatTemplate, messages: Sequence[dict[str, Any]], tools: Any, *given: Any
-) -> str:
-    """Return ``chat_prompt`` of a conversation. Messages with tool calls, tool results, later
-    system messages or reasoning are converted to the template's form, and so are messages for which
-    the template raises. With tools, ``reply`` has done this already.
-    """
-
-    def made(messages: Sequence[dict[str, Any]]) -> str:
-        return chat_prompt(template, messages, tools, *given, go_on=partial(gone_on, template))
-
-    try:
-        if tools is None and needs_form(messages):
-            messages = in_form(messages, template)
-        return made(messages)
-    except TemplateError as error:
-        if tools is not None:
-            raise
-        return made(in_another_form(messages, template, error))
-
-
 def reply(
     model: Model,
-    messages: Sequence[dict[str, Any]],
+    conversation: Conversation,
     tools: Sequence[Tool] | None,
     own: dict[str, Any],
+    settings: Sequence[str],
     *,
     tool_choice: str = "auto",
     parallel: bool = True,
@@ -131,7 +103,8 @@ def reply(
 ) -> Reply:
     """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
     ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens;
-    ``own``: settings of ``generate``; ``variables``: of the template. Also raises GrammarError.
+    ``own``: settings of ``generate``, whose names are ``settings``; ``variables``: of the template.
+    Also raises GrammarError.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
@@ -139,10 +112,7 @@ def reply(
     if reasoning_budget is not None:
         ranged("reasoning_budget", reasoning_budget, 0)
     parallel = flag("parallel", parallel)
-    check_messages(messages)
-    told = (*left_out(messages), *lone_results(messages))
-    messages = read_messages([in_words(message) for message in messages])
-    check_calls(messages)
+    messages = conversation.messages
     by_name = described(() if tools is None else tools)
     forced = _forced(tool_choice, by_name)
     if tool_choice == "none":
@@ -151,7 +121,11 @@ def reply(
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
     manner = manner_of(model.template)
     said, shown = shaped(messages, functions, manner)
-    text = model.chat_prompt(said, tools=shown, template=template, **variables)
+    if variables:
+        check_variables(model.template, variables, settings)
+    given = {**check_own(template), **variables}
+    media = PromptMedia.of(conversation, model.media_marks)
+    text = render_messages(model.template, said, shown, given, media=media)
     wanted = AnswerOptions(
         tools=schemas,
         strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
@@ -164,12 +138,10 @@ def reply(
     )
     grammars = model.grammars
     planned = plan_answer(wanted, begun(messages, manner), text, grammars)
-    planned = replace(planned, warnings=(*planned.warnings, *told))
-    made = model.generate(
-        grammars.tokenizer.encode_prompt(text), **{**own, "constraint": planned.guide()}
-    )
-    planned.dress(made.request.answer)
-    return Reply(made, planned)
+    planned = replace(planned, warnings=(*planned.warnings, *conversation.warnings))
+    ids = model.prompt_ids(ChatPrompt(text, media))
+    request = model.build_request(ids, **own, plan=planned)
+    return Reply(request, model.stepper, planned)
 
 
 def described(tools: Iterable[Tool]) -> dict[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ from treadle.base.fork_safety import UseLock
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
 from treadle.engine.logits import LogitsBatch
+from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.elementwise.top_logits import RESULT
@@ -86,14 +87,7 @@ class Engine:
         self._arena = device.memory(0)
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
-        # ``sampled``: the output that ``sample`` runs
         self._closed = False
-        self.sampled = "logits"
-        self.watch: Callable[[Ids[BatchItem], PreparedPlan], None] | None = (
-            None  # called after each run of ``sample``
-        )
-        # called at the start of each run, for Python work meanwhile
-        self.beside: Callable[[], object] = int
         self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
@@ -177,9 +171,27 @@ class Engine:
         """Run one batch of at most ``max_tokens`` tokens; see the class."""
         return self._run(parts, lambda ready: self._logits(ready)().copy())
 
-    def sample(self, parts: Ids[BatchItem]) -> LogitsBatch:
-        """Run a batch for samplers: return each output's largest logits, by its part's queries."""
-        return self._run(parts, partial(self._read_rows, parts), None, self.sampled)
+    def sample(
+        self,
+        parts: Ids[BatchItem],
+        observer: EngineObserver = NO_OBSERVER,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> LogitsBatch:
+        """Run a batch for samplers: return each output's largest logits, by its part's queries.
+        ``meanwhile`` is called just before the device starts, for work of other threads that should
+        overlap with the run.
+        """
+
+        def begin(ready: PreparedPlan) -> None:
+            observer.before_run(ready)
+            if meanwhile is not None:
+                meanwhile()
+
+        def read(ready: PreparedPlan) -> LogitsBatch:
+            observer.after_run(parts, ready)
+            return self._read_rows(parts, ready)
+
+        return self._run(parts, read, None, observer.output, begin)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output; return each step's label and seconds."""
@@ -374,16 +386,21 @@ class Engine:
         read: Callable[[PreparedPlan], T],
         times: list[float] | None = None,
         output: str = "logits",
+        begin: Callable[[PreparedPlan], object] | None = None,
     ) -> T:
         with self.lock:
             ready = self._plan_of(parts, output)  # compiling takes seconds and is interruptible
             with interrupts_held() as held:
                 starts = self._prepare(ready, parts)
                 try:
+                    if begin is not None:
+                        begin(ready)
                     if not self._walk(ready, times, stoppable=True):
                         held.let()
                         # No handler raised, so the run is wanted. The repeat is not stoppable: a
                         # program with frequent signals would never finish.
+                        if begin is not None:
+                            begin(ready)
                         self._walk(ready, times)
                     self.check_files()
                 # Ctrl-C, a file that shrank, or an error of the user's own signal handler.
@@ -402,7 +419,6 @@ class Engine:
         after all steps that do not depend on them.
         """
         run = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
-        self.beside()
         if ready.run.media is not None:
             ready.write_media()
         if not ready.run.late:
@@ -503,8 +519,6 @@ class Engine:
         return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
 
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
-        if self.watch is not None:
-            self.watch(parts, ready)
         at = ready.plan.offsets[ready.plan.outputs["top"]]
         n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()

@@ -70,6 +70,11 @@ class RequestOutput:
     ``push`` takes each token id; ``take`` returns pieces of whole characters. Text that may begin a
     stop string is held back. Finish reasons: "length" at ``max_tokens``, "context" at ``n_ctx``
     tokens of prompt and output, "stop" at an end-of-generation token or a stop string.
+
+    ``stop_filter``: selects the text that stop strings match, None for all of it; ``keeps_stop``:
+    whether the final stop string is part of the output; ``shown``: control tokens that are spelled
+    out in the text; ``ends``: end tokens in addition to the vocabulary's; ``lines``: stops by
+    indentation or time.
     """
 
     def __init__(
@@ -80,6 +85,11 @@ class RequestOutput:
         n_ctx: int,
         max_tokens: int | None = None,
         stop: str | Iterable[str] | None = None,
+        stop_filter: StopMatcher | None = None,
+        keeps_stop: bool = False,
+        shown: Container[int] = (),
+        ends: frozenset[int] = frozenset(),
+        lines: IndentStop | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []  # of each id, if ``push`` was given them
@@ -97,11 +107,11 @@ class RequestOutput:
         self._pending = ""  # text held back
         self._matchable = ""  # its part that stop strings may match
         self.stopped_by = ""  # the stop string that ended the output, if any
-        self.shown: Container[int] = ()  # control tokens that are spelled out in the text
-        self.ear: StopMatcher | None = None  # selects what stop strings match; None: all
-        self.lines: IndentStop | None = None  # stops by indentation or time
-        self.ends: frozenset[int] = frozenset()  # end tokens in addition to the vocabulary's
-        self.keeps_stop = False  # whether the final stop string is part of the output
+        self._stop_filter = stop_filter
+        self.keeps_stop = keeps_stop
+        self.shown = shown
+        self.ends = ends
+        self.lines = lines
         room = n_ctx - len(prompt_ids)
         self._most = room
         self._at_most = "context"
@@ -190,6 +200,10 @@ class RequestOutput:
         stopped = self._give(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
+    def _matched(self, new: str, *, last: bool) -> str:
+        """Return the part of new text that stop strings may match, as far as it is decided."""
+        return new if self._stop_filter is None else self._stop_filter.feed(new, last=last)
+
     def _give(self, new: str, *, last: bool = False) -> bool:
         """Emit the part of pending and new text that may be shown; return whether a stop string
         ended it.
@@ -197,7 +211,7 @@ class RequestOutput:
         text = self._pending + new
         stopped = False
         keep = 0
-        matchable = self._matchable + (new if self.ear is None else self.ear.feed(new, last=last))
+        matchable = self._matchable + self._matched(new, last=last)
         found = [(at, stop) for stop in self.stop if (at := matchable.find(stop)) >= 0]
         if found:
             at, self.stopped_by = min(found)

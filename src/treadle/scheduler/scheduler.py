@@ -101,8 +101,14 @@ class Scheduler:
 
     # -- a step ---------------------------------------------------------------------------------
 
-    def step(self, own: Request | None = None, allow: Allow = nullcontext) -> list[Request]:
-        """Run one batch. Return the requests that got a token or an end from it.
+    def step(
+        self,
+        own: Request | None = None,
+        allow: Allow = nullcontext,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> list[Request]:
+        """Run one batch. Return the requests that got a token or an end from it. ``meanwhile``: see
+        ``Engine.sample``.
 
         A caller that waits for its ``own`` request gives ``allow``, a context in which it may be
         interrupted: while the batch runs, and while the own token is sampled, last of all. All
@@ -120,7 +126,7 @@ class Scheduler:
             compiled = engine.kernels.seconds
             try:
                 with allow():
-                    rows = self._run([part for _, part in batch])
+                    rows = self._run([part for _, part in batch], meanwhile)
             except BaseException as error:
                 self._take_back(batch)
                 if not isinstance(error, TreadleError):
@@ -163,10 +169,13 @@ class Scheduler:
                 self.settle()
         return self.admission.told() + chosen
 
-    def _run(self, parts: list[BatchItem]) -> Iterator[LogitsRow]:
+    def _run(
+        self, parts: list[BatchItem], meanwhile: Callable[[], object] | None
+    ) -> Iterator[LogitsRow]:
         """Return the logits rows of all parts, in order; several runs if one cannot take them."""
+        observer = self.drafting.observer
         if len(parts) == 1:
-            return iter(self.engine.sample(parts))
+            return iter(self.engine.sample(parts, observer, meanwhile))
         most = n_tokens = n_outputs = self.engine.max_tokens
         runs: list[list[BatchItem]] = []
         for part in parts:
@@ -177,7 +186,7 @@ class Scheduler:
                 n_tokens = len(part.ids)
                 n_outputs = part.n_outputs
             runs[-1].append(part)
-        return chain.from_iterable([self.engine.sample(run) for run in runs])
+        return chain.from_iterable([self.engine.sample(run, observer, meanwhile) for run in runs])
 
     def _note(
         self, batch: Batch, waited: float, run: float, compiled: float

@@ -75,15 +75,18 @@ class CooperativeStepper:
         if own.cancelled:  # it may have been woken to step
             self._wake(successor=True)
 
-    def step(self) -> tuple[list[Request], bool]:
+    def step(self, meanwhile: Callable[[], object] | None = None) -> tuple[list[Request], bool]:
         """Run one step from a thread without a request of its own, such as a server's. Return the
-        requests that got output, and whether other threads stepped in the meantime.
+        requests that got output, and whether other threads stepped in the meantime. ``meanwhile``:
+        work to do while other threads step or the batch runs; see ``Engine.sample``.
         """
         others = not self._turn.acquire(blocking=False)
         if others:
+            if meanwhile is not None:
+                meanwhile()
             self._turn.acquire()
         try:
-            return self.scheduler.step(), others
+            return self.scheduler.step(meanwhile=meanwhile), others
         finally:
             self._turn.release()
             if self._sleepers:

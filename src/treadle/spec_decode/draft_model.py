@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.engine.logits import LogitsQuery
+from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.errors import ContextFullError, UnsupportedError
 from treadle.kvcache.cache import Sequence
 from treadle.spec_decode.ngram import StepTimes
@@ -61,7 +62,12 @@ class DraftSequence:
 class Drafter:
     """Drafts with ``engine``, which shares its device with the engine of the first model, whose
     vocabulary has ``n_vocab`` tokens.
+
+    ``observer`` takes part in the first model's runs, ``own_observer`` in those of ``engine``.
     """
+
+    observer: EngineObserver = NO_OBSERVER
+    own_observer: EngineObserver = NO_OBSERVER
 
     def __init__(
         self, engine: Engine, n_vocab: int, clock: Callable[[], float] = time.perf_counter
@@ -161,7 +167,7 @@ class Drafter:
 
     def _sample(self, owners: Ids[Hashable], parts: list[BatchItem]) -> LogitsBatch:
         """Run the parts and return their logits."""
-        return self.engine.sample(parts)
+        return self.engine.sample(parts, self.own_observer)
 
     def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> BatchItem:
         text = self._texts[owner]

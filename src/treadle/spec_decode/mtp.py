@@ -17,6 +17,7 @@ import numpy as np
 
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
+from treadle.engine.observer import EngineObserver
 from treadle.models.graphs.nextn import GIVEN, nextn_model
 from treadle.spec_decode.draft_model import Drafter, DraftSequence
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from treadle.engine.logits import LogitsBatch
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.kvcache.cache import Sequence
+    from treadle.kvcache.media import MediaRegistry
 
 KEPT = 512  # hidden states kept per request until processed
 AHEAD = "ahead"
@@ -72,59 +74,77 @@ class HiddenStates:
         self.rows = self.rows[:n]
 
 
-class NextnEngine(Engine):
-    """Engine of the MTP layer. ``given``: the next run's hidden states, f32 ``[n, n_embd]``."""
+class ModelStates(EngineObserver):
+    """Keeps the hidden states of the model's tokens, ``states``, by sequence. ``n_embd``: the width
+    of a state. Those up to the last picture are dropped: the layer embeds tokens by id, so it
+    cannot read rows of ``media``.
+    """
 
-    given: np.ndarray
+    output = AHEAD
 
-    def _walk(self, ready: PreparedPlan, times: Any = None, *, stoppable: bool = False) -> bool:
+    def __init__(self, n_embd: int, media: MediaRegistry) -> None:
+        self._media = media
+        self.states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
+        self._n_embd = n_embd
+
+    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+        """Keep the states of the run's tokens."""
+        rows = _states_of(ready, self._n_embd)
+        row = 0
+        for seq, ids, *_ in parts:
+            end = row + len(ids)
+            states = self.states.setdefault(seq, HiddenStates())
+            start = len(seq) - len(ids)
+            states.put(start, ids, rows[row:end])
+            if self._media.any_in(ids):
+                *_, (_, behind, _, _) = self._media.runs_in(ids)
+                states.drop(start + behind)
+            row = end
+
+
+class LayerStates(EngineObserver):
+    """Gives the MTP layer's run its hidden states, ``given``, f32 ``[n, n_embd]``, and keeps the
+    layer's own of the same tokens, ``rows``.
+    """
+
+    output = AHEAD
+
+    def __init__(self, n_embd: int) -> None:
+        self.given = np.zeros((0, n_embd), np.float32)
+        self.rows = np.zeros((0, n_embd), np.float32)
+        self._n_embd = n_embd
+
+    def before_run(self, ready: PreparedPlan) -> None:
+        """Write the states to the second half of each input row."""
         buffer = ready.plan.takes[GIVEN]
-        width = self.config.n_embd
+        width = self._n_embd
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
         rows[:, width : 2 * width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
-        return super()._walk(ready, times, stoppable=stoppable)
+
+    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+        """Copy the layer's own states."""
+        self.rows = _states_of(ready, self._n_embd).copy()
+
+
+def _states_of(ready: PreparedPlan, n_embd: int) -> np.ndarray:
+    """Return the hidden states of a run's tokens, f32 ``[n, n_embd]``, in the plan's memory."""
+    return ready.rows(ready.plan.outputs[AHEAD], ready.run["n_tokens"], n_embd)
 
 
 class NextnDrafter(Drafter):
     """MTP drafter for ``engine``. Owners have one of its sequences, ``seq``."""
 
-    engine: NextnEngine
+    observer: ModelStates
+    own_observer: LayerStates
 
-    def __init__(self, made: NextnEngine, engine: Engine, **given: Any) -> None:
+    def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = _share(made, engine)
-        self._states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
+        self.observer = ModelStates(made.config.n_embd, engine.media)
+        self.own_observer = LayerStates(made.config.n_embd)
+        self._states = self.observer.states
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
-        self._model = engine
-        engine.sampled = AHEAD
-        engine.watch = self._seen
-        made.sampled = AHEAD
-        made.watch = self._own
-        self._rows = np.zeros((0, 0), np.float32)
-
-    def _seen(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
-        rows = self._states_of(ready)
-        row = 0
-        for seq, ids, *_ in parts:
-            end = row + len(ids)
-            states = self._states.setdefault(seq, HiddenStates())
-            start = len(seq) - len(ids)
-            states.put(start, ids, rows[row:end])
-            # The layer embeds tokens by id, so it cannot read pictures: it begins after the last.
-            media = self._model.media
-            if media.any_in(ids):
-                *_, (_, behind, _, _) = media.runs_in(ids)
-                states.drop(start + behind)
-            row = end
-
-    def _own(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
-        self._rows = self._states_of(ready).copy()
-
-    def _states_of(self, ready: PreparedPlan) -> np.ndarray:
-        buffer = ready.plan.outputs[AHEAD]
-        n = ready.run["n_tokens"]
-        return ready.rows(buffer, n, self.engine.config.n_embd)
 
     # -- sequences are shifted by one: token i is paired with the hidden state of token i - 1 ------
 
@@ -179,8 +199,8 @@ class NextnDrafter(Drafter):
         return self._states[owner.seq].start
 
     def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
-        self.engine.given = self._between(owner, text.start + text.n, len(ids))
-        super()._read(owner, text, ids)
+        self.own_observer.given = self._between(owner, text.start + text.n, len(ids))
+        self.engine.sample([BatchItem(text.seq, ids, 0)], self.own_observer)
 
     def _sample(self, owners: Ids[Any], parts: list[BatchItem]) -> LogitsBatch:
         given = []
@@ -190,12 +210,12 @@ class NextnDrafter(Drafter):
             else:
                 text = self._texts[owner]
                 given.append(self._between(owner, text.start + text.n, len(part.ids)))
-        self.engine.given = np.concatenate(given)
+        self.own_observer.given = np.concatenate(given)
         rows = super()._sample(owners, parts)
         end = 0
         for owner, part in zip(owners, parts, strict=True):
             end += len(part.ids)
-            self._last[owner] = self._rows[end - 1 : end]
+            self._last[owner] = self.own_observer.rows[end - 1 : end]
         return rows
 
     def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
@@ -207,8 +227,6 @@ class NextnDrafter(Drafter):
         self.keep(())
         self.engine.close()
         self.engine.gguf.tensors = {}
-        self._model.sampled = "logits"
-        self._model.watch = None
 
 
 def _share(made: Engine, engine: Engine) -> float:
@@ -223,7 +241,7 @@ def open_nextn(engine: Engine) -> NextnDrafter:
     """
     gguf, config = nextn_model(engine.gguf, engine.config)
     cache = engine.cache
-    made = NextnEngine(
+    made = Engine(
         gguf,
         config,
         engine.device,

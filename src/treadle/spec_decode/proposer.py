@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from treadle.engine.observer import NO_OBSERVER
 from treadle.errors import FileError, TreadleError
 from treadle.spec_decode.ngram import DraftController
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
+    from treadle.engine.observer import EngineObserver
     from treadle.files.gguf import GGUF
     from treadle.scheduler.request import Request
     from treadle.spec_decode.draft_model import Drafter
@@ -66,6 +68,11 @@ class Drafting:
                 except FileError as error:
                     warnings.warn(f"MTP drafting is off: {error}", stacklevel=4)
         return self.drafter is not None
+
+    @property
+    def observer(self) -> EngineObserver:
+        """What takes part in the first model's runs."""
+        return NO_OBSERVER if self.drafter is None else self.drafter.observer
 
     def close(self) -> None:
         """Close the second model. The caller holds the engine's lock."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 import codecs
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from importlib import import_module
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
@@ -18,6 +18,7 @@ from treadle.tokenizer.vocab import BEFORE, TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
+T = TypeVar("T")
 MAX_SHOWN = 8  # characters that a warning lists
 # White space as in Rust: Python's without four control characters.
 WHITE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000"
@@ -143,21 +144,47 @@ class Tokenizer(abc.ABC):
         text must be. User-defined pieces are found either way.
         """
         text = _without_surrogates(text)
-        ids: list[int] = []
+        ids: list[int] = self._encode_split(self._specials[special].split(text))
+        return ids if bos is False else self._surround(ids, bos)
+
+    def _encode_split(self, parts: Iterable[Any]) -> list[Any]:
+        """Return the ids of a text that was split at tokens, which stand in ``parts`` as ids."""
+        ids: list[Any] = []
         start = True
-        for part in self._trimmed(self._specials[special].split(text)):
-            if isinstance(part, int):
-                ids.append(part)
-                start = self.begins_anew
-            else:
+        for part in self._trimmed(parts):
+            if isinstance(part, str):
                 ids += self.encode_plain(part, start=start)
                 start = False
-        return ids if bos is False else self._surround(ids, bos)
+            else:
+                ids.append(part)
+                start = self.begins_anew
+        return ids
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the ids of a chat template's output, which spells control tokens, perhaps BOS."""
         spelt = self.bos is not None and text.startswith(self.piece(self.bos))
         return self.encode(text, bos=False if spelt else None, special=True)
+
+    def encode_prompt_pieces(self, pieces: Sequence[tuple[str, bool] | T]) -> list[int | T]:
+        """Return the ids of a prompt in pieces; see ``encode_prompt``. A piece is text, and whether
+        control tokens and user-defined pieces that it spells become those tokens, or an object that
+        stands for other tokens, such as rows of a picture, and is kept as it is. Texts without
+        tokens are tokenized together with their neighbours.
+        """
+        parts: list[Any] = []
+        for piece in pieces:
+            if not isinstance(piece, tuple):
+                parts.append(piece)
+                continue
+            text = _without_surrogates(piece[0])
+            for part in self._specials[True].split(text) if piece[1] else [text]:
+                if isinstance(part, str) and parts and isinstance(parts[-1], str):
+                    parts[-1] += part
+                else:
+                    parts.append(part)
+        ids = self._encode_split(parts)
+        spelt = self.bos is not None and ids[:1] == [self.bos]
+        return ids if spelt else self._surround(ids, None)
 
     def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
         """Return ``parts`` without the white space that adjacent tokens drop."""

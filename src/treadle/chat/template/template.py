@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
+from treadle.chat.messages import Message, has_media, plain, read_messages, text_part
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn
-from treadle.chat.template.messages import ContentForm, Message, form_of, plain, read_messages
+from treadle.chat.template.content_form import ContentForm, form_of
 from treadle.chat.template.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.errors import TemplateError
 from treadle.tokenizer.vocab import TokenType, Vocab
@@ -70,6 +71,7 @@ class ChatTemplate:
         self.defaults = dict(defaults or {})
         self.reasoning = reasoning
         self._forms: dict[str, ContentForm] = {}
+        self._written: dict[tuple[str, str, tuple[str, ...]], bool] = {}
 
     def __repr__(self) -> str:
         kind = f"built-in {self.builtin}" if self.builtin else f"from {self.origin}"
@@ -113,6 +115,29 @@ class ChatTemplate:
         line, when the template is broken, refuses the messages, or exceeds its time or memory
         limit; UnsupportedError for parts that are not text.
         """
+        return self.render_read(
+            read_messages(messages),
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **vars,
+        )
+
+    def render_read(
+        self,
+        messages: Sequence[dict[str, Any]],
+        placeholders: Mapping[str, Sequence[str]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **vars: Any,
+    ) -> str:
+        """Render messages of a ``Conversation``, which are not checked again; see ``render``.
+
+        ``placeholders``: the texts that stand for a picture and for a sound in the model's prompts,
+        by the type of part. A template that writes one of them for such a part gets the part; for
+        any other, and outside of user messages, the first text stands where the part stood.
+        """
         source = self.tool_source if tools and self.tool_source is not None else self.source
         variables = {
             **self._dates(),
@@ -125,9 +150,15 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         variables = {**self._own_tools(tools), **variables}
-        said = read_messages(messages)
         form = self._form(source, variables)
-        return self._render(source, variables, [form.shape(message) for message in said])
+        if placeholders and any(has_media(message.get("content")) for message in messages):
+            written = {
+                kind
+                for kind, texts in placeholders.items()
+                if self._writes(source, variables, form, kind, tuple(texts))
+            }
+            messages = [form.place_media(each, placeholders, written) for each in messages]
+        return self._render(source, variables, [form.shape(message) for message in messages])
 
     @property
     def default_reasoning(self) -> str:
@@ -187,6 +218,25 @@ class ChatTemplate:
         if source not in self._forms:
             self._forms[source] = form_of(source, render)
         return self._forms[source]
+
+    def _writes(
+        self,
+        source: str,
+        variables: dict[str, Any],
+        form: ContentForm,
+        kind: str,
+        texts: tuple[str, ...],
+    ) -> bool:
+        """Whether a template writes one of ``texts`` for a part of a type; detected once."""
+        key = (source, kind, texts)
+        if key not in self._written:
+            message = {"role": "user", "content": [{"type": kind}, text_part("-")]}
+            rendered = ""
+            if form.keeps_parts(message):
+                with suppress(TemplateError):
+                    rendered = self._render(source, {**variables, "tools": None}, [message])
+            self._written[key] = any(text in rendered for text in texts)
+        return self._written[key]
 
     def _render(
         self, source: str, variables: dict[str, Any], messages: list[dict[str, Any]]

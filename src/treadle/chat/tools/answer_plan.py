@@ -4,7 +4,7 @@ decoding and the marks that the output parser looks for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
@@ -25,7 +25,6 @@ from treadle.errors import GrammarError, of_setting
 from treadle.grammar.compiled_cache import Grammars
 from treadle.grammar.grammar import Grammar
 from treadle.grammar.json_schema import Schema, enforced_schema, kept_schema
-from treadle.scheduler.output import RequestOutput
 from treadle.tokenizer.tokenizer import Tokenizer
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -66,14 +65,14 @@ class AnswerPlan:
         """Return a constrained decoder for one output, or None."""
         return None if self.plan is None else self.plan.guide()
 
-    def dress(self, answer: RequestOutput) -> None:
-        """Set up a request output: show the control tokens that the parser reads, and ignore stop
-        strings inside reasoning or calls, which end by their marks and grammar.
+    def stop_filter(self, stop: Sequence[str]) -> StopFilter | None:
+        """Return a filter that hides reasoning and calls of one output, which end by their marks
+        and grammar, from the search of ``stop`` strings; None where there is nothing to hide.
         """
-        answer.shown = self.shown
         speech = self.speech
-        if answer.stop and (speech.thought or speech.row or speech.channels):
-            answer.ear = StopFilter(speech, answer.stop)
+        if stop and (speech.thought or speech.row or speech.channels):
+            return StopFilter(speech, stop)
+        return None
 
 
 def plan_answer(

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
-from treadle.chat.template.messages import REASONING
+from treadle.chat.messages import REASONING
 from treadle.chat.tools.formats import GENERIC, ROWS, THOUGHTS, Channels, Thought, ToolCallFormat
 from treadle.chat.tools.history import CallContentStyle, text_before_calls, with_thought_parts
 from treadle.chat.tools.output import ParsedOutput

@@ -5,15 +5,23 @@ assistant messages, text and reasoning beside calls.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.template.messages import REASONING, joined, plain
-from treadle.chat.tools.media_placeholders import name_of
-from treadle.chat.tools.system_messages import SYSTEM, is_text
-
-Messages = Sequence[Mapping[str, Any]]
+from treadle.chat.messages import (
+    REASONING,
+    SYSTEM,
+    Messages,
+    can_join,
+    is_text,
+    join_contents,
+    joined,
+    parts_of,
+    plain,
+    with_calls,
+    wrap_content,
+)
 
 
 @dataclass(frozen=True)
@@ -33,22 +41,10 @@ class CallContentStyle:
 
 def needs_form(messages: Messages) -> bool:
     """Whether some templates leave out a part of a conversation, or raise on it."""
-    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
-        return False  # reported where messages are checked
     roles = [message.get("role") for message in messages]
     others = any(role == "tool" or role in SYSTEM for role in roles[1:]) or roles[:1] == ["tool"]
     alone = bool(roles) and all(role in SYSTEM for role in roles)
     return others or alone or any(m.get("tool_calls") or _reasoning(m) for m in messages)
-
-
-def lone_results(messages: Messages) -> list[str]:
-    """Return a warning for each tool result that follows no call."""
-    return [
-        f"tool result {name_of(message)!r:.80} follows no tool call: it is sent to the model as a "
-        "user message"
-        for message, called in _results(messages)
-        if message.get("role") == "tool" and not called
-    ]
 
 
 def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
@@ -57,7 +53,7 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
     """
     made: list[dict[str, Any]] = []
     waiting: list[dict[str, Any]] = []
-    for message, called in _results(messages):
+    for message, called in with_calls(messages):
         if called and message.get("role") in SYSTEM:
             waiting.append(dict(message))
             continue
@@ -66,27 +62,13 @@ def results_behind_calls(messages: Messages) -> list[dict[str, Any]]:
             waiting = []
         if message.get("role") == "tool" and not called:
             content = message.get("content")
-            if not is_text(content):
+            if not can_join(content):
                 content = json.dumps(plain(content), ensure_ascii=False)
-            said = f"<tool_response>\n{joined(content)}\n</tool_response>"
+            said = wrap_content("<tool_response>\n", content, "\n</tool_response>")
             made.append({"role": "user", "content": said})
         else:
             made.append(dict(message))
     return made + waiting
-
-
-def _results(messages: Messages) -> list[tuple[Mapping[str, Any], bool]]:
-    """Return each message, and whether only results and system messages stand between it and a call
-    before it.
-    """
-    result = []
-    called = False
-    for message in messages:
-        role = message.get("role")
-        called = called and (role == "tool" or role in SYSTEM)
-        result.append((message, called))
-        called = called or (role == "assistant" and bool(message.get("tool_calls")))
-    return result
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:
@@ -106,7 +88,7 @@ def without_empty(messages: Messages, *, thoughts: bool) -> list[dict[str, Any]]
             return False
         if thoughts and _reasoning(message):
             return False
-        return is_text(content) and not joined(content)
+        return can_join(content) and not join_contents([content], "")
 
     return [dict(message) for message in messages if not is_empty(message)]
 
@@ -117,10 +99,9 @@ def with_thought_parts(message: dict[str, Any]) -> dict[str, Any]:
     """
     reasoning = _reasoning(message)
     content = message.get("content")
-    if message.get("role") != "assistant" or not reasoning or not is_text(content):
+    if message.get("role") != "assistant" or not reasoning or not can_join(content):
         return message
-    words = joined(content)
-    said = [{"type": "text", "text": words}] if words else []
+    said = parts_of(join_contents([content], ""))
     return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *said]}
 
 

@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treadle.chat.template.messages import (
+from treadle.chat.messages import (
     SPEAKERS,
-    check_messages,
+    can_join,
     goes_on,
     is_parts,
+    join_contents,
     joined,
     plain,
-    read_messages,
+    wrap_content,
 )
 from treadle.chat.template.renderer import LimitError
 from treadle.chat.tools.arguments import arguments_of
@@ -31,10 +32,9 @@ from treadle.chat.tools.history import (
     with_thought_parts,
     without_empty,
 )
-from treadle.chat.tools.media_placeholders import in_words
 from treadle.chat.tools.reasoning import ReasoningStyle, style_of
 from treadle.chat.tools.schemas import fully, plainly
-from treadle.chat.tools.system_messages import is_text, system_in_place
+from treadle.chat.tools.system_messages import BETWEEN, system_in_place
 from treadle.errors import TemplateError
 
 if TYPE_CHECKING:
@@ -58,8 +58,10 @@ def shaped(
     tools: Sequence[Mapping[str, Any]],
     manner: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Return messages and tools for a template's ``render``; both as OpenAI's API has them."""
-    placed = results_behind_calls([in_words(message) for message in messages])
+    """Return the messages of a ``Conversation``, and tools, in the form that a template renders;
+    both as OpenAI's API has them.
+    """
+    placed = results_behind_calls(messages)
     placed = placed if manner.system_stays else system_in_place(placed)
     placed = placed if manner.system_alone else system_alone_as_user(placed)
     result = [_with_objects(message) for message in placed]
@@ -91,36 +93,17 @@ def shaped(
     return _with_prompt(result, tools, manner), None
 
 
-def check_calls(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise TemplateError for calls in a message that are not in the form of OpenAI's API."""
-    for i, message in enumerate(messages):
-        if not isinstance(calls := message.get("tool_calls") or [], list):
-            found = type(calls).__name__
-            raise TemplateError(f"message {i}: tool_calls is {found}: expected a list of calls")
-        for call in calls:
-            function = call.get("function") if isinstance(call, Mapping) else None
-            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-                raise TemplateError(
-                    f"message {i}: call {call!r:.80}: expected a dict with a function and its name"
-                )
-            if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
-                found = type(arguments).__name__
-                raise TemplateError(
-                    f"message {i}: arguments is {found}: expected a JSON string or a dict"
-                )
-
-
 def begun(
     messages: Sequence[Mapping[str, Any]], manner: TemplateDialect, *, within: bool = False
 ) -> TemplateDialect:
-    """Return the dialect of an answer that may continue the last message. ``within``: it continues
-    the reasoning.
+    """Return the dialect of an answer that may continue the last message of a ``Conversation``.
+    ``within``: it continues the reasoning.
     """
     if within:
         return replace(manner, within=True)
     if not goes_on(messages):
         return manner
-    last = read_messages([dict(messages[-1])])[0]
+    last = messages[-1]
     said = joined(last.get("content"))
     if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
         return manner  # text that opens reasoning
@@ -158,28 +141,15 @@ def gone_on(
     return f"{asked}{content}"
 
 
-def in_form(messages: Sequence[Mapping[str, Any]], template: ChatTemplate) -> list[dict[str, Any]]:
-    """Return messages, without tools, in the form of ``template``. Raises TemplateError."""
-    check_messages(messages)
-    messages = read_messages([in_words(message) for message in messages])
-    check_calls(messages)
-    result, _ = shaped(messages, [], manner_of(template))
-    return result
-
-
 def in_another_form(
     messages: Sequence[Mapping[str, Any]], template: ChatTemplate, error: TemplateError
 ) -> list[dict[str, Any]]:
     """Return messages, without tools, in the form that ``template`` may accept after it raised
     ``error`` on them; raise ``error`` if that form is the same.
     """
-    check_messages(messages)
     if isinstance(error, LimitError):
         raise error
-    try:
-        result, _ = shaped(messages, [], manner_of(template))
-    except (AttributeError, LookupError, TypeError):  # its calls are invalid
-        raise error from None
+    result, _ = shaped(messages, [], manner_of(template))
     if result == list(messages):
         raise error
     return result
@@ -224,10 +194,10 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         last = result[-1] if result else {}
         contents = [each.get("content") for each in (last, message)]
         alike = role == last.get("role") and role in ("user", "assistant")
-        if not alike or not all(map(is_text, contents)):
+        if not alike or not all(map(can_join, contents)):
             result.append(message)
             continue
-        result[-1] = {**last, **message, "content": "\n".join(filter(None, map(joined, contents)))}
+        result[-1] = {**last, **message, "content": join_contents(contents, "\n")}
         if calls := [*last.get("tool_calls", []), *message.get("tool_calls", [])]:
             result[-1]["tool_calls"] = calls
     return result
@@ -238,17 +208,17 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     3's template; Gemma 2's raises on a system message.
     """
     result: list[dict[str, Any]] = []
-    said: list[str] = []
+    said: list[Any] = []
     for message in messages:
-        if message.get("role") == "system" and is_text(message.get("content")):
-            said.append(joined(message.get("content")))
-        elif said and message.get("role") == "user" and is_text(message.get("content")):
-            content = "\n\n".join(filter(None, [*said, joined(message.get("content"))]))
-            result.append({**message, "content": content})
+        content = message.get("content")
+        if message.get("role") == "system" and can_join(content):
+            said.append(content)
+        elif said and message.get("role") == "user" and can_join(content):
+            result.append({**message, "content": join_contents([*said, content], BETWEEN)})
             said = []
         else:
             result.append(message)
-    return [*result, {"role": "user", "content": "\n\n".join(said)}] if said else result
+    return [*result, {"role": "user", "content": join_contents(said, BETWEEN)}] if said else result
 
 
 def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
@@ -397,18 +367,19 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
     """
     result: list[dict[str, Any]] = []
     for message in messages:
-        content = joined(message.get("content"))
+        content = join_contents([message.get("content")], "")
         if message.get("tool_calls"):
             functions = [call["function"] for call in message.pop("tool_calls")]
             written = manner.row.write(*((f["name"], f["arguments"] or {}) for f in functions))
-            content = "\n".join(filter(None, [content, written]))
+            content = join_contents([content, written], "\n")
         role = message["role"]
         if role == "tool" and not manner.has_results:
             message.pop("tool_call_id", None)
             role = "user"
-            content = f"<tool_response>\n{content}\n</tool_response>"
+            content = wrap_content("<tool_response>\n", content, "\n</tool_response>")
         if result and role == "user" == result[-1]["role"]:
-            result[-1]["content"] += f"\n{content}"
+            last = result[-1]["content"]
+            result[-1]["content"] = join_contents([wrap_content("", last, "\n"), content], "")
         else:
             result.append({**message, "role": role, "content": content})
     return result
@@ -423,5 +394,6 @@ def _with_prompt(
     words = _PROMPT.format(tools=shown, call=call)
     first, *others = messages
     if first["role"] == "system" or (not manner.has_system and first["role"] == "user"):
-        return [{**first, "content": f"{joined(first.get('content'))}\n\n{words}"}, *others]
+        content = wrap_content("", first.get("content"), f"\n\n{words}")
+        return [{**first, "content": content}, *others]
     return [{"role": "system" if manner.has_system else "user", "content": words}, *messages]

@@ -6,16 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from treadle.chat.template.messages import joined, plain
+from treadle.chat.messages import SYSTEM, can_join, join_contents, plain
 
-SYSTEM = ("system", "developer")
-
-
-def is_text(content: Any) -> bool:
-    """Whether a content can be joined as text; other content is refused at rendering."""
-    if isinstance(content, list):
-        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
-    return content is None or isinstance(content, str)
+BETWEEN = "\n\n"  # of system text and its neighbour
 
 
 def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -32,13 +25,14 @@ def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
     for message in map(dict, messages):
         role = message.get("role")
         content = message.get("content")
-        if role not in SYSTEM or not is_text(content):
-            if own and role == "user" and is_text(content):
-                message["content"] = _with(result.pop().get("content"), joined(content))
+        if role not in SYSTEM or not can_join(content):
+            if own and role == "user" and can_join(content):
+                before = result.pop().get("content")
+                message["content"] = join_contents([before, content], BETWEEN)
             own = False
             result.append(message)
             continue
-        words = joined(content)
+        words = join_contents([content], "")
         last = result[-1] if result else {}
         last_role = last.get("role")
         said = last.get("content")
@@ -47,15 +41,11 @@ def system_in_place(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         elif not words:
             continue
         elif last_role == "tool":
-            said = said if is_text(said) else json.dumps(plain(said), ensure_ascii=False)
-            result[-1] = {**last, "content": _with(said, words)}
-        elif is_text(said) and (last_role == "user" or (len(result) == 1 and last_role in SYSTEM)):
-            result[-1] = {**last, "content": _with(said, words)}
+            said = said if can_join(said) else json.dumps(plain(said), ensure_ascii=False)
+            result[-1] = {**last, "content": join_contents([said, words], BETWEEN)}
+        elif can_join(said) and (last_role == "user" or (len(result) == 1 and last_role in SYSTEM)):
+            result[-1] = {**last, "content": join_contents([said, words], BETWEEN)}
         else:
             result.append({"role": "user", "content": words})
             own = True
     return result
-
-
-def _with(content: Any, words: str) -> str:
-    return "\n\n".join(filter(None, [joined(content), words]))

@@ -76,12 +76,13 @@ class FrontEngine(Engine):
         read: Callable[[Any], T],
         times: list[float] | None = None,
         output: str = "logits",
+        begin: Callable[[Any], object] | None = None,
     ) -> T:
         with self.lock:
             for left in reversed(range(TRIES)):
                 try:
                     self._read_again()
-                    return super()._run(parts, read, times, output)
+                    return super()._run(parts, read, times, output, begin)
                 except StageLostError:
                     if not left:
                         raise

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from treadle.chat.messages import MEDIA, PlacedPart, text_part
 from treadle.chat.tools import OutputPiece
 from treadle.chat.tools.arguments import arguments_of
 from treadle.chat.tools.messages import in_turns
@@ -27,7 +28,7 @@ from treadle.server.http.body_fields import (
 )
 from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.protocols.answer_fields import warnings
-from treadle.server.requests.chat_prompt import conversation_text, read_conversation
+from treadle.server.requests.chat_prompt import conversation_prompt, read_conversation, unsupported
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
@@ -148,8 +149,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of tokens of a body's conversation, even if it exceeds the context."""
-    prompt = conversation_text(chat_of(body), service)
-    return len(service.model.tokenizer.encode_prompt(prompt))
+    return len(service.model.prompt_ids(conversation_prompt(chat_of(body), service)))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content = message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    said: list[str] = []
+    said: list[str | PlacedPart] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     thought: list[str] = []
@@ -219,14 +219,23 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             results.append(_result(where, block))
+        elif kind in MEDIA:
+            said.append(PlacedPart(block, where))
         elif kind != "redacted_thinking":
             said.append(_read(where, block))
-    made: dict[str, Any] = {"role": role, "content": "\n".join(said)}
+    made: dict[str, Any] = {"role": role, "content": _content(said)}
     if calls:
         made["tool_calls"] = calls
     if thought:
         made["reasoning_content"] = "\n".join(thought)
     return [*results, *([made] if said or calls or not results else [])]
+
+
+def _content(said: list[str | PlacedPart]) -> str | list[dict[str, Any] | PlacedPart]:
+    """Return texts and pictures as the content of a chat message."""
+    if any(isinstance(each, PlacedPart) for each in said):
+        return [text_part(each) if isinstance(each, str) else each for each in said]
+    return "\n".join(each for each in said if isinstance(each, str))
 
 
 def _read(name: str, block: Any) -> str:
@@ -247,29 +256,25 @@ def _read(name: str, block: Any) -> str:
             told = "\n".join(_read(f"{where}.content[{i}]", part) for i, part in enumerate(told))
         said = (own.get("title"), own.get("context"), text(f"{where}.{source['type']}", told))
         return "\n".join(text(name, each) for each in said if each)
-    raise ApiError(
-        400,
-        f"{name}: content type {kind!r:.40} is not supported: treadle accepts text only",
-        param=name,
-    )
+    raise unsupported(name, kind, name)
 
 
-def _parts(name: str, block: Any) -> list[dict[str, Any]]:
+def _parts(name: str, block: Any) -> list[dict[str, Any] | PlacedPart]:
     """Convert a block of a tool result to parts of chat content. Parts that are not text stay as
-    they are; the prompt describes them in a sentence.
+    they are.
     """
     own = mapping(name, block)
     source = own.get("source") if own.get("type") == "document" else None
     kind = source.get("type") if isinstance(source, dict) else None
     if source is not None and kind == "content" and isinstance(source.get("content"), list):
         said = [text(name, own[key]) for key in ("title", "context") if own.get(key)]
-        result = [{"type": "text", "text": each} for each in said]
+        result: list[dict[str, Any] | PlacedPart] = [text_part(each) for each in said]
         for i, part in enumerate(source["content"]):
             result += _parts(f"{name}.source.content[{i}]", part)
         return result
     if own.get("type") in TEXT_BLOCKS or kind in TEXT_SOURCES:
-        return [{"type": "text", "text": _read(name, own)}]
-    return [{**own, "type": text(f"{name}.type", own.get("type"))}]
+        return [text_part(_read(name, own))]
+    return [PlacedPart({**own, "type": text(f"{name}.type", own.get("type"))}, name)]
 
 
 def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,7 +283,7 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
         where = f"{name}.content"
         parts = enumerate(array(where, content))
         content = [made for i, part in parts for made in _parts(f"{where}[{i}]", part)]
-        if all(part["type"] == "text" for part in content):
+        if not any(isinstance(part, PlacedPart) for part in content):
             content = "\n".join(part["text"] for part in content)
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from treadle.api.embedding import Embedder
+from treadle.chat.messages import PlacedPart, parts_of
 from treadle.chat.tools import OutputPiece, ParsedOutput
 from treadle.chat.tools.arguments import arguments_of
 from treadle.server.http.api_errors import ApiError, named
@@ -57,7 +58,7 @@ FIELDS: Table = {
     "system": text,
     "messages": array,
     "tools": array,
-    "images": refused("not supported: treadle accepts text only", []),
+    "images": array,
     "suffix": text,
     "template": refused("not supported: the model's own template is used", ""),
     "context": refused("not supported: prefixes are reused automatically", []),
@@ -110,17 +111,21 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
-    """Convert to a chat message: images of a tool result become parts of its content."""
+    """Convert to a chat message: images become parts of its content, before the text; those of a
+    tool result after it.
+    """
     result = dict(mapping(name, message))
     pictures = array(f"{name}.images", result.pop("images", None) or [])
     if not pictures:
         return result
-    if result.get("role") != "tool":
-        raise ApiError(400, f"{name}.images: not supported: treadle accepts text only")
     said = result.get("content")
-    parts = [{"type": "text", "text": said}] if isinstance(said, str) else said or []
-    parts = [*array(f"{name}.content", parts), *({"type": "image", "data": p} for p in pictures)]
-    return {**result, "content": parts}
+    texts = parts_of(said) if isinstance(said, str) else array(f"{name}.content", said or [])
+    images = [
+        PlacedPart({"type": "image", "data": data}, f"{name}.images[{i}]")
+        for i, data in enumerate(pictures)
+    ]
+    content = [*texts, *images] if result.get("role") == "tool" else [*images, *texts]
+    return {**result, "content": content}
 
 
 @named({"json_schema": "format"})
@@ -129,6 +134,9 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     given = read_fields(body, FIELDS)
     asked = _asked(service, body)
     prompt = given.get("prompt", "")
+    images = given.get("images", [])
+    if images and (given.get("suffix") or given.get("raw", False)):
+        raise ApiError(400, "images: not supported with suffix or raw", param="images")
     if given.get("suffix"):
         asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
         asked.plan(service.model)
@@ -137,7 +145,7 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
         asked.prompts = [read_prompt(prompt, service.model)]
         asked.plan(service.model)
         return asked
-    messages = [{"role": "user", "content": prompt}]
+    messages = [_given("prompt", {"role": "user", "content": prompt, "images": images})]
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
     read_conversation({"messages": messages, **_thinking(body)}, service, asked)

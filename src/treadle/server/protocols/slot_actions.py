@@ -129,7 +129,7 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
     with model.engine.lock:
-        model._turns.scheduler.make_room(len(ids))
+        model.make_room(len(ids))
         session = Session(model.engine, slot.lora)
         try:
             session.prefill(ids)

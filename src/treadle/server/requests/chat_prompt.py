@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from treadle.chat.template.messages import goes_on
+from treadle.chat import messages as chat_messages
+from treadle.chat.messages import (
+    MEDIA_SPELLINGS,
+    Conversation,
+    MediaPolicy,
+    PlacedPart,
+    goes_on,
+    text_part,
+)
+from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own
-from treadle.chat.tools.history import lone_results
-from treadle.chat.tools.media_placeholders import in_words, left_out
-from treadle.chat.tools.messages import begun, gone_on, shaped
+from treadle.chat.tools.messages import begun, shaped
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
     Table,
@@ -80,9 +87,9 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
             "tool_choice: a tool call cannot be forced together with grammar or regex",
             param="tool_choice",
         )
-    told: list[str] = []
-    prompt = conversation_text(body, service, told)
-    asked.prompts = [check_length(model.tokenizer.encode_prompt(prompt), model)]
+    conversation = _conversation(given, service)
+    prompt = _rendered(given, conversation, service)
+    asked.prompts = [check_length(model.prompt_ids(prompt), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
     asked.options = replace(
         wanted,
@@ -95,10 +102,10 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.manner
     if continued:
-        own = begun(read_messages(given["messages"]), own, within=continued == REASONING)
-    asked.plan(model, own, prompt)
-    if told:
-        said = dict.fromkeys((*asked.planned.warnings, *told))
+        own = begun(conversation.messages, own, within=continued == REASONING)
+    asked.plan(model, own, prompt.text)
+    if conversation.warnings:
+        said = dict.fromkeys((*asked.planned.warnings, *conversation.warnings))
         asked.planned = replace(asked.planned, warnings=tuple(said))
 
 
@@ -117,20 +124,40 @@ def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> in
     return EFFORTS.get(effort)
 
 
-def conversation_text(
-    body: Mapping[str, Any], service: Service, told: list[str] | None = None
-) -> str:
-    """Render a body's messages with the model's template. ``told`` gets a warning for each part
-    that is converted or left out. Raises ApiError and TemplateError.
-    """
+def conversation_prompt(body: Mapping[str, Any], service: Service) -> ChatPrompt:
+    """Render a body's messages with the model's template. Raises ApiError and TemplateError."""
     given = read_fields(body, FIELDS)
-    model = service.model
+    return _rendered(given, _conversation(given, service), service)
+
+
+def conversation_text(body: Mapping[str, Any], service: Service) -> str:
+    """Return the text of ``conversation_prompt``, as people may read it."""
+    return conversation_prompt(body, service).shown
+
+
+def _conversation(given: Mapping[str, Any], service: Service) -> Conversation:
+    """Read the messages of a body. Raises ApiError and TemplateError."""
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
+    model = service.model
     said = read_messages(given["messages"])
-    if told is not None:
-        told += [*left_out(given["messages"]), *lone_results(said)]
-    check_text("".join(str(message.get("content") or "") for message in said), model)
+    check_text("".join(_text_of(message) for message in said), model)
+    policy = MediaPolicy(model.modalities, model.defaults.strict, local=False)
+    return chat_messages.read_conversation(said, policy, joins_text=True)
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message that ``read_messages`` has made."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if isinstance(part, dict))
+
+
+def _rendered(given: Mapping[str, Any], conversation: Conversation, service: Service) -> ChatPrompt:
+    """Render a conversation with the model's template. Raises ApiError and TemplateError."""
+    model = service.model
+    said = conversation.messages
     prompt = given.get("add_generation_prompt", True)
     continued = given.get("continue_final_message", prompt)
     if continued and given.get("add_generation_prompt") and "continue_final_message" in given:
@@ -145,19 +172,19 @@ def conversation_text(
     variables = _variables(given)
     if "documents" in given:  # vLLM's field for the template variable of the same name
         variables.setdefault("documents", given["documents"])
-    if last is not None:
-        asked = model.template.render(
-            messages, add_generation_prompt=True, tools=shown, **check_own(variables)
-        )
-        result = gone_on(model.template, asked, last, within=True)
-    elif continued:
-        result = model.chat_prompt(messages, tools=shown, template=variables)
-    else:
-        result = model.template.render(
-            messages, add_generation_prompt=prompt, tools=shown, **check_own(variables)
-        )
-    check_text(result, model)  # includes tools, tool calls and variables
-    return result
+    media = PromptMedia.of(conversation, model.media_marks)
+    text = render_messages(
+        model.template,
+        messages if last is None else [*messages, last],
+        shown,
+        check_own(variables),
+        media=media,
+        continued=bool(continued),
+        within=last is not None,
+        add_generation_prompt=bool(continued) or prompt,
+    )
+    check_text(text, model)  # includes tools, tool calls and variables
+    return ChatPrompt(text, media)
 
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
@@ -186,8 +213,9 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Convert messages to the form that templates take: leading system messages merged into one,
-    contents as strings. Raises ApiError.
+    """Convert a body's messages to those that ``read_conversation`` of ``chat.messages`` takes:
+    leading system messages merged into one, contents as strings, or as parts if some are not text.
+    Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
         raise ApiError(
@@ -201,9 +229,10 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         role = mapping(where, message).get("role")
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
-        content = content_text(f"{where}.content", in_words(message).get("content"))
+        content = content_of(f"{where}.content", message.get("content"), of_tool=role == "tool")
         if role in _SYSTEM:
-            if len(result) == 1 and result[0]["role"] == "system":
+            before = result[0]["content"] if [m["role"] for m in result] == ["system"] else None
+            if isinstance(before, str) and isinstance(content, str):
                 content = f"{result.pop()['content']}\n\n{content}"
             result.append({"role": "system", "content": content})
             continue
@@ -220,24 +249,50 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 def content_text(name: str, content: Any) -> str:
     """Return a message's content as one string. Raises ApiError for parts that are not text."""
+    made = content_of(name, content)
+    if isinstance(made, str):
+        return made
+    (other, *_) = (part for part in made if isinstance(part, PlacedPart))
+    raise unsupported(other.place, other.part.get("type"), name)
+
+
+def content_of(
+    name: str, content: Any, *, of_tool: bool = False
+) -> str | list[dict[str, Any] | PlacedPart]:
+    """Return a message's content: a string, or parts if some are pictures or sounds. The result
+    ``of_tool`` may have parts of any type. Raises ApiError for others.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
         raise wrong(name, content, "a string or an array of parts")
-    said = []
+    made: list[dict[str, Any] | PlacedPart] = []
     for i, part in enumerate(content):
-        kind = mapping(f"{name}[{i}]", part).get("type")
+        if isinstance(part, PlacedPart):
+            made.append(part)
+            continue
+        where = f"{name}[{i}]"
+        kind = mapping(where, part).get("type")
         key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
-        if key is None:
-            raise ApiError(
-                400,
-                f"{name}[{i}]: content type {kind!r:.40} is not supported: treadle accepts text "
-                "only",
-                param=name,
-                code="unsupported_content",
-            )
-        said.append(text(f"{name}[{i}].{key}", part.get(key)))
-    return "\n".join(said)
+        if key is not None:
+            made.append(text_part(text(f"{where}.{key}", part.get(key))))
+        elif kind in MEDIA_SPELLINGS or (of_tool and isinstance(kind, str)):
+            made.append(PlacedPart(part, where))
+        else:
+            raise unsupported(where, kind, name)
+    if any(isinstance(part, PlacedPart) for part in made):
+        return made
+    return "\n".join(part["text"] for part in made if isinstance(part, dict))
+
+
+def unsupported(where: str, kind: Any, name: str) -> ApiError:
+    """Return the error for a part of a type that is not read, in the field ``name``."""
+    return ApiError(
+        400,
+        f"{where}: content type {kind!r:.40} is not supported: expected text, a picture or a sound",
+        param=name,
+        code="unsupported_content",
+    )
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:

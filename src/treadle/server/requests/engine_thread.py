@@ -44,8 +44,8 @@ class EngineThread:
     def __init__(self, model: Model, tally: ServerStats) -> None:
         self.model = model
         self.tally = tally
-        self.turns = model._turns
-        self.scheduler = model._turns.scheduler
+        self.stepper = model.stepper
+        self.scheduler = model.stepper.scheduler
         self.state = "loading"
         self.why = ""
         self.warmed: Future[None] = Future()
@@ -119,9 +119,6 @@ class EngineThread:
             return
         self.state = "ok"
         self.warmed.set_result(None)
-        # The event loop writes to clients while a run is computed: between two runs its Python code
-        # would delay the next run.
-        self.model.engine.beside = self._ring
         while not self._stopping:
             self._bell.clear()  # before checking for work: later arrivals set it again
             if self._jobs:
@@ -140,13 +137,16 @@ class EngineThread:
 
     def _warm(self) -> None:
         """Compile the plans of every batch size, so that no first token waits for a compilation."""
-        drafter = self.scheduler.drafting.drafter
-        for engine in (self.model.engine, *((drafter.engine,) if drafter else ())):
+        drafting = self.scheduler.drafting
+        engines = [(self.model.engine, drafting.observer.output)]
+        if drafting.drafter is not None:
+            engines.append((drafting.drafter.engine, drafting.drafter.own_observer.output))
+        for engine, output in engines:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
-                self._warm_engine(engine, lora)
+                self._warm_engine(engine, output, lora)
 
-    def _warm_engine(self, engine: Engine, lora: bool) -> None:
+    def _warm_engine(self, engine: Engine, output: str, lora: bool) -> None:
         sizes = engine.few
         if main_output(engine.config) != "logits":
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
@@ -156,7 +156,7 @@ class EngineThread:
             for n_outputs in (*sizes, OUTPUTS):
                 large = n_tokens == engine.max_tokens
                 if (large or n_outputs <= n_tokens) and not self._stopping:
-                    engine.plan_for(n_tokens, n_outputs, engine.sampled, lora)
+                    engine.plan_for(n_tokens, n_outputs, output, lora)
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -169,7 +169,9 @@ class EngineThread:
     def _step(self) -> None:
         began = time.perf_counter()
         try:
-            fed, others = self.turns.step()
+            # The event loop writes to clients while a run is computed: between two runs its Python
+            # code would delay the next run.
+            fed, others = self.stepper.step(self._ring)
             if others:
                 fed = list(self.texts)
         except BaseException as error:  # an internal error: all requests fail, none waits forever

@@ -235,18 +235,18 @@ class GenerationRequest:
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
                 own = self.rules.applied(own, len(ids))
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
-                rule = self.planned.guide()
-                request = model.generate(ids, constraint=rule, **settings).request
-                self.planned.dress(request.answer)
-                request.answer.ends = self.rules.stop
-                request.answer.keeps_stop = self.keeps_stop
-                if max(self.lines) > 0:
-                    request.answer.lines = IndentStop(*self.lines)
-                request.priority = request.level = self.priority
-                request.reuse = self.reuse
-                request.client = request if self.client is None else self.client
-                if self.stream:
-                    request.look_ahead = LOOK_AHEAD
+                request = model.build_request(
+                    ids,
+                    **settings,
+                    cache_prompt=self.reuse,
+                    plan=self.planned,
+                    ends=self.rules.stop,
+                    keeps_stop=self.keeps_stop,
+                    lines=IndentStop(*self.lines) if max(self.lines) > 0 else None,
+                    priority=self.priority,
+                    client=self.client,
+                    look_ahead=LOOK_AHEAD if self.stream else math.inf,
+                )
                 result.append((request, at))
         return result
 
@@ -329,7 +329,7 @@ def _asked(
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
-        wanted=_wanted(given, names),
+        options=_options(given, names),
         rules=read_rules(body, model),
         keeps_stop=given.get("include_stop_str_in_output", False),
         ping_s=_ping_s(given.get("sse_ping_interval")),
@@ -381,7 +381,7 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return result
 
 
-def _wanted(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:
+def _options(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:
     """Read the grammar, schema or regular expression of answers. ``names``: the client's field
     names by ours. Raises ApiError if two fields contradict each other.
     """

@@ -6,11 +6,10 @@ import base64
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from treadle.chat.tools.media_placeholders import in_words
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import array, mapping, text
 from treadle.server.protocols.openai.response_tools import flat_name
-from treadle.server.requests.chat_prompt import content_text
+from treadle.server.requests.chat_prompt import content_of, content_text
 
 if TYPE_CHECKING:
     from treadle.server.requests.response_store import ResponseStore
@@ -63,7 +62,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kind = item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
-            content_text(f"{where}.content", item.get("content"))  # so that errors name this item
+            content_of(f"{where}.content", item.get("content"))  # so that errors name this item
             made.append({"role": role, "content": item.get("content")})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
@@ -78,7 +77,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind in RESULTS:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
             result["content"] = item.get("output")
-            content_text(f"{where}.output", in_words(result)["content"])
+            content_of(f"{where}.output", item.get("output"), of_tool=True)
             made.append(result)
         elif kind not in SKIPPED:
             raise ApiError(

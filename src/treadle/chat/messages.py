@@ -1,0 +1,405 @@
+"""Messages of a conversation, checked once per request.
+
+``read_conversation`` is the only reader: what enters by the library or by a protocol of the server
+becomes a ``Conversation``, and the code behind it, up to the chat template, checks nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.chat.media_placeholders import described, is_text_part, name_of, placeholder
+from treadle.errors import TemplateError, TreadleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.chat.media_parts import MediaPart
+
+Message = Mapping[str, Any]
+Messages = Sequence[Message]
+
+REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
+SYSTEM = ("system", "developer")
+SPEAKERS = (*SYSTEM, "user", "assistant")
+MEDIA = ("image", "audio")  # types of the parts that stand for a picture or a sound
+MEDIA_SPELLINGS = ("image", "image_url", "input_image", "audio", "audio_url", "input_audio")
+
+
+@dataclass(frozen=True)
+class MediaPolicy:
+    """How pictures and sounds of messages are taken.
+
+    ``kinds``: those of MEDIA that the model reads. A part of another kind is replaced by a sentence
+    for the model, with a warning; with ``strict`` it is refused. ``local``: the caller is a program
+    in this process, which may give paths and objects.
+    """
+
+    kinds: frozenset[str] = frozenset()
+    strict: bool = False
+    local: bool = True
+
+
+TEXT_ONLY = MediaPolicy()
+
+
+@dataclass(frozen=True, eq=False)
+class Conversation:
+    """The messages of one request, checked.
+
+    ``messages``: dicts of JSON types. A content is a string, None, or a list of parts of the types
+    text, thinking, image and audio; that of a tool result may be any JSON. Reasoning stands under
+    each name that templates read. ``media``: the pictures and sounds that the image and audio parts
+    stand for, in order. ``warnings``: about parts that were left out, and results without a call.
+    """
+
+    messages: list[dict[str, Any]]
+    media: tuple[MediaPart, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedPart:
+    """A part that is not text, as a client of the server sent it, and its place for errors, such as
+    ``messages[2].content[1]``.
+    """
+
+    part: Message
+    place: str
+
+
+def read_conversation(
+    messages: Any, policy: MediaPolicy = TEXT_ONLY, *, joins_text: bool = False
+) -> Conversation:
+    """Check ``messages``, in the form of OpenAI's chat API; parts may be ``PlacedPart``.
+    ``joins_text``: a content of text parts alone becomes one string.
+
+    Raises TemplateError for invalid messages, UnsupportedError for parts that cannot be taken,
+    FileError for a picture or sound whose base64 is broken.
+    """
+    check_messages(messages)
+    reader = _MediaReader(policy)
+    made = read_messages([reader.read(i, message) for i, message in enumerate(messages)])
+    check_calls(made)
+    if joins_text:
+        made = [_joined_text(message) for message in made]
+    return Conversation(made, tuple(reader.media), (*reader.warnings, *lone_results(made)))
+
+
+class _MediaReader:
+    """Takes pictures and sounds out of messages, in order."""
+
+    def __init__(self, policy: MediaPolicy) -> None:
+        self.media: list[MediaPart] = []
+        self.warnings: list[str] = []
+        self._policy = policy
+
+    def read(self, index: int, message: Message) -> Message:
+        """Return a message whose parts are text, or stand for one of ``media``."""
+        content = message.get("content")
+        of_tool = message.get("role") == "tool"
+        if not isinstance(content, list | tuple) or not (of_tool or self._may_hold(content)):
+            return message
+        if of_tool and not all(map(_is_typed, content)):
+            return message  # arbitrary JSON
+        parts = []
+        for at, part in enumerate(content):
+            placed = _placed(part, f"messages[{index}].content[{at}]")
+            if placed is None or is_text_part(placed.part):
+                parts.append(part)
+            elif of_tool or placed.part.get("type") in MEDIA_SPELLINGS:
+                parts.append(self._taken(placed, index, message))
+            else:
+                parts.append(placed.part)  # refused where parts are checked
+        return {**message, "content": parts}
+
+    @staticmethod
+    def _may_hold(content: Sequence[Any]) -> bool:
+        """Whether a message of a speaker has a part that is not text."""
+        return any(
+            isinstance(part, PlacedPart)
+            or (isinstance(part, Mapping) and part.get("type") in MEDIA_SPELLINGS)
+            for part in content
+        )
+
+    def _taken(self, placed: PlacedPart, index: int, message: Message) -> dict[str, Any]:
+        """Return what stands for a part that is not text."""
+        policy = self._policy
+        of_tool = message.get("role") == "tool"
+        if policy.kinds and placed.part.get("type") in MEDIA_SPELLINGS:
+            from treadle.chat.media_parts import read_media_part  # imported late: rarely needed
+
+            try:
+                found = read_media_part(placed.part, placed.place, local=policy.local)
+            except TreadleError:
+                if not of_tool or policy.strict:
+                    raise
+                found = None  # a tool's result may hold anything under these types
+            if found is not None and found.kind in policy.kinds:
+                self.media.append(found)
+                return found.template_part
+        words = described(placed.part)
+        if policy.strict:
+            raise UnsupportedError(
+                f"{placed.place}: a {words} cannot be read: the model reads "
+                f"{_readable(policy.kinds)}"
+            )
+        where = f"tool result {name_of(message)!r:.80}" if of_tool else f"message {index}"
+        self.warnings.append(
+            f"{where}: a {words} was dropped, because the model reads "
+            f"{_readable(policy.kinds, only=True)}"
+        )
+        return placeholder(words, of_tool=of_tool, readable=_readable(policy.kinds))
+
+
+def _readable(kinds: frozenset[str], *, only: bool = False) -> str:
+    """Return what a model reads, in words."""
+    if not kinds:
+        return "only text" if only else "text alone"
+    nouns = {"image": "pictures", "audio": "sounds"}
+    return " and ".join(("only text" if only else "text", *(nouns[kind] for kind in sorted(kinds))))
+
+
+def _is_typed(part: Any) -> bool:
+    return isinstance(part, PlacedPart) or (
+        isinstance(part, Mapping) and isinstance(part.get("type"), str)
+    )
+
+
+def _placed(part: Any, place: str) -> PlacedPart | None:
+    if isinstance(part, PlacedPart):
+        return part
+    return PlacedPart(part, place) if isinstance(part, Mapping) else None
+
+
+def _joined_text(message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if is_parts(content) and all(part["type"] == "text" for part in content):
+        return {**message, "content": joined(content)}
+    return message
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def check_messages(messages: Any) -> None:
+    """Raise TemplateError unless ``messages`` is a non-empty list of messages with role and
+    content.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        found = type(messages).__name__
+        raise TemplateError(f"messages is {found}: expected a list of dicts with role and content")
+    if not messages:
+        raise TemplateError("messages is empty: expected at least one message")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            found = type(message).__name__
+            raise TemplateError(f"message {i} is {found}: expected a dict with role and content")
+        if not isinstance(message.get("role"), str):
+            raise TemplateError(f"message {i} has no role, such as 'user'")
+        if "content" not in message and "tool_calls" not in message:
+            raise TemplateError(f"message {i} has no content")
+
+
+def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return checked copies of JSON types, with reasoning under each name that templates read.
+
+    Parts of the types image and audio stand for what a ``Conversation`` keeps beside its messages;
+    they hold nothing. Raises TemplateError for invalid messages, UnsupportedError for other parts.
+    """
+    return [_read(i, message) for i, message in enumerate(plain(messages))]
+
+
+def _read(i: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, dict) or "role" not in message:
+        raise TemplateError(f"message {i} is {message!r:.80}: expected a dict with a role")
+    content = message.get("content")
+    if message["role"] in SPEAKERS and not isinstance(content, str | list | None):
+        kind = type(content).__name__
+        raise TemplateError(f"message {i}: content is {kind}: expected a string or a list of parts")
+    if isinstance(content, list) and (is_parts(content) or message["role"] in SPEAKERS):
+        for part in content:
+            _check_part(f"message {i}", part, thinks=message["role"] == "assistant")
+    found = [message[name] for name in REASONING if message.get(name) is not None]
+    if not found:
+        return message
+    return {**message, **dict.fromkeys(REASONING, found[0])}
+
+
+def _check_part(where: str, part: Any, *, thinks: bool) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind is None:
+        raise TemplateError(f"{where}: part {part!r:.80}: expected a dict with a type")
+    if thinks and kind == "thinking" and isinstance(part.get("thinking"), str):
+        return
+    if kind in MEDIA and not part.keys() & set(MEDIA_SPELLINGS):
+        return
+    if kind != "text":
+        raise UnsupportedError(f"{where}: parts of type {kind!r:.40} are not supported, only text")
+    if not isinstance(part.get("text"), str):
+        raise TemplateError(f"{where} has a text part without a text string")
+
+
+def check_calls(messages: Messages) -> None:
+    """Raise TemplateError for calls in a message that are not in the form of OpenAI's API."""
+    for i, message in enumerate(messages):
+        if not isinstance(calls := message.get("tool_calls") or [], list):
+            found = type(calls).__name__
+            raise TemplateError(f"message {i}: tool_calls is {found}: expected a list of calls")
+        for call in calls:
+            function = call.get("function") if isinstance(call, Mapping) else None
+            if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+                raise TemplateError(
+                    f"message {i}: call {call!r:.80}: expected a dict with a function and its name"
+                )
+            if not isinstance(arguments := function.get("arguments"), str | Mapping | None):
+                found = type(arguments).__name__
+                raise TemplateError(
+                    f"message {i}: arguments is {found}: expected a JSON string or a dict"
+                )
+
+
+def plain(value: Any) -> Any:
+    """Return a copy in JSON types only, so that templates get no other Python objects.
+
+    Raises TemplateError for other types, and for values nested too deeply.
+    """
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise TemplateError("messages, tools or variables are too deeply nested") from None
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    raise TemplateError(
+        f"messages, tools and variables must be JSON types; found {type(value).__name__}"
+    )
+
+
+# -- facts about messages -------------------------------------------------------------------------
+
+
+def goes_on(messages: Messages) -> bool:
+    """Whether the last message is an assistant message to continue; one with tool calls is
+    complete.
+    """
+    last = messages[-1]
+    return len(messages) > 1 and last["role"] == "assistant" and not last.get("tool_calls")
+
+
+def lone_results(messages: Messages) -> list[str]:
+    """Return a warning for each tool result that follows no call."""
+    return [
+        f"tool result {name_of(message)!r:.80} follows no tool call: it is sent to the model as a "
+        "user message"
+        for message, called in with_calls(messages)
+        if message.get("role") == "tool" and not called
+    ]
+
+
+def with_calls(messages: Messages) -> list[tuple[Message, bool]]:
+    """Return each message, and whether only results and system messages stand between it and a call
+    before it.
+    """
+    made = []
+    called = False
+    for message in messages:
+        role = message.get("role")
+        called = called and (role == "tool" or role in SYSTEM)
+        made.append((message, called))
+        called = called or (role == "assistant" and bool(message.get("tool_calls")))
+    return made
+
+
+# -- contents -------------------------------------------------------------------------------------
+
+
+def is_parts(content: Any) -> bool:
+    """Whether a content is a list of parts; a tool result may be a list of anything."""
+    return isinstance(content, list) and all(isinstance(p, dict) and "type" in p for p in content)
+
+
+def is_text(content: Any) -> bool:
+    """Whether a content is a string, None, or parts of text."""
+    if isinstance(content, list):
+        return all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content)
+    return content is None or isinstance(content, str)
+
+
+def can_join(content: Any) -> bool:
+    """Whether a content is a string, None, or parts of text, pictures and sounds."""
+    return is_text(content) or (
+        is_parts(content) and all(is_media(p) or isinstance(p.get("text"), str) for p in content)
+    )
+
+
+def is_media(part: Any) -> bool:
+    """Whether a part stands for a picture or a sound."""
+    return isinstance(part, Mapping) and part.get("type") in MEDIA
+
+
+def has_media(content: Any) -> bool:
+    """Whether a content has a part that stands for a picture or a sound."""
+    return isinstance(content, list) and any(map(is_media, content))
+
+
+def joined(content: Any) -> str:
+    """Return the text of a content: its text parts joined by newlines, without reasoning, pictures
+    and sounds; "" for None.
+    """
+    if isinstance(content, list):
+        apart = ("thinking", *MEDIA)
+        return "\n".join(part["text"] for part in content if part.get("type") not in apart)
+    return content or ""
+
+
+def join_contents(contents: Iterable[Any], between: str) -> str | list[dict[str, Any]]:
+    """Return contents as one, with ``between`` between those that are not empty: a string, or parts
+    if one of them has a picture or sound.
+    """
+    kept = [content for content in contents if content]
+    if not any(map(has_media, kept)):
+        return between.join(filter(None, map(joined, kept)))
+    made: list[dict[str, Any]] = []
+    for content in kept:
+        parts = parts_of(content)
+        if made:
+            made.append(text_part(between))
+        made += parts
+    return _merged(made)
+
+
+def wrap_content(before: str, content: Any, after: str) -> str | list[dict[str, Any]]:
+    """Return a content with text before and after it."""
+    if not has_media(content):
+        return f"{before}{joined(content)}{after}"
+    return _merged([text_part(before), *parts_of(content), text_part(after)])
+
+
+def parts_of(content: Any) -> list[dict[str, Any]]:
+    """Return a content as parts."""
+    if isinstance(content, list):
+        return content
+    return [text_part(content)] if content else []
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """Return a part of text."""
+    return {"type": "text", "text": text}
+
+
+def _merged(parts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return parts with adjacent text as one part: some templates put line breaks between parts."""
+    made: list[dict[str, Any]] = []
+    for part in parts:
+        if made and part["type"] == made[-1]["type"] == "text":
+            made[-1] = text_part(made[-1]["text"] + part["text"])
+        elif part.get("text") != "":
+            made.append(part)
+    return made

@@ -1,0 +1,135 @@
+"""Prompt of a conversation: its messages in the form of the chat template, rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.validate import listed
+from treadle.chat.messages import Conversation, goes_on
+from treadle.chat.template.variables import check_own, check_variables
+from treadle.chat.tools.detect import manner_of
+from treadle.chat.tools.history import needs_form
+from treadle.chat.tools.messages import gone_on, in_another_form, shaped
+from treadle.errors import TemplateError, TreadleError
+
+if TYPE_CHECKING:
+    from treadle.chat.media_parts import MediaPart
+    from treadle.chat.template.template import ChatTemplate
+    from treadle.media.marks import HiddenMarks, Layout, MediaMarks, Piece
+
+
+@dataclass(frozen=True, eq=False)
+class PromptMedia:
+    """The pictures and sounds of one request, ``parts``, in order of appearance, while its prompt
+    is rendered. ``marks``: those of the model's families; ``hidden``: hides them in users' texts.
+    """
+
+    parts: tuple[MediaPart, ...]
+    marks: tuple[MediaMarks, ...]
+    hidden: HiddenMarks
+
+    @classmethod
+    def of(cls, conversation: Conversation, marks: Sequence[MediaMarks]) -> PromptMedia | None:
+        """Return those of a conversation; None if it has none."""
+        if not conversation.media:
+            return None
+        from treadle.media.marks import HiddenMarks  # imported late: rarely needed
+
+        return cls(conversation.media, tuple(marks), HiddenMarks(marks))
+
+    @property
+    def placeholders(self) -> dict[str, tuple[str, ...]]:
+        """The texts that stand for a picture and for a sound, by the type of part."""
+        return {each.kind: each.placeholders for each in self.marks}
+
+
+@dataclass(frozen=True, eq=False)
+class ChatPrompt:
+    """A rendered prompt. ``text``: with marks where pictures stand. ``media``: those of the
+    conversation, None without any.
+    """
+
+    text: str
+    media: PromptMedia | None = None
+
+    @property
+    def shown(self) -> str:
+        """The text with the marks that users wrote; for people, not for tokenization."""
+        return self.text if self.media is None else self.media.hidden.show(self.text)
+
+    def split(self, layouts: Sequence[Layout]) -> list[Piece]:
+        """Return the text in pieces, with ``layouts``, one for each picture or sound, in place of
+        the marks; see ``treadle.media.marks.split_prompt``. Raises TemplateError.
+        """
+        from treadle.media.marks import TextPiece, split_prompt
+
+        if self.media is None:
+            return [TextPiece(self.text)]
+        kinds = [part.kind for part in self.media.parts]
+        return split_prompt(self.text, self.media.marks, kinds, layouts, self.media.hidden)
+
+
+def conversation_prompt(
+    template: ChatTemplate,
+    conversation: Conversation,
+    tools: list[dict[str, Any]] | None,
+    own: Mapping[str, Any] | None,
+    variables: Mapping[str, Any],
+    settings: Sequence[str],
+    *,
+    marks: Sequence[MediaMarks] = (),
+) -> ChatPrompt:
+    """Render a conversation; a last message of the assistant is continued.
+
+    Without ``tools``, messages with tool calls, tool results, later system messages or reasoning
+    are converted to the template's form, and so are messages for which the template raises. With
+    tools they are rendered as they are. ``own``: variables that the template need not read;
+    ``settings``: names of generation settings, for hints on misspelt names.
+    """
+    if tools is not None and not all(isinstance(tool, Mapping) for tool in listed("tools", tools)):
+        raise TreadleError(f"tools={tools!r:.80}: expected dicts as in OpenAI's API")
+    if variables:
+        check_variables(template, variables, settings)
+    given = {**check_own(own), **variables}
+    media = PromptMedia.of(conversation, marks)
+    messages = conversation.messages
+    try:
+        if tools is None and needs_form(messages):
+            messages, _ = shaped(messages, [], manner_of(template))
+        return ChatPrompt(render_messages(template, messages, tools, given, media=media), media)
+    except TemplateError as error:
+        if tools is not None:
+            raise
+        messages = in_another_form(messages, template, error)
+        return ChatPrompt(render_messages(template, messages, None, given, media=media), media)
+
+
+def render_messages(
+    template: ChatTemplate,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    variables: Mapping[str, Any],
+    *,
+    media: PromptMedia | None = None,
+    continued: bool = True,
+    within: bool = False,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Render messages that have the template's form. ``continued``: a last message of the assistant
+    is continued; ``within``: its reasoning is.
+    """
+    given = {"tools": tools, **variables}
+    placeholders = None
+    if media is not None:
+        messages = media.hidden.hide(messages)
+        given = media.hidden.hide(given)
+        placeholders = media.placeholders
+    if within or (continued and goes_on(messages)):
+        *earlier, last = messages
+        asked = template.render_read(earlier, placeholders, add_generation_prompt=True, **given)
+        return gone_on(template, asked, last, within=within)
+    return template.render_read(
+        messages, placeholders, add_generation_prompt=add_generation_prompt, **given
+    )

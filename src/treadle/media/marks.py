@@ -1,0 +1,158 @@
+"""Marks of pictures and sounds in rendered prompts, and the layouts that replace them.
+
+A chat template writes a mark where a picture stands, such as ``<|image_pad|>``. A user's own text
+may spell the same: ``HiddenMarks`` hides such text while the template renders, so that each mark of
+a rendered prompt is the template's, and puts it back as text that is tokenized without special
+tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import TemplateError
+from treadle.media.limits import NOUNS
+
+if TYPE_CHECKING:
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+Layout = Sequence[str | range]
+
+
+@dataclass(frozen=True)
+class MediaMarks:
+    """Marks of one kind, "image" or "audio", in a family's prompts.
+
+    ``placeholders``: the texts of a rendered prompt that stand for one picture, the longest first.
+    ``reserved``: further special tokens of its media, which a user's text must not spell either.
+    """
+
+    kind: str
+    placeholders: tuple[str, ...]
+    reserved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TextPiece:
+    """Text of a prompt. ``special``: control tokens that it spells become those tokens."""
+
+    text: str
+    special: bool = True
+
+
+@dataclass(frozen=True)
+class MediaRows:
+    """Rows of the picture or sound number ``index`` of a prompt, in order of appearance."""
+
+    index: int
+    rows: range
+
+
+Piece = TextPiece | MediaRows
+
+
+class HiddenMarks:
+    """Replaces the marks in a user's text by words that no text has, and back.
+
+    One for each request: the words are random, so that no text can contain them on purpose.
+    """
+
+    def __init__(self, marks: Iterable[MediaMarks]) -> None:
+        spelt = {text for each in marks for text in (*each.placeholders, *each.reserved)}
+        self._texts = sorted(spelt, key=lambda text: (-len(text), text))
+        # Digits alone: no filter of a template, such as upper or trim, changes them.
+        self._word = f"{secrets.randbelow(10**24):024}"
+        self._spelt = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        self._hidden = re.compile(rf"{self._word}(\d{{4}})")
+
+    def hide(self, value: Any) -> Any:
+        """Return a copy of a value of JSON types without marks, in keys and in strings."""
+        if isinstance(value, str):
+            return self._spelt.sub(self._word_of, value)
+        if isinstance(value, Mapping):
+            return {self.hide(key): self.hide(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hide(item) for item in value]
+        return value
+
+    def _word_of(self, match: re.Match[str]) -> str:
+        return f"{self._word}{self._texts.index(match[0]):04}"
+
+    def show(self, text: str) -> str:
+        """Return a text with the hidden marks in it again."""
+        return self._hidden.sub(lambda match: self._texts[int(match[1])], text)
+
+    def pieces(self, text: str) -> list[TextPiece]:
+        """Return a text in pieces: the hidden marks are put back as plain text."""
+        made = []
+        at = 0
+        for match in self._hidden.finditer(text):
+            made += [TextPiece(text[at : match.start()])] if match.start() > at else []
+            made.append(TextPiece(self._texts[int(match[1])], special=False))
+            at = match.end()
+        return [*made, TextPiece(text[at:])] if at < len(text) else made
+
+
+def split_prompt(
+    text: str,
+    marks: Sequence[MediaMarks],
+    kinds: Sequence[str],
+    layouts: Sequence[Layout],
+    hidden: HiddenMarks,
+) -> list[Piece]:
+    """Return a rendered prompt in pieces, each mark replaced by a layout.
+
+    ``kinds`` and ``layouts``: of the pictures and sounds, in order of appearance in the
+    conversation; the layout of a picture has the texts of special tokens and ranges of its rows. A
+    template may write sounds before pictures, but neither out of order. Raises TemplateError if the
+    template did not write as many marks as there are pictures, or sounds.
+    """
+    kind_of = {spelt: each.kind for each in marks for spelt in each.placeholders}
+    spellings = sorted(kind_of, key=lambda spelt: (-len(spelt), spelt))
+    found = list(re.finditer("|".join(map(re.escape, spellings)) or r"(?!)", text))
+    waiting = {
+        each.kind: [i for i, kind in enumerate(kinds) if kind == each.kind] for each in marks
+    }
+    for kind, indices in waiting.items():
+        n = sum(kind_of[match[0]] == kind for match in found)
+        if n != len(indices):
+            noun = NOUNS["image" if kind == "image" else "audio"]
+            raise TemplateError(
+                f"the chat template wrote {n} {noun} marks for {len(indices)} {noun}s of the "
+                "conversation: expected as many"
+            )
+    made: list[Piece] = []
+    at = 0
+    for match in found:
+        made += hidden.pieces(text[at : match.start()])
+        index = waiting[kind_of[match[0]]].pop(0)
+        for part in layouts[index]:
+            made.append(TextPiece(part) if isinstance(part, str) else MediaRows(index, part))
+        at = match.end()
+    made += hidden.pieces(text[at:])
+    return _merged(made)
+
+
+def _merged(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces with adjacent text as one: a layout may begin with line breaks, which the
+    tokenizer joins with those before them.
+    """
+    made: list[Piece] = []
+    for piece in pieces:
+        last = made[-1] if made else None
+        both = isinstance(piece, TextPiece) and isinstance(last, TextPiece)
+        if both and piece.special and last.special:  # type: ignore[union-attr]
+            made[-1] = TextPiece(last.text + piece.text)  # type: ignore[union-attr]
+        elif not isinstance(piece, TextPiece) or piece.text:
+            made.append(piece)
+    return made
+
+
+def encode_pieces(pieces: Sequence[Piece], tokenizer: Tokenizer) -> list[int | MediaRows]:
+    """Return a prompt's token ids, with the media rows in their places."""
+    given = [(p.text, p.special) if isinstance(p, TextPiece) else p for p in pieces]
+    return tokenizer.encode_prompt_pieces(given)
