@@ -216,4 +216,4 @@ def test_who_knows_addresses() -> None:
         source = path.read_text("utf-8")
         if "ctypes" in source or ".address" in source:
             found.add(path.relative_to(SOURCES).parts[0])
-    assert found == {"base", "devices", "profiling", "system", "files", "convert", "study"}
+    assert found == {"base", "devices", "profiling", "system", "files", "convert"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treadle.study import assembly, emulator
+from bench.kernel_study import assembly, emulator
 
 # The block in front of the loop is where a jump back leads that is no loop.
 KERNEL = """

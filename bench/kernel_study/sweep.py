@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.kernel_study import assembly
+from bench.kernel_study.blocks import DotQ4_0, DotQ4_K, DotQ8_0
+from bench.kernel_study.emulator import Emulator, EmulatorError
+from bench.kernel_study.rows import Mad, ScaleRow, VecDotF16
+from bench.kernel_study.spec import Study, StudyCase
+from bench.kernel_study.tiles import AttentionProduct, TileAlongK, TileOfRows
 from treadle.base.fast_dataclass import dataclass
 from treadle.isa import ROWS
 from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
-from treadle.study import assembly
-from treadle.study.blocks import DotQ4_0, DotQ4_K, DotQ8_0
-from treadle.study.emulator import Emulator, EmulatorError
-from treadle.study.rows import Mad, ScaleRow, VecDotF16
-from treadle.study.spec import Study, StudyCase
-from treadle.study.tiles import AttentionProduct, TileAlongK, TileOfRows
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from bench.kernel_study import clock
+from bench.kernel_study.rows import ScaleRow
+from bench.kernel_study.spec import Study
+from bench.kernel_study.sweep import KERNELS, Kernel, problem
 from treadle.isa.isa import Isa
 from treadle.jit.language import Builder, Val
 from treadle.profiling.report import row_in_use
-from treadle.study import clock
-from treadle.study.rows import ScaleRow
-from treadle.study.spec import Study
-from treadle.study.sweep import KERNELS, Kernel, problem
 
 ENDS = [(kernel, spec) for kernel in KERNELS for spec in (kernel.specs[0], kernel.specs[-1])]
 

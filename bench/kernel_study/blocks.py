@@ -12,11 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from bench.kernel_study.spec import F32_ROUND, Study, StudyCase, sum_of_bytes, unwritten
 from treadle.base.fast_dataclass import dataclass
 from treadle.formats import by_name
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i16, i32, u8, u32
-from treadle.study.spec import F32_ROUND, Study, StudyCase, sum_of_bytes, unwritten
 
 # Activations of blocks of 256: one scale, codes, and the sums of every 16 of these.
 Q8_K = np.dtype([("d", "<f4"), ("qs", "i1", (256,)), ("bsums", "<i2", (16,))])

@@ -1,35 +1,32 @@
-"""``treadle tune --isa``: kernels of the RISC-V study, counted in an emulator or timed here."""
+"""``python -m bench.kernel_study``: counts kernels in an emulator, or times them here."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from bench.kernel_study import clock, published, sweep
+from bench.kernel_study.emulator import EmulatorError, find
+from bench.kernel_study.plot import draw
+from bench.kernel_study.sweep import SweepResult
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import counted
+from treadle.cli.options import Picture
 from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.svg import check_place, origin, save
 from treadle.cli.ui.table import heading, print_json, print_table, remark, say
-
-if TYPE_CHECKING:
-    from treadle.study.sweep import SweepResult
+from treadle.errors import TreadleError, printable
+from treadle.machine.topology import cpu_name
+from treadle.profiling.report import row_in_use
 
 RISCV = "rv64gcv"
 NATIVE = "native"
-# The names of study/sweep.py's KERNELS: for `--help`, which loads no kernel.
-STUDIED = (
-    "vec_dot_f16",
-    "mad_f16",
-    "scale_f16",
-    "dot_q8_0",
-    "dot_q4_0",
-    "dot_q4_k",
-    "sgemm",
-    "attention",
-)
 MCA = ("llvm-mca", "llvm-mca-22", "llvm-mca-23")
 OPTIONAL = (  # columns, in the order in which they are omitted
     "products a cycle of P670 ",
@@ -38,8 +35,7 @@ OPTIONAL = (  # columns, in the order in which they are omitted
     "right at ",
     "products an instruction ",
 )
-CHECKOUT = Path(__file__).resolve().parents[3]
-ONLY_TUNE = ("formats", "k", "m", "n", "threads", "dry_run", "force", "reset")
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -54,14 +50,63 @@ class StudyOptions:
     as_json: bool
 
 
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("kernel", type=click.Choice([k.name for k in sweep.KERNELS]), required=False)
+@click.option(
+    "--isa",
+    type=click.Choice([RISCV, NATIVE]),
+    default=RISCV,
+    show_default=True,
+    help="RISC-V's vectors, or those of this machine.",
+)
+@click.option(
+    "--emulator",
+    type=click.Choice(["qemu"]),
+    help="Count instructions in the emulator; time nothing.",
+)
+@click.option(
+    "--vlen",
+    type=click.Choice([str(vlen) for vlen in sweep.LENGTHS]),
+    help="Bits of an emulated register.  [default: 256]",
+)
+@click.option(
+    "-r",
+    "--repeat",
+    type=click.IntRange(1),
+    default=12,
+    metavar="N",
+    help="Runs of each setting, hot and cold; the shortest time counts.",
+)
+@click.option("--plot", type=Picture(), help="Draw a chart (SVG).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    kernel: str | None,
+    isa: str,
+    emulator: str | None,
+    vlen: str | None,
+    repeat: int,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Sweep the settings of KERNEL, or of all kernels: see docs/riscv.md.
+
+    Instructions are counted in an emulator, or times are measured on this machine. The exit code is
+    1 if a result is wrong.
+    """
+    study(kernel, StudyOptions(isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json))
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command and exit: 0 done, 1 failed with one clear line, 2 wrong usage."""
+    try:
+        command(args, prog_name="python -m bench.kernel_study")
+    except TreadleError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(1)
+
+
 def study(kernel: str | None, asked: StudyOptions) -> None:
     """Sweep KERNEL, or all; print a table for each, and plot them."""
-    from treadle.cli.ui.svg import check_place, origin, save
-    from treadle.machine.topology import cpu_name
-    from treadle.study import sweep
-
-    if kernel not in (None, *STUDIED):
-        raise click.UsageError(f"{kernel} is not studied: expected {', '.join(STUDIED)}")
     if asked.plot is not None:
         check_place(asked.plot)
     wanted = [k for k in sweep.KERNELS if kernel in (None, k.name)]
@@ -79,8 +124,6 @@ def study(kernel: str | None, asked: StudyOptions) -> None:
             if why is not None:
                 remark(f"{one.spec.name} computes wrong results at VLEN {vlen}: {why}")
     if asked.plot is not None:
-        from treadle.cli.tune_study_plot import draw
-
         facts = [str(value) for value in about.values()]
         save(asked.plot, draw(found, ", ".join(facts), origin(facts[:1])))
     if not all(f.is_right for f in found):
@@ -91,9 +134,6 @@ def emulated(
     wanted: Sequence[Any], asked: StudyOptions
 ) -> tuple[dict[str, Any], list[SweepResult]]:
     """Count instructions at one VLEN, and check the results at each VLEN."""
-    from treadle.study import sweep
-    from treadle.study.emulator import find
-
     if asked.isa != RISCV:
         raise click.UsageError(f"--emulator needs --isa {RISCV}")
     places = folders()
@@ -119,9 +159,6 @@ def emulated(
 
 def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], list[SweepResult]]:
     """Time the kernels on this machine."""
-    from treadle.profiling.report import row_in_use
-    from treadle.study.clock import measure
-
     row = row_in_use()
     if asked.vlen is not None:
         raise click.UsageError("--vlen needs --emulator: the vector length of hardware is fixed")
@@ -134,7 +171,7 @@ def timed(wanted: Sequence[Any], asked: StudyOptions) -> tuple[dict[str, Any], l
     with ProgressBar() as progress:
         for done, kernel in enumerate(wanted):
             progress("measure", done, len(wanted))
-            found += measure(kernel, row, asked.repeat)
+            found += clock.measure(kernel, row, asked.repeat)
     return {"isa": row.name}, found
 
 
@@ -145,8 +182,6 @@ def folders() -> list[Path]:
 
 def available(name: str, places: Sequence[Path]) -> str | None:
     """Return the path of a program, or None."""
-    from treadle.study.emulator import EmulatorError, find
-
     try:
         return find(name, places)
     except EmulatorError:
@@ -155,10 +190,6 @@ def available(name: str, places: Sequence[Path]) -> str | None:
 
 def row_of(found: SweepResult) -> dict[str, Any]:
     """Return one setting as JSON."""
-    from dataclasses import asdict
-
-    from treadle.study import published
-
     row = {name: value for name, value in asdict(found).items() if name != "spec"}
     fields = {name: value for name, value in vars(found.spec).items()}
     return {**row, "fields": fields, "published_hot_ns": published.hot_ns(found.spec)}
@@ -166,8 +197,6 @@ def row_of(found: SweepResult) -> dict[str, Any]:
 
 def print_found(found: Sequence[SweepResult]) -> None:
     """Print a line for each setting; columns without data are omitted."""
-    from treadle.study import published
-
     cores = [core for core in found[0].cycles if any(f.cycles[core] for f in found)]
     columns: dict[str, list[str]] = {
         "setting": [f.spec.setting for f in found],

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.kernel_study.spec import Arrays, Study, StudyCase
+from bench.kernel_study.sweep import Kernel, SweepResult, mark_best, numbers, problem
 from treadle.jit.kernel import load_kernels
 from treadle.machine.topology import cache_bytes
-from treadle.study.spec import Arrays, Study, StudyCase
-from treadle.study.sweep import Kernel, SweepResult, mark_best, numbers, problem
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

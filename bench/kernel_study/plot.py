@@ -1,4 +1,4 @@
-"""The chart of ``treadle tune --isa --plot``: bars for each kernel, a line for each setting."""
+"""The chart of the study: bars for each kernel, a line for each setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from treadle.cli.ui.svg import (
 )
 
 if TYPE_CHECKING:
-    from treadle.study.sweep import SweepResult
+    from bench.kernel_study.sweep import SweepResult
 
 # pixels: the axes, and a setting's height
 LEFT = 210
@@ -39,12 +39,12 @@ SERIES: list[tuple[str, Value]] = [
 def draw(found: Sequence[SweepResult], subtitle: str, origin: str) -> str:
     """Return all kernels, one below another, as an SVG document."""
     canvas = Canvas()
-    top = canvas.head("treadle tune: the RISC-V study's kernels", subtitle, origin)
+    top = canvas.head("the RISC-V study's kernels", subtitle, origin)
     known = [(name, value) for name, value in SERIES if any(value(f) is not None for f in found)]
     top = legend(canvas, [name for name, _ in known], top + 26)
     for kernel, group in groupby(found, key=lambda f: f.kernel):
         top = panel(canvas, kernel, list(group), [value for _, value in known], top + 52)
-    return document(canvas.lines, top + MARGIN, f"treadle tune: {subtitle}; {origin}")
+    return document(canvas.lines, top + MARGIN, f"kernel study: {subtitle}; {origin}")
 
 
 def legend(canvas: Canvas, names: Sequence[str], top: float) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from treadle.study.rows import VecDotF16
-from treadle.study.spec import Study
+from bench.kernel_study.rows import VecDotF16
+from bench.kernel_study.spec import Study
 
 # vec_dot_f16 of llama.cpp on one core of a Banana Pi BPI-F3 (SpacemiT X60 at 1.6 GHz, VLEN 256),
 # 1024 values, caches hot, in ns, by LMUL, unroll and barrier. Every figure is a whole number of
@@ -25,7 +25,6 @@ VEC_DOT_F16_NS = {
     (4, 2, False): 291,
     (4, 2, True): 333,
 }
-SCALAR_NS = 2625  # the same without vectors
 X60_GHZ = 1.6
 
 

@@ -7,12 +7,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from bench.kernel_study.emulator import Emulator, EmulatorError
+from bench.kernel_study.rows import ScaleRow, VecDotF16
+from bench.kernel_study.sweep import (
+    KERNELS,
+    LENGTHS,
+    Kernel,
+    emulate,
+    emulated_cpu,
+    numbers,
+    rv64gcv,
+)
 from tests.emulated.rows import EMULATED
 from treadle.isa.isa import Isa
 from treadle.jit.language import Builder, Val
-from treadle.study.emulator import Emulator, EmulatorError
-from treadle.study.rows import ScaleRow, VecDotF16
-from treadle.study.sweep import KERNELS, LENGTHS, Kernel, emulate, emulated_cpu, numbers, rv64gcv
 
 
 @pytest.fixture
