@@ -46,9 +46,6 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return made
 
 
-# -- tensors that GGUF stores differently -----------------------------------------------------
-
-
 def _side_by_side(*rows: Rows) -> Rows:
     return np.concatenate([each.reshape(-1) for each in rows]).reshape(len(rows), 1, 1, -1)
 
@@ -122,33 +119,6 @@ _NAMES: Names = {
     "ffn.value": "channel_mix_value",
 }
 
-RWKV7: dict[str, Family] = {
-    "rwkv7": Family(
-        "rwkv7",
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "num_hidden_layers": 24,
-            "head_dim": 64,
-            "norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            # It has no such heads, and no maximum context.
-            "num_attention_heads": 1,
-            "max_position_embeddings": 1 << 20,
-        },
-        _NAMES,
-        {"rms_norm_eps": "norm_eps"},
-        activation="sqrelu",
-        only={"norm_first": True, "norm_bias": True, "attn": None},
-        n_ff_default=4,
-        made=_rules,
-        more=_keys,
-    ),
-}
-
-
-# -- the vocabulary ---------------------------------------------------------------------------
-
 
 def read_world(path: Path, n_vocab: int) -> dict[str, Any]:
     """Return the keys of a list of pieces, one per line: id from 1 on, the piece as a Python
@@ -189,3 +159,30 @@ def _piece(line: str, i: int, path: Path) -> bytes:
         pass
     expected = f"{i}, a Python string or bytes literal, and its length in bytes"
     raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)
+
+
+# -- the rows -------------------------------------------------------------------------------------
+
+RWKV7_FAMILIES: dict[str, Family] = {
+    "rwkv7": Family(
+        "rwkv7",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "head_dim": 64,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            # It has no such heads, and no maximum context.
+            "num_attention_heads": 1,
+            "max_position_embeddings": 1 << 20,
+        },
+        _NAMES,
+        {"rms_norm_eps": "norm_eps"},
+        activation="sqrelu",
+        only={"norm_first": True, "norm_bias": True, "attn": None},
+        n_ff_default=4,
+        made=_rules,
+        more=_keys,
+    ),
+}

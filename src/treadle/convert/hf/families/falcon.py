@@ -1,14 +1,15 @@
-"""Falcon-H1: parallel attention and Mamba-2 in each layer, with many multipliers."""
+"""Family rows of Falcon: the classic models, and Falcon-H1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from treadle.convert.hf.families.mamba2 import (
+from treadle.convert.hf.families.mamba import (
     STATE,
     STATE_DEFAULTS,
     state_keys,
@@ -20,7 +21,61 @@ from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
 from treadle.files.keys import MetadataReader
 
-SCALED = "_scaled"  # suffix of the names of matrices that have a factor
+# -- classic models -------------------------------------------------------------------------------
+
+FALCON_NAMES: Names = {
+    "word_embeddings": "token_embd",
+    "ln_f": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "ln_mlp": "attn_norm",
+    "ln_attn": "attn_norm_2",
+    "self_attention.query_key_value": "attn_qkv",
+    "self_attention.dense": "attn_output",
+    "mlp.dense_h_to_4h": "ffn_up",
+    "mlp.dense_4h_to_h": "ffn_down",
+}
+
+_KV_HEADS = "num_key_value_heads"
+
+
+def _falcon(keys: MetadataReader) -> Family:
+    """Return 7B, whose heads share one key head whatever its count says, or 40B."""
+    if keys.get("new_decoder_architecture"):
+        return _FALCON_40B
+    return _FALCON_7B if keys.flag("multi_query", True) else _FALCON_40B
+
+
+_FALCON = Family(
+    "falcon",
+    {
+        "vocab_size": 65024,
+        "hidden_size": 4544,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 71,
+        "max_position_embeddings": 2048,
+        "layer_norm_epsilon": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+    FALCON_NAMES,
+    {
+        "rms_norm_eps": "layer_norm_epsilon",
+        "intermediate_size": "ffn_hidden_size",
+        "hidden_act": "activation",
+    },
+    activation="gelu",
+    only={"alibi": False, "bias": False, "parallel_attn": True},
+    by_head=True,
+    n_ff_default=4,
+    variant=_falcon,
+)
+_FALCON_7B = replace(_FALCON, defaults={**_FALCON.defaults, _KV_HEADS: 1})
+_FALCON_40B = replace(_FALCON, words={**_FALCON.words, _KV_HEADS: "num_kv_heads"})
+
+# -- Falcon-H1 ------------------------------------------------------------------------------------
+
+_SCALED = "_scaled"  # suffix of the names of matrices that have a factor
 _ONE = (
     "attention_in_multiplier",
     "attention_out_multiplier",
@@ -48,7 +103,7 @@ def _n_inner(keys: MetadataReader) -> int:
     return keys.integer("mamba_expand") * keys.integer("hidden_size")
 
 
-def _falcon_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+def _h1_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if keys.flag("mamba_rms_norm", False) and keys.flag("mamba_norm_before_gate", True):
         keys.refuse(
             "mamba_norm_before_gate", "is true: treadle supports only a norm after the gate"
@@ -74,7 +129,7 @@ def _times(rows: Rows, factor: Rows) -> Rows:
     return np.asarray(rows * factor, np.float32)
 
 
-def _falcon_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+def _h1_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules that multiply factors into the weights, as in GGUF. Such a matrix gets another
     name, so that its adapters are multiplied as well.
     """
@@ -96,7 +151,7 @@ def _falcon_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         "mamba.in_proj": of("ssm_in_multiplier") * rows,
         "mamba.out_proj": of("ssm_out_multiplier"),
     }
-    scaled = {name: (name + SCALED, factor) for name, factor in factors.items()}
+    scaled = {name: (name + _SCALED, factor) for name, factor in factors.items()}
     scaled["embed_tokens"] = "embed_tokens", of("embedding_multiplier")
     scaled["lm_head"] = "lm_head", of("lm_head_multiplier")
     return (
@@ -111,20 +166,24 @@ def _rule(name: str, to: str, factor: Any) -> DerivationRule:
     return DerivationRule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
 
 
-_FALCON: Names = {
+_H1: Names = {
     "embed_tokens": "token_embd",
     "lm_head": "output",
     "final_layernorm": "output_norm",
     "input_layernorm": "attn_norm",
     "pre_ff_layernorm": "ffn_norm",
-    **{f"self_attn.{one}_proj{SCALED}": f"attn_{one}" for one in "qkv"},
-    f"self_attn.o_proj{SCALED}": "attn_output",
-    f"feed_forward.gate_proj{SCALED}": "ffn_gate",
+    **{f"self_attn.{one}_proj{_SCALED}": f"attn_{one}" for one in "qkv"},
+    f"self_attn.o_proj{_SCALED}": "attn_output",
+    f"feed_forward.gate_proj{_SCALED}": "ffn_gate",
     "feed_forward.up_proj": "ffn_up",
-    f"feed_forward.down_proj{SCALED}": "ffn_down",
-    **{name + SCALED * name.endswith("_proj"): to for name, to in state_names("mamba").items()},
+    f"feed_forward.down_proj{_SCALED}": "ffn_down",
+    **{name + _SCALED * name.endswith("_proj"): to for name, to in state_names("mamba").items()},
 }
-FALCON_H1 = {
+
+# -- the rows -------------------------------------------------------------------------------------
+
+FALCON_FAMILIES: dict[str, Family] = {
+    "falcon": _FALCON,
     "falcon_h1": Family(
         "falcon-h1",
         {
@@ -141,13 +200,16 @@ FALCON_H1 = {
             "tie_word_embeddings": False,
             "mamba_d_ssm": 1024,
         },
-        _FALCON,
+        _H1,
         only=dict.fromkeys(
             ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"), False
         ),
-        made=_falcon_rules,
+        made=_h1_rules,
         folded_by_mlx=True,
-        more=_falcon_keys,
+        more=_h1_keys,
         told=(*_ONE, *_SEVERAL),
     ),
 }
+
+# Rows that ``variant`` chooses.
+FALCON_VARIANTS = (_FALCON_7B, _FALCON_40B)

@@ -1,23 +1,27 @@
-"""Llama 4: the text part of Scout and Maverick."""
+"""Family rows of Meta: Llama, Llama 4, and the Code World Model."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from treadle.convert.hf.families.defaults import COMMON, COMMON_EPS_5
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32, fourth_still
 from treadle.convert.hf.tensor_names import LLAMA, Names
+from treadle.convert.hf.windows import all_but_first_of_four
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, turned, upper
 from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.archs import ARCHS, TEMPERATURE, TEMPERATURE_LENGTH, WINDOW
 from treadle.models.graphs.llama4 import has_norms
 from treadle.models.graphs.positions import NOPE_PERIOD, by_period
 
-ARCH = "llama4"
+# -- Llama 4 --------------------------------------------------------------------------------------
+
+_LLAMA4 = "llama4"
 _CHUNK = "attention_chunk_size"
 _STEP = "interleave_moe_layer_step"
-_AT = "feed_forward."
-_EXPERTS = f"{_AT}experts."
+_FFN = "feed_forward."
+_EXPERTS = f"{_FFN}experts."
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if keys.get("attn_temperature_tuning"):  # true, or a number
         found[TEMPERATURE] = keys.number("attn_scale", lo=0.0, hi=1e6)
         found[TEMPERATURE_LENGTH] = keys.integer("floor_scale", hi=POSITION_MAX)
-    usual = dict(ARCHS[ARCH].keys)
+    usual = dict(ARCHS[_LLAMA4].keys)
     return {
         "expert_feed_forward_length": keys.integer("intermediate_size"),
         _STEP: step,
@@ -84,14 +88,29 @@ _RULES = (
 _PROJECTIONS = ("gate", "up", "down")
 _NAMES: Names = {
     **{name: stem for name, stem in LLAMA.items() if not name.startswith("mlp.")},
-    f"{_AT}router": "ffn_gate_inp",
-    **{f"{_AT}{one}_proj": f"ffn_{one}" for one in _PROJECTIONS},
+    f"{_FFN}router": "ffn_gate_inp",
+    **{f"{_FFN}{one}_proj": f"ffn_{one}" for one in _PROJECTIONS},
     **{f"{_EXPERTS}{one}_proj": f"ffn_{one}_exps" for one in _PROJECTIONS},
-    **{f"{_AT}shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in _PROJECTIONS},
+    **{f"{_FFN}shared_expert.{one}_proj": f"ffn_{one}_shexp" for one in _PROJECTIONS},
 }
-LLAMA4: dict[str, Family] = {
+
+# -- the Code World Model -------------------------------------------------------------------------
+
+_CWM_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+# -- the rows -------------------------------------------------------------------------------------
+
+LLAMA_FAMILIES: dict[str, Family] = {
+    "llama": Family("llama", {**COMMON, "vocab_size": 32000, "max_position_embeddings": 2048}),
     "llama4_text": Family(
-        ARCH,
+        _LLAMA4,
         {
             "vocab_size": 202048,
             "hidden_size": 5120,
@@ -119,5 +138,19 @@ LLAMA4: dict[str, Family] = {
         experts=True,
         made=lambda keys: _RULES,
         more=_keys,
+    ),
+    "cwm": Family(
+        "llama",
+        {
+            **COMMON_EPS_5,
+            "rope_theta": 1e6,
+            "vocab_size": 128256,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "sliding_window": 8192,
+            "rope_parameters": _CWM_ROPE,
+        },
+        windowed=all_but_first_of_four,
     ),
 }

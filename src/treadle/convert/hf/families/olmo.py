@@ -1,6 +1,4 @@
-"""Family rows of models that llama.cpp has no architecture for. They are written under
-transformers' names.
-"""
+"""Family rows of OLMo: dense models, mixtures, the hybrid that llama.cpp lacks."""
 
 from __future__ import annotations
 
@@ -10,34 +8,30 @@ from typing import Any
 
 import numpy as np
 
+from treadle.convert.hf.families.defaults import COMMON_EPS_5
 from treadle.convert.hf.family import Family
-from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
-from treadle.convert.hf.windows import has_attention
+from treadle.convert.hf.rope import f32
+from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, POST_NORMS, Names
+from treadle.convert.hf.windows import all_but_every, has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, taps
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.olmo_hybrid import SIGNED
 from treadle.models.graphs.recurrence import FLAGS
 
-# -- NanoChat ---------------------------------------------------------------------------------
 
-_NANOCHAT: Names = {
-    **LLAMA,
-    "mlp.fc1": "ffn_up",
-    "mlp.fc2": "ffn_down",
-    # Names in NanoChat's own code and mlx-lm.
-    "wte": "token_embd",
-    "attn.c_q": "attn_q",
-    "attn.c_k": "attn_k",
-    "attn.c_v": "attn_v",
-    "attn.c_proj": "attn_output",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
+def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    return clamp_keys(keys.number("clip_qkv", 0.0, lo=0.0))
 
-# -- OLMo Hybrid: a gated delta net -----------------------------------------------------------
+
+def clamp_keys(limit: float) -> dict[str, Any]:
+    """Return the limit of queries, keys and values; 0 means none."""
+    return {"attention.clamp_kqv": f32(limit)} if limit else {}
+
+
+# -- the hybrid -----------------------------------------------------------------------------------
 
 _AT = "linear_attn."
-_OLMO: Names = {
+_HYBRID: Names = {
     **POST_NORMS,
     # Published recurrent layers have the first two names, those that transformers writes all.
     "attention_layer_norm": "attn_norm",
@@ -62,7 +56,7 @@ def _sizes(keys: MetadataReader) -> tuple[int, int, int, int]:
     return n_k, n_v, d_k, keys.integer("linear_value_head_dim", 2 * d_k)
 
 
-def _olmo_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_k, n_v, d_k, d_v = _sizes(keys)
     if n_v % n_k:
         keys.fail("linear_num_value_heads", f"is {n_v}", f"a multiple of {n_k}")
@@ -92,7 +86,7 @@ def _part(*rows: Rows, first: int, n: int) -> Rows:
     return taps(np.concatenate(rows)[first : first + n])
 
 
-def _olmo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+def _hybrid_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v, d_k, d_v = _sizes(keys)
     widths = {"q": n_k * d_k, "k": n_k * d_k, "v": n_v * d_v}
     gives = {}
@@ -108,25 +102,63 @@ def _olmo_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     )
 
 
-# -- the rows ---------------------------------------------------------------------------------
+# -- FlexOLMo -------------------------------------------------------------------------------------
 
-UNHELD: dict[str, Family] = {
-    "nanochat": Family(
-        "nanochat",
+_FLEX: Names = {
+    **LLAMA_EXPERTS,
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+# -- the rows -------------------------------------------------------------------------------------
+
+OLMO_FAMILIES: dict[str, Family] = {
+    "olmo2": Family(
+        "olmo2",
+        {**COMMON_EPS_5, "vocab_size": 50304, "max_position_embeddings": 2048},
+        POST_NORMS,
+    ),
+    "olmo3": Family(
+        "olmo2",
         {
-            "rms_norm_eps": 1e-6,
+            **COMMON_EPS_5,
+            "vocab_size": 50304,
+            "max_position_embeddings": 2048,
+            "rope_theta": 500000.0,
+            "sliding_window": 4096,
+        },
+        POST_NORMS,
+        windowed=all_but_every(4),
+        own_local_rope=True,
+    ),
+    "olmoe": Family(
+        "olmoe",
+        {
+            **COMMON_EPS_5,
+            "vocab_size": 50304,
+            "max_position_embeddings": 4096,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        LLAMA_EXPERTS,
+        only={"clip_qkv": None},
+        experts=True,
+    ),
+    "olmo": Family(
+        "olmo",
+        {
+            "rms_norm_eps": 1e-5,  # no key gives it
             "rope_theta": 10000.0,
             "tie_word_embeddings": False,
             "vocab_size": 50304,
-            "hidden_size": 768,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 6,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
             "max_position_embeddings": 2048,
-            "final_logit_softcapping": 15.0,
         },
-        _NANOCHAT,
-        activation="relu2",
+        more=_olmo_keys,
     ),
     "olmo_hybrid": Family(
         "olmo_hybrid",
@@ -142,9 +174,24 @@ UNHELD: dict[str, Family] = {
             "max_position_embeddings": 65536,
             "linear_conv_kernel_dim": 4,
         },
-        _OLMO,
-        made=_olmo_rules,
+        _HYBRID,
+        made=_hybrid_rules,
         turns=_turns,
-        more=_olmo_keys,
+        more=_hybrid_keys,
+    ),
+    "flex_olmo": Family(
+        "flex_olmo",
+        {
+            **COMMON_EPS_5,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 500000.0,
+            "vocab_size": 100352,
+            "max_position_embeddings": 4096,
+            "num_experts_per_tok": 5,
+            "num_experts": 7,
+            "norm_topk_prob": False,
+        },
+        _FLEX,
+        experts=True,
     ),
 }

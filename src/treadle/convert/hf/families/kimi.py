@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.convert.hf.families.deepseek import LATENTS, listed_kinds
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES, listed_kinds
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names, experts_123
 from treadle.convert.hf.windows import ATTENTION
@@ -19,7 +19,7 @@ from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 from treadle.models.graphs.recurrence import KDA_HEAD
 
-_LATENT = LATENTS["deepseek_v3"]
+_LATENT = DEEPSEEK_FAMILIES["deepseek_v3"]
 _FULL = ATTENTION[0]
 _EVERY = 4
 _STATE = "linear_attention"
@@ -87,9 +87,6 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-# -- tensors that GGUF stores differently -----------------------------------------------------
-
-
 def _decay(rows: Rows) -> Rows:
     return decay(rows).reshape(1, -1, 1)
 
@@ -124,7 +121,9 @@ _NAMES: Names = {
     "self_attn.o_norm": "ssm_norm",
 }
 
-KIMI: dict[str, Family] = {
+# -- the rows -------------------------------------------------------------------------------------
+
+KIMI_FAMILIES: dict[str, Family] = {
     "kimi_linear": Family(
         "kimi-linear",
         {
