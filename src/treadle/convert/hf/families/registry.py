@@ -61,7 +61,10 @@ from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
 from treadle.convert.hf.family import Family
 
+# Of families with one architecture, the first gives the row order of its adapters: other vendors'
+# Llamas come after Llama.
 FAMILIES: dict[str, Family] = {
+    **LLAMA_FAMILIES,
     **APERTUS_FAMILIES,
     **ARCEE_FAMILIES,
     **BAICHUAN_FAMILIES,
@@ -91,7 +94,6 @@ FAMILIES: dict[str, Family] = {
     **KIMI_FAMILIES,
     **LAGUNA_FAMILIES,
     **LFM2_FAMILIES,
-    **LLAMA_FAMILIES,
     **MAINCODER_FAMILIES,
     **MAMBA_FAMILIES,
     **MELLUM_FAMILIES,
