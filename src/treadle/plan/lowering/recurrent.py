@@ -1,10 +1,12 @@
 """Ops of recurrent layers: convolutions, recurrences, gates and normalisations.
 
 All but ``rates`` and the recurrences work in place, so their input is overwritten.
+Kernels that one kind of model needs are imported by its ops.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, Unit
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import BLOCK as SOME
 from treadle.kernels.recurrent.scan import Scan
-from treadle.kernels.spec import LINE, Grid, round_up
+from treadle.kernels.spec import LINE, Grid, Spec, round_up
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.plan import Buffer
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from treadle.models.config import Recurrence
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
+
+# -- Mamba-2 and the gated delta rule -------------------------------------------------------------
 
 UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
@@ -336,3 +340,129 @@ def state_of(ops: CpuOps, layer: int) -> Recurrence:
     state = ops.config.layers[layer].state
     assert state is not None, layer
     return state
+
+
+# -- Kimi Delta Attention: a convolution for each part, decay by channel, a normed gate -----------
+
+
+def part_convolution(
+    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
+) -> Rows:
+    """Short convolution and silu of each column, one of several convolutions of a layer.
+
+    Their cached inputs are concatenated in the state; ``before``: columns of the earlier ones.
+    """
+    spec = Convolution(x.width, state_of(ops, layer).n_conv)
+    off = 4 * (spec.taps - 1) * before
+    return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
+
+
+def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str) -> Rows:
+    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state."""
+    from treadle.kernels.recurrent.kda import ChannelRates
+
+    steps, (rows, column), (beta_rows, beta_column) = ops.steps, ops.place(x), ops.place(beta)
+    heads = beta.width
+    out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
+    steps.emit(
+        label,
+        ChannelRates(heads, x.width // heads),
+        Grid(heads, "n_tokens"),
+        x=rows,
+        beta=beta_rows,
+        a=steps.vector(a),
+        bias=steps.vector(bias),
+        out=out,
+        stride=rows.row_bytes // 4,
+        beta_stride=beta_rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        beta_column=beta_column,
+    )
+    return Floats(label, heads + x.width, out)
+
+
+def channel_delta(
+    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
+) -> Rows:
+    """The delta rule. Queries and keys are scaled to unit length here; with values, they lie in the
+    same rows.
+    """
+    from treadle.kernels.recurrent.kda import ChannelDelta
+
+    state = state_of(ops, layer)
+    places = [ops.place(x) for x in (q, k, v)]
+    assert all(rows is places[0][0] for rows, _ in places), label
+    for name, x, scale in (("q", q, state.n_state**-0.5), ("k", k, 1.0)):
+        unit_heads(ops, f"{label}.{name}_unit", x, state.n_head, scale)
+    names = ("queries", "keys", "values")
+    columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_head
+    spec = ChannelDelta(*sizes, block_of(ops))
+    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+
+
+def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
+    """The RMS norm of each head of ``x``, times the sigmoid of ``gate``."""
+    state = state_of(ops, layer)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
+    return gated(ops, label, spec, x, gate, norm)
+
+
+# -- Mamba-1 --------------------------------------------------------------------------------------
+
+
+def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
+    """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
+    from treadle.kernels.elementwise.column_norm import ColumnNorm
+
+    steps, (rows, column), n = ops.steps, ops.place(x), x.width
+    given: dict[str, Any] = {"x": rows, "stride": rows.row_bytes // 4, "column": column}
+    # Without a weight, the norm equals sqrt(n) x / sqrt(sum + n eps).
+    spec: Spec = UnitHeads(n, 1, math.sqrt(n), n * eps)
+    if weight:
+        spec = ColumnNorm(n, eps)
+        given["w"] = steps.vector(weight)
+    steps.emit(label, spec, Grid(1, "n_tokens"), **given)
+    return Floats(label, n, rows, column)
+
+
+def selective(
+    ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
+) -> Rows:
+    """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
+    from treadle.kernels.recurrent.mamba1 import A_SCALE, STRIP, Selective
+
+    steps = ops.steps
+    state = ops.config.layers[layer].state
+    assert state is not None, layer
+    places = [ops.place(each) for each in (x, z, b, c)]
+    (rows, values), (gate_rows, gates), (bc, keys), (queries_rows, queries) = places
+    assert (rows, bc) == (gate_rows, queries_rows), label
+    steps_rows = ops.floats(dt)
+    states = steps.cache.states_of(layer)
+    out = steps.floats(label, state.n_inner)
+    spec = Selective(state.n_inner, state.n_state)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.items, "n_parts"),
+        x=rows,
+        dt=steps_rows,
+        bc=bc,
+        a=steps.vector(f"{stem}_a", A_SCALE, turned=STRIP),
+        d=steps.vector(f"{stem}_d"),
+        states=states.const,
+        out=out,
+        stride=rows.row_bytes // 4,
+        dt_stride=steps_rows.row_bytes // 4,
+        bc_stride=bc.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        values=values,
+        gates=gates,
+        keys=keys,
+        queries=queries,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels,
+    )
+    return Floats(label, state.n_inner, out)
