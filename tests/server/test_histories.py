@@ -13,12 +13,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.chat.tools.families import HERMES_TEMPLATE
+from tests.chat.tools.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from tests.server.conftest import events, running, talking, with_template
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import HERMES_TEMPLATE
-from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from treadle.chat.tools.history import lone_results
 
 CHAT = "/v1/chat/completions"

@@ -16,8 +16,8 @@ import pytest
 
 from tests import reference
 from tests.conftest import WriteTiny
-from tests.test_kvcache import check_pages
-from tests.test_session import close, text
+from tests.engine.test_engine import close, text
+from tests.kvcache.test_cache import check_pages
 from tests.tiny import rounding
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
