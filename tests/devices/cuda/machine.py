@@ -14,9 +14,8 @@ from treadle.kernels.spec import Spec
 
 T = TypeVar("T")
 ISA = emulated(SM_80)
-EVERYTHING = (
-    os.environ.get("TREADLE_TEST_GPU") == "all"
-)  # as ``python -m tests.devices.cuda`` sets it
+# ``python -m tests.devices.cuda`` sets it.
+EVERYTHING = os.environ.get("TREADLE_TEST_GPU") == "all"
 
 
 def some(cases: Sequence[T], n: int) -> list[T]:
