@@ -42,7 +42,7 @@ emulated: $(VENV)/.stamp-dev
 
 # Models on a Ray of this machine, in two and four processes, killed and gone on with: minutes.
 cluster: $(VENV)/.stamp-dev
-	TREADLE_CLUSTER=1 $(VENV)/bin/python -m pytest tests/cluster
+	TREADLE_CLUSTER=1 $(VENV)/bin/python -m pytest tests/distributed/cluster
 
 # What takes long on real models: every window of text, token by token, whole contexts: minutes.
 real: $(VENV)/.stamp-dev

@@ -180,7 +180,7 @@ def main() -> None:
     blas = 0.0
     if given.rehearse:
         sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-        from tests.gpu.emulated import EmulatedDriver
+        from tests.devices.cuda.emulated import EmulatedDriver
         from treadle.devices.cuda import libcuda
 
         libcuda.CudaDriver = lambda ordinal: EmulatedDriver()  # type: ignore[assignment, misc]

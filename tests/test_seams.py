@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.engine.test_engine import decode, prefill, text
 from tests.reference import forward
-from tests.test_session import decode, prefill, text
 from tests.tiny import rounding, write_model
 from treadle.errors import UnsupportedError
 from treadle.formats import FORMATS

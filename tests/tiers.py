@@ -21,7 +21,15 @@ from typing import TypeVar
 MOST = 6
 ROOT = Path(__file__).resolve().parent
 HEAVY = {"torch", "transformers", "mlx", "ray", "playwright"}
-OUTSIDE = ("bundle", "cluster", "emulated", "gpu", "page", "real", "wgsl")
+OUTSIDE = (
+    "bundle",
+    "devices/cuda",
+    "devices/wgpu",
+    "distributed/cluster",
+    "emulated",
+    "page",
+    "real",
+)
 T = TypeVar("T")
 
 
@@ -92,8 +100,7 @@ def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
 
 def is_outside(path: Path) -> bool:
     """Whether a file or folder of tests has no test of the quick tier."""
-    parts = path.relative_to(ROOT).parts if path.is_relative_to(ROOT) else ()
-    if parts and parts[0] in OUTSIDE:
+    if any(path.is_relative_to(ROOT / folder) for folder in OUTSIDE):
         return True
     return path.suffix == ".py" and path.is_file() and heavy_names(path) is None
 

@@ -6,7 +6,7 @@ system are needed; Debian's archive keys must be there (package debian-archive-k
 
 With ``--roots`` also Python and what treadle needs for each of those machines, 0.7 GB, for tests
 that run whole models there. With ``--mca`` also LLVM's llvm-mca, 0.3 GB with all that it needs: it
-estimates cycles of RISC-V cores for ``treadle tune --isa rv64gcv --emulator qemu``.
+estimates cycles of RISC-V cores for ``python -m bench.kernel_study --emulator qemu``.
 
     python tools/fetch_emulators.py [--roots] [--mca]
 """

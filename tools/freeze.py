@@ -3,7 +3,7 @@
     python tools/freeze.py before.json
     python tools/freeze.py after.json --compare before.json
 
-Kernels are the specs that tests/kernels, tests/formats, tests/isa and tests/runtime are
+Kernels are the specs that tests/kernels, formats, isa, profiling and devices/cpu are
 parametrised with, on each instruction set. Plans are the steps of every GGUF file under
 ``../shared/data``, for 1 and 16 tokens. The exit status is 1 if a hash differs or is missing.
 """
@@ -31,7 +31,13 @@ from tests.kernels import ahead  # noqa: E402
 from treadle.errors import TreadleError  # noqa: E402
 from treadle.jit.kernel import trace  # noqa: E402
 
-FOLDERS = ("tests/kernels", "tests/formats", "tests/isa", "tests/runtime", "tests/devices")
+FOLDERS = (
+    "tests/kernels",
+    "tests/formats",
+    "tests/isa",
+    "tests/profiling",
+    "tests/devices/cpu",
+)
 
 
 class Collector:

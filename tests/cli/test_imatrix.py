@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
-from tests.test_perplexity import GOLDEN
+from tests.evaluate.test_perplexity import GOLDEN
 from treadle.quantize.imatrix.matrix import read
 
 

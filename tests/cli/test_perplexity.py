@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tests.test_perplexity import GOLDEN
+from tests.evaluate.test_perplexity import GOLDEN
 from treadle.cli.ui import progress
 from treadle.cli.ui.progress import ProgressBar
 from treadle.convert.open import packaged_model

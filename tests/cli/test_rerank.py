@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import treadle
+from tests.api.test_rerank import DOCUMENTS, QUERY, save
 from tests.cli.conftest import Run
-from tests.test_rerank import DOCUMENTS, QUERY, save
 
 
 def test_the_best_come_first(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""transformers' classes of ``convert/hf/families/variants.py``, by ``model_type``."""
+"""transformers' classes of ``convert/hf/families/``, by ``model_type``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from tests.text.vocabularies import LLAMA3_SPECIALS, write_llama3, write_qwen2
+from tests.tokenizer.vocabularies import LLAMA3_SPECIALS, write_llama3, write_qwen2
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.tokenizer.bpe import merge_pairs
 from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS

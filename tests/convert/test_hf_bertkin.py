@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.api.test_rerank import DOCUMENTS, QUERY, theirs
 from tests.convert.test_hf import convert, prompt, worst
 from tests.convert.test_hf_encoders import TEXTS, save, unigram, wordpiece
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
-from tests.test_rerank import DOCUMENTS, QUERY, theirs
 from tests.tiny import rounding
 from treadle.api.rerank import Reranker
 from treadle.convert.hf.config import read_config

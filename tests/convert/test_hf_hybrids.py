@@ -8,7 +8,7 @@ import pytest
 
 from tests.convert.test_hf_mixtures import check, own
 from tests.models.hf_cases import Case
-from treadle.convert.hf.families.hybrids import _conv_keys, _lfm2_width
+from treadle.convert.hf.families.lfm2 import _conv_keys, _dense_width
 from treadle.errors import FileError
 from treadle.files.keys import MetadataReader
 
@@ -45,12 +45,12 @@ def test_in_place_and_converted(name: str, tmp_path: Path, data: Path) -> None:
 def test_the_width_of_lfm2() -> None:
     """LFM2-1.2B says 12288 and has 8192; without the rounding it has what it says."""
     given = {"block_ff_dim": 12288, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0}
-    assert _lfm2_width(MetadataReader(given, Path("config.json"))) == 8192
+    assert _dense_width(MetadataReader(given, Path("config.json"))) == 8192
     assert (
-        _lfm2_width(MetadataReader({**given, "block_auto_adjust_ff_dim": False}, Path("x")))
+        _dense_width(MetadataReader({**given, "block_auto_adjust_ff_dim": False}, Path("x")))
         == 12288
     )
-    assert _lfm2_width(MetadataReader({**given, "block_ff_dim": 7000}, Path("x"))) == 4864
+    assert _dense_width(MetadataReader({**given, "block_ff_dim": 7000}, Path("x"))) == 4864
 
 
 def test_which_layers_of_lfm2_have_attention() -> None:

@@ -29,7 +29,7 @@ from tests.convert.hf_tokenizers import (
     spm_tokenizer,
 )
 from tests.models.hf_tiny import require_transformers
-from tests.text.vocabularies import read_pairs
+from tests.tokenizer.vocabularies import read_pairs
 from treadle.chat.template.template import load_template
 from treadle.convert.hf.tokenizer.sentencepiece_model import parse_sentencepiece, read_sentencepiece
 from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer

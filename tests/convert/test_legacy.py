@@ -12,7 +12,7 @@ import pytest
 import treadle
 from tests.convert.meta_files import meta_name, shard_of
 from tests.files.test_legacy import MAGIC, VERSIONS
-from tests.text.vocabularies import read_pairs
+from tests.tokenizer.vocabularies import read_pairs
 from treadle.convert.detect import find_kind, open_source
 from treadle.convert.recipe import Options
 from treadle.convert.writer import convert

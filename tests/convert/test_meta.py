@@ -14,7 +14,7 @@ import pytest
 
 import treadle
 from tests.convert.meta_files import params_of, weights_of, write_meta
-from tests.text.vocabularies import LLAMA3_SPECIALS, read_pairs
+from tests.tokenizer.vocabularies import LLAMA3_SPECIALS, read_pairs
 from treadle.convert.detect import find_kind, open_source
 from treadle.convert.hf.tokenizer import tiktoken
 from treadle.convert.hf.tokenizer.tiktoken import LLAMA3, LLAMA31, read_tiktoken

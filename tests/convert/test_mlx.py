@@ -18,11 +18,11 @@ import treadle
 from tests.cli.conftest import Run
 from tests.cli.conftest import run as run  # a fixture
 from tests.convert.mlx_files import save, set_config, write_mlx
+from tests.engine.test_engine import decode, prefill
 from tests.mlx_package import import_mlx, to_numpy
 from tests.models.hf_cases import CASES, Case
 from tests.models.hf_tiny import build, compute_logits, require_transformers
 from tests.reference import forward
-from tests.test_session import decode, prefill
 from tests.tiny import rounding
 from treadle.convert.hf.folder import HFModel, open_hf, open_hf_source
 from treadle.convert.recipe import Options

@@ -17,6 +17,7 @@ from tests.convert.test_hf_mixtures import own
 from tests.loras import write_peft
 from tests.models.hf_tiny import compute_logits
 from tests.tiny import rounding
+from treadle.convert.hf.families.registry import FAMILIES
 from treadle.convert.lora.lora import open_adapter
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
@@ -32,6 +33,14 @@ CASES = {
     "granite": (mamba.FURTHER["granite-attention"], ("input_linear", "output_linear")),
     "nemotronh": (mamba.CASES["nemotronh"], ("in_proj", "q_proj")),
 }
+
+
+def test_llamas_adapters_have_the_row_order_of_llama() -> None:
+    """Helium is a Llama too, with rows in GGUF's order: it must not come first."""
+    llamas = [family for family in FAMILIES.values() if family.arch == "llama"]
+    assert llamas[0] is FAMILIES["llama"]
+    assert [family.paired for family in llamas].count(True) == 1
+    assert not llamas[0].paired
 
 
 def write_merged(model: Any, kinds: tuple[str, ...], folder: Path) -> Path:

@@ -211,7 +211,7 @@ def commands() -> dict[str, set[str]]:
 def of_scripts() -> set[str]:
     """The options of the scripts in tools/ and bench/, as their sources name them."""
     sources = [
-        path.read_text("utf-8") for f in ("tools", "bench") for path in (ROOT / f).glob("*.py")
+        path.read_text("utf-8") for f in ("tools", "bench") for path in (ROOT / f).rglob("*.py")
     ]
     return {option for text in sources for option in re.findall(r'"(--[a-z-]+)"', text)}
 

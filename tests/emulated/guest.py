@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.kernel_study import elf
+from bench.kernel_study.elf import EXIT, MMAP, MPROTECT, READ, SYSCALL, WRITE
 from treadle.jit.compile import emit_object
 from treadle.jit.kernel import object_code, symbol
-from treadle.study import elf
-from treadle.study.elf import EXIT, MMAP, MPROTECT, READ, SYSCALL, WRITE
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa

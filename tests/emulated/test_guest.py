@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.kernel_study import elf
 from tests.emulated import guest
 from tests.emulated.rows import EMULATED
 from treadle.jit.compile import emit_object
-from treadle.study import elf
 
 OUTSIDE = """
 declare void @elsewhere()

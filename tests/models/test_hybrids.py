@@ -12,7 +12,7 @@ import pytest
 
 import treadle
 from tests.kernels import rows
-from tests.test_drafter import Always
+from tests.spec_decode.test_draft_model import Always
 from tests.tiny import write_model
 from treadle.engine.batch import BatchItem
 from treadle.files.gguf import open_gguf

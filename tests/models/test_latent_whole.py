@@ -21,7 +21,7 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.models.load import load_config
-from treadle.plan.lowering.latent_heads import F16_MOST
+from treadle.plan.lowering.latent import F16_MOST
 from treadle.quantize.plan import find_mix, make_recipe
 from treadle.quantize.write import write
 

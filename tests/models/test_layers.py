@@ -7,8 +7,8 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
+from tests.engine.test_engine import decode, prefill, text
 from tests.reference import forward
-from tests.test_session import decode, prefill, text
 from tests.tiny import rounding
 from treadle.errors import TreadleError
 

@@ -14,8 +14,16 @@ import pytest
 import treadle
 from tests import reference
 from tests.conftest import WriteTiny
-from tests.test_kvcache import check_pages
-from tests.test_session import agrees, close, engine_of, expected_of_mixed, mixed, prefill, text
+from tests.engine.test_engine import (
+    agrees,
+    close,
+    engine_of,
+    expected_of_mixed,
+    mixed,
+    prefill,
+    text,
+)
+from tests.kvcache.test_cache import check_pages
 from tests.tiny import rounding
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS

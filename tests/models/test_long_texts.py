@@ -11,9 +11,9 @@ import pytest
 import treadle
 from tests.convert.test_hf import worst
 from tests.convert.test_hf_encoders import CASES, save
+from tests.kvcache.test_cache import check_pages
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits
-from tests.test_kvcache import check_pages
 from tests.tiny import rounding, write_model
 from treadle.errors import ContextFullError
 from treadle.models.config import N_BATCH, N_BATCH_EXPERTS

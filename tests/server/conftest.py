@@ -17,8 +17,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.fake_engine import check_scheduler
-from tests.speech.families import HERMES_TEMPLATE
+from tests.chat.tools.families import HERMES_TEMPLATE
+from tests.scheduler.fake_engine import check_scheduler
 from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
 from treadle.server.requests.service import ServerSettings, Service
@@ -33,12 +33,12 @@ Served = Callable[..., Any]
 def model(
     one_kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[treadle.Model]:
-    """Deterministic: a text is the one that it would be alone. With ``python -m tests.gpu`` a small
-    one on an emulated card.
+    """Deterministic: a text is the one that it would be alone. With ``python -m
+    tests.devices.cuda`` a small one on an emulated card.
     """
     if os.environ.get("TREADLE_TEST_GPU") == "all":
-        from tests.gpu.cards import cards
-        from tests.gpu.served import served_on, write_demo
+        from tests.devices.cuda.cards import cards
+        from tests.devices.cuda.served import served_on, write_demo
 
         with cards(), served_on("cuda", write_demo(tmp_path_factory.mktemp("served"))) as model:
             yield model

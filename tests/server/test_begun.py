@@ -10,9 +10,9 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.chat.tools.families import HERMES_TEMPLATE, TEMPLATES
 from tests.server.conftest import running, talking, with_template
 from tests.server.test_openai import post
-from tests.speech.families import HERMES_TEMPLATE, TEMPLATES
 
 CHAT = "/v1/chat/completions"
 PROMPT = "/apply-template"

@@ -11,11 +11,11 @@ import pytest
 from jiter import from_json
 
 import treadle
+from tests.chat.tools.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
 from tests.server.conftest import running
 from tests.server.direct import DirectClient
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import ARGUMENTS, BEFORE, FAMILIES, TOOLS, row
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools import TemplateDialect, ToolCallFormat
 from treadle.server.app import build_app

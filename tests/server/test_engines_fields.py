@@ -11,11 +11,11 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.fake_engine import EOG, Bytes
+from tests.api.test_generation import Script, say
+from tests.scheduler.fake_engine import EOG, Bytes
 from tests.server.conftest import events
 from tests.server.test_openai import CHAT, HI, post, stream
 from tests.server.test_streams import texts_of
-from tests.test_generation import Script, say
 from treadle.sampling import Sampling
 from treadle.server.requests.token_rules import TokenRules
 

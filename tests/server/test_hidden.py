@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import running, talking
-from tests.text.vocabularies import NORMAL, letters, write_vocab
+from tests.tokenizer.vocabularies import NORMAL, letters, write_vocab
 from treadle.errors import (
     CacheError,
     CompileError,

@@ -14,12 +14,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.chat.tools.families import HERMES_TEMPLATE
+from tests.chat.tools.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from tests.server.conftest import events, running, talking, with_template
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import HERMES_TEMPLATE
-from tests.speech.test_history import GPT_OSS, MINISTRAL, QWEN_35
 from treadle.chat.messages import lone_results
 from treadle.server.requests import chat_prompt
 
@@ -198,7 +198,7 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
 def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = chat_prompt.render_messages
+    own = render.render_messages
 
     def noted(*args: Any, **more: Any) -> str:
         made.append(own(*args, **more))

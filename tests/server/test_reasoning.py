@@ -10,12 +10,20 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.chat.tools.families import (
+    FAMILIES,
+    GPT_OSS,
+    HERMES_TEMPLATE,
+    OPEN,
+    TEMPLATES,
+    TOOLS,
+    row,
+)
 from tests.server.conftest import running, talking, with_template
 from tests.server.direct import DirectClient
 from tests.server.test_cut_calls import Scribe
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from tests.speech.families import FAMILIES, GPT_OSS, HERMES_TEMPLATE, OPEN, TEMPLATES, TOOLS, row
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools import TemplateDialect
 from treadle.chat.tools.formats import HARMONY, HERMES, THOUGHTS

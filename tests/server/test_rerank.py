@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
+from tests.api.test_rerank import DOCUMENTS, QUERY, save
 from tests.server.conftest import running, talking
-from tests.test_rerank import DOCUMENTS, QUERY, save
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests import tiny
+from tests.api.test_rerank import DOCUMENTS, QUERY, save
 from tests.cli.conftest import Run, run
 from tests.server.conftest import events, running, talking, until
 from tests.server.test_openai import post
-from tests.test_rerank import DOCUMENTS, QUERY, save
 from treadle.api.embedding import Embedder
 from treadle.api.rerank import Reranker
 from treadle.errors import NotFiniteError

@@ -128,7 +128,7 @@ become(sys.argv[1])
 from treadle.isa.portable import PORTABLE
 from treadle.devices.cpu.step_loop import SLEEPERS
 from treadle.devices.cpu.thread_team import Team
-from tests.runtime.test_threads import SIZES, Chain
+from tests.devices.cpu.test_thread_team import SIZES, Chain
 team, chain = Team(3, PORTABLE, 64), Chain(PORTABLE, SIZES)
 n_asleep = team._shared.memory.bytes[SLEEPERS:SLEEPERS + 8].view("i8")
 for _ in range(3):
@@ -165,7 +165,7 @@ from tests.system.elsewhere import become
 become(sys.argv[1])
 from treadle.isa.portable import PORTABLE
 from treadle.devices.cpu.thread_team import Team, step_times
-from tests.runtime.test_threads import SIZES, Chain
+from tests.devices.cpu.test_thread_team import SIZES, Chain
 team, chain = Team(2, PORTABLE, 64), Chain(PORTABLE, SIZES, 40)
 times = numpy.zeros((len(SIZES) + 1, 2), numpy.int64)
 chain.run(team, times.ctypes.data)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.speech.families import FAMILIES, TEMPLATES, TOOLS
+from tests.chat.tools.families import FAMILIES, TEMPLATES, TOOLS
 
 FOLDER = Path(__file__).resolve().parents[2] / "tools"
 THINKS = TEMPLATES["tags"] + "{# </think> <|done|> #}"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.engine.test_engine import text
 from tests.reference import Array, activate, log_softmax, rope, tensor_of
-from tests.test_session import text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.errors import UnsupportedError

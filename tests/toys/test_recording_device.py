@@ -16,8 +16,8 @@ import pytest
 
 from tests import reference
 from tests.conftest import WriteTiny
-from tests.test_kvcache import check_pages
-from tests.test_session import close, text
+from tests.engine.test_engine import close, text
+from tests.kvcache.test_cache import check_pages
 from tests.tiny import rounding
 from treadle.api.session import Session
 from treadle.devices.cpu.device import Cpu
@@ -201,4 +201,4 @@ def test_who_knows_addresses() -> None:
         source = path.read_text("utf-8")
         if "ctypes" in source or ".address" in source:
             found.add(path.relative_to(SOURCES).parts[0])
-    assert found == {"base", "devices", "profiling", "system", "files", "convert", "study"}
+    assert found == {"base", "devices", "profiling", "system", "files", "convert"}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import treadle
+from tests.engine.test_engine import decode, prefill, text
 from tests.reference import Array, Layer, forward
-from tests.test_session import decode, prefill, text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.jit.types import f32, i64

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.engine.test_engine import decode, prefill, text
 from tests.reference import Array, Layer, Sublayer, Tensors, attention, forward, rope
 from tests.stepwise import walk
-from tests.test_session import decode, prefill, text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.engine.batch import BatchItem

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 import treadle
+from tests.engine.test_engine import text
 from tests.reference import Array, Layer, forward, mixed
-from tests.test_session import text
 from tests.tiny import rounding, write_model
 from tests.toys.conftest import Register
 from treadle.engine.batch import BatchItem

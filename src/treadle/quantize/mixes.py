@@ -3,7 +3,7 @@
 A mix is a base format, plus choices for tensors that need a finer format or tolerate a coarser one:
 the first choice whose condition holds applies. A tensor's name gives its role; its ``TensorRole``
 holds what a condition may test. The table follows llama.cpp (as in llama-cpp-python 0.3.36);
-``tests/test_quantize.py`` compares the two.
+``tests/quantize/test_quantize.py`` compares the two.
 """
 
 from __future__ import annotations

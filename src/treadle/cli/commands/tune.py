@@ -18,7 +18,6 @@ from treadle.cli.tune_results import (
     rows_of,
     sweep_of,
 )
-from treadle.cli.tune_study import NATIVE, ONLY_TUNE, RISCV, STUDIED, StudyOptions, study
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, remark, say
 from treadle.cli.usage import refuse_options
@@ -41,7 +40,7 @@ class FormatName(click.Choice[str]):
 
 
 @click.command()
-@click.argument("kernel", type=click.Choice([*KERNELS, *STUDIED]), required=False)
+@click.argument("kernel", type=click.Choice(KERNELS), required=False)
 @click.option(
     "--format",
     "formats",
@@ -71,18 +70,6 @@ class FormatName(click.Choice[str]):
 @click.option("--force", is_flag=True, help="Save results even if the machine was busy.")
 @click.option("--reset", is_flag=True, help="Remove this machine's saved results; measure nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option(
-    "--isa",
-    "study_isa",
-    type=click.Choice([RISCV, NATIVE]),
-    help="Study small kernels instead, for RISC-V's vectors or this machine's; saves nothing.",
-)
-@click.option("--vlen", type=click.Choice(["128", "256", "512", "1024"]), help="With --emulator.")
-@click.option(
-    "--emulator",
-    type=click.Choice(["qemu"]),
-    help="Count instructions in the emulator; time nothing.",
-)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -98,9 +85,6 @@ def command(
     force: bool,
     reset: bool,
     as_json: bool,
-    study_isa: str | None,
-    vlen: str | None,
-    emulator: str | None,
 ) -> None:
     """Find the fastest tile sizes of KERNEL, or of all kernels, and save them for later runs.
 
@@ -110,19 +94,7 @@ def command(
 
     Results are not saved, and the exit code is 1, if the threads got less than 80 % of their
     processor time.
-
-    With --isa, KERNEL is one of the RISC-V study (docs/riscv.md): vec_dot_f16, mad_f16, ...
     """
-    if study_isa is not None:
-        refuse_options(ctx, ONLY_TUNE, "cannot be used with --isa")
-        asked = StudyOptions(
-            study_isa, int(vlen) if vlen else None, emulator, repeat, plot, as_json
-        )
-        study(kernel, asked)
-        return
-    refuse_options(ctx, ("vlen", "emulator"), "needs --isa")
-    if kernel not in (None, *KERNELS):
-        raise click.UsageError(f"{kernel} needs --isa")
     from treadle.devices.cpu import tuned_rows
     from treadle.machine.topology import cpu_name, usable_threads
     from treadle.profiling.report import row_in_use

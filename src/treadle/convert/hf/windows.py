@@ -57,6 +57,11 @@ def all_but_every(
     return windowed
 
 
+def all_but_first_of_four(keys: MetadataReader, n_layer: int) -> Windowed:
+    """Put the window in all layers but the first of each four."""
+    return by_period(-4, n_layer)
+
+
 def still_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     """Put the window in layers without RoPE, if in use (SmolLM 3). Listed layers have it in any
     case.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treadle.convert.hf.families.mixtures import PACKED_EXPERTS
+from treadle.convert.hf.families.experts import PACKED_EXPERTS
 from treadle.convert.hf.tensor_names import NAME
 from treadle.convert.lora.peft_modules import gguf_name, stem_of
 from treadle.errors import UnsupportedError

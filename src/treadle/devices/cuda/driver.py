@@ -1,8 +1,8 @@
 """The GPU driver protocol, from which ``devices/cuda/device.py`` makes a device.
 
-``libcuda.py`` is the usual driver. ``tests/gpu/emulated.py`` is one whose memory is this process's
-and whose kernels run on the CPU. An address is an integer: the first byte's place in the GPU's
-memory.
+``libcuda.py`` is the usual driver. ``tests/devices/cuda/emulated.py`` is one whose memory is this
+process's and whose kernels run on the CPU. An address is an integer: the first byte's place in the
+GPU's memory.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 
 Each head's matrix multiplies that head's columns of every token, in one product for all heads.
 Queries are multiplied by ``k_b``, then score the cached latent rows, which all heads share.
+
+A file may have ``k_b`` and ``v_b`` in one matrix, ``kv_b``. Its rows are grouped by head: the first
+of each make its key, the last its value. They are cut apart here.
 """
 
 from __future__ import annotations
@@ -10,7 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from treadle.errors import UnsupportedError
+from treadle.formats import by_name
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.matmul.select import tokens_per_item
 from treadle.kernels.spec import Grid
@@ -18,6 +24,8 @@ from treadle.plan.lowering.deferred import Floats
 from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
+    from treadle.files.tensor import Bytes, Tensor
+    from treadle.formats import Format
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
     from treadle.plan.lowering.steps import Steps
@@ -101,8 +109,6 @@ def latent(
 
 def _cut(steps: Steps, layer: int, name: str) -> None:
     """Cut ``k_b`` and ``v_b`` from the matrix that holds both, once per model."""
-    from treadle.plan.lowering.latent_heads import cut_heads
-
     at = steps.config.layers[layer]
     weights = steps.weights
     assert at.latent is not None
@@ -178,3 +184,40 @@ def _multiply(
         column=[0],
         pitch=[m],
     )
+
+
+# -- matrices of heads, cut from kv_b -------------------------------------------------------------
+
+F16_MOST = 65504.0
+
+
+def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Tensor, Tensor]:
+    """Return ``k_b`` and ``v_b``, in memory; ``n_nope``: rows of a head that make its key.
+
+    Values keep their format, and so do keys whose format stores each weight by itself. Blocks lie
+    along rows, so transposed blocks are converted to F16, whose 11 bits exceed those of the codes.
+    """
+    rows = fmt.join(whole.arrays).reshape(n_head, whole.shape[0] // n_head, -1)
+    made = []
+    for name, part, turned in (
+        ("k_b", rows[:, :n_nope], True),
+        ("v_b", rows[:, n_nope:], False),
+    ):
+        to = fmt
+        part = np.ascontiguousarray(part)
+        if len(whole.arrays) > 1 or (turned and fmt.block > 1):
+            to, part = _numbers(fmt, part)
+        if turned:
+            part = np.ascontiguousarray(part.view(to.dtype).swapaxes(1, 2)).view(np.uint8)
+        shape = (*part.shape[:2], part.shape[2] // to.dtype.itemsize * to.block)
+        part.flags.writeable = False
+        made.append(whole.made(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
+    keys, values = made
+    return keys, values
+
+
+def _numbers(fmt: Format, rows: Bytes) -> tuple[Format, Bytes]:
+    """Convert to F16, or to F32 if the values exceed F16's range."""
+    floats = fmt.dequantize_rows(rows)
+    to = by_name("F16" if np.abs(floats).max() <= F16_MOST else "F32")
+    return to, to.quantize_rows(floats)

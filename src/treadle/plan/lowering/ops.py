@@ -95,37 +95,23 @@ def build_plan(
 # Additional ops by name: ``word(ops, label, *rows, **given)`` returns rows. Those in other modules
 # (``ELSEWHERE``) are imported when a model needs them.
 WORDS: dict[str, Callable[..., Rows]] = {}
-_STATES = (
-    "convolution",
-    "gated_convolution",
-    "rates",
-    "mamba2",
-    "delta",
-    "delta_apart",
-    "silu_gate",
-    "sigmoid_gate",
-    "softplus_gate",
-    "halves",
+_RECURRENT = (
+    *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
+    *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
+    *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
+    *("selective", "columns_norm"),
 )
-_CHANNELS = "part_convolution", "channel_rates", "channel_delta", "normed_gate"
-_STREAMS = (
-    *("spread", "take", "join", "predict", "correct", "add_beside"),
-    *("laurel", "sparse_gate"),
+_ELEMENTWISE = (
+    *("clamped", "capped", "tempered", "multiplied", "normed_heads", "weighed", "xielu"),
+    "embedded_beside",
+    *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
-    **dict.fromkeys(_STATES, "treadle.plan.lowering.states"),
-    **dict.fromkeys(_CHANNELS, "treadle.plan.lowering.channels"),
-    **dict.fromkeys(("selective", "columns_norm"), "treadle.plan.lowering.selective"),
-    **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
-    "embedded_beside": "treadle.plan.lowering.beside",
-    **dict.fromkeys(
-        ("tempered", "multiplied", "normed_heads", "weighed"), "treadle.plan.lowering.scaled"
-    ),
-    "xielu": "treadle.plan.lowering.xielu",
+    **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
+    **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
-    **dict.fromkeys(("clamped", "capped"), "treadle.plan.lowering.clamp"),
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
 }
 

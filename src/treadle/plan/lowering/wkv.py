@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
-from treadle.plan.lowering.states import scanned_from, state_of
+from treadle.plan.lowering.recurrent import scanned_from, state_of
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows

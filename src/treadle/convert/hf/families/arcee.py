@@ -1,11 +1,12 @@
-"""Family row and keys of Arcee's Trinity (AFMoE)."""
+"""Family rows of Arcee: the dense models, and Trinity (AFMoE)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.defaults import COMMON_EPS_5
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
@@ -45,7 +46,12 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (scores("mlp.expert_bias", "mlp.score"),)
 
 
-AFMOE: dict[str, Family] = {
+ARCEE_FAMILIES: dict[str, Family] = {
+    "arcee": Family(
+        "arcee",
+        {**COMMON_EPS_5, "vocab_size": 32000, "max_position_embeddings": 4096},
+        activation="relu2",
+    ),
     "afmoe": Family(
         "afmoe",
         {
@@ -72,5 +78,5 @@ AFMOE: dict[str, Family] = {
         experts=True,
         derived=_rules,
         more=_keys,
-    )
+    ),
 }

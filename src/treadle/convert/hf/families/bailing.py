@@ -5,13 +5,12 @@ versions of Ling; transformers lacks both, and their code comes with the checkpo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows
@@ -19,7 +18,7 @@ from treadle.files.keys import MetadataReader
 
 _QKV = "attention.query_key_value"
 _EPS = 1e-7  # of the column norms that the first version divides its output matrix by
-NAMES: Names = {
+_NAMES: Names = {
     **LLAMA_EXPERTS,
     "word_embeddings": "token_embd",
     _QKV: "attn_qkv",
@@ -95,7 +94,7 @@ def _shared_with_width(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {**_shared(keys, n_layer), "expert_shared_feed_forward_length": own}
 
 
-SECOND = Family(
+BAILING_V2 = Family(
     "bailingmoe2",
     {
         **_DEFAULTS,
@@ -106,7 +105,7 @@ SECOND = Family(
         "routed_scaling_factor": 2.5,
         "partial_rotary_factor": None,
     },
-    NAMES,
+    _NAMES,
     only={**_ONLY, "score_function": "sigmoid", "norm_head": False},
     experts=True,
     derived=_second_rules,
@@ -117,42 +116,26 @@ SECOND = Family(
 
 def _version(keys: MetadataReader) -> Family | None:
     """Return the second version if queries and keys have norms."""
-    return SECOND if keys.flag("use_qk_norm", False) else None
+    return BAILING_V2 if keys.flag("use_qk_norm", False) else None
 
 
-FIRST = Family(
+_V1 = Family(
     "bailingmoe",
     _DEFAULTS,
-    NAMES,
+    _NAMES,
     variant=_version,
     only={**_ONLY, "score_function": "softmax", "multi_gate": False},
     experts=True,
     derived=_first_rules,
     more=_shared,
 )
-# Sarvam 30B, in transformers: the second version's tensors, other keys for counts.
-SARVAM = replace(
-    SECOND,
-    defaults={
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 8e6,
-        "tie_word_embeddings": False,
-        "vocab_size": 262144,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "partial_rotary_factor": None,
-        "intermediate_size": 8192,
-        "moe_intermediate_size": 1024,
-        "n_routed_experts": 128,
-        "num_experts_per_tok": 6,
-        "n_shared_experts": 1,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "routed_scaling_factor": 2.5,
-        "norm_topk_prob": True,
-    },
-)
-BAILINGS = {"bailing_moe": FIRST, "bailing_moe_v2": SECOND, "sarvam_moe": SARVAM}
-BAILING_VARIANTS = (SECOND,)
+
+# -- the rows -------------------------------------------------------------------------------------
+
+BAILING_FAMILIES: dict[str, Family] = {
+    "bailing_moe": _V1,
+    "bailing_moe_v2": BAILING_V2,
+}
+
+# Rows that ``variant`` chooses.
+BAILING_VARIANTS = (BAILING_V2,)

@@ -85,7 +85,10 @@ _NAMES: Names = {
     "ffn.router.layer": "ffn_gate_inp",
     **{f"{_AT}.{it}": stem for it, stem in _MATRICES.items()},  # separate tensors in mlx-lm
 }
-DBRX: dict[str, Family] = {
+
+# -- the rows -------------------------------------------------------------------------------------
+
+DBRX_FAMILIES: dict[str, Family] = {
     "dbrx": Family(
         "dbrx",
         {

@@ -1,20 +1,24 @@
-"""Family rows and keys of models with latent attention."""
+"""Family rows of DeepSeek and of models with its latent attention: GLM 4 MoE Lite, Youtu, PLM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.defaults import COMMON
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, turned
 from treadle.files.keys import MetadataReader
-from treadle.models.archs import EXPERTS_GATING
+from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, LOG_MULTIPLIER, VALUE
+
+# -- latent attention -----------------------------------------------------------------------------
 
 # llama.cpp's numbers of the functions that score experts
 _SOFTMAX = 1
@@ -98,9 +102,6 @@ def listed_kinds(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     return {"leading_dense_block_count": n_dense}
 
 
-# -- tensors that GGUF stores differently -----------------------------------------------------
-
-
 def _heads(rows: Rows, n_head: int, n_v: int) -> Rows:
     """Return [n_head, n_nope + n_v, rank]: per head the rows for keys, then those for values."""
     heads = rows.reshape(n_head, -1, rows.shape[-1])
@@ -142,8 +143,6 @@ LATENT_NAMES: Names = {
     "self_attn.v_b": "attn_v_b",
 }
 
-# -- the rows ---------------------------------------------------------------------------------
-
 _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
@@ -173,7 +172,9 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
 _V3_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _FURTHER = "num_nextn_predict_layers"
 
-LATENTS: dict[str, Family] = {
+# -- the rows -------------------------------------------------------------------------------------
+
+DEEPSEEK_FAMILIES: dict[str, Family] = {
     "deepseek_v2": _family(
         {
             "vocab_size": 102400,
@@ -231,5 +232,108 @@ LATENTS: dict[str, Family] = {
         _V3_ONLY,
         extra_layers=_FURTHER,
         more=_glm_keys,
+    ),
+    "deepseek": Family(
+        "deepseek",
+        {
+            **COMMON,
+            "vocab_size": 102400,
+            "max_position_embeddings": 2048,
+            "moe_intermediate_size": 1407,
+            "n_shared_experts": None,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+        },
+        LLAMA_EXPERTS,
+        only={"moe_layer_freq": 1, "scoring_func": "softmax"},
+        experts=True,
+    ),
+}
+
+# -- keys and values from a joint matrix; Youtu ---------------------------------------------------
+
+JOINT_NAMES = {
+    **{name: stem for name, stem in LATENT_NAMES.items() if stem not in ("attn_k_b", "attn_v_b")},
+    "self_attn.kv_b_proj": "attn_kv_b",
+}
+ROPE_DIM = {"head_dim": "qk_rope_head_dim"}
+_V3 = DEEPSEEK_FAMILIES["deepseek_v3"]
+
+
+def joint_keys(keys: MetadataReader) -> dict[str, Any]:
+    """Return head sizes for a joint key and value matrix: llama.cpp caches expanded heads, not
+    latents.
+    """
+    rope = keys.within("rope_parameters") or keys.within("rope_scaling")
+    # transformers scales attention scores by it.
+    if rope is not None and rope.get("mscale_all_dim"):
+        rope.refuse("mscale_all_dim", "not supported in this architecture")
+    n_head = keys.integer("num_attention_heads")
+    n_v = max(1, keys.integer("hidden_size") // n_head)
+    made: dict[str, Any] = {
+        "attention.head_count_kv": n_head,
+        KV_RANK: keys.integer("kv_lora_rank"),
+        KEY: keys.integer("qk_nope_head_dim") + keys.integer("qk_rope_head_dim"),
+        VALUE: keys.integer("v_head_dim", n_v),
+    }
+    # null means queries without the low-rank step; a missing key means the default
+    if keys.values.get("q_lora_rank", keys.defaults.get("q_lora_rank")) is not None:
+        made[Q_RANK] = keys.integer("q_lora_rank")
+    return made
+
+
+def _of_heads(family: Family) -> dict[str, Any]:
+    """Return the defaults without those of experts."""
+    names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
+
+
+def _dense(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return keys for a model without experts; llama.cpp still requires some keys of experts."""
+    made = _V3.more(keys, n_layer)
+    del made[EXPERTS_GATING]
+    width = keys.integer("intermediate_size")
+    return {
+        **made,
+        LEADING_DENSE: n_layer,
+        "expert_feed_forward_length": width,
+        "expert_shared_count": 0,
+    }
+
+
+DEEPSEEK_FAMILIES |= {
+    "plm": Family(
+        "plm",
+        {
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 100000.0,
+            "tie_word_embeddings": True,
+            "vocab_size": 151936,
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "qk_nope_head_dim": 128,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "q_lora_rank": None,
+        },
+        JOINT_NAMES,
+        ROPE_DIM,
+        activation="relu2",
+        paired=True,
+        only={"rope_interleave": True},
+        more=lambda keys, n_layer: joint_keys(keys),
+    ),
+    "youtu": replace(
+        _V3,
+        defaults={
+            **_of_heads(_V3),
+            "vocab_size": 128256,
+            "max_position_embeddings": 131072,
+            "q_lora_rank": 1536,
+            "tie_word_embeddings": True,
+        },
+        only={"rope_interleave": True},
+        extra_layers="",
+        more=_dense,
     ),
 }

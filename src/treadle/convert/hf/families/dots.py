@@ -1,18 +1,15 @@
-"""Family rows of dots.llm1, and of DeepSeek's first mixture, which transformers lacks. Attention is
-Llama's, experts are those of later DeepSeek models.
-"""
+"""Family row of dots.llm1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.defaults import COMMON
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.files.keys import MetadataReader
-
-_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 
 
 def _upper(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -25,11 +22,11 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return (scores("mlp.gate.e_score_correction_bias", "mlp.score"),)
 
 
-DOTS: dict[str, Family] = {
+DOTS_FAMILIES: dict[str, Family] = {
     "dots1": Family(
         "dots1",
         {
-            **_COMMON,
+            **COMMON,
             "vocab_size": 152064,
             "num_key_value_heads": 32,
             "max_position_embeddings": 2048,
@@ -48,20 +45,5 @@ DOTS: dict[str, Family] = {
         windowed=_upper,
         experts=True,
         derived=_rules,
-    ),
-    "deepseek": Family(
-        "deepseek",
-        {
-            **_COMMON,
-            "vocab_size": 102400,
-            "max_position_embeddings": 2048,
-            "moe_intermediate_size": 1407,
-            "n_shared_experts": None,
-            "first_k_dense_replace": 0,
-            "norm_topk_prob": False,
-        },
-        LLAMA_EXPERTS,
-        only={"moe_layer_freq": 1, "scoring_func": "softmax"},
-        experts=True,
     ),
 }

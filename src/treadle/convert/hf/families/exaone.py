@@ -1,4 +1,4 @@
-"""Family row of K-EXAONE."""
+"""Family rows of EXAONE: dense models and mixtures."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from treadle.convert.hf.families.deepseek import listed_kinds
-from treadle.convert.hf.families.mixtures import scores
+from treadle.convert.hf.families.defaults import COMMON, COMMON_EPS_5
+from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
-from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
+from treadle.convert.hf.tensor_names import LLAMA, LLAMA_EXPERTS, POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.files.keys import MetadataReader
+
+# -- mixtures -------------------------------------------------------------------------------------
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -33,7 +36,34 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     return [scores(f"{at}.{name}", "mlp.score") for at in ("mlp", "mlp.gate")]
 
 
-EXAONE_MOE: dict[str, Family] = {
+# -- EXAONE 3 -------------------------------------------------------------------------------------
+
+_EXAONE: Names = {
+    **LLAMA,  # transformers' names, since it has the family
+    "wte": "token_embd",
+    "ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    **{f"attn.attention.{x}_proj": f"attn_{x}" for x in "qkv"},
+    "attn.attention.out_proj": "attn_output",
+    "mlp.c_fc_0": "ffn_gate",
+    "mlp.c_fc_1": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+EXAONE_FAMILIES: dict[str, Family] = {
+    "exaone4": Family(
+        "exaone4",
+        {
+            **COMMON_EPS_5,
+            "vocab_size": 102400,
+            "num_key_value_heads": 32,
+            "max_position_embeddings": 2048,
+            "sliding_window": 4096,
+        },
+        POST_NORMS,
+        windowed=all_but_every(4, overridable=True),
+    ),
     "exaone_moe": Family(
         "exaone-moe",
         {
@@ -61,5 +91,23 @@ EXAONE_MOE: dict[str, Family] = {
         experts=True,
         derived=_rules,
         more=_keys,
-    )
+    ),
+    "exaone": Family(
+        "exaone",
+        {
+            **COMMON,
+            "rms_norm_eps": 1e-5,
+            "layer_norm_epsilon": 1e-5,
+            "rope_theta": 500000.0,
+            "vocab_size": 102400,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 4096,
+        },
+        _EXAONE,
+        older_words={
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+    ),
 }

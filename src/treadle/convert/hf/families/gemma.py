@@ -1,17 +1,17 @@
-"""Family rows of Gemma 1 to 3, and EmbeddingGemma."""
+"""Family rows of Gemma 1 to 3, and of VaultGemma."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from treadle.convert.hf.families.defaults import COMMON
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.tensor_names import POST_NORMS
 from treadle.convert.hf.windows import all_but_every
 from treadle.files.keys import MetadataReader
 
-_COMMON = {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 _GEMMA1 = {
-    **_COMMON,
+    **COMMON,
     "vocab_size": 256000,
     "num_key_value_heads": 16,
     "head_dim": 256,
@@ -61,7 +61,7 @@ def _gemma3(keys: MetadataReader) -> Family | None:
     return _GEMMA_EMBEDDING if keys.flag("use_bidirectional_attention", False) else None
 
 
-GEMMAS: dict[str, Family] = {
+GEMMA_FAMILIES: dict[str, Family] = {
     "gemma": Family(
         "gemma", _GEMMA1, activation=GELU_TANH, older_activation="gelu", norm_shift=1.0
     ),
@@ -75,4 +75,10 @@ GEMMAS: dict[str, Family] = {
     ),
     "gemma3_text": replace(_GEMMA3, variant=_gemma3),
 }
+
+GEMMA_FAMILIES |= {
+    "vaultgemma": replace(GEMMA_FAMILIES["gemma2"], arch="vaultgemma"),
+}
+
+# Rows that ``variant`` chooses.
 GEMMA_VARIANTS = (_GEMMA_EMBEDDING,)

@@ -84,7 +84,9 @@ _NAMES: Names = {
     "laurel.post_laurel_norm": "laurel_post_norm",
 }
 
-GEMMA3N: dict[str, Family] = {
+# -- the rows -------------------------------------------------------------------------------------
+
+GEMMA3N_FAMILIES: dict[str, Family] = {
     "gemma3n_text": Family(
         "gemma3n",
         {

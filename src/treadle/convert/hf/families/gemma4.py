@@ -1,10 +1,9 @@
-"""Family rows and keys of Gemma 4. Full-attention layers have another head width than those with a
-window.
-"""
+"""Family rows of Gemma 4."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from treadle.convert.hf.family import Family, Windowed
@@ -100,7 +99,9 @@ _NAMES: Names = {
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
 
-GEMMA4: dict[str, Family] = {
+# -- the rows -------------------------------------------------------------------------------------
+
+GEMMA4_FAMILIES: dict[str, Family] = {
     "gemma4_text": Family(
         "gemma4",
         {
@@ -133,5 +134,18 @@ GEMMA4: dict[str, Family] = {
         experts=True,
         derived=_rules,
         more=_keys,
+    ),
+}
+
+_UNIFIED = {
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262144,
+}
+
+GEMMA4_FAMILIES |= {
+    "gemma4_unified_text": replace(
+        GEMMA4_FAMILIES["gemma4_text"],
+        defaults={**GEMMA4_FAMILIES["gemma4_text"].defaults, **_UNIFIED},
     ),
 }

@@ -37,16 +37,13 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     n_embd = keys.integer("hidden_size")
     none = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
     # In llama.cpp a context of 2^20 tokens means any length; the folder's value is unused.
-    result: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
-    result["attention.head_count"] = 0
-    result[HEAD] = keys.integer("head_dim")
+    made: dict[str, Any] = {**dict.fromkeys(none), "context_length": 1 << 20}
+    made["attention.head_count"] = 0
+    made[HEAD] = keys.integer("head_dim")
     for key, (word, power, times) in _RANKS.items():
         usual = max(1, round(n_embd**power * times / 32)) * 32
-        result[key] = usual if keys.values.get(word) is None else keys.integer(word)
-    return result
-
-
-# -- tensors that GGUF stores differently -----------------------------------------------------
+        made[key] = usual if keys.values.get(word) is None else keys.integer(word)
+    return made
 
 
 def _side_by_side(*rows: Rows) -> Rows:
@@ -122,33 +119,6 @@ _NAMES: Names = {
     "ffn.value": "channel_mix_value",
 }
 
-RWKV7: dict[str, Family] = {
-    "rwkv7": Family(
-        "rwkv7",
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "num_hidden_layers": 24,
-            "head_dim": 64,
-            "norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            # It has no such heads, and no maximum context.
-            "num_attention_heads": 1,
-            "max_position_embeddings": 1 << 20,
-        },
-        _NAMES,
-        {"rms_norm_eps": "norm_eps"},
-        activation="sqrelu",
-        only={"norm_first": True, "norm_bias": True, "attn": None},
-        n_ff_default=4,
-        derived=_rules,
-        more=_keys,
-    ),
-}
-
-
-# -- the vocabulary ---------------------------------------------------------------------------
-
 
 def read_world(path: Path, n_vocab: int) -> dict[str, Any]:
     """Return the keys of a list of pieces, one per line: id from 1 on, the piece as a Python
@@ -189,3 +159,30 @@ def _piece(line: str, i: int, path: Path) -> bytes:
         pass
     expected = f"{i}, a Python string or bytes literal, and its length in bytes"
     raise FileError(f"is {line!r:.60}", path=path, where=f"line {i}", expected=expected)
+
+
+# -- the rows -------------------------------------------------------------------------------------
+
+RWKV7_FAMILIES: dict[str, Family] = {
+    "rwkv7": Family(
+        "rwkv7",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "head_dim": 64,
+            "norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            # It has no such heads, and no maximum context.
+            "num_attention_heads": 1,
+            "max_position_embeddings": 1 << 20,
+        },
+        _NAMES,
+        {"rms_norm_eps": "norm_eps"},
+        activation="sqrelu",
+        only={"norm_first": True, "norm_bias": True, "attn": None},
+        n_ff_default=4,
+        derived=_rules,
+        more=_keys,
+    ),
+}

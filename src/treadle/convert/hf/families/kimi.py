@@ -1,0 +1,160 @@
+"""Family row of Kimi Linear. The published folder has its own names of some keys; transformers
+reads those, and writes both kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES, listed_kinds
+from treadle.convert.hf.families.experts import scores
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.tensor_names import Names, experts_123
+from treadle.convert.hf.windows import ATTENTION
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat
+from treadle.files.keys import MetadataReader
+from treadle.models.archs import EXPERTS_NORM
+from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
+from treadle.models.graphs.recurrence import KDA_HEAD
+
+_LATENT = DEEPSEEK_FAMILIES["deepseek_v3"]
+_FULL = ATTENTION[0]
+_EVERY = 4
+_STATE = "linear_attention"
+_MOE = "block_sparse_moe."
+_COUNTS = {  # the published folder's keys; those of transformers are read as in other families
+    "expert_used_count": "num_experts_per_token",
+    "expert_shared_count": "num_shared_experts",
+    "expert_group_count": "num_expert_group",
+}
+
+
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    n_head = keys.integer("num_attention_heads")
+    heads = inner.integer("num_heads", keys.integer("linear_num_heads", 32))
+    if heads != n_head:
+        what = f"{heads} heads have a state: expected num_attention_heads, {n_head}"
+        keys.refuse("linear_attn_config", what)
+    rank = keys.integer("kv_lora_rank")
+    n_rope = keys.integer("qk_rope_head_dim")
+    result: dict[str, Any] = {
+        "attention.head_count_kv": [int(flag) for flag in _attends(keys, inner, n_layer)],
+        KV_RANK: rank,
+        KEY: rank + n_rope,
+        VALUE: rank,
+        f"{KEY}_mla": keys.integer("qk_nope_head_dim") + n_rope,
+        f"{VALUE}_mla": keys.integer("v_head_dim"),
+        "rope.dimension_count": n_rope,
+        "ssm.conv_kernel": inner.integer(
+            "short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4)
+        ),
+        KDA_HEAD: inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
+        **listed_kinds(keys, n_layer),
+    }
+    if keys.get("q_lora_rank") is not None:
+        result[Q_RANK] = keys.integer("q_lora_rank")
+    result |= {name: keys.integer(word) for name, word in _COUNTS.items() if keys.has(word)}
+    if keys.has("moe_renormalize"):
+        result[EXPERTS_NORM] = keys.flag("moe_renormalize", True)
+    return result
+
+
+def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[bool]:
+    """Return a flag per layer: attention. It is given as a list of kinds, or of numbers
+    from 1 on.
+    """
+    kinds = keys.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list) or len(kinds) != n_layer:
+            keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+        for kind in kinds:
+            if kind not in (_FULL, _STATE):
+                keys.refuse("layer_types", f"{kind!r:.60}: treadle supports {_FULL} and {_STATE}")
+        return [kind == _FULL for kind in kinds]
+    listed = [inner.get(key) for key in ("full_attn_layers", "kda_layers")]
+    if None in listed:
+        return [i > 0 and i % _EVERY == 0 for i in range(n_layer)]
+    full, others = (each if isinstance(each, list) else [] for each in listed)
+    if sorted([*full, *others], key=str) != sorted(range(1, n_layer + 1), key=str):
+        inner.fail(
+            "full_attn_layers",
+            f"is {full!r:.60}",
+            f"layers 1 to {n_layer}, each here or in kda_layers",
+        )
+    return [i + 1 in full for i in range(n_layer)]
+
+
+def _decay(rows: Rows) -> Rows:
+    return decay(rows).reshape(1, -1, 1)
+
+
+def _taps(rows: Rows) -> Rows:
+    """Return [channels, 1, taps]; llama.cpp also reads [channels, taps]."""
+    return rows.reshape(rows.shape[0], 1, -1)
+
+
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
+    return (
+        *_LATENT.derived(keys),
+        *(DerivationRule((name,), {name: _taps}) for name in convolutions),
+        DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
+        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
+        scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),
+    )
+
+
+_NAMES: Names = {
+    **_LATENT.names,
+    **experts_123(_MOE),
+    # transformers also writes the dense layers' matrices under these names.
+    **{f"{_MOE}{one}_proj": f"ffn_{one}" for one in ("gate", "up", "down")},
+    **{f"{_MOE}shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
+    **{f"self_attn.{name}_conv1d": f"ssm_conv1d_{name}" for name in "qkv"},
+    **{f"self_attn.{name}_proj": f"ssm_{name}" for name in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.dt": "ssm_dt",
+    "self_attn.decay": "ssm_a",
+    "self_attn.o_norm": "ssm_norm",
+}
+
+# -- the rows -------------------------------------------------------------------------------------
+
+KIMI_FAMILIES: dict[str, Family] = {
+    "kimi_linear": Family(
+        "kimi-linear",
+        {
+            "vocab_size": 163840,
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "moe_intermediate_size": 1024,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.446,
+            "norm_topk_prob": True,
+        },
+        _NAMES,
+        older_words={"max_position_embeddings": "model_max_length"},
+        only={
+            "mla_use_nope": True,
+            "moe_layer_freq": 1,
+            "moe_router_activation_func": "sigmoid",
+            "num_nextn_predict_layers": 0,
+        },
+        experts=True,
+        derived=_rules,
+        more=_keys,
+    ),
+}

@@ -1,0 +1,378 @@
+"""Ops that change rows value by value: clamps, factors, xIELU, residual streams, sparse gates.
+
+Those of layers with several residual streams are AltUp's and LAuReL's. A model needs few of these
+ops, so each imports its own kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from math import gcd
+from typing import TYPE_CHECKING
+
+from treadle.kernels.activation_layout import BLOCK, ActivationLayout
+from treadle.kernels.elementwise.elementwise import Embed
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats, StepOutput
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.plan import Buffer
+
+# -- clamps ---------------------------------------------------------------------------------------
+
+
+def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
+    """Clamp ``x`` to between ``-limit`` and ``limit``, in place."""
+    from treadle.kernels.elementwise.clamp import Clamp
+
+    rows, column = ops.place(x)
+    stride = rows.row_bytes // 4
+    spec = Clamp(x.width, limit)
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
+
+
+def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
+    """Replace ``x`` by ``cap * tanh(x / cap)``, in place."""
+    from treadle.kernels.elementwise.softcap import Softcap
+
+    rows = ops.floats(x)
+    spec = Softcap(x.width, cap, outputs=False)
+    grid = Grid(spec.pieces, spec.count)
+    ops.steps.emit(label, spec, grid, y=rows, stride=rows.row_bytes // 4)
+    return Floats(label, x.width, rows)
+
+
+# -- factors per token or head --------------------------------------------------------------------
+
+
+def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
+    """Multiply ``x`` in place by each token's cosine in a rope table used for scaling only."""
+    from treadle.kernels.elementwise.scale import Temper
+
+    rows, column = ops.place(x)
+    spec = Temper(x.width, table)
+    stride = rows.row_bytes // 4
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return x
+
+
+def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
+    """Multiply ``x`` by ``gain`` in place."""
+    from treadle.kernels.elementwise.scale import ScaleColumns
+
+    rows, column = ops.place(x)
+    spec = ScaleColumns(x.width, gain)
+    stride = rows.row_bytes // 4
+    ops.steps.emit(label, spec, Grid(1, "n_tokens"), x=rows, stride=stride, column=column)
+    return Floats(label, x.width, rows, column)
+
+
+def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int) -> Rows:
+    """RMS norm without weights of each of ``heads`` equal parts, in place."""
+    from treadle.kernels.recurrent.gates import UnitHeads
+
+    rows, column = ops.place(x)
+    k = x.width // heads
+    spec = UnitHeads(k, heads, math.sqrt(k), k * ops.config.norm_eps)
+    grid = Grid(heads, "n_tokens")
+    stride = rows.row_bytes // 4
+    ops.steps.emit(label, spec, grid, x=rows, stride=stride, column=column)
+    return x
+
+
+def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
+    """``x`` times the sigmoid of each token's largest score."""
+    from treadle.kernels.elementwise.scale import ScaleByExpert
+
+    rows = ops.floats(x)
+    of = ops.floats(scores)
+    out = ops.steps.floats(label, x.width)
+    ops.steps.emit(
+        label,
+        ScaleByExpert(x.width, scores.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        scores=of,
+        out=out,
+        stride=rows.row_bytes // 4,
+        scores_stride=of.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+# -- xIELU ----------------------------------------------------------------------------------------
+
+# most parts of a row; a part is a multiple of _VECTOR values
+_PARTS = 16
+_VECTOR = 16
+
+
+def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
+    """Apply xIELU to each value in place, with the layer's parameters."""
+    from treadle.kernels.elementwise.xielu import Xielu
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    groups = gcd(x.width // _VECTOR, _PARTS) if x.width % _VECTOR == 0 else 1
+    steps.emit(
+        label,
+        Xielu(x.width, groups),
+        Grid(groups, "n_tokens"),
+        x=rows,
+        w=steps.weights.numbers(f"{label}:f32", ops.config.layers[layer].curve),
+        stride=rows.row_bytes // 4,
+    )
+    return Floats(label, x.width, rows)
+
+
+# -- embeddings next to hidden states (multi-token prediction) ------------------------------------
+
+
+def embedded_beside(
+    ops: CpuOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
+) -> Rows:
+    """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
+    place.
+    """
+    from treadle.kernels.elementwise.column_norm import ColumnNorm
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    width = x.width // 2
+    name = f"{weight}.weight"
+    stride = rows.row_bytes // 4
+    fmt = steps.weights.format(name)
+    steps.emit(
+        f"{label}.embd",
+        Embed(fmt.name, width, scale),
+        Grid(1, "n_tokens"),
+        w=steps.weight(name),
+        x=rows,
+        stride=stride,
+        **steps.row_of(name),
+        shape=(width,),
+    )
+    for i, norm in enumerate(norms):
+        steps.emit(
+            norm,
+            ColumnNorm(width, ops.config.norm_eps),
+            Grid(1, "n_tokens"),
+            x=rows,
+            w=steps.vector(f"{norm}.weight"),
+            stride=stride,
+            column=i * width,
+        )
+    return Floats(label, x.width, rows)
+
+
+# -- residual streams and sparse gates ------------------------------------------------------------
+
+FEW = 8  # tokens: up to so many, rows are split to give several threads work
+SLICES = 4
+
+
+def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
+    """Concatenate ``x`` with the parts of ``y``, each as wide as ``x`` and rescaled to its
+    magnitude.
+    """
+    from treadle.kernels.elementwise.altup import SpreadStreams
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    (others, column) = ops.place(y)
+    out = steps.floats(label, x.width + y.width)
+    steps.emit(
+        label,
+        SpreadStreams(x.width, 1 + y.width // x.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        y=others,
+        out=out,
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width + y.width, out)
+
+
+def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
+    """Copy ``n`` values of each row, from ``first`` on, into a new buffer."""
+    from treadle.kernels.elementwise.altup import CopyColumns
+
+    steps = ops.steps
+    (rows, column) = ops.place(x)
+    out = steps.floats(label, n)
+    steps.emit(
+        label,
+        CopyColumns(n),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column + first,
+    )
+    return Floats(label, n, out)
+
+
+def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
+    """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
+    to ``x / n``.
+    """
+    from treadle.kernels.elementwise.altup import Join
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    out = steps.floats(label, y.width)
+    steps.emit(
+        label,
+        Join(y.width, n, first=total is None),
+        Grid(1, "n_tokens"),
+        x=rows,
+        y=ops.floats(y),
+        total=None if total is None else ops.floats(total),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, y.width, out)
+
+
+def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
+    """AltUp's prediction of each stream from all streams ``x``."""
+    from treadle.kernels.elementwise.altup import Predict
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    width = x.width // n
+    slices = _slices(ops, width)
+    out = steps.floats(label, x.width)
+    steps.emit(
+        label,
+        Predict(width, n, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        out=out,
+        norm=steps.vector(f"{router}_norm.weight"),
+        router=steps.vector(f"{router}.weight"),
+        coef=steps.vector(f"{coef}.weight"),
+        stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+def correct(
+    ops: CpuOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
+) -> Rows:
+    """Correct the streams ``x`` in place by the difference between ``y`` and its prediction; return
+    the first stream times ``scale``.
+    """
+    from treadle.kernels.elementwise.altup import Correct
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    others = ops.floats(y)
+    slices = _slices(ops, y.width)
+    out = steps.floats(label, y.width)
+    steps.emit(
+        label,
+        Correct(y.width, n, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        y=others,
+        out=out,
+        norm=steps.vector(f"{router}_norm.weight"),
+        router=steps.vector(f"{router}.weight"),
+        coef=steps.vector(f"{coef}.weight"),
+        scale=steps.vector(f"{scale}.weight"),
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+    )
+    return Floats(label, y.width, out)
+
+
+def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
+    """Add the norm of ``y`` to all streams of ``x`` but the first, in place."""
+    from treadle.kernels.elementwise.altup import AddBeside
+
+    steps = ops.steps
+    rows = ops.floats(x)
+    others = ops.floats(y)
+    slices = _slices(ops, y.width)
+    steps.emit(
+        label,
+        AddBeside(y.width, x.width // y.width, ops.config.norm_eps, slices),
+        Grid(slices, "n_tokens"),
+        x=rows,
+        y=others,
+        w=steps.vector(f"{weight}.weight"),
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+    )
+    return Floats(label, x.width, rows)
+
+
+def laurel(
+    ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
+) -> Rows:
+    """Return ``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
+    from treadle.kernels.elementwise.altup import Laurel
+
+    steps = ops.steps
+    rows = [ops.floats(each) for each in (x, a, b)]
+    slices = _slices(ops, x.width)
+    out = steps.floats(label, x.width)
+    w_x, w_a, w_b = (steps.vector(f"{name}.weight") for name in norms)
+    steps.emit(
+        label,
+        Laurel(x.width, ops.config.norm_eps, scale, slices),
+        Grid(slices, "n_tokens"),
+        x=rows[0],
+        a=rows[1],
+        b=rows[2],
+        out=out,
+        w_x=w_x,
+        w_a=w_a,
+        w_b=w_b,
+        stride=rows[0].row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
+    """Return ``fn(max(0, gate - c)) * up``, c being the row's mean plus ``cut`` standard
+    deviations.
+
+    It is written in the layout of the next product. ``gate`` and ``up`` must be products of one
+    input.
+    """
+    from treadle.kernels.elementwise.sparse_gate import SparseGate
+
+    steps = ops.steps
+
+    def make(act: ActivationLayout) -> Buffer:
+        rows = ops.floats(gate)
+        (others, column) = ops.place(up)
+        assert others is rows, label
+        out = steps.activations(label, act)
+        whole = steps.plan.n_tokens > FEW
+        more = {"sub": act.sub, "unit": act.unit}
+        spec = SparseGate(fn, act.kind, act.k, act.group, cut, **more, whole=whole)
+        grid = act.grid(spec.slices, "n_tokens")
+        stride = rows.row_bytes // 4
+        steps.emit(label, spec, grid, x=rows, out=out, stride=stride, up=column)
+        return out
+
+    return StepOutput(label, gate.width, make)
+
+
+def _slices(ops: CpuOps, width: int) -> int:
+    """Return the number of parts that a token's row is split into, one thread each."""
+    few = ops.steps.plan.n_tokens <= FEW
+    return SLICES if few and not width % (SLICES * BLOCK) else 1

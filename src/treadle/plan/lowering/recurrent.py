@@ -1,0 +1,472 @@
+"""Ops of recurrent layers: convolutions, recurrences, gates and normalisations.
+
+All but ``rates`` and the recurrences work in place, so their input is overwritten.
+Kernels that one kind of model needs are imported by its ops.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.select_activation import matrix_act
+from treadle.kernels.recurrent.chunk_keys import CHUNK
+from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
+from treadle.kernels.recurrent.rules import Delta, Mamba2
+from treadle.kernels.recurrent.scan import BLOCK as SOME
+from treadle.kernels.recurrent.scan import Scan
+from treadle.kernels.spec import LINE, Grid, Spec, round_up
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.config import Recurrence
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+# -- Mamba-2 and the gated delta rule -------------------------------------------------------------
+
+UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
+
+
+def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Short causal convolution of each column, with the file's bias if any, then silu."""
+    bias = ops.has(f"{weight}.bias")
+    spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
+    bias_rows = ops.steps.vector(f"{weight}.bias") if bias else None
+    return convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
+
+
+def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+    """Split ``x`` into b, c and v; return c times the short convolution of b times v."""
+    state = state_of(ops, layer)
+    spec = Convolution(state.n_channels, state.n_conv, gates=True)
+    return convolved(ops, label, spec, x, layer, weight, None)
+
+
+def convolved(
+    ops: CpuOps,
+    label: str,
+    spec: Convolution,
+    x: Rows,
+    layer: int,
+    weight: str,
+    bias: Any,
+    off: int = 0,
+) -> Rows:
+    """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
+    steps = ops.steps
+    (rows, column) = ops.place(x)
+    states = steps.cache.states_of(layer)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        w=steps.vector(weight, turned=True),
+        bias=bias,
+        states=states.const,
+        stride=rows.row_bytes // 4,
+        column=column,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + off,
+    )
+    return Floats(label, spec.k, rows, column)
+
+
+def rates(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    beta: Rows | None = None,
+    *,
+    a: str,
+    bias: str,
+    most: float = 1.0,
+) -> Rows:
+    """Return two rows side by side: step sizes (or the sigmoid of ``beta`` times ``most``), and the
+    factors by which states decay.
+    """
+    steps = ops.steps
+    (rows, column) = ops.place(x)
+    out = steps.floats(label, 2 * round_up(x.width, COLUMNS))
+    beta_column = None
+    if beta is not None:
+        beta_rows, beta_column = ops.place(beta)
+        assert beta_rows is rows, label
+    steps.emit(
+        label,
+        Rates(x.width, beta=beta is not None, most=most),
+        Grid(1, "n_tokens"),
+        x=rows,
+        a=steps.vector(a),
+        bias=steps.vector(bias),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        beta_column=beta_column,
+    )
+    return Floats(label, 2 * x.width, out)
+
+
+def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
+    """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
+    state = state_of(ops, layer)
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    by_chunks = _chunked(ops, layer)
+    spec = ChunkedMamba2(*sizes) if by_chunks else Mamba2(*sizes, block_of(ops))
+    n = state.n_inner
+    (rows, column) = ops.place(x)
+    columns = {"values": column, "keys": column + n, "queries": column + n + state.n_keys}
+    return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
+
+
+def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
+    """The gated delta rule; ``x``: queries, keys and values side by side. Queries and keys are
+    scaled to unit length.
+    """
+    state = state_of(ops, layer)
+    (rows, column) = ops.place(x)
+    widths = ((0, state.n_keys), (state.n_keys, state.n_keys), (2 * state.n_keys, state.n_inner))
+    q, k, v = (Floats(label, n, rows, column + at) for at, n in widths)
+    return delta_apart(ops, label, q, k, v, rates, layer=layer, grouped=grouped)
+
+
+def delta_apart(
+    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
+) -> Rows:
+    """The gated delta rule, with queries, keys and values at any columns of the same rows."""
+    state = state_of(ops, layer)
+    places = [ops.place(x) for x in (q, k, v)]
+    assert all(rows is places[0][0] for rows, _ in places), label
+    for name, scale, part in (("q", state.n_state**-0.5, q), ("k", 1.0, k)):
+        unit_heads(ops, f"{label}.{name}_unit", part, state.n_group, scale)
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_group
+    by_chunks = _chunked(ops, layer)
+    kind, block = (ChunkedDelta, 1) if by_chunks else (Delta, block_of(ops))
+    spec = kind(*sizes, block, grouped=grouped)
+    names = ("queries", "keys", "values")
+    columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
+    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+
+
+def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
+    """Scale each head to length ``scale``, in place."""
+    rows, column = ops.place(x)
+    ops.steps.emit(
+        label,
+        UnitHeads(x.width // heads, heads, scale, UNIT_EPS),
+        Grid(heads, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+
+
+def scanned(
+    ops: CpuOps,
+    label: str,
+    spec: Scan,
+    rows: Buffer,
+    rates: Rows,
+    layer: int,
+    columns: dict[str, int],
+    d: Any,
+) -> Rows:
+    """Emit a recurrence; ``columns``: the columns of ``rows`` where values, keys and queries
+    begin.
+    """
+    steps = ops.steps
+    state = state_of(ops, layer)
+    states = steps.cache.states_of(layer)
+    factors = ops.floats(rates)
+    out = steps.floats(label, state.n_inner)
+    stride = rows.row_bytes // 4
+    chunks = None
+    if isinstance(spec, Chunked):
+        n_chunks = -(-steps.plan.n_tokens // CHUNK)
+        chunks = Buffer(f"{label}.keys", n_chunks, spec.keys.n_bytes * spec.n_group, "u1")
+        steps.emit(
+            f"{label}.keys",
+            spec.keys,
+            Grid(spec.n_group, "n_tokens", CHUNK),
+            x=rows,
+            out=chunks,
+            stride=stride,
+            keys=columns["keys"],
+            queries=columns["queries"],
+        )
+    state_off, passing = scanned_from(ops, layer)
+    steps.emit(
+        label,
+        replace(spec, passing=passing),
+        Grid(spec.items, "n_parts"),
+        x=rows,
+        rates=factors,
+        d=d,
+        chunks=chunks,
+        states=states.const,
+        out=out,
+        stride=stride,
+        rates_stride=factors.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        values=columns["values"],
+        keys=columns["keys"],
+        queries=columns["queries"],
+        cell_bytes=states.cell_bytes,
+        state_off=state_off,
+    )
+    return Floats(label, state.n_inner, out)
+
+
+def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
+    """Return the byte offset of a scan's state, and whether to write it with non-temporal stores.
+
+    These help for a single token, as weights evict the state before the next token. They need
+    states of whole cache lines.
+    """
+    steps = ops.steps
+    state = state_of(ops, layer)
+    states = ops.steps.cache.states_of(layer)
+    state_off = states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels
+    in_lines = not (states.cell_bytes | state_off | 4 * state.head_dim) % LINE
+    return state_off, in_lines and steps.plan.n_tokens == 1 and steps.isa.simt is None
+
+
+def silu_gate(
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    gate: Rows,
+    *,
+    layer: int,
+    norm: str,
+    groups: int,
+    gate_first: bool = False,
+) -> Rows:
+    """``x`` times silu of ``gate``.
+
+    ``norm`` (a weight, or "") adds an RMS norm of each group of ``x``, or with ``gate_first`` of
+    the product.
+    """
+    eps = state_of(ops, layer).norm_eps if norm else 0.0
+    spec = OutputGate("silu", x.width, groups if norm else 1, eps, gate_first and bool(norm))
+    return gated(ops, label, spec, x, gate, norm)
+
+
+def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """``x`` times the sigmoid of ``gate``, which has one value per value of ``x`` or per head."""
+    return _by_head(ops, label, "sigmoid", x, gate)
+
+
+def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+    """``x`` times the softplus of ``gate``, shaped as in ``sigmoid_gate``."""
+    return _by_head(ops, label, "softplus", x, gate)
+
+
+def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+    own = gate.width == x.width
+    spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
+    return gated(ops, label, spec, x, gate, "")
+
+
+def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
+    """Gate ``x`` in place by ``spec``; ``norm``: the name of a weight, or ""."""
+    steps = ops.steps
+    rows = ops.floats(x)
+    (gates, column) = ops.place(gate)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.groups, "n_tokens"),
+        x=rows,
+        gate=gates,
+        w=steps.vector(norm) if norm else None,
+        stride=rows.row_bytes // 4,
+        gate_stride=gates.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width, rows)
+
+
+def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+    """Implement ``Ops.halves``."""
+    rows, column = ops.place(x)
+    n = x.width // 2
+    ops.steps.emit(
+        label,
+        SplitHalves(n // heads, heads),
+        Grid(1, "n_tokens"),
+        x=rows,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
+
+
+def block_of(ops: CpuOps) -> int:
+    """Return the number of tokens that a recurrence processes at a time.
+
+    It is 1 in deterministic mode, where results must not depend on chunking, and on GPUs, where
+    each thread has one column.
+    """
+    steps = ops.steps
+    alone = steps.deterministic or steps.isa.simt is not None
+    return 1 if alone or steps.plan.n_tokens < SOME else SOME
+
+
+def _chunked(ops: CpuOps, layer: int) -> bool:
+    """Return whether a recurrence runs by chunks on matrix registers: only where the layer's
+    products of many tokens use bf16 activations as well.
+    """
+    steps = ops.steps
+    state = state_of(ops, layer)
+    matrix = steps.isa.matrix
+    if matrix is None or steps.deterministic or steps.plan.n_tokens <= matrix.vector_tokens:
+        return False
+    fmt = steps.weights.format(f"blk.{layer}.ssm_out.weight")
+    narrow = matrix_act(fmt, steps.isa) == "bf16"
+    return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
+
+
+def state_of(ops: CpuOps, layer: int) -> Recurrence:
+    """Return the state sizes of a recurrent layer."""
+    state = ops.config.layers[layer].state
+    assert state is not None, layer
+    return state
+
+
+# -- Kimi Delta Attention: a convolution for each part, decay by channel, a normed gate -----------
+
+
+def part_convolution(
+    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
+) -> Rows:
+    """Short convolution and silu of each column, one of several convolutions of a layer.
+
+    Their cached inputs are concatenated in the state; ``before``: columns of the earlier ones.
+    """
+    spec = Convolution(x.width, state_of(ops, layer).n_conv)
+    off = 4 * (spec.taps - 1) * before
+    return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
+
+
+def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str) -> Rows:
+    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state."""
+    from treadle.kernels.recurrent.kda import ChannelRates
+
+    steps = ops.steps
+    rows, column = ops.place(x)
+    beta_rows, beta_column = ops.place(beta)
+    heads = beta.width
+    out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
+    steps.emit(
+        label,
+        ChannelRates(heads, x.width // heads),
+        Grid(heads, "n_tokens"),
+        x=rows,
+        beta=beta_rows,
+        a=steps.vector(a),
+        bias=steps.vector(bias),
+        out=out,
+        stride=rows.row_bytes // 4,
+        beta_stride=beta_rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        beta_column=beta_column,
+    )
+    return Floats(label, heads + x.width, out)
+
+
+def channel_delta(
+    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
+) -> Rows:
+    """The delta rule. Queries and keys are scaled to unit length here; with values, they lie in the
+    same rows.
+    """
+    from treadle.kernels.recurrent.kda import ChannelDelta
+
+    state = state_of(ops, layer)
+    places = [ops.place(x) for x in (q, k, v)]
+    assert all(rows is places[0][0] for rows, _ in places), label
+    for name, x, scale in (("q", q, state.n_state**-0.5), ("k", k, 1.0)):
+        unit_heads(ops, f"{label}.{name}_unit", x, state.n_head, scale)
+    names = ("queries", "keys", "values")
+    columns = {name: column for name, (_, column) in zip(names, places, strict=True)}
+    sizes = state.n_head, state.head_dim, state.n_state, state.n_head
+    spec = ChannelDelta(*sizes, block_of(ops))
+    return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
+
+
+def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
+    """The RMS norm of each head of ``x``, times the sigmoid of ``gate``."""
+    state = state_of(ops, layer)
+    spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
+    return gated(ops, label, spec, x, gate, norm)
+
+
+# -- Mamba-1 --------------------------------------------------------------------------------------
+
+
+def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
+    """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
+    from treadle.kernels.elementwise.column_norm import ColumnNorm
+
+    steps = ops.steps
+    rows, column = ops.place(x)
+    n = x.width
+    given: dict[str, Any] = {"x": rows, "stride": rows.row_bytes // 4, "column": column}
+    # Without a weight, the norm equals sqrt(n) x / sqrt(sum + n eps).
+    spec: Spec = UnitHeads(n, 1, math.sqrt(n), n * eps)
+    if weight:
+        spec = ColumnNorm(n, eps)
+        given["w"] = steps.vector(weight)
+    steps.emit(label, spec, Grid(1, "n_tokens"), **given)
+    return Floats(label, n, rows, column)
+
+
+def selective(
+    ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
+) -> Rows:
+    """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
+    from treadle.kernels.recurrent.mamba1 import A_SCALE, STRIP, Selective
+
+    steps = ops.steps
+    state = ops.config.layers[layer].state
+    assert state is not None, layer
+    places = [ops.place(each) for each in (x, z, b, c)]
+    (rows, values), (gate_rows, gates), (bc, keys), (queries_rows, queries) = places
+    assert (rows, bc) == (gate_rows, queries_rows), label
+    steps_rows = ops.floats(dt)
+    states = steps.cache.states_of(layer)
+    out = steps.floats(label, state.n_inner)
+    spec = Selective(state.n_inner, state.n_state)
+    steps.emit(
+        label,
+        spec,
+        Grid(spec.items, "n_parts"),
+        x=rows,
+        dt=steps_rows,
+        bc=bc,
+        a=steps.vector(f"{stem}_a", A_SCALE, turned=STRIP),
+        d=steps.vector(f"{stem}_d"),
+        states=states.const,
+        out=out,
+        stride=rows.row_bytes // 4,
+        dt_stride=steps_rows.row_bytes // 4,
+        bc_stride=bc.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        values=values,
+        gates=gates,
+        keys=keys,
+        queries=queries,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + 4 * (state.n_conv - 1) * state.n_channels,
+    )
+    return Floats(label, state.n_inner, out)
