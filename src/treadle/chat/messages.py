@@ -173,7 +173,7 @@ def _placed(part: Any, place: str) -> PlacedPart | None:
 
 
 def _joined_text(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
+    content: Any = message.get("content")
     if is_parts(content) and all(part["type"] == "text" for part in content):
         return {**message, "content": joined(content)}
     return message
