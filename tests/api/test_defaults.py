@@ -75,10 +75,10 @@ def test_a_seed_holds_for_each_text_and_a_call_wins(given: Any) -> None:
     model = given(seed=11, sampling={"temperature": 1.5})
     one, two = (model.generate("def", max_tokens=12) for _ in range(2))
     assert one.finish() == two.finish()
-    assert one.request.sampler.seed == 11
-    assert model.generate("def", seed=12, max_tokens=1).request.sampler.seed == 12
+    assert one._request.sampler.seed == 11
+    assert model.generate("def", seed=12, max_tokens=1)._request.sampler.seed == 12
     own = model.generate("def", sampling=treadle.Sampling(temperature=0), max_tokens=1)
-    assert own.request.sampler.settings.seed is None
+    assert own._request.sampler.settings.seed is None
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ class Template:
     def is_off(self, *_: Any) -> bool:
         return False
 
-    def render(self, messages: list[dict[str, Any]], **settings: Any) -> str:
+    def render_read(self, messages: list[dict[str, Any]], _: None, **settings: Any) -> str:
         assert settings == {"add_generation_prompt": True, "tools": None}
         return "".join(f"[{m['role']}]{m['content']}" for m in messages) + "[assistant]"
 
@@ -323,7 +323,10 @@ def test_chat(tiny: WriteTiny) -> None:
         talk[1]["content"] = parts
         assert model.chat_prompt(talk) == "[user]hi[assistant]Well, \nno"
         parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
-        with pytest.raises(UnsupportedError, match="message 1: parts of type 'image_url'"):
+        made = model.chat_prompt(talk)
+        assert made.startswith("[user]hi[assistant]Well, \nno\n[A picture (a.png) was sent here.")
+        parts[-1] = {"type": "video_url"}
+        with pytest.raises(UnsupportedError, match="message 1: parts of type 'video_url'"):
             model.chat_prompt(talk)
         with pytest.raises(TemplateError, match="messages is empty"):
             model.chat([])

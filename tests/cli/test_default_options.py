@@ -52,6 +52,7 @@ def test_they_reach_the_model(
         '{"mood": "glad"}',
         "--reasoning",
         "off",
+        "--strict",
         "--temp",
         "0.5",
         "--top-k",
@@ -66,11 +67,13 @@ def test_they_reach_the_model(
     assert given["chat_template"] == template
     assert given["chat_template_kwargs"] == {"mood": "glad"}
     assert given["reasoning"] == "off"
+    assert given["strict"] is True
     bias = {5: float("-inf")}
     assert given["sampling"] == {"temperature": 0.5, "top_k": 3, "seed": 7, "logit_bias": bias}
     given.clear()
     run(*words)
-    assert not given.keys() & {"chat_template", "chat_template_kwargs", "reasoning", "sampling"}
+    own = {"chat_template", "chat_template_kwargs", "reasoning", "sampling", "strict"}
+    assert not given.keys() & own
 
 
 @pytest.mark.parametrize("command", ["serve", "batch a b", "chat a", "doctor a"])

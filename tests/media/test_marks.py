@@ -18,7 +18,7 @@ from treadle.chat.tools import manner_of
 from treadle.chat.tools.messages import shaped
 from treadle.errors import TemplateError
 from treadle.files.gguf import open_gguf
-from treadle.media.marks import HiddenMarks, MediaMarks, MediaRows, TextPiece, encode_pieces
+from treadle.media.marks import HiddenMarks, MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
 from treadle.tokenizer.tokenizer import load_tokenizer
 
 PAD = "<|image_pad|>"
@@ -263,7 +263,7 @@ def test_ids_are_those_of_the_whole_text(case: str, data: Path) -> None:
     whole = f"one two\n{pad * 3} three{pad * 2}\n\nfour"
     expected = tokenizer.encode_prompt(whole)
     assert expected.count(row) == 5
-    pieces = [
+    pieces: list[Piece] = [
         TextPiece("one two\n"),
         MediaRows(0, range(3)),
         TextPiece(" three"),

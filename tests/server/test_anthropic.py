@@ -215,8 +215,8 @@ def test_effort_is_that_of_reasoning(
         ({"max_tokens": 5}, "messages"),
         ({"max_tokens": -1, "messages": HI}, "max_tokens"),
         (
-            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "image",
+            {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "video",
         ),
         (
             {"max_tokens": 5, "messages": [{"role": "user", "content": [UNNAMED]}]},

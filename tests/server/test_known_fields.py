@@ -518,7 +518,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "/v1/messages": {"mcp_servers": [{}], "compaction": {}, "thread": {}},
     "/api/chat": {"_debug_render_only": True},
-    "/api/generate": {"context": [1], "template": "x", "images": ["x"], "_debug_render_only": True},
+    "/api/generate": {"context": [1], "template": "x", "_debug_render_only": True},
     "/v1/embeddings": {
         "embed_dtype": "float16",
         "endianness": "big",

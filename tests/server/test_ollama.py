@@ -216,10 +216,10 @@ def test_what_is_served(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/api/generate", {"prompt": "x", "images": ["x"]}),
+        ("/api/generate", {"prompt": "x", "images": ["x"], "raw": True}),
         ("/api/generate", {"prompt": "x", "suffix": "y"}),
         ("/api/generate", {"prompt": "x", "options": {"temperature": "hot"}}),
-        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["x"]}]}),
+        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": "x"}]}),
         ("/api/chat", {"messages": HI, "tools": [{"type": "function"}]}),
         ("/api/chat", {"messages": HI, "format": 5}),
         ("/api/chat", {"messages": HI, "logprobs": 2}),

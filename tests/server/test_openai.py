@@ -227,7 +227,7 @@ def test_what_asks_for_nothing_changes_nothing(more: dict[str, Any], client: Tes
         ({"messages": [5]}, "messages[0]"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "video_url"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
             "messages[0].tool_calls.function.name",

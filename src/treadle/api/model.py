@@ -51,7 +51,7 @@ from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
-    from treadle.chat.messages import Conversation
+    from treadle.chat.messages import ChatMessages
     from treadle.chat.prompt import ChatPrompt
     from treadle.chat.template.template import ChatTemplate
     from treadle.chat.tools.answer_plan import AnswerPlan
@@ -499,7 +499,7 @@ class Model:
         conversation = self.read_conversation(messages)
         return self._prompt(conversation, tools, template, variables).shown
 
-    def read_conversation(self, messages: Any) -> Conversation:
+    def read_conversation(self, messages: Any) -> ChatMessages:
         """Check messages; see ``treadle.chat.messages.read_conversation``."""
         from treadle.chat.messages import MediaPolicy, read_conversation
 
@@ -507,7 +507,7 @@ class Model:
 
     def _prompt(
         self,
-        conversation: Conversation,
+        conversation: ChatMessages,
         tools: list[dict[str, Any]] | None,
         template: Mapping[str, Any] | None,
         variables: Mapping[str, Any],

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
 from treadle.base.validate import flag, listed, positive, ranged
-from treadle.chat.messages import Conversation, check_messages
+from treadle.chat.messages import ChatMessages, check_messages
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own, check_variables
 from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, manner_of
@@ -23,12 +23,43 @@ from treadle.errors import GrammarError, TreadleError
 from treadle.grammar.compiled_cache import check_one
 
 if TYPE_CHECKING:
-    from treadle.api.model import Model
+    from treadle.chat.template.template import ChatTemplate
+    from treadle.grammar.compiled_cache import Grammars
+    from treadle.media.marks import MediaMarks
     from treadle.scheduler.request import Request
     from treadle.scheduler.stepping import CooperativeStepper
 
 
 Tool = Mapping[str, Any] | Function
+
+
+class ChatModel(Protocol):
+    """The parts of ``treadle.Model`` that chats need."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template."""
+
+    @property
+    def grammars(self) -> Grammars:
+        """Compiled grammars."""
+
+    @property
+    def stepper(self) -> CooperativeStepper:
+        """Steps the scheduler for callers that wait."""
+
+    @property
+    def media_marks(self) -> tuple[MediaMarks, ...]:
+        """Marks of the model's pictures and sounds in prompts."""
+
+    def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
+        """Return the token ids of a rendered prompt."""
+
+    def build_request(self, prompt: Sequence[int], **settings: Any) -> Request:
+        """Return a request for the scheduler."""
+
+    def chat(self, messages: Sequence[dict[str, Any]], **settings: Any) -> Generation:
+        """Answer a conversation."""
 
 
 class Reply(Generation):
@@ -89,8 +120,8 @@ class Reply(Generation):
 
 
 def reply(
-    model: Model,
-    conversation: Conversation,
+    model: ChatModel,
+    conversation: ChatMessages,
     tools: Sequence[Tool] | None,
     own: dict[str, Any],
     settings: Sequence[str],
@@ -179,7 +210,7 @@ def _forced(choice: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def run_tools(
-    model: Model,
+    model: ChatModel,
     messages: Sequence[dict[str, Any]],
     tools: Sequence[Function],
     *,

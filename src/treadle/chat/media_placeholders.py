@@ -97,7 +97,11 @@ def _format_of(part: Mapping[str, Any]) -> str:
 
 
 def _sizes(data: str) -> list[str]:
-    """Return the sizes of base64 data: of a picture in pixels, of all in bytes."""
+    """Return the sizes of base64 data: of a picture in pixels, of all in bytes. A path, which has
+    a dot, is named instead.
+    """
+    if "." in data[-6:] and len(data) < 4096:
+        return [f"{Path(data).name:.80}"]
     try:
         head = base64.b64decode(data[: HEAD // 3 * 4])
     except ValueError:

@@ -1,7 +1,7 @@
 """Messages of a conversation, checked once per request.
 
 ``read_conversation`` is the only reader: what enters by the library or by a protocol of the server
-becomes a ``Conversation``, and the code behind it, up to the chat template, checks nothing again.
+becomes a ``ChatMessages``, and the code behind it, up to the chat template, checks nothing again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TEXT_ONLY = MediaPolicy()
 
 
 @dataclass(frozen=True, eq=False)
-class Conversation:
+class ChatMessages:
     """The messages of one request, checked.
 
     ``messages``: dicts of JSON types. A content is a string, None, or a list of parts of the types
@@ -70,7 +70,7 @@ class PlacedPart:
 
 def read_conversation(
     messages: Any, policy: MediaPolicy = TEXT_ONLY, *, joins_text: bool = False
-) -> Conversation:
+) -> ChatMessages:
     """Check ``messages``, in the form of OpenAI's chat API; parts may be ``PlacedPart``.
     ``joins_text``: a content of text parts alone becomes one string.
 
@@ -83,7 +83,7 @@ def read_conversation(
     check_calls(made)
     if joins_text:
         made = [_joined_text(message) for message in made]
-    return Conversation(made, tuple(reader.media), (*reader.warnings, *lone_results(made)))
+    return ChatMessages(made, tuple(reader.media), (*reader.warnings, *lone_results(made)))
 
 
 class _MediaReader:
@@ -173,7 +173,7 @@ def _placed(part: Any, place: str) -> PlacedPart | None:
 
 
 def _joined_text(message: dict[str, Any]) -> dict[str, Any]:
-    content = message.get("content")
+    content: Any = message.get("content")
     if is_parts(content) and all(part["type"] == "text" for part in content):
         return {**message, "content": joined(content)}
     return message
@@ -204,7 +204,7 @@ def check_messages(messages: Any) -> None:
 def read_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Return checked copies of JSON types, with reasoning under each name that templates read.
 
-    Parts of the types image and audio stand for what a ``Conversation`` keeps beside its messages;
+    Parts of the types image and audio stand for what a ``ChatMessages`` keeps beside its messages;
     they hold nothing. Raises TemplateError for invalid messages, UnsupportedError for other parts.
     """
     return [_read(i, message) for i, message in enumerate(plain(messages))]

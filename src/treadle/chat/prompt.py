@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import listed
-from treadle.chat.messages import Conversation, goes_on
+from treadle.chat.messages import ChatMessages, goes_on
 from treadle.chat.template.variables import check_own, check_variables
 from treadle.chat.tools.detect import manner_of
 from treadle.chat.tools.history import needs_form
@@ -31,7 +31,7 @@ class PromptMedia:
     hidden: HiddenMarks
 
     @classmethod
-    def of(cls, conversation: Conversation, marks: Sequence[MediaMarks]) -> PromptMedia | None:
+    def of(cls, conversation: ChatMessages, marks: Sequence[MediaMarks]) -> PromptMedia | None:
         """Return those of a conversation; None if it has none."""
         if not conversation.media:
             return None
@@ -73,7 +73,7 @@ class ChatPrompt:
 
 def conversation_prompt(
     template: ChatTemplate,
-    conversation: Conversation,
+    conversation: ChatMessages,
     tools: list[dict[str, Any]] | None,
     own: Mapping[str, Any] | None,
     variables: Mapping[str, Any],

@@ -51,8 +51,15 @@ _TEMPLATE = (
         help="Whether the model reasons before it answers; auto, the default, leaves it to the "
         "template.",
     ),
+    click.option(
+        "--strict",
+        is_flag=True,
+        default=None,
+        help="Refuse pictures and sounds that the model cannot read. By default a sentence says "
+        "that they were left out, and the conversation goes on.",
+    ),
 )
-_NAMES = ("chat_template", "chat_template_kwargs", "reasoning")
+_NAMES = ("chat_template", "chat_template_kwargs", "reasoning", "strict")
 MAX_TOKENS = click.option(
     "-n",
     "--max-tokens",

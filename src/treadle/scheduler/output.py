@@ -14,6 +14,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.text_overlap import overlap
 from treadle.base.validate import listed
 from treadle.errors import TreadleError
 from treadle.kvcache.prefix_hit import PrefixHit
@@ -279,9 +280,3 @@ def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
         if not isinstance(text, str):
             raise TreadleError(f"stop: expected {expected}, found {text!r:.40}")
     return [text for text in given if text]
-
-
-def overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

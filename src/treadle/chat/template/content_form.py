@@ -56,7 +56,7 @@ class ContentForm(Enum):
         leave out. ``placeholders``: the texts for each type of part, of which the first is used;
         ``written``: the types that the template writes itself, for parts of a user's message.
         """
-        content = message.get("content")
+        content: Any = message.get("content")
         if not has_media(content):
             return message
         own = written if message["role"] == "user" and self.keeps_parts(message) else ()

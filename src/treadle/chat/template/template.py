@@ -132,7 +132,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **vars: Any,
     ) -> str:
-        """Render messages of a ``Conversation``, which are not checked again; see ``render``.
+        """Render messages of a ``ChatMessages``, which are not checked again; see ``render``.
 
         ``placeholders``: the texts that stand for a picture and for a sound in the model's prompts,
         by the type of part. A template that writes one of them for such a part gets the part; for

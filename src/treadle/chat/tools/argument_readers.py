@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from treadle.base.text_overlap import overlap
 from treadle.chat.tools.arguments import ValueEnd, constant_of, json_of, value_of
 from treadle.chat.tools.formats import QUOTE, Tags, ToolCallFormat
 from treadle.chat.tools.python_literals import Escape, dumped
 from treadle.chat.tools.schema_check import fulfils
 from treadle.chat.tools.schemas import StringAlternatives, by_name, choices, divided, odd_names
 from treadle.grammar.llguidance_limits import ReferencedSchemas
-from treadle.scheduler.output import overlap
 
 
 class ArgumentReader:

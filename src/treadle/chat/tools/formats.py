@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.scheduler.output import overlap
+from treadle.base.text_overlap import overlap
 
 
 @dataclass(frozen=True)

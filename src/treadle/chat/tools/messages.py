@@ -58,7 +58,7 @@ def shaped(
     tools: Sequence[Mapping[str, Any]],
     manner: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Return the messages of a ``Conversation``, and tools, in the form that a template renders;
+    """Return the messages of a ``ChatMessages``, and tools, in the form that a template renders;
     both as OpenAI's API has them.
     """
     placed = results_behind_calls(messages)
@@ -96,7 +96,7 @@ def shaped(
 def begun(
     messages: Sequence[Mapping[str, Any]], manner: TemplateDialect, *, within: bool = False
 ) -> TemplateDialect:
-    """Return the dialect of an answer that may continue the last message of a ``Conversation``.
+    """Return the dialect of an answer that may continue the last message of a ``ChatMessages``.
     ``within``: it continues the reasoning.
     """
     if within:

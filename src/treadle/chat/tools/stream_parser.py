@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.text_overlap import overlap
 from treadle.chat.tools.argument_readers import ArgumentReader, JsonReader, reader_of
 from treadle.chat.tools.arguments import CallObject, is_object, read_call
 from treadle.chat.tools.formats import (
@@ -18,7 +19,6 @@ from treadle.chat.tools.formats import (
     find_mark,
 )
 from treadle.chat.tools.output import KINDS, OutputPiece, ToolCall, merged
-from treadle.scheduler.output import overlap
 
 MAX_HEAD = 300  # characters between the mark of a call and its arguments
 MAX_DRAFTS = 64  # possible calls in reasoning that are tried; a failed one is read again

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.chat import messages as chat_messages
 from treadle.chat.messages import (
     MEDIA_SPELLINGS,
-    Conversation,
+    ChatMessages,
     MediaPolicy,
     PlacedPart,
     goes_on,
@@ -135,7 +135,7 @@ def conversation_text(body: Mapping[str, Any], service: Service) -> str:
     return conversation_prompt(body, service).shown
 
 
-def _conversation(given: Mapping[str, Any], service: Service) -> Conversation:
+def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
     """Read the messages of a body. Raises ApiError and TemplateError."""
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
@@ -154,7 +154,7 @@ def _text_of(message: Mapping[str, Any]) -> str:
     return "".join(part["text"] for part in content if isinstance(part, dict))
 
 
-def _rendered(given: Mapping[str, Any], conversation: Conversation, service: Service) -> ChatPrompt:
+def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Service) -> ChatPrompt:
     """Render a conversation with the model's template. Raises ApiError and TemplateError."""
     model = service.model
     said = conversation.messages
