@@ -45,7 +45,7 @@ EACH = (
     "n_attn_items",  # attention: work items for sequences with many tokens
     "n_attn_few",  # the same for sequences with few tokens
     "n_attn_merges",  # query groups whose keys are split among work items
-    "kv_slots",  # i64 [n_tokens]: slot = page * page_size + place, where to write
+    "kv_indices",  # i64 [n_tokens]: page * page_size + place, where to write
     "attn_items",  # ITEM [n_attn_items]
     "attn_few",  # ITEM [n_attn_few]
     "attn_merges",  # MERGE [n_attn_merges]
