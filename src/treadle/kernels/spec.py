@@ -27,7 +27,7 @@ from treadle.jit.types import Ty, i64, ptr
 
 # Everything that changes from run to run lies in one block: ``engine/batch.py`` writes it, and the
 # compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:
-# those of the second are named ``kv_slots1``, and so on. Counts are numbers; the other fields are
+# those of the second are named ``kv_indices1``, and so on. Counts are numbers; the other fields are
 # byte offsets of arrays from the block's beginning.
 FIELDS = (
     "n_tokens",  # rows of the batch

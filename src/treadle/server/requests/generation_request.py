@@ -329,7 +329,7 @@ def _asked(
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
-        wanted=_wanted(given, names),
+        options=_wanted(given, names),
         rules=read_rules(body, model),
         keeps_stop=given.get("include_stop_str_in_output", False),
         ping_s=_ping_s(given.get("sse_ping_interval")),
