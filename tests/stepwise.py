@@ -194,7 +194,7 @@ def outputs(
         if isinstance(spec, RopeStore) and spec.queries_only:
             return [("f32", q)]
         kept: list[list[np.ndarray]] = [[], []]
-        for slot in run.kv_slots(spec.pool):
+        for slot in run.kv_indices(spec.pool):
             for head in range(spec.n_head_kv):
                 place = int(slot) // PAGE, args.page_bytes, args.layer_off, head
                 home = spec.page.head_ref(args.pool, *place)

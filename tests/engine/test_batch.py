@@ -111,7 +111,7 @@ def test_every_query_meets_its_keys_once(
     ]
     for pool, window in enumerate(WINDOWS):
         slots = [part.seq.pages[pool][at // PAGE] * PAGE + at % PAGE for part, at in rows]
-        assert found.kv_slots(pool).tolist() == slots
+        assert found.kv_indices(pool).tolist() == slots
         seen: dict[int, list[int]] = {}
         partials: dict[int, int] = {}
         whole = []
@@ -203,5 +203,5 @@ def test_rows_that_samplers_look_at() -> None:
         assert isinstance(allowed, np.ndarray)
         bits = np.frombuffer(mask[:9].ljust(9, b"\0"), np.uint8)
         assert allowed.tolist() == np.unpackbits(bits, count=70, bitorder="little").tolist()
-    run.lay_out([part._replace(looks=()) for part in parts], [0] * 4)
+    run.lay_out([part._replace(queries=()) for part in parts], [0] * 4)
     assert list(run.sampled(70)) == []

@@ -445,7 +445,7 @@ def test_a_session_that_is_forgotten_gives_its_room_back(arch: str, tiny: WriteT
         with model.session() as session:
             assert model.generate([7] * 50, max_tokens=4, session=session).finish() is not None
         assert session.closed
-        model.engine.cache.left.close()
+        model.engine.cache.abandoned.close()
         model.engine.cache.revive().close()
         check_pages(model.engine.cache, [])
 
@@ -656,7 +656,7 @@ def test_a_session_whose_end_is_interrupted_gives_its_room_back(
         assert session.closed
         del session
         assert model.session().feed(text(60, seed=2)) is not None
-        model.engine.cache.left.close()
+        model.engine.cache.abandoned.close()
         check_pages(model.engine.cache, [])
 
 

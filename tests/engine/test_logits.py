@@ -49,7 +49,7 @@ def test_the_largest_of_each_row(model: treadle.Model) -> None:
     rows = list(engine.sample(parts))
     again = [engine.cache.sequence() for _ in looks]
     plain = engine.run(
-        [part._replace(seq=s, looks=()) for part, s in zip(parts, again, strict=True)]
+        [part._replace(seq=s, queries=()) for part, s in zip(parts, again, strict=True)]
     )
     for i, (row, x) in enumerate(zip(rows, plain, strict=True)):
         assert np.array_equal(row.logits(), x)

@@ -114,7 +114,7 @@ class Run:
     def rope(self, table: int, rope_dims: int) -> np.ndarray:
         return self.ropes[table].reshape(-1, 2, rope_dims // 2)
 
-    def kv_slots(self, pool: int) -> np.ndarray:
+    def kv_indices(self, pool: int) -> np.ndarray:
         return self.slots[pool]
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
@@ -163,7 +163,7 @@ class Run:
         for i, table in self.ropes.items():
             made[numbered("rope", i)] = away(table.astype(np.float32), "rope")
         for i, slots in self.slots.items():
-            made[numbered("kv_slots", i)] = away(slots.astype(np.int64), "slots")
+            made[numbered("kv_indices", i)] = away(slots.astype(np.int64), "slots")
         for name, by_pool in (("attn_items", self.items), ("attn_few", self.few)):
             for i, items in by_pool.items():
                 records = memory.array(len(items), ITEM, name=name)

@@ -198,7 +198,7 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
 def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = render.render_messages
+    own = chat_prompt.render_messages
 
     def noted(*args: Any, **more: Any) -> str:
         made.append(own(*args, **more))

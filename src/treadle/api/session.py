@@ -43,7 +43,7 @@ class Session:
 
     def __del__(self) -> None:
         if getattr(self, "_holds", False):  # this very thread may hold the lock
-            self.engine.cache.left.append(self.seq)
+            self.engine.cache.abandoned.append(self.seq)
 
     def __reduce__(self) -> NoReturn:  # the end of a copy would free the shared pages
         raise TypeError("a Session cannot be pickled or copied: save and load it")

@@ -44,7 +44,7 @@ PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
 
 class BatchItem(NamedTuple):
     """One sequence's share of a batch: ``ids`` are appended to ``seq``, and logits of the last
-    ``n_outputs`` of them are computed. ``looks``: the queries for the largest logits of each
+    ``n_outputs`` of them are computed. ``queries``: the queries for the largest logits of each
     output. Tokens at position ``second`` and after have the second token type, in a model
     with token types.
     """
@@ -52,7 +52,7 @@ class BatchItem(NamedTuple):
     seq: Sequence
     ids: Ids[int]
     n_outputs: int = 1
-    looks: tuple[LogitsQuery, ...] = ()
+    queries: tuple[LogitsQuery, ...] = ()
     second: int = NEVER
 
 
@@ -91,7 +91,9 @@ class RopeTable:
         n_ctx: int,
         gains: Callable[[np.ndarray], np.ndarray] = np.ones_like,
     ) -> None:
-        self._inverse, self._factor, self._gains = inverse, np.float32(factor), gains
+        self._inverse = inverse
+        self._factor = np.float32(factor)
+        self._gains = gains
         # the OS allocates memory on first write
         self._rows = np.empty((n_ctx, 2, len(inverse)), np.float32)
         self._filled = 0
@@ -155,8 +157,8 @@ class Inputs:
         rows = self._array(numbered("rope", table), "n_tokens", "f4", rope_dims)
         return rows.reshape(-1, 2, rope_dims // 2)
 
-    def kv_slots(self, pool: int) -> np.ndarray:
-        return self._array(numbered("kv_slots", pool), "n_tokens", "i8")
+    def kv_indices(self, pool: int) -> np.ndarray:
+        return self._array(numbered("kv_indices", pool), "n_tokens", "i8")
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
         """Return a pool's attention items, for parts with few tokens or the others, with pages."""
@@ -275,7 +277,7 @@ class RunInputs(Inputs):
         self.late.clear()
         for pool in pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
-        for (seq, part_ids, n_outputs, looks, second), start in zip(parts, starts, strict=True):
+        for (seq, part_ids, n_outputs, queries, second), start in zip(parts, starts, strict=True):
             ids = part_ids
             n = len(ids)
             end = row + n
@@ -299,7 +301,7 @@ class RunInputs(Inputs):
             at_part += PART_RECORD.size
             for output in range(end - n_outputs, end):
                 at_sampled, at_mask = self._write_queries(
-                    looks, at_output - self._outputs, at_sampled, at_mask
+                    queries, at_output - self._outputs, at_sampled, at_mask
                 )
                 ints[at_output] = output
                 at_output += 1
@@ -411,7 +413,7 @@ class _Loras:
 
 
 class _Pool:
-    """Writes one KV pool's inputs: the slots to write to, and the attention items.
+    """Writes one KV pool's inputs: the KV indices to write to, and the attention items.
 
     Parts of few tokens have items of one query token and at most SPLIT keys; other parts have items
     of ``tile`` query tokens and all their keys.
@@ -431,7 +433,7 @@ class _Pool:
         self._bytes = block
         self._has_spans = spans
         self._words = words
-        self._slots = offsets[numbered("kv_slots", index)] // 8
+        self._slots = offsets[numbered("kv_indices", index)] // 8
         self._items = offsets[numbered("attn_items", index)]
         self._few_items = offsets[numbered("attn_few", index)]
         self._merges = offsets[numbered("attn_merges", index)]

@@ -79,7 +79,9 @@ class Engine:
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, n_vocab=config.n_vocab)
-        self.gguf, self._weights, self.check_files = gguf, Weights(gguf, device), gguf.check
+        self.gguf = gguf
+        self._weights = Weights(gguf, device)
+        self.check_files = gguf.check
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool], PreparedPlan] = {}
@@ -522,8 +524,8 @@ class Engine:
         at = ready.plan.offsets[ready.plan.outputs["top"]]
         n = ready.run["n_sampled"]
         data = ready.arena.read(at, n * RESULT.itemsize).tobytes()
-        looks = [part.looks for part in parts for _ in range(part.n_outputs)]
-        rows = LogitsBatch(self._logits(ready), data, looks, self.lock)
+        queries = [part.queries for part in parts for _ in range(part.n_outputs)]
+        rows = LogitsBatch(self._logits(ready), data, queries, self.lock)
         self._rows = weakref.ref(rows)
         return rows
 

@@ -27,7 +27,7 @@ from treadle.jit.types import Ty, i64, ptr
 
 # Everything that changes from run to run lies in one block: ``engine/batch.py`` writes it, and the
 # compiled steps read it. It begins with these fields, then EACH once for every pool and rope table:
-# those of the second are named ``kv_slots1``, and so on. Counts are numbers; the other fields are
+# those of the second are named ``kv_indices1``, and so on. Counts are numbers; the other fields are
 # byte offsets of arrays from the block's beginning.
 FIELDS = (
     "n_tokens",  # rows of the batch
@@ -45,7 +45,7 @@ EACH = (
     "n_attn_items",  # attention: work items for sequences with many tokens
     "n_attn_few",  # the same for sequences with few tokens
     "n_attn_merges",  # query groups whose keys are split among work items
-    "kv_slots",  # i64 [n_tokens]: slot = page * page_size + place, where to write
+    "kv_indices",  # i64 [n_tokens]: page * page_size + place, where to write
     "attn_items",  # ITEM [n_attn_items]
     "attn_few",  # ITEM [n_attn_few]
     "attn_merges",  # MERGE [n_attn_merges]

@@ -81,7 +81,7 @@ class KVCache:
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
         self._states_of = {layer: each for each in self.states for layer in each.layers}
         self._retired: Sequence | None = None
-        self.left = AbandonedSequences()
+        self.abandoned = AbandonedSequences()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
@@ -141,7 +141,7 @@ class KVCache:
 
     def revive(self, lora: Lora | None = None) -> Sequence:
         """Return the retired sequence if its adapters match, else a new one."""
-        self.left.close()
+        self.abandoned.close()
         if self._retired is None or lora not in (None, self._retired.lora):
             return self.sequence((), lora)
         seq = self._retired

@@ -6,31 +6,20 @@ from array import array
 from collections import deque
 from dataclasses import field
 from time import time_ns
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kvcache.page_pool import Pool, StatePool
 from treadle.kvcache.prefix_tree import Lora, PageNode
 
-
-class Cache(Protocol):
-    """The cache operations that a sequence needs."""
-
-    pools: list[Pool]
-    states: list[StatePool]
-
-    def truncate(self, seq: Sequence, n: int) -> None:
-        """Drop all but the first ``n`` tokens."""
-
-    def reserve(self, seq: Sequence, n: int) -> None:
-        """Reserve room for ``n`` more tokens."""
+if TYPE_CHECKING:
+    from treadle.kvcache.cache import KVCache
 
 
 @dataclass(eq=False)
 class Sequence:
     """The tokens of one request or session in the KV cache, with its pages in each pool."""
 
-    cache: Cache
+    cache: KVCache
     ids: list[int] = field(default_factory=list)  # tokens with keys and values
     pages: list[array[int]] = field(default_factory=list)  # per pool, i64
     slots: list[int] = field(default_factory=list)  # of its state: current, and to be written next

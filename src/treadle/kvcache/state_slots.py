@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from treadle.kernels.attention.page_layout import PAGE
+
+if TYPE_CHECKING:
+    from treadle.kvcache.prefix_tree import PageNode
 
 # minimum tokens that a checkpoint must save a later prompt if it costs an extra run
 WORTH = 8 * PAGE
@@ -23,18 +26,12 @@ SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # memory and number of checkpoints
 NONE = -1  # a node without a checkpoint
 
 
-class StateNode(Protocol):
-    """A node of the page tree, for a prefix that ends at a page edge."""
-
-    state: int  # the slot of its checkpoint, or NONE
-
-
 def n_saved(state_bytes: int) -> int:
     """Return how many checkpoints fit, given the bytes of a state."""
     return min(max(SAVED_BYTES // max(state_bytes, 1), SAVED.start), SAVED.stop - 1)
 
 
-def last_saved(chain: Ids[StateNode]) -> int:
+def last_saved(chain: Ids[PageNode]) -> int:
     """Number of tokens up to the last checkpoint of a chain of pages."""
     return PAGE * next((p for p in range(len(chain), 0, -1) if chain[p - 1].state != NONE), 0)
 
@@ -47,11 +44,11 @@ class StateSlots:
         self.room = n_sequences  # sequences that can still get a state
         self._free = list(range(self.n_slots))
         self._holders = [0] * self.n_slots
-        self._saved: OrderedDict[StateNode, None] = OrderedDict()  # least recently used first
+        self._saved: OrderedDict[PageNode, None] = OrderedDict()  # least recently used first
 
     # -- of sequences ------------------------------------------------------------------------------
 
-    def take(self, node: StateNode | None = None) -> list[int]:
+    def take(self, node: PageNode | None = None) -> list[int]:
         """Return slots for a new state or that of ``node``; the caller has checked ``room``."""
         self.room -= 1
         if node is None:
@@ -79,7 +76,7 @@ class StateSlots:
             self._drop(slots[1])
             slots[1] = self._one()
 
-    def go_back(self, slots: list[int], node: StateNode) -> None:
+    def go_back(self, slots: list[int], node: PageNode) -> None:
         """Reset a sequence's state to the checkpoint of ``node``."""
         self._drop(slots[0])
         slots[0] = self._held(node.state)
@@ -87,14 +84,14 @@ class StateSlots:
 
     # -- of nodes ----------------------------------------------------------------------------------
 
-    def save(self, node: StateNode, slot: int) -> None:
+    def save(self, node: PageNode, slot: int) -> None:
         """Keep the state in ``slot`` as the node's checkpoint."""
         if node.state == NONE:
             node.state = self._held(slot)
         self._saved[node] = None
         self._saved.move_to_end(node)
 
-    def forget(self, node: StateNode) -> None:
+    def forget(self, node: PageNode) -> None:
         """Drop a node's checkpoint, if it has one."""
         if node.state != NONE:
             del self._saved[node]

@@ -86,9 +86,9 @@ fn main() {
     for (var d = t; d < D; d += THREADS) { put_f32(at + d, turned[d] * SCALE); }
     return;
   }
-  let slot = run[run[SLOTS] / 4u + 2u * n];
-  let place = slot % PAGE;
-  let home = slot / PAGE * a.page_words + a.layer_off;
+  let kv_index = run[run[KV_INDICES] / 4u + 2u * n];
+  let place = kv_index % PAGE;
+  let home = kv_index / PAGE * a.page_words + a.layer_off;
   if (wg.x < N_HEAD + N_HEAD_KV) {
     let h = wg.x - N_HEAD;
     let at = row + a.k_column + h * D;
@@ -135,7 +135,7 @@ def rope(step: Step) -> list[Dispatch]:
         ("V_EPS", spec.v_eps or 0.0),
         ("ROPE_TABLE", field("rope", spec.table)),
         ("Q_TABLE", field("rope", spec.queries_table)),
-        ("SLOTS", field("kv_slots", spec.pool)),
+        ("KV_INDICES", field("kv_indices", spec.pool)),
     )
     args = {
         "qkv": given["qkv"],

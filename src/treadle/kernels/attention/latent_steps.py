@@ -114,7 +114,7 @@ class LatentStore(PagedKernel):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         tables = frame.run(numbered("rope", self.table), ptr) if self.turns else None
-        slots = frame.run(numbered("kv_slots", self.pool), ptr)
+        kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         half = self.rope_dims // 2
         rank = self.dims_v
         tmp = frame.scratch
@@ -136,9 +136,9 @@ class LatentStore(PagedKernel):
             behind = tmp + rank * 4
             self._turn(k, half, row + rank * 4, behind, table, lambda v, i=0: v)
             self._rotate(k, behind)
-            slot = k.load(slots, n.ty, offset=n * 8)
-            home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
-            store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+            kv_index = k.load(kv_indices, n.ty, offset=n * 8)
+            home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
+            store_head(k, self.page, tmp, home, kv_index % PAGE, self.head_dim, transposed=True)
 
     @property
     def turns(self) -> bool:
@@ -194,6 +194,6 @@ class LatentStore(PagedKernel):
         keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
         keys[:, :rank] = rotated(keys[:, :rank])
         keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])
-        for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
-            home = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off, 0
-            self.page.write_ref(self.page.head_ref(*home), int(slot) % PAGE, keys[i], keys[i])
+        for i, kv_index in enumerate(run.kv_indices(self.pool)[:n]):
+            home = args.pool, int(kv_index) // PAGE, args.page_bytes, args.layer_off, 0
+            self.page.write_ref(self.page.head_ref(*home), int(kv_index) % PAGE, keys[i], keys[i])

@@ -79,7 +79,7 @@ class RopeStore(PagedKernel):
         layer_off = frame.layer_off
         tables = frame.run(numbered("rope", self.table), ptr)
         of_queries = frame.run(numbered("rope", self.queries_table), ptr)
-        slots = frame.run(numbered("kv_slots", self.pool), ptr)
+        kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
         if self.page.fmt.rotated:
@@ -105,9 +105,11 @@ class RopeStore(PagedKernel):
                 self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
                 if self.page.fmt.rotated:
                     rotate(k, tmp, tmp, self.head_dim)
-                slot = k.load(slots, n.ty, offset=n * 8)
-                home = pool + (slot // PAGE * page_bytes + layer_off + head * self.page.head_bytes)
-                store_head(k, self.page, tmp, home, slot % PAGE, self.head_dim, transposed=True)
+                kv_index = k.load(kv_indices, n.ty, offset=n * 8)
+                home = pool + (
+                    kv_index // PAGE * page_bytes + layer_off + head * self.page.head_bytes
+                )
+                store_head(k, self.page, tmp, home, kv_index % PAGE, self.head_dim, transposed=True)
                 value = row + (v_column + head * self.dims_v) * 4
                 home = home + self.page.v_off
                 if self.v_eps is not None:
@@ -118,7 +120,9 @@ class RopeStore(PagedKernel):
                 if self.page.fmt.rotated:
                     rotate(k, value, tmp, self.dims_v)
                     value = tmp
-                store_head(k, self.page, value, home, slot % PAGE, self.dims_v, transposed=False)
+                store_head(
+                    k, self.page, value, home, kv_index % PAGE, self.dims_v, transposed=False
+                )
 
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
@@ -182,11 +186,11 @@ class RopeStore(PagedKernel):
             value = value.astype(np.float64)
             value = value / np.sqrt((value**2).mean(-1, keepdims=True) + self.v_eps)
         value = rotated(value)
-        for i, slot in enumerate(run.kv_slots(self.pool)[:n]):
-            page = args.pool, int(slot) // PAGE, args.page_bytes, args.layer_off
+        for i, kv_index in enumerate(run.kv_indices(self.pool)[:n]):
+            page = args.pool, int(kv_index) // PAGE, args.page_bytes, args.layer_off
             for head in range(self.n_head_kv):
                 home = self.page.head_ref(*page, head)
-                self.page.write_ref(home, int(slot) % PAGE, keys[i, head], value[i, head])
+                self.page.write_ref(home, int(kv_index) % PAGE, keys[i, head], value[i, head])
 
 
 def turn_pairs(

@@ -36,7 +36,7 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
     }
     for i, pool in enumerate(pools):
         n_partials = cache.max_partials(n, pool.window) if plan.few_tokens else 0
-        result[numbered("kv_slots", i)] = Input(I64, (n,))
+        result[numbered("kv_indices", i)] = Input(I64, (n,))
         result[numbered("attn_items", i)] = Input(ITEM, (n,))
         result[numbered("attn_few", i)] = Input(ITEM, (n + n_partials,))
         result[numbered("attn_merges", i)] = Input(MERGE, (n,))

@@ -207,7 +207,7 @@ FALCON_FAMILIES: dict[str, Family] = {
         derived=_h1_rules,
         folded_by_mlx=True,
         more=_h1_keys,
-        told=(*_ONE, *_SEVERAL),
+        copied_keys=(*_ONE, *_SEVERAL),
     ),
 }
 

@@ -65,10 +65,12 @@ class SimtRopeStore(PerBlock, RopeStore):
             _store(k, q, turned)
         if self.queries_only:
             return
-        slot = k.load(frame.run(numbered("kv_slots", self.pool), ptr), i64, offset=n * 8, align=8)
-        home = frame.pool + (slot // PAGE * frame.page_bytes + frame.layer_off)
+        kv_index = k.load(
+            frame.run(numbered("kv_indices", self.pool), ptr), i64, offset=n * 8, align=8
+        )
+        home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
         home = home + head * self.page.head_bytes
-        place = slot % PAGE
+        place = kv_index % PAGE
         # The last warps have the fewest queries.
         with k.if_(block.warp.eq(WARPS - 1)):
             at = row + (frame.k_column + head * self.head_dim) * 4

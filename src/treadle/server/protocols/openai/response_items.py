@@ -56,34 +56,34 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
 
 def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Convert items of an ``input`` to chat messages. Raises ApiError."""
-    made: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         where = f"input[{i}]"
         kind = item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
             content_of(f"{where}.content", item.get("content"))  # so that errors name this item
-            made.append({"role": role, "content": item.get("content")})
+            messages.append({"role": role, "content": item.get("content")})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
             thought = thought or unsealed(item.get("encrypted_content"))
-            made += [thinking(thought)] if thought else []
+            messages += [thinking(thought)] if thought else []
         elif kind in CALLS:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
                 arguments = {"input": arguments}
             name = flat_name(item.get("namespace"), item.get("name"))
-            made.append(calling(item.get("call_id"), name, arguments))
+            messages.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
             result["content"] = item.get("output")
             content_of(f"{where}.output", item.get("output"), of_tool=True)
-            made.append(result)
+            messages.append(result)
         elif kind not in SKIPPED:
             raise ApiError(
                 400, f"{where}: items of type {kind!r:.40} are not supported", param="input"
             )
-    return made
+    return messages
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:
