@@ -30,7 +30,7 @@ from treadle.models.towers.stages import (
     AddGivenStage,
     LinearStage,
     NormStage,
-    Stage,
+    TowerStage,
 )
 
 MERGE = 2  # patches of a block's side
@@ -114,8 +114,8 @@ class BlockFamily(MediaFamily):
 
     def blocks(
         self,
-        stem: tuple[Stage, ...] = (),
-        tail: tuple[Stage, ...] = (),
+        stem: tuple[TowerStage, ...] = (),
+        tail: tuple[TowerStage, ...] = (),
         *,
         activation: str,
         rms: bool = False,
@@ -156,7 +156,7 @@ class BlockFamily(MediaFamily):
             ropes=(Rope(head_dim, 10000.0),),
         )
 
-    def merger(self, first: str, second: str, *before: Stage) -> TowerConfig:
+    def merger(self, first: str, second: str, *before: TowerStage) -> TowerConfig:
         """Return the projector of joined states: an MLP with the exact GELU."""
         name = f"{self.clip.projector_type}.{first}"
         stem = (*before, LinearStage(first), ActivationStage("gelu_erf"), LinearStage(second))
