@@ -48,11 +48,16 @@ class BlockFamily(MediaFamily):
 
     least_rows: ClassVar[int] = 4
     most_rows: ClassVar[int] = 8192
-    placeholders = ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
+    placeholders: tuple[str, ...] = ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
     row_mark = "<|image_pad|>"
     begin: ClassVar[str] = "<|vision_start|>"
     end: ClassVar[str] = "<|vision_end|>"
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    marks: tuple[str, ...] = (
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+        "<|video_pad|>",
+    )
 
     def __init__(self, clip: ClipConfig) -> None:
         if clip.keys.integer("spatial_merge_size", MERGE) != MERGE:
