@@ -146,6 +146,7 @@ class Idefics3(PictureFamily):
             tail=(NormStage("post_ln"),),
             activation=clip.activation,
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 f"{clip.projector_type} projector",
@@ -160,6 +161,7 @@ class Idefics3(PictureFamily):
         return (self.side // self.joined_side) ** 2
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         self.size_of(pixels)
         bound = max(DEFAULT_ROWS, self.per_tile) if max_rows is None else max_rows
         tiles, grid = cut(pixels, self.clip.image_size, self.longest, self.per_tile, bound)
@@ -168,9 +170,11 @@ class Idefics3(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, self.per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        return GridInputs({POSITIONS: self.position_rows()})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return join_patches(states, grid, self.joined_side)
 
 

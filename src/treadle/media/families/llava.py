@@ -154,6 +154,7 @@ class Llava(PictureFamily):
         second = (
             (ActivationStage("gelu_erf"), LinearStage("mm.2")) if clip.has("mm.2.weight") else ()
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 "llava projector", n_given=clip.n_embd, stem=(LinearStage(first), *second)
@@ -161,6 +162,7 @@ class Llava(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         side = self.clip.image_size
         size = self.size_of(pixels)
         if not self.canvases:
@@ -197,9 +199,11 @@ class Llava(PictureFamily):
         return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        return GridInputs({POSITIONS: self.position_rows()})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return self.patches_alone(states)
 
     def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:

@@ -129,6 +129,7 @@ class Pixtral(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         clip = self.clip
         bound = DEFAULT_ROWS if self.joined_side > 1 else DEFAULT_PATCHES
         step = clip.patch_size * self.joined_side
@@ -139,11 +140,13 @@ class Pixtral(PictureFamily):
         return self.image(pixels, [scaled], layout=layout(grid), resized=size)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
+        """See ``MediaFamily``."""
         angles = axial_angles(grid, self.dims)
         turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         return GridInputs(ropes=(turns.astype(np.float32),))
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         if self.joined_side == 1:
             return states
         return join_patches(states, grid, self.joined_side, "values")
