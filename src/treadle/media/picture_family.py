@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -44,7 +44,8 @@ class PictureFamily(MediaFamily):
         """
         clip = self.clip
         fused = clip.has("blk.0.attn_qkv.weight")
-        wide = clip.has("blk.0.attn_q_norm.weight") and _size(clip, "blk.0.attn_q_norm.weight")
+        norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
+        wide = norm is not None and prod(norm.shape) == clip.n_embd
         made = []
         for i in range(clip.n_layer):
             layer = tower_layer(
@@ -56,7 +57,7 @@ class PictureFamily(MediaFamily):
                 fused=fused,
                 rope=rope,
             )
-            made.append(replace(layer, wide_norm=wide == clip.n_embd))
+            made.append(replace(layer, wide_norm=wide))
         return tuple(made)
 
     @property
@@ -197,7 +198,3 @@ def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
             name = f"{layer}.{stems.get(stem, stem)}.{kind}"
         view.tensors[name] = tensor
     return replace(clip, gguf=view)
-
-
-def _size(clip: ClipConfig, name: str) -> int:
-    return int(np.prod(clip.gguf.tensors[name].shape))

@@ -135,7 +135,8 @@ class Idefics3(PictureFamily):
         self.joined_side = self.scale_factor(4)
         self.check_square(self.joined_side)
         # Files of before autumn 2025 lack the key; in all published models it is four tiles.
-        self.longest = clip.keys.integer("preproc_image_size", 4 * clip.image_size, hi=LARGEST)
+        longest = clip.keys.integer("preproc_image_size", 4 * clip.image_size, hi=LARGEST)
+        self.longest = min(longest, MOST_TILES * clip.image_size)
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
