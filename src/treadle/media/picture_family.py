@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from treadle.errors import FileError
 from treadle.media.family import MediaFamily, PreparedMedia, TowerInput
 from treadle.media.pixels import check_ratio, normalise, patches
 from treadle.media.tiles import Size
@@ -45,7 +44,8 @@ class PictureFamily(MediaFamily):
         """
         clip = self.clip
         fused = clip.has("blk.0.attn_qkv.weight")
-        wide = clip.has("blk.0.attn_q_norm.weight") and _size(clip, "blk.0.attn_q_norm.weight")
+        norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
+        wide = norm is not None and prod(norm.shape) == clip.n_embd
         made = []
         for i in range(clip.n_layer):
             layer = tower_layer(
@@ -57,7 +57,7 @@ class PictureFamily(MediaFamily):
                 fused=fused,
                 rope=rope,
             )
-            made.append(replace(layer, wide_norm=wide == clip.n_embd))
+            made.append(replace(layer, wide_norm=wide))
         return tuple(made)
 
     @property
@@ -94,14 +94,12 @@ class PictureFamily(MediaFamily):
         of the class token has its embedding added. Raises FileError for a wrong table.
         """
         clip = self.clip
-        table = clip.floats(TABLE).reshape(-1, clip.n_embd)
-        if len(table) != self.n_positions:
-            raise FileError(
-                f"shape {list(clip.gguf.tensors[TABLE].shape)}",
-                path=clip.gguf.path,
-                where=TABLE,
-                expected=f"[{self.n_positions}, {clip.n_embd}]",
-            )
+        table = clip.floats(TABLE)
+        if table.size != self.n_positions * clip.n_embd or table.shape[-1] != clip.n_embd:
+            tensor = clip.gguf.tensors[TABLE]
+            expected = f"[{self.n_positions}, {clip.n_embd}]"
+            raise tensor.error(f"shape {list(tensor.shape)}", expected)
+        table = table.reshape(-1, clip.n_embd)
         if self.class_row == "none":
             return table
         rows = table.copy()
@@ -115,19 +113,21 @@ class PictureFamily(MediaFamily):
         name = CLASS if clip.has(CLASS) else f"{CLASS}.weight"
         values = clip.floats(name).reshape(-1)
         if len(values) != clip.n_embd:
-            what = f"shape {list(clip.gguf.tensors[name].shape)}"
-            raise FileError(what, path=clip.gguf.path, where=name, expected=f"[{clip.n_embd}]")
+            tensor = clip.gguf.tensors[name]
+            raise tensor.error(f"shape {list(tensor.shape)}", f"[{clip.n_embd}]")
         bias = f"{PATCHES}.bias"
         return values - clip.floats(bias) if clip.has(bias) else values
 
-    def position_side(self) -> int:
-        """Return the side of a square table of positions. Raises FileError for another shape."""
+    def square_table(self) -> np.ndarray:
+        """Return a table of positions of a square of any side, f32 ``[side * side, n_embd]``.
+        Raises FileError for another shape.
+        """
         clip = self.clip
-        n = len(clip.floats(TABLE).reshape(-1, clip.n_embd))
-        if isqrt(n) ** 2 != n:
-            what = f"shape {list(clip.gguf.tensors[TABLE].shape)}"
-            raise FileError(what, path=clip.gguf.path, where=TABLE, expected="n * n rows")
-        return isqrt(n)
+        table = clip.floats(TABLE)
+        if table.ndim != 2 or table.shape != (isqrt(len(table)) ** 2, clip.n_embd):
+            tensor = clip.gguf.tensors[TABLE]
+            raise tensor.error(f"shape {list(tensor.shape)}", f"[side * side, {clip.n_embd}]")
+        return table
 
     def patches_alone(self, states: np.ndarray) -> np.ndarray:
         """Return a tower input's states without the class token's."""
@@ -198,7 +198,3 @@ def with_stems(clip: ClipConfig, stems: Mapping[str, str]) -> ClipConfig:
             name = f"{layer}.{stems.get(stem, stem)}.{kind}"
         view.tensors[name] = tensor
     return replace(clip, gguf=view)
-
-
-def _size(clip: ClipConfig, name: str) -> int:
-    return int(np.prod(clip.gguf.tensors[name].shape))

@@ -135,7 +135,8 @@ class Idefics3(PictureFamily):
         self.joined_side = self.scale_factor(4)
         self.check_square(self.joined_side)
         # Files of before autumn 2025 lack the key; in all published models it is four tiles.
-        self.longest = clip.keys.integer("preproc_image_size", 4 * clip.image_size, hi=LARGEST)
+        longest = clip.keys.integer("preproc_image_size", 4 * clip.image_size, hi=LARGEST)
+        self.longest = min(longest, MOST_TILES * clip.image_size)
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
@@ -146,6 +147,7 @@ class Idefics3(PictureFamily):
             tail=(NormStage("post_ln"),),
             activation=clip.activation,
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 f"{clip.projector_type} projector",
@@ -160,6 +162,7 @@ class Idefics3(PictureFamily):
         return (self.side // self.joined_side) ** 2
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         self.size_of(pixels)
         bound = max(DEFAULT_ROWS, self.per_tile) if max_rows is None else max_rows
         tiles, grid = cut(pixels, self.clip.image_size, self.longest, self.per_tile, bound)
@@ -168,9 +171,11 @@ class Idefics3(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, self.per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        return GridInputs({POSITIONS: self.position_rows()})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return join_patches(states, grid, self.joined_side)
 
 

@@ -99,6 +99,7 @@ class InternVl(PictureFamily):
             activation="gelu_erf",
             norm="layer" if centred else "rms",
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 f"{clip.projector_type} projector",
@@ -113,6 +114,7 @@ class InternVl(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         side = self.clip.image_size
         per_tile = (self.side // self.joined_side) ** 2
         n_max = min(DEFAULT_TILES, self.max_tiles)
@@ -124,9 +126,11 @@ class InternVl(PictureFamily):
         return self.image(pixels, tiles, layout=layout, resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        return GridInputs({POSITIONS: self.position_rows()})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 

@@ -17,7 +17,6 @@ from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
 from treadle.media.picture_family import (
     PATCHES,
     POSITIONS,
-    TABLE,
     PictureFamily,
     join_patches,
 )
@@ -166,6 +165,7 @@ class Lfm2(PictureFamily):
         self.joined_side = self.scale_factor(2)
         self.step = clip.patch_size * self.joined_side
         self.limits = self._limits()
+        self._table = self.square_table()
         norms = (NormStage("mm.input_norm", eps=PROJECTOR_EPS),)
         self.tower = tower_config(
             clip.projector_type,
@@ -189,10 +189,10 @@ class Lfm2(PictureFamily):
                 ),
             ),
         )
-        self.position_side()
 
     @classmethod
     def row_pixels(cls, clip: ClipConfig) -> int:
+        """See ``MediaFamily``."""
         return (2 * clip.patch_size) ** 2
 
     def _limits(self) -> Lfm2Limits:
@@ -217,6 +217,7 @@ class Lfm2(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         size = self.size_of(pixels)
         per_tile = (self.limits.tile // self.step) ** 2
         most = DEFAULT_ROWS if max_rows is None else max_rows
@@ -233,10 +234,11 @@ class Lfm2(PictureFamily):
         )
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        table = self.clip.floats(TABLE).reshape(-1, self.clip.n_embd)
-        return GridInputs({POSITIONS: resized_positions(table, grid)})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: resized_positions(self._table, grid)})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return join_patches(states, grid, self.joined_side)
 
 

@@ -143,6 +143,7 @@ class Llama4Vision(PictureFamily):
             pairs="norm",
             ropes=(Rope(self.dims, BASE),),
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 f"{clip.projector_type} projector",
@@ -158,6 +159,7 @@ class Llama4Vision(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         side = self.clip.image_size
         per_tile = (self.side // self.joined_side) ** 2
         n_max = min(DEFAULT_TILES, self.max_tiles)
@@ -169,13 +171,15 @@ class Llama4Vision(PictureFamily):
         return self.image(pixels, tiles, layout=layout(grid, per_tile), resized=resized)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
+        """See ``MediaFamily``."""
         rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
         turns = axial_rotations(columns + 1, rows + 1, self.dims, BASE)
         still = np.zeros((1, *turns.shape[1:]), np.float32)
         still[:, 0] = 1.0
-        return GridInputs({POSITIONS: self.position_rows()}, (np.concatenate([turns, still]),))
+        return GridInputs({POSITIONS: self._positions}, (np.concatenate([turns, still]),))
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return join_patches(self.patches_alone(states), grid, self.joined_side)
 
 

@@ -51,14 +51,17 @@ def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def padded_square(pixels: np.ndarray, side: int, mean: Sequence[float]) -> np.ndarray:
-    """Return the whole picture in the middle of a square of the mean colour, scaled to ``side``."""
-    height, width, _ = pixels.shape
-    longer = max(height, width)
-    board = np.full((longer, longer, 3), [int(255 * part) for part in mean], np.uint8)
-    top = (longer - height) // 2
-    left = (longer - width) // 2
-    board[top : top + height, left : left + width] = pixels
-    return resize(board, (side, side), "bicubic")
+    """Return the whole picture, its longer side scaled to ``side``, in the middle of a square of
+    the mean colour. LLaVA's own code pads before it scales, so that it needs memory for the square
+    of a large picture's longer side; the values differ at the picture's edges.
+    """
+    size = pixels.shape[0], pixels.shape[1]
+    height, width = (max(1, round(each * side / max(size))) for each in size)
+    board = np.full((side, side, 3), [int(255 * part) for part in mean], np.uint8)
+    top = (side - height) // 2
+    left = (side - width) // 2
+    board[top : top + height, left : left + width] = resize(pixels, (height, width), "bicubic")
+    return board
 
 
 def best_canvas(size: Size, canvases: Sequence[Size]) -> Size:
@@ -120,7 +123,7 @@ def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
 
 
 class Llava(PictureFamily):
-    """A CLIP tower; its layers end where the features are taken, and a MLP makes rows of them.
+    """A CLIP tower; its layers end where the features are taken, and an MLP makes rows of them.
 
     Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too. Of others, the tower sees
     its middle square, as in transformers; where the file says so, the whole picture in a square of
@@ -154,6 +157,7 @@ class Llava(PictureFamily):
         second = (
             (ActivationStage("gelu_erf"), LinearStage("mm.2")) if clip.has("mm.2.weight") else ()
         )
+        self._positions = self.position_rows()
         self.projectors = (
             tower_config(
                 "llava projector", n_given=clip.n_embd, stem=(LinearStage(first), *second)
@@ -161,6 +165,7 @@ class Llava(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         side = self.clip.image_size
         size = self.size_of(pixels)
         if not self.canvases:
@@ -197,9 +202,11 @@ class Llava(PictureFamily):
         return per_tile + n_rows * (len(range(grid[1])[across]) + 1)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
-        return GridInputs({POSITIONS: self.position_rows()})
+        """See ``MediaFamily``."""
+        return GridInputs({POSITIONS: self._positions})
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         return self.patches_alone(states)
 
     def composed(self, prepared: PreparedMedia, rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -298,6 +305,8 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
         config.refuse(SELECT, "expected 'default': rows of class tokens are not supported")
     text = config.within("text_config") or config
     pins = config.get(PINPOINTS) or []
+    if not isinstance(pins, list) or any(type(pin) is not list or len(pin) != 2 for pin in pins):
+        config.fail(PINPOINTS, f"is {pins!r:.60}", "pairs of height and width")
     layer = config.get("vision_feature_layer")
     activation = vision.text("hidden_act", "quick_gelu")
     return {

@@ -14,7 +14,6 @@ from treadle.media.hf_projector import HfNames, part_of
 from treadle.media.picture_family import CLIP_MEAN, CLIP_STD, PATCHES, PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows
-from treadle.models.archs.arch import RopePairs
 from treadle.models.rope import Rope
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
@@ -28,7 +27,7 @@ BREAK = "[IMG_BREAK]"
 END = "[IMG_END]"
 BASE = 10000.0  # of the rotation; projector files do not name it
 EPS = 1e-5  # of the norms; that of joined patches has the decoder's, which is the same
-ROPE_PAIRS: tuple[RopePairs, ...] = ("norm", "neox")
+HALVES = "treadle.rope_halves"  # of folders: pairs that turn lie half a head apart
 DEFAULT_ROWS = 576  # on a CPU, of towers that join patches: 2304 patches of 2 x 2
 DEFAULT_PATCHES = 1024  # of the others, whose every patch is a row
 
@@ -97,10 +96,6 @@ class Pixtral(PictureFamily):
         has_norm = clip.has("mm.input_norm.weight")  # of each patch, before they are joined
         eps = clip.keys.number("projector.layer_norm_epsilon", EPS, lo=0.0, hi=1.0)
         norms = (NormStage("mm.input_norm", centred=False, eps=eps),) if has_norm else ()
-        # llama.cpp's converter reorders queries and keys, so that the pairs are neighbours.
-        pairs = next((p for p in ROPE_PAIRS if p == clip.keys.text("rope.pairs", "norm")), None)
-        if pairs is None:
-            clip.keys.fail("rope.pairs", "is unknown", " or ".join(ROPE_PAIRS))
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
@@ -111,7 +106,8 @@ class Pixtral(PictureFamily):
             tail=norms,
             activation="silu",
             norm="rms",
-            pairs=pairs,
+            # llama.cpp's converter reorders queries and keys, so that the pairs are neighbours.
+            pairs="neox" if clip.keys.flag(HALVES, False) else "norm",
             ropes=(Rope(self.dims, BASE),),
         )
         merger = (LinearStage("mm.patch_merger"),) if self.joined_side > 1 else ()
@@ -129,6 +125,7 @@ class Pixtral(PictureFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``."""
         clip = self.clip
         bound = DEFAULT_ROWS if self.joined_side > 1 else DEFAULT_PATCHES
         step = clip.patch_size * self.joined_side
@@ -139,11 +136,13 @@ class Pixtral(PictureFamily):
         return self.image(pixels, [scaled], layout=layout(grid), resized=size)
 
     def grid_inputs(self, grid: Size) -> GridInputs:
+        """See ``MediaFamily``."""
         angles = axial_angles(grid, self.dims)
         turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
         return GridInputs(ropes=(turns.astype(np.float32),))
 
     def joined(self, states: np.ndarray, grid: Size) -> np.ndarray:
+        """See ``MediaFamily``."""
         if self.joined_side == 1:
             return states
         return join_patches(states, grid, self.joined_side, "values")
@@ -189,7 +188,7 @@ def read_pixtral(config: MetadataReader, preprocessor: MetadataReader) -> dict[s
         "vision.image_size": size.integer("longest_edge", image_size) if size else image_size,
         "vision.patch_size": vision.integer("patch_size", 16),
         "vision.spatial_merge_size": config.get("spatial_merge_size"),
-        "vision.rope.pairs": "neox",
+        f"vision.{HALVES}": True,
         "vision.image_mean": preprocessor.get("image_mean") or CLIP_MEAN,
         "vision.image_std": preprocessor.get("image_std") or CLIP_STD,
     }
