@@ -445,6 +445,10 @@ def test_limits(media: Path) -> None:
                 read_picture(source, limits)
     exact = MediaLimits(picture_bytes=n_bytes, pixels=97 * 61, aspect_ratio=2)
     assert read_picture(path, exact).shape == (61, 97, 3)
+    limits = MediaLimits(per_request=2)
+    limits.check_count(2, "messages")
+    with pytest.raises(UnsupportedError, match="messages: 3 pictures and sounds: the limit is 2"):
+        limits.check_count(3, "messages")
     with pytest.raises(TreadleError, match="pixels=0: expected at least 1"):
         MediaLimits(pixels=0)
 

@@ -16,8 +16,10 @@ NOUNS: dict[MediaKind, str] = {"image": "picture", "audio": "sound"}
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Largest picture and sound that are read. Each limit is an integer of at least 1."""
+    """Largest picture and sound that are read, and how many. Each is an integer of at least 1."""
 
+    per_request: int = 32
+    """Pictures and sounds of one request together."""
     picture_bytes: int = 20_000_000
     """Bytes of a picture's file."""
     pixels: int = 64_000_000
@@ -36,6 +38,13 @@ class MediaLimits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             positive(name, value)
+
+    def check_count(self, n_parts: int, place: str) -> None:
+        """Raise UnsupportedError for a request with too many pictures and sounds."""
+        if n_parts > self.per_request:
+            raise UnsupportedError(
+                f"{place}: {n_parts} pictures and sounds: the limit is {self.per_request} a request"
+            )
 
     def file_bytes(self, kind: MediaKind) -> int:
         """Return the largest size of a file, in bytes."""

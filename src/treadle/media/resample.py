@@ -95,9 +95,9 @@ class Resampler:
         n_inputs = n_periods * self._stride
         if self._table is None:
             last = self._begin(n_outputs - 1) - self._begin(0)
-            inputs = np.arange(last + 2 * self._half)[:, None] + self._begin(0)
+            indices = np.arange(last + 2 * self._half)[:, None] + self._begin(0)
             times = np.arange(n_outputs) * self._stride / self._phases
-            self._table = self._filters(inputs - times, axis=0)
+            self._table = self._filters(indices - times, axis=0)
         begin = self._n_out - self._n_out % self._phases
         n_rows = ceil((end - begin) / n_outputs)
         n_read = (n_rows - 1) * n_inputs + len(self._table)
@@ -106,7 +106,8 @@ class Resampler:
         if missing > 0:
             inputs = np.concatenate([inputs, np.zeros(missing, np.float32)])
         rows = np.lib.stride_tricks.sliding_window_view(inputs[:n_read], len(self._table))
-        out = np.ascontiguousarray(rows[::n_inputs]) @ self._table  # BLAS takes no overlapping rows
+        # BLAS takes no overlapping rows.
+        out: np.ndarray = np.ascontiguousarray(rows[::n_inputs]) @ self._table
         return out.reshape(-1)[self._n_out - begin : end - begin]
 
     def _by_gathering(self, end: int) -> np.ndarray:
@@ -114,8 +115,8 @@ class Resampler:
         if self._table is None:
             phases = np.arange(self._phases)
             fractions = phases * self._stride % self._phases / self._phases
-            inputs = np.arange(1 - self._half, self._half + 1)
-            self._table = self._filters(inputs - fractions[:, None], axis=1)
+            indices = np.arange(1 - self._half, self._half + 1)
+            self._table = self._filters(indices - fractions[:, None], axis=1)
         rows = np.lib.stride_tricks.sliding_window_view(self._inputs, 2 * self._half)
         parts = []
         for first in range(self._n_out, end, _BLOCK):
@@ -134,4 +135,5 @@ class Resampler:
             np.abs(offsets) / self._half, at, np.i0(_BETA * np.sqrt(1 - at**2)), right=0
         )
         values = np.sinc(2 * self._cutoff * offsets) * window
-        return (values / values.sum(axis, keepdims=True)).astype(np.float32)
+        scaled: np.ndarray = values / values.sum(axis, keepdims=True)
+        return scaled.astype(np.float32)
