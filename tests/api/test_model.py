@@ -323,8 +323,8 @@ def test_chat(tiny: WriteTiny) -> None:
         talk[1]["content"] = parts
         assert model.chat_prompt(talk) == "[user]hi[assistant]Well, \nno"
         parts += [{"type": "image_url", "image_url": {"url": "a.png"}}]
-        made = model.chat_prompt(talk)
-        assert made.startswith("[user]hi[assistant]Well, \nno\n[A picture (a.png) was sent here.")
+        text = model.chat_prompt(talk)
+        assert text.startswith("[user]hi[assistant]Well, \nno\n[A picture (a.png) was sent here.")
         parts[-1] = {"type": "video_url"}
         with pytest.raises(UnsupportedError, match="message 1: parts of type 'video_url'"):
             model.chat_prompt(talk)

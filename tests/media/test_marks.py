@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.speech.families import HERMES_TEMPLATE
+from tests.chat.tools.families import HERMES_TEMPLATE
 
 from treadle.chat.messages import MediaPolicy, read_conversation
 from treadle.chat.prompt import ChatPrompt, PromptMedia, conversation_prompt, render_messages

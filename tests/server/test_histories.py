@@ -20,6 +20,7 @@ from tests.server.conftest import events, running, talking, with_template
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
+from treadle.chat import prompt
 from treadle.chat.messages import lone_results
 from treadle.server.requests import chat_prompt
 
@@ -198,7 +199,7 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
 def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = chat_prompt.render_messages
+    own = prompt.render_messages
 
     def noted(*args: Any, **more: Any) -> str:
         made.append(own(*args, **more))
@@ -246,7 +247,7 @@ def test_a_picture_in_a_result_of_ollama(
     assert f"BEFORE\n{SENTENCE.format('picture (3000 bytes)')}" in made[-1]
     assert lines(agent, OLLAMA, **body)[-1]["warnings"] == [warning]
     own = [{"role": "user", "content": "ASKED", "images": [PNG]}]
-    more = {"options": {"num_predict": 2}, "stream": False}
+    more: dict[str, Any] = {"options": {"num_predict": 2}, "stream": False}
     (warning,) = post(agent, OLLAMA, messages=own, **more)["warnings"]
     assert warning.startswith("message 0: a picture (3000 bytes) was dropped")
     assert "was sent here. It is left out: the model reads text alone.]\nASKED" in made[-1]

@@ -110,7 +110,7 @@ class TowerInputs(Inputs):
             row += item.n_rows
             page += _n_pages(item)
         for i, pool in enumerate(self._cache.pools):
-            self.kv_slots(i)[:] = slots
+            self.kv_indices(i)[:] = slots
             records = self._records(i, items, windowed=bool(pool.window))
             for field in ("n_attn_few", "n_attn_merges"):
                 self._set(numbered(field, i), 0)

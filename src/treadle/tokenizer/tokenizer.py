@@ -182,7 +182,7 @@ class Tokenizer(abc.ABC):
                     parts[-1] += part
                 else:
                     parts.append(part)
-        ids = self._encode_split(parts)
+        ids: list[Any] = self._encode_split(parts)
         spelt = self.bos is not None and ids[:1] == [self.bos]
         return ids if spelt else self._surround(ids, None)
 
@@ -200,7 +200,7 @@ class Tokenizer(abc.ABC):
             made.append(part)
         return [part for part in made if part != ""]
 
-    def _surround(self, ids: list[int], bos: bool | None) -> list[int]:
+    def _surround(self, ids: list[Any], bos: bool | None) -> list[Any]:
         first: list[int] = []
         if self._before:
             first = self._before if ids[: len(self._before)] != self._before else []
