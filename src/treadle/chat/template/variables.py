@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 OURS = frozenset(("messages", "add_generation_prompt"))  # set by the conversation itself
 
-AUTO, ON, OFF = REASONING = ("auto", "on", "off")
+AUTO = "auto"
+ON = "on"
+OFF = "off"
+REASONING = (AUTO, ON, OFF)
 # Variables that switch reasoning in templates: their values for on and off.
 SWITCHES: dict[str, tuple[Any, Any]] = {
     "enable_thinking": (True, False),  # most families
