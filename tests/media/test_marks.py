@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.chat.tools.families import HERMES_TEMPLATE
 
+from tests.chat.tools.families import HERMES_TEMPLATE
 from treadle.chat.messages import MediaPolicy, read_conversation
 from treadle.chat.prompt import ChatPrompt, PromptMedia, conversation_prompt, render_messages
 from treadle.chat.template.template import ChatTemplate

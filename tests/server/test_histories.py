@@ -20,7 +20,7 @@ from tests.server.conftest import events, running, talking, with_template
 from tests.server.test_ollama import lines
 from tests.server.test_openai import post, stream
 from tests.server.test_responses import named
-from treadle.chat import prompt
+from treadle.chat import prompt as chat_prompts
 from treadle.chat.messages import lone_results
 from treadle.server.requests import chat_prompt
 
@@ -199,7 +199,7 @@ def talk_of(path: str, content: Any) -> dict[str, Any]:
 def prompts_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The prompts that the server makes from now on."""
     made: list[str] = []
-    own = prompt.render_messages
+    own = chat_prompts.render_messages
 
     def noted(*args: Any, **more: Any) -> str:
         made.append(own(*args, **more))
