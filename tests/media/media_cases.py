@@ -15,6 +15,7 @@ from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import Projector, open_projector
 from treadle.tokenizer.tokenizer import load_tokenizer
 
+NO_KEYS: Mapping[str, object] = {}
 SIZES = {"": [(97, 61)], "two.": [(97, 61), (50, 120)]}  # width and height, by prefix in truth.npz
 
 
@@ -54,10 +55,10 @@ def picture(width: int = 97, height: int = 61) -> np.ndarray:
     pixels = np.stack([red, green, blue], -1)
     pixels[10:30, 20:50] = (240, 20, 30)
     pixels[35:50, 60:90, 1] = 255
-    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    return np.asarray(np.clip(np.rint(pixels), 0, 255), np.uint8)
 
 
-def file_of(case: Case, data: Path, **keys: object) -> GGUF:
+def file_of(case: Case, data: Path, keys: Mapping[str, object] = NO_KEYS) -> GGUF:
     """The model's mmproj.gguf, with the keys that it lacks, and others; without those of None."""
     gguf = open_gguf(data / "media" / case.name / "mmproj.gguf")
     merged: dict[str, Any] = {**gguf.metadata, **case.keys, **keys}
@@ -66,13 +67,18 @@ def file_of(case: Case, data: Path, **keys: object) -> GGUF:
 
 
 def opened(
-    case: Case, data: Path, *, folder: bool = False, isa: str | None = None, **keys: object
+    case: Case,
+    data: Path,
+    keys: Mapping[str, object] = NO_KEYS,
+    *,
+    folder: bool = False,
+    isa: str | None = None,
 ) -> Projector:
     """The model's projector, from mmproj.gguf or from its folder."""
     device = open_device("cpu", isa, 1, None)
     if folder:
         return open_projector(data / "media" / case.name, device)
-    return open_projector(file_of(case, data, **keys), device, min_rows=case.min_rows)
+    return open_projector(file_of(case, data, keys), device, min_rows=case.min_rows)
 
 
 def truth_of(case: Case, data: Path) -> dict[str, np.ndarray]:

@@ -47,10 +47,10 @@ def expected_of(case: Case, truth: dict[str, np.ndarray], prefix: str) -> np.nda
         rows = rows[truth["image_position_ids"][0, :, 0] >= 0]
         side = {"gemma4": 8, "gemma4u": 12}[case.name]
         colours = rows.reshape(-1, side, side, 3).transpose(0, 3, 1, 2).reshape(rows.shape)
-        return colours * 2 - 1 if case.name == "gemma4" else colours
+        return np.asarray(colours * 2 - 1 if case.name == "gemma4" else colours)
     frames = values.reshape(len(values), 3, 2, -1)  # both frames of a still picture are equal
     assert np.array_equal(frames[:, :, 0], frames[:, :, 1])
-    return frames[:, :, 0].reshape(len(values), -1)
+    return np.asarray(frames[:, :, 0].reshape(len(values), -1))
 
 
 @every
@@ -241,7 +241,7 @@ def test_digests_tell_what_differs(data: Path) -> None:
         first.prepare(turned, 16).digest,
         first.prepare(picture(), 4).digest,
         opened(BY_NAME["qwen35"], data).prepare(picture(), 16).digest,
-        opened(case, data, **{"clip.use_silu": True}).prepare(picture(), 16).digest,
+        opened(case, data, {"clip.use_silu": True}).prepare(picture(), 16).digest,
     ]
     assert len({one, *several}) == 6
     # as many bytes, in another shape

@@ -34,6 +34,7 @@ from treadle.media.tower_engine import MOST_ROWS
 from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
 from treadle.models.config import Config
 from treadle.models.load import load_config
+from treadle.models.towers.stages import ActivationStage, TowerStage
 
 TOLERANCE = 1e-5  # a wrong activation is 1e-4 off, other mistakes 1e-2 and more
 every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -165,7 +166,8 @@ def finished(runs: Generator[None, None, np.ndarray]) -> np.ndarray:
         try:
             next(runs)
         except StopIteration as done:
-            return done.value
+            rows: np.ndarray = done.value
+            return rows
 
 
 def test_a_run_is_in_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,8 +286,8 @@ def test_the_merger_s_gelu_is_exact(data: Path) -> None:
     assert 5e-5 < off(rows_of(projector, case), truth) < 1e-3
 
 
-def _with_tanh(stage: object) -> object:
-    return replace(stage, fn="gelu") if getattr(stage, "fn", "") == "gelu_erf" else stage  # type: ignore[type-var]
+def _with_tanh(stage: TowerStage) -> TowerStage:
+    return ActivationStage("gelu") if isinstance(stage, ActivationStage) else stage
 
 
 def test_gemma_4_is_no_quick_gelu(data: Path) -> None:
@@ -310,7 +312,7 @@ def test_gemma_3_s_file_is_not_the_checkpoint(data: Path) -> None:
     device = open_device("cpu", None, 1, None)
     assert off(rows_of(open_projector(gguf, device), case), truth) > 0.1
     # as many rows as the file's pool gives: 2 x 2 patches each
-    finer = opened(case, data, **{"clip.vision.projector.scale_factor": 2})
+    finer = opened(case, data, {"clip.vision.projector.scale_factor": 2})
     assert finer.prepare(picture(), None).n_rows == 64
 
 
@@ -319,11 +321,11 @@ def test_qwen3_s_epsilon_is_not_the_file_s(data: Path) -> None:
     case = BY_NAME["qwen3vl"]
     key = "clip.vision.attention.layer_norm_epsilon"
     assert np.array_equal(
-        rows_of(opened(case, data, **{key: 0.01}), case), rows_of(opened(case, data), case)
+        rows_of(opened(case, data, {key: 0.01}), case), rows_of(opened(case, data), case)
     )
     other = BY_NAME["gemma3"]  # whose files state its own
     assert (
-        off(rows_of(opened(other, data, **{key: 0.01}), other), rows_of(opened(other, data), other))
+        off(rows_of(opened(other, data, {key: 0.01}), other), rows_of(opened(other, data), other))
         > 1e-3
     )
 
@@ -342,14 +344,14 @@ def test_windows_are_smaller_at_the_borders(data: Path) -> None:
 
 def test_without_windows_qwen2_5_is_wrong(data: Path) -> None:
     case = BY_NAME["qwen25vl"]
-    projector = opened(case, data, **{"clip.vision.window_size": 28 * 64})
+    projector = opened(case, data, {"clip.vision.window_size": 28 * 64})
     assert off(rows_of(projector, case), truth_of(case, data)["tower.pooled"]) > 0.1
 
 
 def test_layers_without_windows_may_be_listed(data: Path) -> None:
     case = BY_NAME["qwen25vl"]
     keys = {"clip.vision.n_wa_pattern": 0, "clip.vision.wa_layer_indexes": [1, 3]}
-    listed = opened(case, data, **keys)
+    listed = opened(case, data, keys)
     assert np.array_equal(rows_of(listed, case), rows_of(opened(case, data), case))
 
 
@@ -364,7 +366,7 @@ def test_other_types_are_refused_by_name(data: Path) -> None:
         assert repr(name) in str(refused.value)
         assert why in str(refused.value)
     with pytest.raises(UnsupportedError, match="treadle does not know it"):
-        opened(BY_NAME["gemma3"], data, **{"clip.projector_type": "next_year"})
+        opened(BY_NAME["gemma3"], data, {"clip.projector_type": "next_year"})
     with pytest.raises(UnsupportedError, match="'moshi' are not supported"):
         hf_names_of("moshi", "config.json")
     assert all(table.prefixes for table in HF_NAMES.every())
@@ -446,7 +448,7 @@ def test_a_tensor_of_another_shape_is_named(name: str, tensor: str, data: Path) 
 )
 def test_damaged_keys_are_named(keys: dict[str, object], match: str, data: Path) -> None:
     with pytest.raises(FileError, match=match):
-        opened(BY_NAME["gemma3"], data, **keys)
+        opened(BY_NAME["gemma3"], data, keys)
 
 
 def decoder(case: Case, data: Path) -> Config:

@@ -49,8 +49,8 @@ def resize(pixels: Pixels, size: tuple[int, int], how: Filter) -> Pixels:
 def normalise(pixels: Pixels, mean: Sequence[float], std: Sequence[float]) -> Floats:
     """Return ``(pixels / 255 - mean) / std``, f32, in transformers' order of operations."""
     scaled = pixels.astype(np.float32) / BYTE
-    made: Floats = (scaled - np.float32(mean)) / np.float32(std)
-    return made
+    made = (scaled - np.array(mean, np.float32)) / np.array(std, np.float32)
+    return np.asarray(made, np.float32)
 
 
 def patches(values: Floats, side: int) -> Floats:

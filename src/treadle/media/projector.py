@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.base.fork_safety import UseLock
-from treadle.errors import TreadleError
+from treadle.errors import FileError, TreadleError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import read_json
@@ -48,6 +48,10 @@ class MediaTower:
         ]
         self._grids: dict[tuple[int, int], GridInputs] = {}
         self._refuse_unused()
+        for engine in self.projectors[1:]:
+            if engine.width != self.width:
+                what = f"deepstack rows of {engine.width} values"
+                raise FileError(what, path=gguf.path, expected=f"{self.width}, as media rows")
 
     def _refuse_unused(self) -> None:
         """Raise FileError for a tensor in a layer that nothing reads: the file's model has a part
@@ -59,7 +63,8 @@ class MediaTower:
         for name in sorted(unused - clip.read):
             if 0 <= layer_of(name)[0] < clip.n_layer:
                 tensor = clip.gguf.tensors[name]
-                raise tensor.error("nothing reads this tensor", f"a {clip.projector_type} file")
+                expected = f"only tensors that {clip.projector_type} files have"
+                raise tensor.error("nothing reads this tensor", expected)
 
     @property
     def width(self) -> int:

@@ -120,7 +120,7 @@ class TowerInputs(Inputs):
 
     def _records(self, pool: int, items: Sequence[RunItem], *, windowed: bool) -> np.ndarray:
         """Return a pool's attention items: tiles of rows that see the same keys."""
-        made = []
+        made: list[tuple[int, ...]] = []
         row = page = 0
         at = self[numbered("attn_items", pool)]
         for item in items:

@@ -44,14 +44,16 @@ class Gemma3Vision(MediaFamily):
         if self._table.shape != (side * side, clip.n_embd):
             tensor = clip.gguf.tensors["position_embd.weight"]
             raise tensor.error(f"shape {list(tensor.shape)}", f"[{side * side}, {clip.n_embd}]")
-        layer = {"n_embd": clip.n_embd, "n_head": clip.n_head, "n_ff": clip.n_ff}
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
             stem=(LinearStage("patch_embd"), AddGivenStage("positions")),
             n_embd=clip.n_embd,
             norm_eps=clip.norm_eps,
-            layers=tuple(tower_layer(i, **layer) for i in range(clip.n_layer)),
+            layers=tuple(
+                tower_layer(i, n_embd=clip.n_embd, n_head=clip.n_head, n_ff=clip.n_ff)
+                for i in range(clip.n_layer)
+            ),
             tail=(NormStage("post_ln"),),
             activation="gelu",
         )

@@ -119,7 +119,6 @@ class Gemma4Vision(GemmaSquares):
         self._std = None
         if clip.has("std_scale"):
             self._std = clip.floats("std_bias"), clip.floats("std_scale")
-        layer = {"n_embd": clip.n_embd, "n_head": clip.n_head, "n_ff": clip.n_ff, "head_dim": dims}
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
@@ -127,7 +126,16 @@ class Gemma4Vision(GemmaSquares):
             n_embd=clip.n_embd,
             norm_eps=EPS,
             layers=tuple(
-                tower_layer(i, **layer, gated=True, rope=True, v_norm=True)
+                tower_layer(
+                    i,
+                    n_embd=clip.n_embd,
+                    n_head=clip.n_head,
+                    n_ff=clip.n_ff,
+                    gated=True,
+                    rope=True,
+                    head_dim=dims,
+                    v_norm=True,
+                )
                 for i in range(clip.n_layer)
             ),
             activation="gelu",

@@ -30,7 +30,7 @@ from treadle.models.towers.stages import (
     AddGivenStage,
     LinearStage,
     NormStage,
-    Stage,
+    TowerStage,
 )
 
 MERGE = 2  # patches of a block's side
@@ -48,11 +48,16 @@ class BlockFamily(MediaFamily):
 
     least_rows: ClassVar[int] = 4
     most_rows: ClassVar[int] = 8192
-    placeholders = ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
+    placeholders: tuple[str, ...] = ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
     row_mark = "<|image_pad|>"
     begin: ClassVar[str] = "<|vision_start|>"
     end: ClassVar[str] = "<|vision_end|>"
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    marks: tuple[str, ...] = (
+        "<|vision_start|>",
+        "<|vision_end|>",
+        "<|image_pad|>",
+        "<|video_pad|>",
+    )
 
     def __init__(self, clip: ClipConfig) -> None:
         if clip.keys.integer("spatial_merge_size", MERGE) != MERGE:
@@ -114,8 +119,8 @@ class BlockFamily(MediaFamily):
 
     def blocks(
         self,
-        stem: tuple[Stage, ...] = (),
-        tail: tuple[Stage, ...] = (),
+        stem: tuple[TowerStage, ...] = (),
+        tail: tuple[TowerStage, ...] = (),
         *,
         activation: str,
         rms: bool = False,
@@ -156,7 +161,7 @@ class BlockFamily(MediaFamily):
             ropes=(Rope(head_dim, 10000.0),),
         )
 
-    def merger(self, first: str, second: str, *before: Stage) -> TowerConfig:
+    def merger(self, first: str, second: str, *before: TowerStage) -> TowerConfig:
         """Return the projector of joined states: an MLP with the exact GELU."""
         name = f"{self.clip.projector_type}.{first}"
         stem = (*before, LinearStage(first), ActivationStage("gelu_erf"), LinearStage(second))

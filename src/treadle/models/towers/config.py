@@ -11,7 +11,7 @@ from treadle.models.mixers.names import FUSED
 
 if TYPE_CHECKING:
     from treadle.models.rope import Rope
-    from treadle.models.towers.stages import Stage
+    from treadle.models.towers.stages import TowerStage
 
 GRAPH = "tower"
 
@@ -27,8 +27,8 @@ class TowerConfig(Config):
     """
 
     n_given: int = 0
-    stem: tuple[Stage, ...] = ()
-    tail: tuple[Stage, ...] = ()
+    stem: tuple[TowerStage, ...] = ()
+    tail: tuple[TowerStage, ...] = ()
     deep: tuple[int, ...] = ()
 
 
@@ -74,11 +74,11 @@ def tower_config(
     name: str,
     *,
     n_given: int,
-    stem: tuple[Stage, ...],
+    stem: tuple[TowerStage, ...],
     n_embd: int = 0,
     norm_eps: float = 1e-6,
     layers: tuple[Layer, ...] = (),
-    tail: tuple[Stage, ...] = (),
+    tail: tuple[TowerStage, ...] = (),
     deep: tuple[int, ...] = (),
     activation: str = "gelu",
     norm: Literal["rms", "layer"] = "layer",

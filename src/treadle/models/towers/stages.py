@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-class Stage(ABC):
+class TowerStage(ABC):
     """One stage. Its tensors are named by their stems, without ``.weight``."""
 
     @property
@@ -34,7 +34,7 @@ class Stage(ABC):
 
 
 @dataclass(frozen=True)
-class NormStage(Stage):
+class NormStage(TowerStage):
     """A norm of each row. ``centred``: LayerNorm, else RMS norm; ``weight``: "" for none; ``eps``:
     None for the tower's; ``scale``: a factor of the result.
     """
@@ -60,7 +60,7 @@ class NormStage(Stage):
 
 
 @dataclass(frozen=True)
-class LinearStage(Stage):
+class LinearStage(TowerStage):
     """A product with a matrix ``[n, width]``, and its bias if the file has one."""
 
     weight: str
@@ -77,7 +77,7 @@ class LinearStage(Stage):
 
 
 @dataclass(frozen=True)
-class ActivationStage(Stage):
+class ActivationStage(TowerStage):
     """An activation of each value, by its name in ``kernels/activations.py``."""
 
     fn: str
@@ -91,7 +91,7 @@ class ActivationStage(Stage):
 
 
 @dataclass(frozen=True)
-class GatedStage(Stage):
+class GatedStage(TowerStage):
     """The product ``fn(gate(x)) * up(x)`` of two matrices of one shape."""
 
     gate: str
@@ -115,7 +115,7 @@ class GatedStage(Stage):
 
 
 @dataclass(frozen=True)
-class AddGivenStage(Stage):
+class AddGivenStage(TowerStage):
     """The sum with rows that each run is given, such as learned positions."""
 
     name: str
