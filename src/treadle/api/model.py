@@ -39,17 +39,18 @@ from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
-from treadle.errors import ForkedError, TreadleError
+from treadle.errors import ForkedError, TreadleError, UnsupportedError
 from treadle.files.target import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
 from treadle.scheduler.output import IndentStop, RequestOutput, stop_strings
-from treadle.scheduler.request import Request
+from treadle.scheduler.request import MediaPrompt, Request
 from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
+    from treadle.api.media import ModelMedia
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.messages import ChatMessages
     from treadle.chat.prompt import ChatPrompt
@@ -84,6 +85,9 @@ def load(
     speculate: bool | None = None,
     draft: str | os.PathLike[str] | None = None,
     lora: Adapters = (),
+    mmproj: str | os.PathLike[str] | bool | None = None,
+    image_max_tokens: int | None = None,
+    media_urls: bool | Sequence[str] = True,
     device: str = "cpu",
     isa: str | None = None,
     chat_template: str | os.PathLike[str] | None = None,
@@ -108,7 +112,11 @@ def load(
     files of ``cache_bytes`` at most; ``speculate``: draft from n-grams of the sequence itself and
     check drafts in the same step, None: only for models with layers of their own that predict
     further tokens; ``draft``: a smaller draft model with the same vocabulary; ``lora``: adapters,
-    each a path or a path and a scale; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
+    each a path or a path and a scale; ``mmproj``: the projector file that turns pictures and sounds
+    into rows, None for the one of a Hugging Face folder or in the same folder as the model, False
+    for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a CPU;
+    ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that they
+    may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
     second; ``isa``: name of an instruction set, None for the best of this machine;
     ``progress(stage, done, total)`` is called during long work.
 
@@ -138,6 +146,9 @@ def load(
         speculate=speculate,
         draft=draft,
         lora=lora,
+        mmproj=mmproj,
+        image_max_tokens=image_max_tokens,
+        media_urls=media_urls,
         device=device,
         isa=isa,
         chat_template=chat_template,
@@ -162,8 +173,6 @@ class Model:
     """A loaded model; see ``load``. Use it as a context manager, or ``close`` it."""
 
     engine_type: ClassVar[type[Engine]] = Engine
-    modalities: frozenset[str] = frozenset()  # of "image" and "audio": those that it reads
-    media_marks: tuple[MediaMarks, ...] = ()  # marks of its pictures and sounds in prompts
     device_type: ClassVar[Callable[..., Device]] = staticmethod(open_device)
 
     def __init__(
@@ -182,6 +191,9 @@ class Model:
         speculate: bool | None,
         draft: str | os.PathLike[str] | None,
         lora: Adapters,
+        mmproj: str | os.PathLike[str] | bool | None,
+        image_max_tokens: int | None,
+        media_urls: bool | Sequence[str],
         device: str,
         isa: str | None,
         progress: Progress | None,
@@ -221,6 +233,13 @@ class Model:
         self.stepper = CooperativeStepper(Scheduler(self.engine))
         second = None if draft is None else open_model(file_name(draft, "draft"))
         self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
+        self._mmproj = mmproj
+        self.image_max_tokens = image_max_tokens
+        self.media_urls = media_urls
+        self._media: ModelMedia | None = None
+        self._media_tried = False
+        if mmproj not in (None, False):
+            self._open_media()  # its errors belong to ``load``
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -250,6 +269,52 @@ class Model:
             self.gguf.check()  # a damaged file's own error comes first
         tokenizer.warn_beyond(self.config.n_vocab)
         return tokenizer
+
+    @property
+    def media(self) -> ModelMedia | None:
+        """The projector of pictures and sounds, opened on first use; None if there is none."""
+        if not self._media_tried:
+            self._open_media()
+        return self._media
+
+    def _open_media(self) -> None:
+        from treadle.api.media import open_model_media, projector_beside
+
+        with self.engine.lock:
+            given = self._mmproj
+            if self._media_tried or given is False:
+                return
+            named = isinstance(given, str | os.PathLike)
+            path = projector_beside(self.path) if given in (None, True) else None
+            if named:
+                path = file_name(given, "mmproj")  # type: ignore[arg-type]
+            elif path is None and given is True:
+                raise TreadleError(f"{self.path}: no projector file beside it: give mmproj= a path")
+            if path is not None and not self.engine.device.takes_media:
+                if named:
+                    what = "pictures and sounds are read on this machine's CPU only"
+                    raise UnsupportedError(f"{path}: {what}")
+                path = None
+            if path is not None:
+                self._media = open_model_media(
+                    path,
+                    self.engine,
+                    self.tokenizer,
+                    optional=not named,
+                    urls=self.media_urls,
+                    max_rows=self.image_max_tokens,
+                )
+            self._media_tried = True
+
+    @property
+    def modalities(self) -> frozenset[str]:
+        """What it reads besides text: "image", "audio"."""
+        return frozenset() if self.media is None else self.media.modalities
+
+    @property
+    def media_marks(self) -> tuple[MediaMarks, ...]:
+        """The marks of its pictures and sounds in prompts."""
+        return () if self.media is None else self.media.marks
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -375,8 +440,11 @@ class Model:
         ``client``, ``look_ahead``: see ``Request``.
         """
         check_session(session, self.engine)
+        media = prompt if isinstance(prompt, MediaPrompt) else None
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: give at least one token")
+        if media is None and max(ids) >= self.config.n_vocab:  # rows of others' pictures
+            raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
@@ -405,6 +473,8 @@ class Model:
             lines=lines,
         )
         answer.timings.load_s = self.load_s
+        if media is not None:
+            answer.media = media.usage
         return Request(
             ids,
             sampler,
@@ -417,6 +487,7 @@ class Model:
             speculate=self.speculate,
             lora=lora_scales(lora, self.engine, session),
             reuse=flag("cache_prompt", cache_prompt),
+            media=None if media is None else media.encodings,
         )
 
     def generate_many(
@@ -501,9 +572,10 @@ class Model:
 
     def read_conversation(self, messages: Any) -> ChatMessages:
         """Check messages; see ``treadle.chat.messages.read_conversation``."""
-        from treadle.chat.messages import MediaPolicy, read_conversation
+        from treadle.chat.messages import MediaPolicy, may_have_media, read_conversation
 
-        return read_conversation(messages, MediaPolicy(self.modalities, self.defaults.strict))
+        kinds = self.modalities if may_have_media(messages) else frozenset()
+        return read_conversation(messages, MediaPolicy(kinds, self.defaults.strict))
 
     def _prompt(
         self,
@@ -515,14 +587,18 @@ class Model:
         """Render a conversation, with template variables as in ``chat``."""
         from treadle.chat.prompt import conversation_prompt
 
-        marks = self.media_marks
+        marks = self.media_marks if conversation.media else ()
         return conversation_prompt(
             self.template, conversation, tools, template, variables, SETTINGS, marks=marks
         )
 
     def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
-        """Return the token ids of a rendered prompt."""
-        return self.tokenizer.encode_prompt(prompt.text)
+        """Return the token ids of a rendered prompt, with its pictures and sounds prepared but not
+        encoded.
+        """
+        if prompt.media is None or self.media is None:
+            return self.tokenizer.encode_prompt(prompt.text)
+        return self.media.chat_ids(prompt)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 
@@ -617,6 +693,8 @@ class Model:
         """Stop the threads and close the file."""
         with self.gguf, suppress(ForkedError), self.engine.lock:  # another thread may be in a step
             self.stepper.scheduler.drafting.close()
+            if self._media is not None:
+                self._media.close()
             self.engine.close()
 
     def __enter__(self) -> Model:

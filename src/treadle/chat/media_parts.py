@@ -18,6 +18,7 @@ place, such as ``messages[2].content[1].image_url.url``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ LIMITS = MediaLimits()
 MARKER = "<__media__>"
 """llama.cpp's mark for a picture or sound in a prompt."""
 
+DETAILS = ("auto", "low", "high")
 _KINDS: dict[str, MediaKind] = {
     "image": "image",
     "image_url": "image",
@@ -53,6 +55,8 @@ class MediaPart:
     image of Pillow's, an array, or an array with its rate."""
     place: str
     """Where it stands, for errors: ``messages[2].content[1].image_url.url``."""
+    detail: str = "auto"
+    """OpenAI's wish for a picture's resolution: one of DETAILS."""
 
     @property
     def template_part(self) -> dict[str, str]:
@@ -80,12 +84,25 @@ def read_media_part(
     if len(keys) > 1:
         raise TemplateError(f"{place}: has both {keys[0]} and {keys[1]}: expected one of them")
     if keys:
-        return reader.read(keys[0], part[keys[0]], f"{place}.{keys[0]}")
+        found = reader.read(keys[0], part[keys[0]], f"{place}.{keys[0]}")
+        return replace(found, detail=_detail(part, keys[0], place))
     if part.get("file_id") is not None:
         raise UnsupportedError(f"{place}.file_id: files are not stored: send the {NOUNS[kind]}")
     raise TemplateError(
         f"{place}: a part of type {name} without a {NOUNS[kind]}: expected {_keys(name)[0]}"
     )
+
+
+def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
+    """Return the ``detail`` of a part, which stands in it or beside its URL."""
+    inner = part[key] if isinstance(part[key], Mapping) else {}
+    given = part.get("detail", inner.get("detail"))
+    if given is None or given == "original":  # what Responses calls no limit of its own
+        return "auto" if given is None else "high"
+    if given not in DETAILS:
+        expected = ", ".join(DETAILS)
+        raise TemplateError(f"{place}.detail is {given!r:.40}: expected one of {expected}")
+    return str(given)
 
 
 def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> list[MediaPart]:

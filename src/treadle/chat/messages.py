@@ -86,6 +86,21 @@ def read_conversation(
     return ChatMessages(made, tuple(reader.media), (*reader.warnings, *lone_results(made)))
 
 
+def may_have_media(messages: Any) -> bool:
+    """Return whether any message has parts that are not text, so that the model's modalities
+    matter. Messages that are not valid have none.
+    """
+    if not isinstance(messages, list | tuple):
+        return False
+    contents = (each.get("content") for each in messages if isinstance(each, Mapping))
+    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+    return any(
+        isinstance(part, PlacedPart)
+        or (isinstance(part, Mapping) and part.get("type") in MEDIA_SPELLINGS)
+        for part in parts
+    )
+
+
 class _MediaReader:
     """Takes pictures and sounds out of messages, in order."""
 

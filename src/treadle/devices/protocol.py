@@ -12,7 +12,7 @@ plans.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.matmul.select import SHIPPED
@@ -73,11 +73,13 @@ class Device(Storage):
     isa: the instruction set that its kernels are compiled for.
     n_threads: the number of kernels that run at once; steps are split into items for so many.
     kernels: statistics of the kernels that ``ready`` has compiled.
+    takes_media: whether it runs towers, and batches with rows of pictures.
     """
 
     isa: Isa
     n_threads: int
     kernels: CompileStats
+    takes_media: ClassVar[bool] = False
 
     @property
     @abstractmethod

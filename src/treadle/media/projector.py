@@ -168,6 +168,10 @@ class Projector:
                 of = ", ".join(sorted(family.decoders))
                 what = f"its {kind} rows are for models of type {of}"
                 raise TreadleError(f"{self.gguf.path}: {what}; this model is {name}")
+            if family.n_deepstack != config.media.n_deepstack and kind == "image":
+                what = f"its rows are for {family.n_deepstack} layers"
+                have = config.media.n_deepstack
+                raise TreadleError(f"{self.gguf.path}: {what}; the model takes them in {have}")
             if tower.width != config.n_embd:
                 what = f"its {kind} rows have {tower.width} values"
                 raise TreadleError(f"{self.gguf.path}: {what}; the model's have {config.n_embd}")

@@ -9,7 +9,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,6 +21,7 @@ from treadle.kvcache.prefix_hit import PrefixHit
 
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
+    from treadle.scheduler.request import MediaUsage
     from treadle.tokenizer.tokenizer import StreamDecoder, Tokenizer
 
 
@@ -98,6 +99,7 @@ class RequestOutput:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.timings = Timings(n_prompt=len(prompt_ids))
+        self.media: Sequence[MediaUsage] = ()  # pictures and sounds of the prompt
         self.pieces: deque[tuple[str, int]] = deque()  # not taken: text, ids up to its end
         self.n_taken = 0  # ids whose text was taken, at least in part
         self._n_given = 0  # characters in all pieces so far
@@ -190,7 +192,8 @@ class RequestOutput:
     def _decode(self) -> StreamDecoder:
         from treadle.tokenizer.tokenizer import StreamDecoder
 
-        begins = all(map(self.tokenizer.is_control, self._prompt_ids))  # at most a <bos>
+        # at most a <bos>
+        begins = not self.media and all(map(self.tokenizer.is_control, self._prompt_ids))
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:

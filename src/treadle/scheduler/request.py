@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Ids
 from math import inf
 from typing import TYPE_CHECKING
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.engine.logits import N_TOP, LogitsQuery
 from treadle.errors import NoRoomError, SamplingError
 from treadle.kvcache.page_pool import PAGE
@@ -28,6 +29,35 @@ MEASURED = LogitsQuery(total=True)  # for log-probabilities
 # A generator that yields between slices of work and returns float32 ``[n_rows, width]``.
 Encoding = Generator[None, None, "np.ndarray"]
 Encode = Callable[[], Encoding]
+
+
+@dataclass(frozen=True, eq=False)
+class MediaUsage:
+    """A picture or sound of a prompt. ``n_tokens``: its rows; ``size`` and ``resized``: height and
+    width as given, and as the model sees it, in pixels.
+    """
+
+    kind: str
+    n_tokens: int
+    size: tuple[int, int]
+    resized: tuple[int, int]
+
+
+class MediaPrompt(list[int]):
+    """Token ids of a prompt with rows of pictures or sounds.
+
+    ``encodings``: what begins the encoding of each of its media. ``usage``: of each, in order.
+    """
+
+    def __init__(
+        self,
+        ids: Iterable[int],
+        encodings: Mapping[MediaEntry, Encode],
+        usage: Ids[MediaUsage],
+    ) -> None:
+        super().__init__(ids)
+        self.encodings = dict(encodings)
+        self.usage = tuple(usage)
 
 
 class Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -64,6 +64,8 @@ class Cpu(Device):
 
     ``progress``: see ``load_kernels``.
     """
+
+    takes_media: ClassVar[bool] = True
 
     def __init__(self, isa: Isa, n_threads: int, progress: Progress | None = None) -> None:
         self.isa = isa

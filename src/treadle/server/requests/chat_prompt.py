@@ -142,7 +142,8 @@ def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
     model = service.model
     said = read_messages(given["messages"])
     check_text("".join(_text_of(message) for message in said), model)
-    policy = MediaPolicy(model.modalities, model.defaults.strict, local=False)
+    kinds = model.modalities if chat_messages.may_have_media(said) else frozenset()
+    policy = MediaPolicy(kinds, model.defaults.strict, local=False)
     return chat_messages.read_conversation(said, policy, joins_text=True)
 
 

@@ -1,0 +1,207 @@
+"""Pictures and sounds of a model's prompts: its projector, and the ids that their rows get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import TreadleError
+from treadle.files.splits import is_hf
+from treadle.kvcache.media import MediaEntry
+from treadle.media.address_policy import AddressPolicy
+from treadle.media.limits import MediaLimits
+from treadle.scheduler.request import MediaPrompt, MediaUsage
+
+if TYPE_CHECKING:
+    from treadle.chat.media_parts import MediaPart
+    from treadle.chat.prompt import ChatPrompt
+    from treadle.engine.engine import Engine
+    from treadle.media.marks import MediaMarks, Piece
+    from treadle.media.prepared import PreparedMedia
+    from treadle.media.projector import Projector
+    from treadle.scheduler.request import Encode
+    from treadle.tokenizer.tokenizer import Tokenizer
+
+# Of several projector files beside a model: the first in this order, then by name.
+TYPES = ("f16", "bf16", "q8_0", "f32")
+DETAIL_ROWS = {"low": 256, "high": 2048}  # most rows of a picture, by a call's ``detail``
+
+
+class ModelMedia:
+    """The projector of a model, and the settings of its pictures.
+
+    ``urls``: whether sources may be http(s) addresses, or the hosts that they may name;
+    ``max_rows``: most rows of a picture, None for the default of the model's family.
+    """
+
+    def __init__(
+        self,
+        projector: Projector,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        *,
+        urls: bool | Sequence[str] = True,
+        max_rows: int | None = None,
+        limits: MediaLimits | None = None,
+    ) -> None:
+        projector.check(engine.config)
+        self.projector = projector
+        self.limits = limits or MediaLimits()
+        self.policy = AddressPolicy(bool(urls), () if isinstance(urls, bool) else tuple(urls))
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._max_rows = max_rows
+
+    @property
+    def modalities(self) -> frozenset[str]:
+        """What it reads: "image", "audio"."""
+        return frozenset(self.projector.modalities)
+
+    @property
+    def marks(self) -> tuple[MediaMarks, ...]:
+        """The marks of its pictures and sounds in prompts."""
+        from treadle.media.marks import MediaMarks
+
+        families = {kind: self.projector.family(kind) for kind in self.projector.modalities}
+        return tuple(
+            MediaMarks(kind, family.placeholders, tuple(family.marks))
+            for kind, family in families.items()
+        )
+
+    def chat_ids(self, prompt: ChatPrompt) -> list[int]:
+        """Return the token ids of a rendered prompt; a ``MediaPrompt`` if it has media."""
+        if prompt.media is None:
+            return self._tokenizer.encode_prompt(prompt.text)
+        prepared = self._prepare(prompt.media.parts)
+        return self._ids(prompt.split([each.layout for each in prepared]), prepared)
+
+    def raw_ids(self, pieces: Sequence[str | MediaPart]) -> MediaPrompt:
+        """Return the token ids of texts with pictures and sounds between them. Each gets the marks
+        that the model's chat template would write around it.
+        """
+        from treadle.media.marks import MediaRows, TextPiece
+
+        parts = [piece for piece in pieces if not isinstance(piece, str)]
+        prepared = iter(self._prepare(parts))
+        used = []
+        made: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                made.append(TextPiece(piece))
+                continue
+            each = next(prepared)
+            used.append(each)
+            for part in each.layout:
+                at = len(used) - 1
+                made.append(TextPiece(part) if isinstance(part, str) else MediaRows(at, part))
+        return self._ids(made, used)
+
+    def _prepare(self, parts: Sequence[MediaPart]) -> list[PreparedMedia]:
+        """Decode and resize pictures and sounds. Raises TreadleError for too many, FileError and
+        UnsupportedError for one that cannot be read.
+        """
+        self.limits.check_count(len(parts), "the prompt")
+        made = []
+        n_rows = 0
+        for part in parts:
+            made.append(self._prepare_one(part))
+            n_rows += made[-1].n_rows
+            self._engine.cache.check_context(n_rows)
+        return made
+
+    def _prepare_one(self, part: MediaPart) -> PreparedMedia:
+        from treadle.media.source import read_picture, read_sound
+
+        if part.kind not in self.modalities:
+            have = " and ".join(sorted(self.modalities))
+            raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
+        read = read_picture if part.kind == "image" else read_sound
+        data = read(part.source, self.limits, self.policy, part.place)
+        try:
+            return self.projector.prepare(data, self._rows_of(part), part.kind)
+        except TreadleError as error:
+            if type(error) is not TreadleError:  # others say what they are about
+                raise
+            raise TreadleError(f"{part.place}: {error}") from error
+
+    def _rows_of(self, part: MediaPart) -> int | None:
+        """Return the most rows of a picture, by the call's ``detail``."""
+        bounds = [self._max_rows, DETAIL_ROWS.get(part.detail)]
+        if self._engine.config.media.spans:  # a span is in one run
+            bounds.append(self._engine.max_tokens)
+        return min((each for each in bounds if each is not None), default=None)
+
+    def _ids(self, pieces: Sequence[Piece], prepared: Sequence[PreparedMedia]) -> MediaPrompt:
+        from treadle.media.marks import MediaRows, encode_pieces
+
+        encodings: dict[MediaEntry, Encode] = {}
+        entries = []
+        registry = self._engine.media
+        with self._engine.lock:
+            for each in prepared:
+                new = MediaEntry(
+                    each.digest, each.n_rows, each.positions, each.advance, each.bidirectional
+                )
+                entry = registry.enter(new, self._engine.cache.tree)
+                entries.append(entry)
+                encodings[entry] = partial(self.projector.encode_runs, each)
+        ids: list[int] = []
+        for piece in encode_pieces(pieces, self._tokenizer):
+            if isinstance(piece, MediaRows):
+                rows = piece.rows
+                ids += entries[piece.index].ids[rows.start : rows.stop]
+            else:
+                ids.append(piece)
+        usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
+        return MediaPrompt(ids, encodings, usage)
+
+    def close(self) -> None:
+        """Close the projector's file and release its weights."""
+        self.projector.close()
+
+
+def projector_beside(path: Path) -> Path | None:
+    """Return the projector that belongs to a model's file, if there is one: a Hugging Face folder
+    has it within, and a GGUF may have a file beside it whose name has "mmproj".
+    """
+    if is_hf(path):
+        return path
+    if not path.is_file():
+        return None
+    found = sorted(
+        each for each in path.parent.glob("*mmproj*.gguf") if each != path and each.is_file()
+    )
+    return min(found, key=_rank, default=None)
+
+
+def _rank(path: Path) -> tuple[int, str]:
+    name = path.name.lower()
+    ranks = [i for i, kind in enumerate(TYPES) if kind in name]
+    return min(ranks, default=len(TYPES)), name
+
+
+def open_model_media(
+    path: Path, engine: Engine, tokenizer: Tokenizer, *, optional: bool, **settings: Any
+) -> ModelMedia | None:
+    """Open a projector for a model. ``optional``: it was not asked for, so that one that cannot be
+    used is None, with a line in the log.
+
+    Raises FileError, UnsupportedError, and TreadleError for one that does not fit the model.
+    """
+    from treadle.media.projector import open_projector
+
+    try:
+        projector = open_projector(path, engine.device, lock=engine.lock)
+        try:
+            return ModelMedia(projector, engine, tokenizer, **settings)
+        except BaseException:
+            projector.close()
+            raise
+    except TreadleError as error:
+        if not optional:
+            raise
+        logging.getLogger("treadle").info("%s: pictures are not read: %s", path, error)
+        return None
