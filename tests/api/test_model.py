@@ -534,7 +534,7 @@ def test_a_template_that_writes_bos_itself_gets_one(tiny: WriteTiny) -> None:
     with treadle.load(tiny(), threads=1) as model:
         template: Any = Template()
         vars(model)["template"] = template
-        template.render = lambda messages, **_: "<s>" + messages[0]["content"]
+        template.render_read = lambda messages, *_, **__: "<s>" + messages[0]["content"]
         made = model.chat([{"role": "user", "content": "hi"}], max_tokens=1)
         assert made.prompt_ids.count(1) == 1
 
