@@ -48,7 +48,7 @@ class Script:
     def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
         self.n_prompt = prompt
         ids = [BOS] * prompt
-        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None)
+        sampler: Any = SimpleNamespace(choose=self.sample, query=lambda n: None)
         words: Any = tokenizer or Bytes()
         answer = RequestOutput(words, ids, n_ctx=self.engine.n_ctx, **settings)
         return Generation(Request(ids, sampler, answer), self.turns)

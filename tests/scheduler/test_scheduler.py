@@ -74,7 +74,7 @@ class World:
     ) -> Request:
         ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
         answer = RequestOutput(Bytes(), ids, n_ctx=self.engine.n_ctx, max_tokens=max_tokens)  # type: ignore[arg-type]
-        sampler: Any = SimpleNamespace(choose=sample, look=lambda n: None)
+        sampler: Any = SimpleNamespace(choose=sample, query=lambda n: None)
         self.requests.append(Request(ids, sampler, answer, **settings))
         self.scheduler.add(self.requests[-1])
         return self.requests[-1]

@@ -136,8 +136,8 @@ def test_places_in_the_queue_go_down(
     places: list[int] = []
     step = service.engine.scheduler.step
 
-    def watch(*args: Any) -> Any:
-        found = step(*args)
+    def watch(*args: Any, **settings: Any) -> Any:
+        found = step(*args, **settings)
         waiting = service.engine.scheduler.admission.waiting
         places.extend(request.place for request in waiting)
         return found

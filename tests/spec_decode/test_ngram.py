@@ -65,7 +65,7 @@ class World:
 
     def add(self, prompt: list[int], n: int, *, speculate: bool = True, **given: Any) -> Request:
         answer = RequestOutput(Bytes(), prompt, n_ctx=self.engine.n_ctx, max_tokens=n)  # type: ignore[arg-type]
-        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None, forced=list)
+        sampler: Any = SimpleNamespace(choose=self.sample, query=lambda n: None, forced=list)
         made = Request(prompt, sampler, answer, speculate=speculate, **given)
         self.scheduler.add(made)
         return made
