@@ -95,13 +95,15 @@ def is_module(name: str) -> bool:
     return name.startswith("treadle.") and (path.with_suffix(".py").exists() or path.is_dir())
 
 
-EVERY_IMPORT = [i for path in FILES for i in imports(path)]
+@cache
+def every_import() -> list[Import]:
+    return [i for path in FILES for i in imports(path)]
 
 
 def test_only_jit_imports_llvmlite() -> None:
     found = {
         str(i)
-        for i in EVERY_IMPORT
+        for i in every_import()
         if i.module.split(".")[0] == "llvmlite" and part(i.path) != "jit"
     }
     check(found, "imports llvmlite")

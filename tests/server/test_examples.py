@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.server.conftest import ROOT, Served
 
 
@@ -50,6 +52,7 @@ def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
     assert all(answer["response"]["status_code"] == 200 for answer in answers)
 
 
+@pytest.mark.slow
 def test_openai_client(process: Served) -> None:
     server = process()
     told = run("openai_client", server.url).splitlines()
