@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-MOST = 6
+MOST = 4
 ROOT = Path(__file__).resolve().parent
 HEAVY = {"torch", "transformers", "mlx", "ray", "playwright", "openai", "anthropic", "ollama"}
-OUTSIDE = ("bundle", "cluster", "emulated", "gpu", "page", "real", "wgsl")
+OUTSIDE = ("cluster", "emulated", "page", "real", "wgsl")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
 T = TypeVar("T")

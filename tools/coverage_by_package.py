@@ -2,8 +2,8 @@
 
 Usage: ``python tools/coverage_by_package.py [--floor PERCENT] [--files] [DATA]``
 
-``DATA`` is a file that ``coverage`` wrote (default ``.coverage``). Modules that no test imports count
-with all of their lines. The exit status is 1 where a package is below the floor.
+``DATA`` is a file that ``coverage`` wrote (default ``.coverage``). Modules that no test imports
+count with all of their lines. The exit status is 1 where a package is below the floor.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ def run(name: str, *arguments: str, given: str = "") -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_spam(one_kernel_cache: Path) -> None:
     """A message that no context holds stops no pipe: its beginning is judged."""
     given = ["Win money now", "é" * 5000, "See you at lunch"]
@@ -29,6 +30,7 @@ def test_spam(one_kernel_cache: Path) -> None:
     assert {line.split("\t")[0] for line in told} <= {"spam", "ham"}
 
 
+@pytest.mark.slow
 def test_agent(one_kernel_cache: Path, tmp_path: Path) -> None:
     """The packaged model calls nothing of itself; what it says is shown."""
     assert run("agent", "How many files are here?").startswith(("assistant: ", "list_", "count_"))
@@ -42,6 +44,7 @@ def test_search(one_kernel_cache: Path, tmp_path: Path) -> None:
     assert told[0].startswith("1.000")
 
 
+@pytest.mark.slow
 def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "lines.txt"
     target = tmp_path / "answers.jsonl"
