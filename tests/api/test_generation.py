@@ -395,6 +395,7 @@ def interrupt_at(line: int, work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_line_leaves_the_model_usable(model: treadle.Model) -> None:
     prompts = ["a text that is longer than one page of keys", "and one that is quite different"]
     truth = [greedy(model, prompt, 4) for prompt in prompts]

@@ -115,6 +115,7 @@ def test_threads_share_batches_and_each_gets_its_own_text(
         assert len(watched.sizes) <= 12 + n  # by themselves 12 each; and not all have room at once
 
 
+@pytest.mark.slow
 def test_one_thread_that_reads_two_texts_in_turns(
     model: treadle.Model, alone: list[str], watched: Watched
 ) -> None:

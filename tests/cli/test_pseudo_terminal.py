@@ -172,6 +172,7 @@ def test_ctrl_z_at_the_prompt(chat: Open) -> None:
     terminal.until("ENDED 0 echo=True lines=True")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answering", [True, False])
 def test_sigterm_leaves_the_terminal_as_it_was(chat: Open, answering: bool) -> None:
     terminal = chat()

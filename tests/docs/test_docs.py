@@ -62,16 +62,8 @@ EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 # -- programs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One kernel cache for all pages."""
-    folder = tmp_path_factory.mktemp("kernels")
-    folder.chmod(0o700)
-    return folder
-
-
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
-def test_python_runs(page: Path, tmp_path: Path, kernels: Path) -> None:
+def test_python_runs(page: Path, tmp_path: Path, one_kernel_cache: Path) -> None:
     if platform.machine() not in ONLY_ON.get(page.name, (platform.machine(),)):
         pytest.skip(f"needs {' or '.join(ONLY_ON[page.name])}")
     program = tmp_path / f"{page.stem.replace('-', '_')}.py"
@@ -81,7 +73,7 @@ def test_python_runs(page: Path, tmp_path: Path, kernels: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, "TREADLE_CACHE": str(kernels)},
+        env=os.environ | {"PYTHONPATH": path, "TREADLE_CACHE": str(one_kernel_cache)},
         capture_output=True,
         text=True,
         timeout=300,

@@ -780,6 +780,7 @@ def test_pace_is_asked_while_it_learns() -> None:
 WANTED = (0, 1, QUANTUM, 2 * QUANTUM + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [31, QUANTUM - 1, QUANTUM, 400])
 def test_shares_are_fair_whatever_is_wanted(budget: int) -> None:
     """Exhaustive: three clients, two prompts of each, until all is read."""

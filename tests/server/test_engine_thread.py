@@ -139,6 +139,7 @@ def test_jobs_and_texts_take_turns(
     assert found[0]["usage"]["completion_tokens"] == 20
 
 
+@pytest.mark.slow
 def test_the_library_may_be_used_beside_a_server(
     service: Service, client: TestClient, model: treadle.Model
 ) -> None:
@@ -336,6 +337,7 @@ def test_histograms() -> None:
     assert found.sum == pytest.approx(1000.0101)
 
 
+@pytest.mark.slow
 def test_less_room_than_a_context() -> None:
     """Keys and values of so many bytes: a text that can never fit is refused, others end there."""
     with treadle.load(threads=2, context=1024, n_sequences=128, kv_bytes=1 << 20) as model:

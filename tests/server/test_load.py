@@ -129,6 +129,7 @@ def test_who_has_left_before_the_headers_is_forgotten() -> None:
     assert ended == ["closed"]
 
 
+@pytest.mark.slow
 def test_places_in_the_queue_go_down(
     service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

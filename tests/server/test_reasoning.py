@@ -241,6 +241,7 @@ def channelled(model: treadle.Model, request: pytest.FixtureRequest) -> Iterator
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", PROTOCOLS)
 def test_a_grammar_of_ones_own(ask: Callable[..., list[Said]], channelled: TestClient) -> None:
     """It holds for the answer, whose header is written before it."""
@@ -254,6 +255,7 @@ def test_a_grammar_of_ones_own(ask: Callable[..., list[Said]], channelled: TestC
 SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effort", ["none", None])
 def test_a_budget_beside_what_must_hold(effort: str | None, channelled: TestClient) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

@@ -8,9 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
-from openai.types.responses import Response
 from starlette.testclient import TestClient
 
 import treadle
@@ -195,6 +193,7 @@ def test_items_of_other_servers(client: TestClient) -> None:
 
 def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex waits for ``response.failed``; the indexes go on."""
+    from openai.types.responses import Response
 
     def fails(*_: object) -> int:
         raise ZeroDivisionError("a secret")
@@ -348,6 +347,8 @@ def test_talks_of_several_threads() -> None:
 
 def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
     """Those of responses before it, too; the last comes first, unless that is asked otherwise."""
+    import openai
+
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
     )
@@ -395,6 +396,8 @@ def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
 
 
 def test_a_response_by_its_id(client: TestClient) -> None:
+    import openai
+
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
     )
@@ -469,4 +472,6 @@ def test_logprobs_of_a_text_that_was_held_back(
 
 def test_an_answer_is_of_the_client_s_type(client: TestClient) -> None:
     """With all that it requires."""
+    from openai.types.responses import Response
+
     Response.model_validate(post(client, PATH, input="hi", **GREEDY))

@@ -27,6 +27,7 @@ Message = dict[str, Any]
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
 
 
+@pytest.mark.slow
 def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) -> None:
     """Streams and whole answers, more than have room at a time."""
     bodies: list[Message] = [
@@ -60,6 +61,7 @@ def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) 
     assert service.tally.n_fed - fed > service.tally.n_steps - steps  # they shared batches
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("each_piece")
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/v1/chat/completions"])
 def test_characters_are_never_torn(path: str, client: TestClient) -> None:
@@ -176,6 +178,7 @@ def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Ser
     assert service.tally.n_steps == steps  # the engine sleeps
 
 
+@pytest.mark.slow
 def test_who_leaves_while_waiting_is_forgotten(
     model: treadle.Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +206,7 @@ def test_who_leaves_while_waiting_is_forgotten(
     assert [line["finish"] for line in lines] == [["abort"], ["length"]]
 
 
+@pytest.mark.slow
 def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
     gate: dict[str, asyncio.Event] = {}
 

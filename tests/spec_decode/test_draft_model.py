@@ -114,6 +114,7 @@ def test_a_good_draft_model_pays(n: int) -> None:
     assert all(request.answer.timings.n_accepted > 200 for request in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", [0.0001, 0.002, 0.05])
 @pytest.mark.parametrize("next_id", [lambda ids: 3, novel])
 def test_what_it_may_cost(step_s: float, next_id: Any) -> None:
@@ -194,6 +195,7 @@ class Always(DraftController):
 GEMMA = {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, GEMMA])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
 def test_a_model_writes_the_same_text(

@@ -162,6 +162,7 @@ def test_the_text_is_that_without_it(path: Path, how: dict[str, Any]) -> None:
     written(path, how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_layer_that_is_right_is_believed(foreseen: Path, how: dict[str, Any]) -> None:
     timings = written(foreseen, how).timings

@@ -123,6 +123,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(window: int) -> None:
     assert times[0] > 1.6 * times[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("each", [0.002, 0.03])
 def test_drafts_that_are_wrong_cost_at_most_3_per_cent(n: int, each: float) -> None:
@@ -310,6 +311,7 @@ def draft_always(model: treadle.Model) -> None:
     gate.choose = lambda n, guesses, most: len(guesses)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
 def test_a_model_writes_the_same_text(
@@ -341,6 +343,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}])
 def test_a_grammars_forced_tokens_are_drafted(how: dict[str, Any]) -> None:
     """Two texts in a batch, each in its own place of its grammar, one with log-probabilities."""

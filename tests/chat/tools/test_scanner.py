@@ -238,6 +238,7 @@ def told_of(text: str, sizes: list[int], speech: AnswerMarks) -> Cut:
     return told.content, [(call.name, call.arguments) for call in told.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_is_cut(name: str, forced: bool) -> None:

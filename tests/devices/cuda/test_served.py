@@ -47,6 +47,8 @@ from tests.server.test_streams import (
 )
 from treadle.server.requests.service import ServerSettings, Service
 
+pytestmark = pytest.mark.slow  # whole models on an emulated card
+
 PROMPTS = ["def f(", "One day, a small dog", "x"]
 
 
