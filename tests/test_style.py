@@ -23,9 +23,8 @@ from treadle.models.archs import ARCHS
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
-# of a graph or a sublayer; of an architecture's row
-MAX_MODEL_FILE = 200
-MAX_ARCH = 30
+MAX_MODEL_FILE = 200  # lines of a graph or a sublayer
+MAX_ARCH = 30  # lines of an architecture's row
 
 # The folders where a format, an instruction set or an architecture may be told by its name.
 TABLES = {"format": "formats/", "isa": "isa/", "arch": "models/archs/"}

@@ -463,9 +463,8 @@ class Model:
         parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        # building one starts the other
         stop = self.template.stop
-        _ = self.tokenizer
+        _ = self.tokenizer  # built while the template's process starts
         conversation = self.read_conversation(messages)
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}

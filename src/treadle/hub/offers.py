@@ -37,9 +37,8 @@ NO_MODEL = re.compile(  # files beside a model that are not models by themselves
 )
 REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, dropped by ggml in 2024
 
-# bytes besides the weights, and per byte of weights
-ROOM = 1 << 30
-ROOM_SHARE = 1 / 8
+ROOM = 1 << 30  # bytes besides the weights
+ROOM_SHARE = 1 / 8  # further bytes per byte of weights
 
 
 @dataclass(frozen=True)

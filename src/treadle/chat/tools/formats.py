@@ -58,8 +58,7 @@ THOUGHTS = (
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
-# characters of white space within a mark of calls
-MAX_SPACE = 8
+MAX_SPACE = 8  # characters of white space within a mark of calls
 _SPACE = " \t\r\n"
 QUOTE = '<|"|>'  # around strings, in the style "own"
 

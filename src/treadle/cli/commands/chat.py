@@ -129,7 +129,7 @@ class Chat:
         """Raise SamplingError or GrammarError for settings that this model cannot have. Nothing is
         run.
         """
-        with settings.named():
+        with settings.naming_file():
             self.model.generate([0], session=self.session, **settings.settings())
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:

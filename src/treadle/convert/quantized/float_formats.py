@@ -165,8 +165,7 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     m, k = shape
     scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
     table = take(found, tensor, f"{name}.quant_map")
-    # the last block may be short
-    n_scales = -(-m * k // block)
+    n_scales = -(-m * k // block)  # the last block may be short
     n_bytes = -(-m * k // 2)
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
         what = f"{tensor.n_bytes} bytes and {math.prod(scale.shape)} scales"

@@ -28,9 +28,8 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 SPAN = 256  # values of K that are multiplied together
-# vectors, and pairs of vectors, of a span's codes
-VECTORS = 8
-PAIRS = 4
+VECTORS = 8  # vectors of a span's codes
+PAIRS = 4  # pairs of vectors of a span's codes
 HALF = SPAN // 2
 RUN = 16
 SCALES = SPAN // BLOCK  # scales of x for a span

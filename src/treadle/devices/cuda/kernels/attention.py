@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WARPS = 4
-# most f32 sums and rows of a thread: more would spill
-SUMS = 64
-MOST_ROWS = 8
+SUMS = 64  # most f32 sums of a thread: more would spill
+MOST_ROWS = 8  # most rows of a thread
 MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without an attribute
 
 

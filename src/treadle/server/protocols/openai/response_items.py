@@ -28,7 +28,7 @@ SEAL = "treadle:"  # prefix of ``encrypted_content``
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
+def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
     """Convert ``input``, a string or items, to items that each have a ``type`` and an ``id``.
     References are replaced by their items. Raises ApiError.
     """
@@ -44,7 +44,7 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
         name = item.get("id")
         if kind == "item_reference":
             name = text(f"{where}.id", name)
-            found = talks.item(name)
+            found = responses.item(name)
             if found is None:
                 raise gone(where, name, "item_not_found")
             result.append(found)
