@@ -94,7 +94,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Write scales and codes into blocks."""
+    """Write ``qs`` and ``qh`` of IQ1_S blocks; ``qh`` has the scales too."""
     index = found.codes % DOWN
     down = found.codes[:, ::4] // DOWN
     out["qs"] = index & 255

@@ -55,7 +55,9 @@ def write_steps(out: Blocks, found: Any) -> None:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Return steps plus 128: the first 16 of each 32 weights, then the second 16."""
+    """Return table values plus 128, as unsigned bytes: of low nibbles, which are the first 16 of 32
+    weights, then of high ones.
+    """
     return looked_up(k, field, TABLE)
 
 

@@ -97,7 +97,7 @@ def tag_of(path: str) -> tuple[str, str]:
 
 
 def rank(offer: RepositoryModel) -> int:
-    """Return the place in QUALITY; larger types come after it, unknown ones last."""
+    """Return the place of its type in QUALITY, then LARGER; an unknown type comes last."""
     return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
 
 

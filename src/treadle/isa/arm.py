@@ -59,17 +59,17 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by 16-bit products: four instructions for 16 of them."""
+    """``dot4`` by 16-bit products: four instructions for 16 of them; ``w_max``: the largest weight."""
     return _by_signed(_smull, k, acc, w, x, w_max)
 
 
 def dot4_sdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``sdot``."""
+    """``dot4`` by ``sdot``; ``w_max``: the largest weight."""
     return _by_signed(_sdot, k, acc, w, x, w_max)
 
 
 def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``usdot``."""
+    """``dot4`` by ``usdot``, which multiplies unsigned weights directly."""
     if w.ty.lanes % WIDE:
         return portable.dot4(k, acc, w, x, w_max)
     return _dot(k, f"{NEON}.usdot.v4i32.v16i8", acc, w, x)

@@ -271,7 +271,7 @@ def begun_mark(text: str, mark: str) -> int:
     return overlap(text, core)
 
 
-def bytes_of(mark: str) -> re.Pattern[bytes]:
+def mark_pattern(mark: str) -> re.Pattern[bytes]:
     """Return the pattern of a mark of calls, for a text's bytes."""
     return re.compile(_spaced(mark).pattern.encode())
 

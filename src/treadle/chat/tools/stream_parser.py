@@ -124,7 +124,7 @@ class StreamParser:
     # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
-        """Next to a mark: drop line breaks."""
+        """Drop line breaks next to a mark; at other text enter the state ``_next``."""
         self._buffer = self._buffer.lstrip("\n")
         if self._buffer or last:
             self._state = self._next

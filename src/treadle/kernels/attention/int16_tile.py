@@ -132,7 +132,9 @@ class WordTile(WideTile):
         self._load_values(home + self.spec.page.v_off, i, n_keys)
 
     def _load_keys(self, home: Val, i: Val) -> None:
-        """Load keys into lanes; their lengths are a vector."""
+        """Scale a page's keys by their Euclidean lengths to int16, store them as pairs of dims, and
+        store the lengths.
+        """
         k = self.k
         at = self.at
         lanes = self.isa.lanes

@@ -22,7 +22,7 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i8, i16, i32, u8
 from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
 from treadle.kernels.format_blocks import BlockAddress, fields_of, scales_of, unpack_codes
-from treadle.kernels.matmul.gemv_q8 import grid, prepared_bytes
+from treadle.kernels.matmul.gemv_q8 import accumulators, prepared_bytes
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
@@ -143,7 +143,7 @@ class GemvSpans:
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products of some rows with all tokens."""
         k = self.k
-        sums = grid(k, self.spec, self.lanes)
+        sums = accumulators(k, self.spec, self.lanes)
         with k.loop(-(-self.n_spans // CHUNK)) as chunk:
             start = chunk * CHUNK
             n_spans = k.min(self.n_spans - start, CHUNK)

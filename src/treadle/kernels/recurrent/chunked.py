@@ -298,8 +298,8 @@ class Chunk:
                     k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
 
     def _add(self) -> None:
-        """Compute what each token adds, that times the decay until the chunk's end, and its output
-        from the state alone.
+        """Store for each token: its update of the state (``new``), that decayed to the chunk's end
+        (``kept``), and its output from the earlier state (``seen``).
         """
         k = self.k
         at = self.at

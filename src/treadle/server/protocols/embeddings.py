@@ -124,7 +124,9 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
 
 
 async def native_embedding(request: HttpRequest) -> Response:
-    """``POST /embedding``."""
+    """``POST /embedding``, llama.cpp's: a list of objects with a list of vectors, of each token if
+    ``pooling`` is "none".
+    """
     return await _native(request, service_of(request), await read_json(request))
 
 

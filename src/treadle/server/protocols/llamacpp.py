@@ -26,7 +26,7 @@ from treadle.server.http.body_fields import (
 from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
-from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
+from treadle.server.protocols.llamacpp_answer import final_fields, said, sampling_dict
 from treadle.server.protocols.openai.answer import error_event
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.requests.chat_prompt import conversation_text
@@ -125,7 +125,7 @@ async def infill(request: HttpRequest) -> Response:
 
 
 async def completion(request: HttpRequest) -> Response:
-    """``POST /completion``."""
+    """``POST /completion``, llama.cpp's: without choices; several prompts give a list of results."""
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_completion, body))
@@ -147,7 +147,7 @@ def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[
     nested field, such as ``timings/prompt_n``, keeps this name as its key.
     """
     tokens = stream.is_streamed or stream.generation.more["tokens"]
-    result = {**said(piece, tokens=tokens), **end(service, stream, piece)}
+    result = {**said(piece, tokens=tokens), **final_fields(service, stream, piece)}
     names: list[str] = stream.generation.more["fields"]
     found: dict[str, Any] = {}
     for name in names:

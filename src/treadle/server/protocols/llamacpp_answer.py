@@ -34,7 +34,7 @@ def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
     return result
 
 
-def end(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
+def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return the final fields of an answer, or of a stream's last event."""
     answer = piece.output.answer
     word = piece.output.answer.stopped_by
@@ -71,7 +71,7 @@ def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict
     if not stream.generation.more["verbose"]:
         return {}
     prompt = service.model.detokenize(stream.generation.prompts[piece.output.prompt])
-    return {"__verbose": {**said(piece), **end(service, stream, piece), "prompt": prompt}}
+    return {"__verbose": {**said(piece), **final_fields(service, stream, piece), "prompt": prompt}}
 
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:

@@ -264,8 +264,8 @@ class RequestStream:
                 yield None
 
     def give_up(self, why: BaseException) -> None:
-        """Abort the request: the engine computes at most one more step for it, and ``pieces`` raises
-        ``why``.
+        """Abort the request: the engine computes at most one more step for it, and ``pieces``
+        raises ``why``.
         """
         if self.ended is None:
             self.ended = why

@@ -67,7 +67,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
             thought = thought or unsealed(item.get("encrypted_content"))
-            messages += [thinking(thought)] if thought else []
+            messages += [reasoning_message(thought)] if thought else []
         elif kind in CALLS:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
@@ -112,7 +112,7 @@ def gone(where: str, name: str, code: str) -> ApiError:
     )
 
 
-def thinking(thought: str) -> dict[str, Any]:
+def reasoning_message(thought: str) -> dict[str, Any]:
     """Return reasoning as a chat message without other content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 

@@ -36,8 +36,8 @@ from treadle.server.protocols.openai.response_items import (
     in_turns,
     new_id,
     read_items,
+    reasoning_message,
     sealed,
-    thinking,
 )
 from treadle.server.protocols.openai.response_tools import (
     ClientTool,
@@ -204,7 +204,7 @@ class _Item:
         if self.call is not None:
             return calling(self.call.id, self.call.name, self.text)
         if self.kind == "reasoning":
-            return thinking(self.text)
+            return reasoning_message(self.text)
         return {"role": "assistant", "content": self.text}
 
 
