@@ -213,7 +213,13 @@ NO_MODULES |= {
     "timings",
     "v",
 }  # objects
-NO_MODULES |= {"cls", "general", "limits", "vqdot"}  # tensors, keys of GGUF, of Ray, instructions
+NO_MODULES |= {
+    "cls",
+    "dense_2",
+    "general",
+    "limits",
+    "vqdot",
+}  # tensors, keys of GGUF, of Ray, instructions
 NO_MODULES |= {"lora", "output", "token_embd"}  # labels of steps
 NO_MODULES |= {"output_config", "reasoning", "response", "text", "thinking"}  # fields of protocols
 

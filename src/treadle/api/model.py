@@ -40,7 +40,7 @@ from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended

@@ -59,7 +59,9 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by 16-bit products: four instructions for 16 of them; ``w_max``: the largest weight."""
+    """``dot4`` by 16-bit products: four instructions for 16 of them. ``w_max``: the largest
+    weight.
+    """
     return _by_signed(_smull, k, acc, w, x, w_max)
 
 

@@ -23,7 +23,7 @@ from treadle.cli.ui.table import is_styled, typed
 from treadle.cli.ui.terminal import KeyboardGuard, LineSource, PipedLines, open_lines
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from treadle.api.generation import Generation

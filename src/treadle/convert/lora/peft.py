@@ -219,8 +219,8 @@ def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> i
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """Return A and B as ``LowRank``; the side that ``part`` derives is converted to the order of the
-    GGUF's matrix.
+    """Return A and B as ``LowRank``; the side that ``part`` derives is converted to the order of
+    the GGUF's matrix.
     """
     a = pair.a
     b = pair.b

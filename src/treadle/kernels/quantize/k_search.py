@@ -349,8 +349,8 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
-        """Store each sub-block's best unrounded scale (and minimum) in ``fit_``, the block's largest in
-        ``most_``.
+        """Store each sub-block's best unrounded scale (and minimum) in ``fit_``, the block's
+        largest in ``most_``.
         """
         raise NotImplementedError
 

@@ -125,7 +125,7 @@ async def infill(request: HttpRequest) -> Response:
 
 
 async def completion(request: HttpRequest) -> Response:
-    """``POST /completion``, llama.cpp's: without choices; several prompts give a list of results."""
+    """``POST /completion``, llama.cpp's: no choices; several prompts give a list of results."""
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_completion, body))

@@ -211,7 +211,7 @@ class ItemRows:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
-        """Return the first dim of this lane's ``vector``-th vector, at most that of the last one."""
+        """Return the first dim of this lane's ``vector``-th vector, at most that of the last."""
         at = (self.block.lane + 32 * vector) * self.width
         return self.k.min(at, self.spec.dims_v - self.width)
 
