@@ -105,7 +105,7 @@ XS_CODER = FormatCoder(
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and steps."""
+    """Return the sub-blocks' integer scales, and the weights before scaling."""
     low = split_words(blocks["scales_l"], 2, 4)
     high = split_words(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
     return XS_CODER.ladder[low | high << np.uint8(4)], read_steps(blocks)

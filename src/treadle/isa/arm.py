@@ -78,7 +78,7 @@ def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``smmla``, ``usmmla``."""
+    """``pairs`` by ``smmla`` or ``usmmla``."""
     name = "smmla" if w.ty.is_signed else "usmmla"
     return k.call(f"{NEON}.{name}.v4i32.v16i8", acc.ty, [acc.ir, w.ir, x.ir])
 
@@ -95,7 +95,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``bfcvtn``."""
+    """``narrow_bf16`` by ``bfcvtn``."""
     return x.to(bf16).bits(i16.like(x.ty))
 
 
@@ -105,7 +105,7 @@ def pause(k: Builder) -> None:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``tbl``."""
+    """``lookup`` by ``tbl``."""
     same = k.const([*table], u8 * WIDE)
     parts = k.split(index & 15, WIDE)
     return k.concat(*(k.call(f"{NEON}.tbl1.v16i8", p.ty, [same.ir, p.ir]) for p in parts))

@@ -82,7 +82,7 @@ def load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``st1w``."""
+    """``store`` by ``st1w``."""
     _move(k, "st1w.horiz", r, p, stride)
 
 

@@ -492,7 +492,7 @@ class StreamParser:
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
-        """Between the calls of a row that wraps them."""
+        """Read text between the calls of a format that wraps them."""
         row = self._row
         assert row is not None
         text = self._buffer.lstrip().removeprefix(row.between.strip()).lstrip()

@@ -338,7 +338,7 @@ class WordTile(WideTile):
         k.store(self.scratch + at.d_weights, whole * (1 / LIMIT), offset=r * 4)
 
     def _number(self, place: int, r: Val) -> Val:
-        """Return the number of row ``r``."""
+        """Load the f32 of row ``r`` from the array at ``place`` in scratch."""
         return self.k.load(self.scratch + place, f32, offset=r * 4)
 
     def _scale(self, r: Val, ty: Ty) -> Val:

@@ -113,7 +113,7 @@ class GemvSpans:
         return [first + i * each for i in range(n)]
 
     def of_rows(self, n: int, size: int) -> list[Val]:
-        """The same for the spans of a chunk."""
+        """Return the next ``n`` addresses in scratch, for ``size`` bytes of a chunk's every span."""
         return self._places(n, size, min(CHUNK, self.n_spans))
 
     def make_room(self) -> None:
@@ -137,7 +137,7 @@ class GemvSpans:
         raise NotImplementedError
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
-        """Return ``total`` plus such a sum."""
+        """Return ``total`` plus ``part``, a sum of ``multiply``, times the scale if it lacks it."""
         return total + part
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
@@ -186,7 +186,7 @@ class GemvSpans:
         return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
-        """Return codes as the dots take them."""
+        """Return the codes less ``less``, signed as the dots take them."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:

@@ -191,7 +191,7 @@ class Chunk:
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _ask_for_out(self, t: Val, j: int) -> None:
-        """The same for a line of a token's output."""
+        """Prefetch a line of a token's output in the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 
