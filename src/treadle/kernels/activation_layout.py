@@ -240,7 +240,7 @@ def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
 
 
 def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
-    """Split f32 in a kernel, as its twin in numpy does: parts in the order of ``x``, ``i16 * n``."""
+    """As the numpy twin, in a kernel: parts in the order of ``x``, ``i16 * n``."""
     parts = [k.isa.narrow_bf16(k, x)]
     for _ in range(1, n_parts):
         last = parts[-1]

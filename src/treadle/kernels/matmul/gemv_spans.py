@@ -113,7 +113,7 @@ class GemvSpans:
         return [first + i * each for i in range(n)]
 
     def of_rows(self, n: int, size: int) -> list[Val]:
-        """Return the next ``n`` addresses in scratch, for ``size`` bytes of a chunk's every span."""
+        """Return the next ``n`` addresses in scratch, for ``size`` bytes per span of a chunk."""
         return self._places(n, size, min(CHUNK, self.n_spans))
 
     def make_room(self) -> None:
