@@ -23,9 +23,8 @@ from treadle.models.archs import ARCHS
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
-# of a graph or a sublayer; of an architecture's row
-MAX_MODEL_FILE = 250
-MAX_ARCH = 30
+MAX_MODEL_FILE = 250  # lines of a graph or a sublayer
+MAX_ARCH = 30  # lines of an architecture's row
 
 # of a folder's modules; VENDORS has one module for each vendor of checkpoints
 MAX_FOLDER = 40

@@ -169,6 +169,53 @@ def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
         assert variable in used, f"{page.name}: {variable}"
 
 
+@EVERY_PAGE
+def test_names_in_modules_that_are_named_exist(page: Path) -> None:
+    """In backquotes: ``select.matmul`` is a name in a module of the package that is called so."""
+    modules: dict[str, list[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        modules.setdefault(path.stem, []).append(path.read_text("utf-8"))
+    for first, second in re.findall(r"`([a-z_]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`", prose(page)):
+        if first in NO_MODULES or second in EXTENSIONS:
+            continue
+        sources = modules.get(first, [])
+        defined = re.compile(rf"^(?:def |class )?{second}\b", re.MULTILINE)
+        assert any(map(defined.search, sources)), f"{page.name}: {first}.{second}"
+
+
+EXTENSIONS = {"h", "json", "jsonl", "py", "toml"}
+NO_MODULES = {
+    "asyncio",
+    "dataclasses",
+    "faulthandler",
+    "multiprocessing",
+    "sys",
+    "torch",
+    "treadle",
+}
+NO_MODULES |= {
+    "codes",
+    "device",
+    "isa",
+    "k",
+    "llm",
+    "model",
+    "plan",
+    "session",
+    "timings",
+    "v",
+}  # objects
+NO_MODULES |= {
+    "cls",
+    "dense_2",
+    "general",
+    "limits",
+    "vqdot",
+}  # tensors, keys of GGUF, of Ray, instructions
+NO_MODULES |= {"lora", "output", "token_embd"}  # labels of steps
+NO_MODULES |= {"output_config", "reasoning", "response", "text", "thinking"}  # fields of protocols
+
+
 def resolve(word: str) -> bool:
     """Whether a dotted name is a module, or something in one."""
     parts = word.split(".")

@@ -224,8 +224,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     parts = problems(spec, isa, rng)
     layout = spec.layout()
     if isinstance(spec, Gemm):
-        # rows of a tile
-        block = spec.nr
+        block = spec.nr  # rows of a tile
         most = 3 * spec.nr
         firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
         made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]

@@ -167,7 +167,7 @@ def test_written_texts_are_the_same_beside_others(
     with treadle.load(
         tmp_path / "tiny.gguf", threads=2, deterministic=True, n_sequences=3, speculate=True
     ) as model:
-        model.stepper.scheduler.drafting.gate = Always()
+        model.stepper.scheduler.drafting.controller = Always()
         asked: dict[str, Any] = {"max_tokens": 80, "temperature": 0.0, "ignore_eos": True}
         model.speculate, alone = False, list[list[int]]()
         for ids in prompts:

@@ -149,7 +149,7 @@ class Walk(RuleBasedStateMachine):
         self.scheduler.cancel(request)
         self.scheduler.step()
         assert request.seq is None
-        assert request not in (*self.scheduler.admission.running, *self.scheduler.admission.waiting)
+        assert request not in (*self.scheduler.queue.running, *self.scheduler.queue.waiting)
 
     @precondition(lambda self: self.world.requests)
     @rule(which=st.integers(0, 30))
@@ -417,7 +417,7 @@ def test_what_gave_way_looks_at_its_new_sequence() -> None:
     cache = world.engine.cache
     while len(request.answer.ids) < 3:
         world.scheduler.step()
-    assert world.scheduler.admission.take_pages(lambda other: True)
+    assert world.scheduler.queue.take_pages(lambda other: True)
     other = cache.sequence()
     while other.n_changes < request.seen:
         world.engine.run([BatchItem(other, [199])])

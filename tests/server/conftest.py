@@ -55,13 +55,13 @@ def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
     service.engine.warmed.result(300)
     try:
         yield service
-        assert not service.engine.texts
-        assert not service.calls
+        assert not service.engine.outputs
+        assert not service.streams
     finally:
         service.close()
     check_scheduler(service.engine.scheduler)
-    assert not service.engine.scheduler.admission.running
-    assert not service.engine.scheduler.admission.waiting
+    assert not service.engine.scheduler.queue.running
+    assert not service.engine.scheduler.queue.waiting
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def each_piece(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     step = service.engine.stepper.step
 
     def wait(*given: Any) -> Any:
-        until(lambda: not any(t.answer.pieces for t in list(service.engine.texts.values())))
+        until(lambda: not any(t.answer.pieces for t in list(service.engine.outputs.values())))
         return step(*given)
 
     monkeypatch.setattr(service.engine.stepper, "step", wait)
@@ -119,11 +119,11 @@ def held(service: Service) -> Iterator[None]:
     meanwhile, however slow its reader.
     """
     turns = service.engine.stepper
-    inbox = service.engine.scheduler.admission.inbox
+    inbox = service.engine.scheduler.queue.inbox
     step, over = turns.step, threading.Event()
 
     def begun() -> bool:
-        return any(len(text.answer.ids) > 2 for text in list(service.engine.texts.values()))
+        return any(len(output.answer.ids) > 2 for output in list(service.engine.outputs.values()))
 
     def wait(*given: Any) -> Any:
         until(lambda: over.is_set() or inbox or not begun())

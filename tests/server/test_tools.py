@@ -432,7 +432,9 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     tokens = [entry["token"] for entry in measured["choices"][0]["logprobs"]["content"]]
     *texts, whole = accumulate(tokens)
     assert whole == "<think>\na < b\n</think>\n\nyes"
-    n = sum("<think>" in text and "</think>" not in text for text in texts)  # before a next token
+    n = sum(
+        "<think>" in output and "</think>" not in output for output in texts
+    )  # before a next token
     used = {"reasoning_tokens": n}  # the mark that ends it is of it
     assert 3 < n < len(tokens)
     assert measured["usage"]["completion_tokens_details"] == used

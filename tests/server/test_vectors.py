@@ -321,7 +321,7 @@ def test_texts_go_on_between_the_runs_of_a_long_one(
 
         def first() -> None:
             asking.start()
-            until(lambda: service.engine.texts)
+            until(lambda: service.engine.outputs)
 
         ran = watch(model, monkeypatch, first)
         assert post(client, "/embedding", content=[5] * n, **pooling) == alone

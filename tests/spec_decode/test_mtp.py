@@ -88,7 +88,7 @@ def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def load(path: Path, **settings: Any) -> treadle.Model:
     model = treadle.load(path, threads=1, **{"context": 256, "n_sequences": 3, **settings})
-    model.stepper.scheduler.drafting.gate = Always()
+    model.stepper.scheduler.drafting.controller = Always()
     return model
 
 

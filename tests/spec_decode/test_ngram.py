@@ -307,7 +307,7 @@ def test_guesses_that_were_never_run_open_and_close_the_gate() -> None:
 
 def draft_always(model: treadle.Model) -> None:
     """Whatever it costs: the clock decides nothing."""
-    gate = model.stepper.scheduler.drafting.gate
+    gate = model.stepper.scheduler.drafting.controller
     gate.choose = lambda n, guesses, most: len(guesses)  # type: ignore[method-assign]
 
 

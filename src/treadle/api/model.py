@@ -41,7 +41,7 @@ from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError, UnsupportedError
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
@@ -555,9 +555,8 @@ class Model:
         parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        # building one starts the other
         stop = self.template.stop
-        _ = self.tokenizer
+        _ = self.tokenizer  # built while the template's process starts
         conversation = self.read_conversation(messages)
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}

@@ -17,9 +17,9 @@ from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TreadleError
+from treadle.files.paths import file_name
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
-from treadle.files.target import file_name
 
 if TYPE_CHECKING:
     from treadle.api.model import Model

@@ -185,7 +185,7 @@ class Request:
         again = len(self.ids) - 1 - len(self.seq.ids)
         return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
 
-    def goes_on(self, left: int) -> bool:
+    def is_decoding(self, left: int) -> bool:
         """Whether it decodes, and the ``left`` ids missing from its sequence are the last one plus
         those that a layer state must recompute because of a draft.
         """

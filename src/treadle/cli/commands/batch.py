@@ -15,7 +15,7 @@ from treadle.cli.load import find_model, load_model
 from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

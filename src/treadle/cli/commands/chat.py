@@ -23,7 +23,7 @@ from treadle.cli.ui.table import is_styled, typed
 from treadle.cli.ui.terminal import KeyboardGuard, LineSource, PipedLines, open_lines
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
@@ -129,7 +129,7 @@ class Chat:
         """Raise SamplingError or GrammarError for settings that this model cannot have. Nothing is
         run.
         """
-        with settings.named():
+        with settings.naming_file():
             self.model.generate([0], session=self.session, **settings.settings())
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:

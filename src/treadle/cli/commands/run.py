@@ -58,9 +58,9 @@ def command(
         raise click.UsageError("PROMPT is not UTF-8")
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, **load)
-        options = options.of(model)
+        options = options.with_model_defaults(model)
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
-        with options.named():
+        with options.naming_file():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary
                 generation = model.generate(ids, **options.settings())
             if as_json:

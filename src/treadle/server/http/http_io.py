@@ -21,7 +21,7 @@ from treadle.server.http import json_pieces
 from treadle.server.http.api_errors import ApiError, GoneError, busy, timed_out
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
     from starlette.types import Receive, Scope, Send
 
 MAX_BODY = 16 << 20  # bytes
@@ -137,7 +137,7 @@ class Bodies:
             self.n_bytes -= held
 
 
-async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
+async def read_body(request: HttpRequest, weigh: Callable[[int], None]) -> bytes:
     """Return the whole body. Raises ApiError if it is too large, compressed, or late."""
     most = MAX_BODY
     packed = request.headers.get("content-encoding", "identity")
@@ -173,12 +173,12 @@ def _too_large() -> ApiError:
     return ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", code="too_large")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: HttpRequest) -> dict[str, Any]:
     """Return the body as a JSON object, whatever its content type. Raises ApiError."""
     return _object(await read_any(request))
 
 
-async def read_any(request: Request) -> Any:
+async def read_any(request: HttpRequest) -> Any:
     """Return the body as a JSON value. Raises ApiError."""
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
@@ -238,7 +238,7 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
             await task
 
 
-def seconds_of(request: Request) -> float:
+def seconds_of(request: HttpRequest) -> float:
     """Return the time limit in the request's header, in seconds. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
     if said is None:
@@ -252,7 +252,7 @@ def seconds_of(request: Request) -> float:
     return seconds
 
 
-async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def result(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of ``work``, which is cancelled if the client disconnects. Raises ApiError
     if the header's time limit ends first.
     """

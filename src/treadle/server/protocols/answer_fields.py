@@ -8,17 +8,17 @@ if TYPE_CHECKING:
     from treadle.server.requests.request_stream import OutputStream, RequestStream
 
 
-def reuse(text: OutputStream) -> dict[str, Any]:
+def reuse(output: OutputStream) -> dict[str, Any]:
     """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped."""
-    use = text.answer.timings.cache
+    use = output.answer.timings.cache
     return {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
 
 
-def timings(text: OutputStream) -> dict[str, Any]:
+def timings(output: OutputStream) -> dict[str, Any]:
     """Return timings of one output under llama.cpp's names, in milliseconds. ``cache`` is treadle's
     own.
     """
-    t = text.answer.timings
+    t = output.answer.timings
     read = t.n_prompt - t.n_cached
     written = t.n_generated
     return {
@@ -33,17 +33,17 @@ def timings(text: OutputStream) -> dict[str, Any]:
         "predicted_per_second": t.decode_tok_s,
         "draft_n": t.n_drafted,
         "draft_n_accepted": t.n_accepted,
-        "cache": reuse(text) | {"piece": _piece(text)},
+        "cache": reuse(output) | {"piece": _piece(output)},
     }
 
 
-def warnings(call: RequestStream) -> dict[str, list[str]]:
+def warnings(stream: RequestStream) -> dict[str, list[str]]:
     """Return warnings about ignored fields and about schema parts that are not enforced."""
-    found = [*call.asked.ignored, *call.asked.planned.warnings]
+    found = [*stream.generation.ignored, *stream.generation.planned.warnings]
     return {"warnings": found} if found else {}
 
 
-def _piece(text: OutputStream) -> str:
+def _piece(output: OutputStream) -> str:
     """Return the text of the first prompt token that was not cached."""
-    token = text.answer.timings.cache.token
-    return "" if token is None else text.answer.tokenizer.piece(token)
+    token = output.answer.timings.cache.token
+    return "" if token is None else output.answer.tokenizer.piece(token)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.api.embedding import Embedder
 from treadle.chat.messages import PlacedPart, parts_of
@@ -81,11 +81,11 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
     if form not in (None, ""):
         options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
-    asked = read_asked(options, service.model, service.defaults)
-    asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
-    asked.options = replace(asked.options, streams=False)  # a line has whole calls
-    asked.settings["logprobs"] = read_logprobs(body, service.model)
-    return asked
+    generation = read_asked(options, service.model, service.defaults)
+    generation.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
+    generation.options = replace(generation.options, streams=False)  # a line has whole calls
+    generation.settings["logprobs"] = read_logprobs(body, service.model)
+    return generation
 
 
 def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,11 +103,11 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
-    asked = _asked(service, body)
+    generation = _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
-    read_conversation({**chat, **_thinking(body)}, service, asked)
-    return asked
+    read_conversation({**chat, **_thinking(body)}, service, generation)
+    return generation
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
@@ -132,24 +132,26 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/generate``: the prompt is one chat message, unless ``raw``."""
     given = read_fields(body, FIELDS)
-    asked = _asked(service, body)
+    generation = _asked(service, body)
     prompt = given.get("prompt", "")
     images = given.get("images", [])
     if images and (given.get("suffix") or given.get("raw", False)):
         raise ApiError(400, "images: not supported with suffix or raw", param="images")
     if given.get("suffix"):
-        asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
-        asked.plan(service.model)
-        return asked
+        generation.prompts = read_prompts(
+            {"prompt": prompt, "suffix": given["suffix"]}, service.model
+        )
+        generation.plan(service.model)
+        return generation
     if given.get("raw", False):
-        asked.prompts = [read_prompt(prompt, service.model)]
-        asked.plan(service.model)
-        return asked
+        generation.prompts = [read_prompt(prompt, service.model)]
+        generation.plan(service.model)
+        return generation
     messages = [_given("prompt", {"role": "user", "content": prompt, "images": images})]
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
-    read_conversation({"messages": messages, **_thinking(body)}, service, asked)
-    return asked
+    read_conversation({"messages": messages, **_thinking(body)}, service, generation)
+    return generation
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": on}, **effort}
 
 
-async def chat(request: Request) -> Response:
+async def chat(request: HttpRequest) -> Response:
     """``POST /api/chat``."""
     service = service_of(request)
     body = await read_json(request)
@@ -173,14 +175,14 @@ async def chat(request: Request) -> Response:
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
 
 
-async def generate(request: Request) -> Response:
+async def generate(request: HttpRequest) -> Response:
     """``POST /api/generate``."""
     service = service_of(request)
     body = await read_json(request)
     if not body.get("prompt"):  # the client wants the model loaded
         return Json(_loaded(service, _response))
-    call = await service.begin(request, read_generate, body)
-    return await _answer(request, service, call, _response)
+    stream = await service.begin(request, read_generate, body)
+    return await _answer(request, service, stream, _response)
 
 
 def _message(told: ParsedOutput) -> dict[str, Any]:
@@ -212,17 +214,21 @@ def _loaded(service: Service, say: Say) -> dict[str, Any]:
     return {**_head(service), **say(NOTHING), "done": True, "done_reason": "load"}
 
 
-async def _answer(request: Request, service: Service, call: RequestStream, say: Say) -> Response:
-    if call.stream:
-        parts = _lines(service, call, say)
-        return StreamedResponse(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
-    (piece,) = await finished(request, call)
+async def _answer(
+    request: HttpRequest, service: Service, stream: RequestStream, say: Say
+) -> Response:
+    if stream.is_streamed:
+        parts = _lines(service, stream, say)
+        return StreamedResponse(
+            stream, parts, lambda e: _line(error_dict(e)), "application/x-ndjson"
+        )
+    (piece,) = await finished(request, stream)
     said = _said(piece, piece.said(), say)
-    return Json({**_head(service), **said, **_end(piece), **warnings(call)})
+    return Json({**_head(service), **said, **_end(piece), **warnings(stream)})
 
 
-async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterator[bytes]:
-    async for piece in ticking(call):
+async def _lines(service: Service, stream: RequestStream, say: Say) -> AsyncIterator[bytes]:
+    async for piece in ticking(stream):
         if piece is None:  # JSON lines have no comments: keep-alive is an empty part
             yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
@@ -230,12 +236,12 @@ async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterat
         if parts or piece.logprobs:  # log-probabilities may precede held-back text
             yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
-            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
+            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(stream)})
 
 
 def _said(piece: StreamPiece, parts: list[OutputPiece], say: Say) -> dict[str, Any]:
     result = say(ParsedOutput.of(parts))
-    if piece.text.request.n_top is not None:
+    if piece.output.request.n_top is not None:
         result["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
     return result
 
@@ -254,7 +260,7 @@ def _now() -> str:
 
 def _end(piece: StreamPiece) -> dict[str, Any]:
     reason = "stop" if piece.finish_reason == "stop" else "length"
-    return {"done": True, "done_reason": reason, **_durations(piece.text)}
+    return {"done": True, "done_reason": reason, **_durations(piece.output)}
 
 
 def _durations(of: OutputStream) -> dict[str, int]:
@@ -276,7 +282,7 @@ def _ns(seconds: float) -> int:
 # -- embeddings and models ------------------------------------------------------------------------
 
 
-async def embed_texts(request: Request) -> Response:
+async def embed_texts(request: HttpRequest) -> Response:
     """``POST /api/embed``."""
     service = service_of(request)
     body = await read_json(request)
@@ -291,7 +297,7 @@ async def embed_texts(request: Request) -> Response:
     return Json({**made, **_notes(service, body, embedder)})
 
 
-async def embed_prompt(request: Request) -> Response:
+async def embed_prompt(request: HttpRequest) -> Response:
     """``POST /api/embeddings``, the older form: one input."""
     service = service_of(request)
     body = await read_json(request)
@@ -340,24 +346,24 @@ def details(service: Service) -> dict[str, Any]:
     }
 
 
-async def root(request: Request) -> Response:
+async def root(request: HttpRequest) -> Response:
     """``GET /``: Ollama clients probe it to find out if a server runs."""
     return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
 
 
-async def version(request: Request) -> Response:
+async def version(request: HttpRequest) -> Response:
     """``GET /api/version``: the Ollama version whose API is implemented, which clients check (VS
     Code's Copilot requires 0.6.4), and treadle's own.
     """
     return Json({"version": SPOKEN, "treadle": __version__})
 
 
-async def tags(request: Request) -> Response:
+async def tags(request: HttpRequest) -> Response:
     """``GET /api/tags``."""
     return Json({"models": [describe(service_of(request))]})
 
 
-async def running(request: Request) -> Response:
+async def running(request: HttpRequest) -> Response:
     """``GET /api/ps``."""
     service = service_of(request)
     never = "9999-12-31T23:59:59Z"
@@ -365,7 +371,7 @@ async def running(request: Request) -> Response:
     return Json({"models": [{**describe(service), **own}]})
 
 
-async def show(request: Request) -> Response:
+async def show(request: HttpRequest) -> Response:
     """``POST /api/show``: any name means this model."""
     service = service_of(request)
     model = service.model
@@ -389,5 +395,5 @@ async def show(request: Request) -> Response:
 def _capabilities(service: Service) -> list[str]:
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
-    found = {"tools": True, "thinking": service.manner.thought is not None}
+    found = {"tools": True, "thinking": service.dialect.thought is not None}
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

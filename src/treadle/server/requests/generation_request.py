@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import Request
 
 MAX_N = 128  # outputs of one prompt
-MAX_PROMPTS = 256  # of one call
+MAX_PROMPTS = 256  # of one request
 LOOK_AHEAD = 64  # unread pieces of a stream before its request pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
@@ -180,14 +180,14 @@ COMMON: Table = {
 
 @dataclass
 class GenerationRequest:
-    """One call: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of ``Model.generate``.
-    ``more``: fields that only its protocol reads.
+    """One generation request: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of
+    ``Model.generate``. ``more``: fields that only its protocol reads.
     """
 
     prompts: list[list[int]]
     settings: dict[str, Any]
     n: int = 1
-    stream: bool = False
+    is_streamed: bool = False
     client: str | None = None  # key for fair sharing of prefill
     priority: int = 0
     timeout_s: float | None = None
@@ -206,13 +206,13 @@ class GenerationRequest:
     ping_s: float | None = None  # seconds of silence before a keep-alive
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
 
-    def plan(self, model: Model, manner: TemplateDialect | None = None, prompt: str = "") -> None:
-        """Compile the constraints of answers to ``prompt``; without a ``manner`` they are plain
+    def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
+        """Compile the constraints of answers to ``prompt``; without a ``dialect`` they are plain
         text. Raises GrammarError.
         """
         with named(self.names):
             self.planned = plan_answer(
-                self.options, manner or TemplateDialect(), prompt, model.grammars
+                self.options, dialect or TemplateDialect(), prompt, model.grammars
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
@@ -245,7 +245,7 @@ class GenerationRequest:
                     lines=IndentStop(*self.lines) if max(self.lines) > 0 else None,
                     priority=self.priority,
                     client=self.client,
-                    look_ahead=LOOK_AHEAD if self.stream else math.inf,
+                    look_ahead=LOOK_AHEAD if self.is_streamed else math.inf,
                 )
                 result.append((request, at))
         return result
@@ -269,13 +269,13 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
             body[ours] = body[name]
             names[ours] = name
     with named(names):
-        asked = _asked(body, model, defaults, names)
+        generation = _asked(body, model, defaults, names)
     form = body.get("response_format")
     if form is not None:
         own = [key for key in _response_format(form) if body.get(key) in (None, "")]
         names |= dict.fromkeys(own, "response_format")
-    asked.names = names
-    return asked
+    generation.names = names
+    return generation
 
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
@@ -322,7 +322,7 @@ def _asked(
         [],
         settings,
         n=given.get("n", 1),
-        stream=given.get("stream", False),
+        is_streamed=given.get("stream", False),
         client=given.get("safety_identifier", given.get("user")),
         priority=given.get("priority", 0),
         timeout_s=given.get("timeout") or None,

@@ -16,7 +16,7 @@ from treadle.api.summary import card
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools import TemplateDialect, manner_of
+from treadle.chat.tools import TemplateDialect, dialect_of
 from treadle.models.graphs import main_output
 from treadle.server.http.api_errors import ApiError, busy, timed_out
 from treadle.server.http.http_io import Bodies, is_large, seconds_of
@@ -72,24 +72,24 @@ class Service:
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally = ServerStats()
-        self.talks = ResponseStore()
+        self.stats = ServerStats()
+        self.responses = ResponseStore()
         self.bodies = Bodies()
-        self.engine = EngineThread(self.model, self.tally)
+        self.engine = EngineThread(self.model, self.stats)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # whether it generates text
         self.draining = False
         self.n_open = 0  # open HTTP requests that the shutdown waits for
-        self.calls: set[RequestStream] = set()
+        self.streams: set[RequestStream] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
         self._n_preparing = 0
         self._warned = set[str]()
 
     @cached_property
-    def manner(self) -> TemplateDialect:
+    def dialect(self) -> TemplateDialect:
         """The template's format of reasoning and tool calls; renders it a few times."""
-        return manner_of(self.model.template)
+        return dialect_of(self.model.template)
 
     def card(self) -> dict[str, str]:
         """Return a description of the model."""
@@ -109,7 +109,7 @@ class Service:
             )
         if self.engine.state != "ok":
             raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
-        if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
+        if self._n_preparing + len(self.engine.outputs) >= self.settings.max_requests:
             raise busy(
                 f"the server already has {self.settings.max_requests} requests, its limit "
                 "(--max-requests)"
@@ -160,7 +160,7 @@ class Service:
         return noted
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
-        """Return the result of ``work``. Raises ApiError if the call's time limit ends first."""
+        """Return the result of ``work``. Raises ApiError if the request's time limit ends first."""
         if within_s == math.inf:
             return await work
         try:
@@ -174,9 +174,9 @@ class Service:
         """Call ``start`` for an HTTP request, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
-        call = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
-        request.scope["treadle.call"] = call  # for the log
-        return call
+        stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
+        request.scope["treadle.stream"] = stream  # for the log
+        return stream
 
     async def start(
         self,
@@ -199,37 +199,39 @@ class Service:
         def prepared() -> tuple[GenerationRequest, Any]:
             told: dict[str, None] = {}
             with warnings_to(told.setdefault):
-                asked = read(self, *args)
+                generation = read(self, *args)
             if told:
-                given = (*asked.planned.warnings, *told)
-                asked.planned = replace(asked.planned, warnings=given)
-            if len(asked.prompts) * asked.n > self.settings.max_requests:
+                given = (*generation.planned.warnings, *told)
+                generation.planned = replace(generation.planned, warnings=given)
+            if len(generation.prompts) * generation.n > self.settings.max_requests:
                 raise ApiError(
                     400,
                     f"n: more than {self.settings.max_requests} outputs in one request "
                     "(--max-requests)",
                     param="n",
                 )
-            return asked, asked.requests(self.model)
+            return generation, generation.requests(self.model)
 
         came_s = time.perf_counter() if came_s is None else came_s
-        asked, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
+        generation, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
         self.check_room(len(requests))
-        seconds = min(within_s, asked.timeout_s or math.inf)
-        call = RequestStream(
+        seconds = min(within_s, generation.timeout_s or math.inf)
+        stream = RequestStream(
             self.engine.drop,
             self.engine.wake,
-            asked=asked,
+            generation=generation,
             came_s=came_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
         for made, _ in requests:
             made.key = key
-        call.texts = [OutputStream(call, made, i, at) for i, (made, at) in enumerate(requests)]
-        self.calls.add(call)
-        call.on_close = lambda: self.calls.discard(call)
-        self.engine.add(call.texts)
-        return call
+        stream.outputs = [
+            OutputStream(stream, made, i, at) for i, (made, at) in enumerate(requests)
+        ]
+        self.streams.add(stream)
+        stream.on_close = lambda: self.streams.discard(stream)
+        self.engine.add(stream.outputs)
+        return stream
 
     def warn_once(self, message: str) -> None:
         """Log a warning about ignored or unsupported fields; each once."""
@@ -241,7 +243,7 @@ class Service:
     def check_room(self, n: int) -> None:
         """Raise ApiError if ``n`` more outputs are too many."""
         self.check_ready()
-        if len(self.engine.texts) + n > self.settings.max_requests:
+        if len(self.engine.outputs) + n > self.settings.max_requests:
             raise busy(
                 f"{n} more requests would exceed the limit of {self.settings.max_requests} "
                 "(--max-requests)"
@@ -254,10 +256,10 @@ class Service:
                 queued_s - most_s,
             )
 
-    def stop_calls(self) -> None:
-        """Abort the unfinished calls: the server is stopping."""
-        for call in list(self.calls):
-            call.give_up(busy("the server is stopping"))
+    def stop_streams(self) -> None:
+        """Abort the unfinished requests: the server is stopping."""
+        for stream in list(self.streams):
+            stream.give_up(busy("the server is stopping"))
 
     def close(self) -> None:
         """End the threads; the owner closes the model."""

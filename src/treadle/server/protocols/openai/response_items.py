@@ -28,7 +28,7 @@ SEAL = "treadle:"  # prefix of ``encrypted_content``
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
+def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
     """Convert ``input``, a string or items, to items that each have a ``type`` and an ``id``.
     References are replaced by their items. Raises ApiError.
     """
@@ -44,7 +44,7 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
         name = item.get("id")
         if kind == "item_reference":
             name = text(f"{where}.id", name)
-            found = talks.item(name)
+            found = responses.item(name)
             if found is None:
                 raise gone(where, name, "item_not_found")
             result.append(found)
@@ -67,7 +67,7 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
             thought = thought or unsealed(item.get("encrypted_content"))
-            messages += [thinking(thought)] if thought else []
+            messages += [reasoning_message(thought)] if thought else []
         elif kind in CALLS:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
@@ -112,7 +112,7 @@ def gone(where: str, name: str, code: str) -> ApiError:
     )
 
 
-def thinking(thought: str) -> dict[str, Any]:
+def reasoning_message(thought: str) -> dict[str, Any]:
     """Return reasoning as a chat message without other content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 
