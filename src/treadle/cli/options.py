@@ -364,8 +364,8 @@ LOAD = (
 MMPROJ = click.option(
     "--mmproj",
     metavar="FILE",
-    help="Projector file, with which the model reads pictures and sounds; by default the file with "
-    "mmproj in its name beside the model or in its repository.",
+    help="Projector file, or hf:OWNER/REPO, with which the model reads pictures and sounds; by "
+    "default the file with mmproj in its name beside the model or in its repository.",
 )
 NO_MMPROJ = click.option(
     "--no-mmproj",
