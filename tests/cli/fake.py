@@ -30,6 +30,7 @@ class FakeTimings:
     decode_s: float = 0.25
     load_s: float = 0.01
     compile_s: float = 1.5
+    media_s: float = 0.0
 
 
 class FakeGeneration:
@@ -37,6 +38,7 @@ class FakeGeneration:
 
     def __init__(self, pieces: Sequence[str], prompt_ids: list[int], n_ctx: int, pause_s: float):
         self.prompt_ids = prompt_ids
+        self.media: Sequence[Any] = ()
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from treadle.files.projector_files import projectors_beside
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -50,6 +52,14 @@ REPOS: dict[str, dict[str, bytes]] = {
         "consolidated.safetensors": b"one and two",
         "original/consolidated.00.pth": b"Meta's",
         "README.md": b"read me",
+    },
+    "owner/eyes-GGUF": {
+        "eyes-Q8_0.gguf": b"GGUF eight",
+        "BF16/eyes-BF16-00001-of-00002.gguf": b"GGUF 1",
+        "BF16/eyes-BF16-00002-of-00002.gguf": b"GGUF 2",
+        "mmproj-BF16.gguf": b"GGUF bf16",
+        "mmproj-F16.gguf": b"GGUF f16",
+        "mmproj-Q8_0.gguf": b"GGUF q8",
     },
     "owner/images": {"unet.bin": b"x", "README.md": b"x"},
     "owner/rwkv6-GGUF": {"rwkv6-Q8_0.gguf": b"GGUF m"},
@@ -164,20 +174,31 @@ free = {}
 module.free_bytes = lambda: int(free["memory"] * 2**30)
 usage = lambda folder: types.SimpleNamespace(free=int(free["disk"] * 2**30))
 module.shutil = types.SimpleNamespace(disk_usage=usage)
-for ref, memory, disk, to_run in json.loads(sys.argv[1]):
+for ref, memory, disk, to_run, eyes in json.loads(sys.argv[1]):
     free.update(memory=memory, disk=disk)
     path = error = None
     said, calls = [], []
     waits.clear()
     try:
         report = lambda *call: calls.append(call)
-        path = str(module.download(ref, progress=report, say=said.append, to_run=to_run))
+        more = {"progress": report, "say": said.append}
+        if eyes == "alone":
+            path = str(module.download_projector(ref, **more))
+        else:
+            path = str(module.download(ref, to_run=to_run, projector=eyes, **more))
     except TreadleError as e:
         error = f"{type(e).__name__}: {e}"
     print(json.dumps({"path": path, "error": error, "said": said, "calls": calls,
                       "n_waits": len(waits)}))
 """
-Ask = str | tuple[str, float, float] | tuple[str, float, float, bool]
+Eyes = bool | str | None
+Ask = (
+    str
+    | tuple[str, float, float]
+    | tuple[str, float, float, bool]
+    | tuple[str, float, float, bool, Eyes]
+)
+NORMAL = (64, 64, True, False)
 
 
 class Ended(NamedTuple):
@@ -196,9 +217,10 @@ def fetch(env: dict[str, str], *asks: Ask) -> list[Ended]:
     """Download in a process of its own: huggingface_hub reads its variables when imported.
 
     Each of ``asks`` is a name, or one with the GiB of memory and of disk that are free, and with
-    whether the model is to run.
+    whether the model is to run, and with whether its projector comes too ("alone": that only).
     """
-    full = [(ask, 64, 64, True) if isinstance(ask, str) else (*ask, True)[:4] for ask in asks]
+    given = [(ask,) if isinstance(ask, str) else ask for ask in asks]
+    full = [(*ask, *NORMAL[len(ask) - 1 :]) for ask in given]
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(full)],
         cwd=ROOT,
@@ -321,6 +343,88 @@ def test_what_is_here_is_taken_before_anything_else(hub: dict[str, str]) -> None
             assert again.path == ended.path
             assert "types-Q4_K_M.gguf, downloaded before; another: " in again.said[0]
     assert downloads() == before
+
+
+def with_projector(ref: str, wanted: Eyes = None, memory: float = 64) -> Ask:
+    return ref, memory, 64, True, wanted
+
+
+def test_the_projector_comes_with_the_model(hub: dict[str, str]) -> None:
+    """The one of F16, once; it lies where ``load`` finds it."""
+    (ended,) = fetch(hub, with_projector("hf:owner/eyes-GGUF"))
+    assert ended.read() == b"GGUF eight"
+    assert ended.path is not None
+    (beside,) = projectors_beside(ended.path)
+    assert beside.read_bytes() == b"GGUF f16"
+    assert ended.said[1:] == [
+        "hf:owner/eyes-GGUF: mmproj-F16.gguf, 8 B, with which the model reads pictures"
+    ]
+    assert len(downloads()) == 2
+    for wanted in (None, True, False):
+        (again,) = fetch(
+            hub | {"HF_HUB_OFFLINE": "1"}, with_projector("hf:owner/eyes-GGUF", wanted)
+        )
+        assert again.path == ended.path
+
+
+def test_a_projector_that_is_not_wanted_is_not_downloaded(hub: dict[str, str]) -> None:
+    for ref in ("hf:owner/eyes-GGUF", "hf:owner/eyes-GGUF/BF16"):
+        (ended,) = fetch(hub, with_projector(ref, wanted=False))
+        assert ended.path is not None
+        assert projectors_beside(ended.path) == []
+    assert not any("mmproj" in path for path in downloads())
+
+
+def test_a_projector_comes_later_where_it_is_needed(hub: dict[str, str]) -> None:
+    """Of a model that was downloaded without it the hub is not asked, unless a picture is read."""
+    refs = ["hf:owner/eyes-GGUF", "hf:owner/eyes-GGUF/eyes-Q8_0.gguf"]
+    fetch(hub, refs[0])
+    Hub.requests.clear()
+    for ended in fetch(hub, *map(with_projector, refs)):
+        assert ended.path is not None
+        assert projectors_beside(ended.path) == []
+    assert Hub.requests == []
+    for ref in refs:
+        (ended,) = fetch(hub, with_projector(ref, wanted=True))
+        assert ended.path is not None
+        (beside,) = projectors_beside(ended.path)
+        assert beside.name == "mmproj-F16.gguf"
+        beside.unlink()
+
+
+def test_shards_in_a_folder_find_the_projector_above(hub: dict[str, str]) -> None:
+    refs = ["hf:owner/eyes-GGUF/BF16", "hf:owner/eyes-GGUF/BF16/eyes-BF16-00001-of-00002.gguf"]
+    for ref, wanted in zip(refs, (None, True), strict=True):
+        (ended,) = fetch(hub, with_projector(ref, wanted))
+        assert ended.path is not None
+        assert ended.path.parent.name == "BF16"
+        (beside,) = projectors_beside(ended.path)
+        assert beside == ended.path.parents[1] / "mmproj-F16.gguf"
+        beside.unlink()
+
+
+def test_a_file_that_is_not_there_brings_no_projector(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, with_projector("hf:owner/eyes-GGUF/eyes-Q9_0.gguf", wanted=True))
+    assert "no such file; did you mean eyes-Q8_0.gguf?" in ended.error
+    assert not any("mmproj" in path for path in downloads())
+
+
+def test_memory_is_for_the_projector_too(hub: dict[str, str], monkeypatch: Any) -> None:
+    """5.6 GiB are enough for the model of 4 GiB, but not beside a projector of 1 GiB."""
+    monkeypatch.setitem(SIZES, "mmproj-types-F16.gguf", GIB)
+    ref = "hf:owner/types-GGUF"
+    seeing, alone = fetch(hub, with_projector(ref, memory=5.6), (ref, 5.6, 64))
+    assert alone.path is not None
+    assert alone.path.name == "types-Q4_K_M.gguf"
+    assert "only types below 3 bits fit" in seeing.error
+
+
+def test_a_projector_alone(hub: dict[str, str]) -> None:
+    refs = ["hf:owner/eyes-GGUF", "hf:owner/eyes-GGUF/mmproj-Q8_0.gguf", "hf:owner/types-GGUF"]
+    found = fetch(hub, *(with_projector(ref, "alone") for ref in refs))
+    assert [ended.read() for ended in found] == [b"GGUF f16", b"GGUF q8", b"GGUF eye"]
+    (ended,) = fetch(hub, with_projector("hf:owner/rwkv6-GGUF", "alone"))
+    assert "has no projector file" in ended.error
 
 
 def test_where_none_fits_all_are_listed(hub: dict[str, str]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, NoReturn
 
@@ -11,7 +11,7 @@ from treadle.base.fork_safety import UseLock
 
 if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
-    from treadle.scheduler.request import Request
+    from treadle.scheduler.request import MediaUsage, Request
     from treadle.scheduler.stepping import CooperativeStepper
 
 LOOK_AHEAD = 4  # pieces written ahead of the reader
@@ -25,7 +25,8 @@ class Generation:
     ``finish_reason`` is None until the iterator has ended, then "stop" (end of text, or a stop
     string), "length" (``max_tokens``) or "context" (the context is full). ``logprobs``, if
     requested, has an entry for each of ``ids``: its log-probability and the likeliest alternatives,
-    by the model's own logits before sampling settings and grammars.
+    by the model's own logits before sampling settings and grammars. ``media`` has the prompt's
+    pictures and sounds in order: tokens, size, and the size that the model sees.
 
     Nothing runs before the first piece is requested. Generations that are iterated by several
     threads, or alternately by one, are batched together. Each runs at most a few pieces ahead of
@@ -43,6 +44,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.logprobs: list[TokenLogprob] | None = None if request.n_top is None else []
         self.timings = answer.timings
+        self.media: Sequence[MediaUsage] = answer.media
         self._request = request
         self._answer = answer
         self._stepper = stepper

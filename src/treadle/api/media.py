@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.errors import TreadleError
-from treadle.files.splits import is_hf
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.limits import MediaLimits
@@ -26,11 +23,13 @@ if TYPE_CHECKING:
     from treadle.media.marks import MediaMarks, Piece
     from treadle.media.prepared import PreparedMedia
     from treadle.media.projector import Projector
-    from treadle.scheduler.request import Encode
+    from treadle.scheduler.request import Encode, Encoding
     from treadle.tokenizer.tokenizer import Tokenizer
 
-# Of several projector files beside a model: the first in this order, then by name.
-TYPES = ("f16", "bf16", "q8_0", "f32")
+Progress = Callable[[str, int, int], None]
+
+ENCODING = {"image": "reading the picture", "audio": "reading the sound"}  # stages of progress
+STEPS = 100  # of the progress of one picture
 DETAIL_ROWS = {"low": 256, "high": 2048}  # most rows of a picture, by a call's ``detail``
 
 
@@ -38,7 +37,8 @@ class ModelMedia:
     """The projector of a model, and the settings of its pictures.
 
     ``urls``: whether sources may be http(s) addresses, or the hosts that they may name;
-    ``max_rows``: most rows of a picture, None for the default of the model's family.
+    ``max_rows``: most rows of a picture, None for the default of the model's family;
+    ``progress(stage, done, total)`` is called while one is encoded.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class ModelMedia:
         urls: bool | Sequence[str] = True,
         max_rows: int | None = None,
         limits: MediaLimits | None = None,
+        progress: Progress | None = None,
     ) -> None:
         projector.check(engine.config)
         self.projector = projector
@@ -58,6 +59,7 @@ class ModelMedia:
         self._engine = engine
         self._tokenizer = tokenizer
         self._max_rows = max_rows
+        self._progress = progress
 
     @property
     def modalities(self) -> frozenset[str]:
@@ -158,7 +160,7 @@ class ModelMedia:
                 )
                 entry = registry.enter(new, self._engine.cache.tree)
                 entries.append(entry)
-                encodings[entry] = partial(self.projector.encode_runs, each)
+                encodings[entry] = partial(self._encode, each)
         ids: list[int] = []
         for piece in encode_pieces(pieces, self._tokenizer):
             if isinstance(piece, MediaRows):
@@ -168,6 +170,21 @@ class ModelMedia:
                 ids.append(piece)
         usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
         return MediaPrompt(ids, encodings, usage)
+
+    def _encode(self, prepared: PreparedMedia) -> Encoding:
+        """Begin an encoding that reports its progress; see ``Projector.encode_runs``."""
+        report = self._progress
+        if report is None:
+            return (yield from self.projector.encode_runs(prepared))
+        stage = ENCODING[prepared.kind]
+
+        def share_done(share: float) -> None:
+            report(stage, int(share * STEPS), STEPS)
+
+        try:
+            return (yield from self.projector.encode_runs(prepared, share_done))
+        finally:
+            report(stage, STEPS, STEPS)
 
     def close(self) -> None:
         """Close the projector's file and release its weights."""
@@ -219,47 +236,3 @@ def _part_of(given: Any, place: str) -> MediaPart:
         is_sound = found is not None and found.kind == "audio"
         return MediaPart("audio" if is_sound else "image", data, place)
     return MediaPart("image", given, place)
-
-
-def projector_beside(path: Path) -> Path | None:
-    """Return the projector that belongs to a model's file, if there is one: a Hugging Face folder
-    has it within, and a GGUF may have a file beside it whose name has "mmproj".
-    """
-    if is_hf(path):
-        return path
-    if not path.is_file():
-        return None
-    found = sorted(
-        each for each in path.parent.glob("*mmproj*.gguf") if each != path and each.is_file()
-    )
-    return min(found, key=_rank, default=None)
-
-
-def _rank(path: Path) -> tuple[int, str]:
-    name = path.name.lower()
-    ranks = [i for i, kind in enumerate(TYPES) if kind in name]
-    return min(ranks, default=len(TYPES)), name
-
-
-def open_model_media(
-    path: Path, engine: Engine, tokenizer: Tokenizer, *, optional: bool, **settings: Any
-) -> ModelMedia | None:
-    """Open a projector for a model. ``optional``: it was not asked for, so that one that cannot be
-    used is None, with a line in the log.
-
-    Raises FileError, UnsupportedError, and TreadleError for one that does not fit the model.
-    """
-    from treadle.media.projector import open_projector
-
-    try:
-        projector = open_projector(path, engine.device, lock=engine.lock)
-        try:
-            return ModelMedia(projector, engine, tokenizer, **settings)
-        except BaseException:
-            projector.close()
-            raise
-    except TreadleError as error:
-        if not optional:
-            raise
-        logging.getLogger("treadle").info("%s: pictures are not read: %s", path, error)
-        return None

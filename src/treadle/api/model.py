@@ -235,12 +235,17 @@ class Model:
         second = None if draft is None else open_model(file_name(draft, "draft"))
         self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
         self._mmproj = mmproj
+        self._progress = progress
         self.image_max_tokens = image_max_tokens
         self.media_urls = media_urls
         self._media: ModelMedia | None = None
         self._media_tried = False
         if mmproj not in (None, False):
             self._open_media()  # its errors belong to ``load``
+        elif mmproj is None and self.config.arch.pictures:
+            from treadle.api.projector_choice import say_no_projector
+
+            say_no_projector(self.path, self.config)
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:
@@ -279,32 +284,30 @@ class Model:
         return self._media
 
     def _open_media(self) -> None:
-        from treadle.api.media import open_model_media, projector_beside
+        from treadle.api.projector_choice import open_found_media, open_model_media
 
         with self.engine.lock:
             given = self._mmproj
             if self._media_tried or given is False:
                 return
             named = isinstance(given, str | os.PathLike)
-            path = projector_beside(self.path) if given in (None, True) else None
-            if named:
-                path = file_name(given, "mmproj")  # type: ignore[arg-type]
-            elif path is None and given is True:
-                raise TreadleError(f"{self.path}: no projector file beside it: give mmproj= a path")
-            if path is not None and not self.engine.device.takes_media:
-                if named:
-                    what = "pictures and sounds are read on this machine's CPU only"
-                    raise UnsupportedError(f"{path}: {what}")
-                path = None
-            if path is not None:
-                self._media = open_model_media(
+            if self.engine.device.takes_media:
+                path = file_name(given, "mmproj") if named else self.path  # type: ignore[arg-type]
+                opened = open_model_media if named else open_found_media
+                self._media = opened(
                     path,
                     self.engine,
                     self.tokenizer,
-                    optional=not named,
                     urls=self.media_urls,
                     max_rows=self.image_max_tokens,
+                    progress=self._progress,
                 )
+            elif named or given is True:
+                what = "pictures and sounds are read on this machine's CPU only"
+                raise UnsupportedError(f"mmproj={given}: {what}")
+            if self._media is None and given is True:
+                what = "no projector file beside it fits: give mmproj= a path"
+                raise TreadleError(f"{self.path}: {what}")
             self._media_tried = True
 
     @property
@@ -508,7 +511,8 @@ class Model:
         if not isinstance(prompt, str):
             raise TreadleError("media= needs a prompt that is text; in a chat, give messages parts")
         if self.media is None:
-            raise UnsupportedError(f"{self.path}: reads no pictures or sounds: it has no projector")
+            what = "reads text only: it has no projector (mmproj=)"
+            raise UnsupportedError(f"{self.path}: {what}")
         return self.media.raw_ids(pieces_of(prompt, media))
 
     def generate_many(

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.humanize import counted, why
+from treadle.base.humanize import counted, listed, why
+from treadle.cli.media_files import (
+    MediaFile,
+    dropped_files,
+    message_parts,
+    open_media_file,
+    split_paths,
+    usage_text,
+)
 from treadle.cli.settings import SETTINGS, AnswerSettings, find
 from treadle.cli.transcript import Message, path_of, read_record, write_record
 from treadle.cli.ui.table import typed
@@ -24,6 +32,7 @@ from treadle.files.target import check_target
 
 if TYPE_CHECKING:
     from treadle.scheduler.output import Timings
+    from treadle.scheduler.request import MediaUsage
 
 OTHER_ROLE = {"user": "assistant", "assistant": "user"}
 
@@ -48,11 +57,18 @@ class AnswerCost:
     timings: Timings
     n_context: int  # tokens in the context after it
     n_ctx: int  # tokens that the context can hold
+    media: Sequence[MediaUsage] = ()  # pictures and sounds of the prompt
 
     def __str__(self) -> str:
         """Return the line printed below an answer."""
+        prompt = f"prompt {read([self])}"
         context = f"context {self.n_context} of {self.n_ctx}"
-        return f"{wrote([self])}; prompt {read([self])}; {context}"
+        return "; ".join(filter(None, (wrote([self]), prompt, self.looked, context)))
+
+    @property
+    def looked(self) -> str:
+        """The prompt's pictures and sounds, and the time of encoding them."""
+        return usage_text(self.media, self.timings.media_s) if self.media else ""
 
     @property
     def n_read(self) -> int:
@@ -84,7 +100,9 @@ def rated(text: str, n_timed: int, seconds: float) -> str:
 class Conversation:
     """All messages, and the slash commands that change them.
 
-    ``check`` is called before settings change, and raises for those that the model cannot have.
+    ``check`` is called before settings change, and raises for those that the model cannot have;
+    ``look`` is called with a picture or sound before it is attached, returns its size in words, and
+    raises for one that the model cannot read.
     """
 
     system: str = ""
@@ -92,23 +110,35 @@ class Conversation:
     prefill: str = ""  # the required beginning of the next answer
     settings: AnswerSettings = field(default_factory=AnswerSettings)
     check: Callable[[AnswerSettings], None] = lambda settings: None
+    look: Callable[[MediaFile], str] = lambda file: ""
+    attached: list[MediaFile] = field(default_factory=list)  # for the next message
     n_dropped: int = 0  # oldest messages, no longer in the prompt
     turns: list[AnswerCost] = field(default_factory=list)
-    # ``messages`` and ``n_dropped`` as they were before the current line.
-    _before: tuple[list[Message], int] | None = None
+    # ``messages``, ``n_dropped`` and ``attached`` as they were before the current line.
+    _before: tuple[list[Message], int, list[MediaFile]] | None = None
     _saved: Path | None = None  # the last file written by /save
 
     # -- input ---------------------------------------------------------------------------------
 
     def enter(self, line: str) -> Outcome:
-        """Handle one entry: a message, or a command that starts with a slash ("//" is a slash)."""
+        """Handle one entry: a message, a command that starts with a slash ("//" is a slash), or
+        pictures dropped on the terminal, which are paths alone.
+        """
         if not line.strip():
             return Outcome()
-        self._before = list(self.messages), self.n_dropped
+        self._before = list(self.messages), self.n_dropped, list(self.attached)
+        if files := dropped_files(line):
+            return self.attach(files)
         if line.startswith("/") and not line.startswith("//"):
             name, _, argument = line[1:].partition(" ")
             return self.command(name.strip().lower(), argument.strip())
-        self.messages.append({"role": "user", "content": line.removeprefix("/")})
+        text = line.removeprefix("/")
+        try:
+            content = message_parts(text, self.attached) if self.attached else text
+        except click.UsageError as error:
+            return Outcome(str(error), failed=True)
+        self.messages.append({"role": "user", "content": content})
+        self.attached = []
         return Outcome(ask=True)
 
     def command(self, name: str, argument: str) -> Outcome:
@@ -117,6 +147,8 @@ class Conversation:
         if act is None:
             near = get_close_matches(name, COMMANDS)
             hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+            if "/" in name:
+                hint = "a path alone sends a picture, // at the start stands for a slash"
             return Outcome(f"unknown command /{name}; {hint}", failed=True)
         return act(self, argument)
 
@@ -152,7 +184,8 @@ class Conversation:
     def unanswered(self) -> None:
         """Undo a line that could not be answered: a message, or the change by /retry or /swap."""
         if self._before is not None:
-            (self.messages, self.n_dropped), self._before = self._before, None
+            self.messages, self.n_dropped, self.attached = self._before
+            self._before = None
 
     # -- the commands --------------------------------------------------------------------------
 
@@ -163,8 +196,39 @@ class Conversation:
         self.system = "" if text in ('""', "''") else text
         return Outcome("system prompt set" if self.system else "system prompt removed")
 
+    def attach(self, files: Sequence[MediaFile]) -> Outcome:
+        """Attach files to the next message."""
+        try:
+            sizes = [self.look(file) for file in files]
+        except TreadleError as error:
+            return Outcome(typed(error), failed=True)
+        self.attached += files
+        named = [
+            f"{file.name} ({size})" if size else file.name
+            for file, size in zip(files, sizes, strict=True)
+        ]
+        return Outcome(f"{listed(named, 5)}: with your next message; /undo removes it")
+
+    def add_picture(self, names: str) -> Outcome:
+        """Send the picture in FILE with the next message; alone, list what is sent."""
+        if not names:
+            files = [file.source for file in self.attached]
+            return Outcome("\n".join(files) or "no picture or sound is attached")
+        try:
+            return self.attach([open_media_file(name) for name in split_paths(names)])
+        except TreadleError as error:
+            return Outcome(typed(error), failed=True)
+
+    def add_sound(self, names: str) -> Outcome:
+        """Send the sound in FILE with the next message."""
+        return self.add_picture(names)
+
     def undo(self, _: str) -> Outcome:
-        """Remove the last message and its answer."""
+        """Remove what is attached, or the last message and its answer."""
+        if self.attached:
+            n = len(self.attached)
+            self.attached = []
+            return Outcome(f"{counted(n, 'file')} removed; the messages stay")
         if not self.messages:
             return Outcome("nothing to undo")
         while self.messages and self.messages.pop()["role"] != "user":
@@ -176,6 +240,7 @@ class Conversation:
     def clear(self, _: str) -> Outcome:
         """Remove all messages; the system prompt and the settings stay."""
         self.messages = []
+        self.attached = []
         self.prefill = ""
         self.n_dropped = 0
         return Outcome("cleared" + ("; the system prompt stays" if self.system else ""))
@@ -270,6 +335,7 @@ class Conversation:
         lines = [f"/{name:<9}{act.__doc__}" for name, act in COMMANDS.items() if name != "exit"]
         lines += [
             "",
+            "A file dropped on the terminal, which is its path alone on a line, is /image.",
             "Alt-Enter, or a backslash at the end of a line, starts a new line.",
             "Ctrl-C stops the answer, Ctrl-Z suspends, Ctrl-D exits. // at the start stands for a "
             "slash.",
@@ -294,6 +360,8 @@ COMMANDS: dict[str, Callable[[Conversation, str], Outcome]] = {
     "load": Conversation.load,
     "swap": Conversation.swap,
     "prefill": Conversation.set_prefill,
+    "image": Conversation.add_picture,
+    "audio": Conversation.add_sound,
     "set": Conversation.set,
     "stats": Conversation.stats,
     "help": Conversation.help,

@@ -38,16 +38,23 @@ def is_model(word: str) -> bool:
     return word.endswith(".gguf") and not any(c.isspace() for c in word)
 
 
-def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = True) -> Path:
+def find_model(
+    ref: str,
+    progress: ProgressBar | None = None,
+    *,
+    to_run: bool = True,
+    projector: bool | None = False,
+) -> Path:
     """Return the file or Hugging Face directory of MODEL. ``hf:`` names are downloaded, with
-    ``to_run`` only if the model fits into free memory.
+    ``to_run`` only if the model fits into free memory; ``projector``: with the model's projector,
+    see ``hub.download``.
 
     Raises FileError, with the nearest names in the folder, if there is no such file.
     """
     if ref.startswith("hf:"):
         from treadle.hub import download
 
-        return download(ref, progress=progress, say=remark, to_run=to_run)
+        return download(ref, progress=progress, say=remark, to_run=to_run, projector=projector)
     if not ref:
         raise FileError("an empty name", path="''", expected="a model's file or folder")
     path = Path(ref)
@@ -60,6 +67,20 @@ def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = 
             return first
         why = missing(path)
         raise FileError(why if os.path.lexists(path) else why + near_names(path), path=ref)
+    return path
+
+
+def find_projector(ref: str, progress: ProgressBar | None = None) -> Path:
+    """Return the projector file of ``--mmproj``; ``hf:`` names are downloaded. Raises FileError,
+    with the nearest names in the folder, if there is no such file.
+    """
+    if ref.startswith("hf:"):
+        from treadle.hub import download_projector
+
+        return download_projector(ref, progress=progress, say=remark)
+    path = Path(ref)
+    if not os.path.exists(path):
+        raise FileError(missing(path) + near_names(path), path=ref)
     return path
 
 
@@ -142,18 +163,24 @@ def load_model(
     *,
     context: int | None = None,
     room: int = 0,
+    reads_media: bool = False,
     **settings: Any,
 ) -> Model:
     """Load the given MODEL, or without one the model inside the package.
 
     ``settings`` are those of `treadle.load`; None means its default. ``context`` is the user's
     choice, with a warning if it exceeds the trained context; ``room`` is a measurement's need,
-    without a warning.
+    without a warning. ``reads_media``: pictures or sounds will be read, so that the projector is
+    downloaded even if the model was here without it.
     """
-    path = None if ref is None else find_model(ref, progress)
+    # A command without options for pictures needs no projector, and neither does one that names it.
+    wanted = settings.get("mmproj", False) is None and (reads_media or None)
+    path = None if ref is None else find_model(ref, progress, projector=wanted)
     settings["context"] = context or room or None
     if settings.get("draft") is not None:
         settings["draft"] = find_model(settings["draft"], progress)
+    if isinstance(settings.get("mmproj"), str):
+        settings["mmproj"] = find_projector(settings["mmproj"], progress)
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     with garbage_kept(), _warnings_said(progress):
         try:

@@ -20,6 +20,7 @@ def report(model: Model, turn: AnswerCost) -> str:
         "cpu": cpu(model),
         "kernels": kernels_line(model),
         "prompt": prompt(turn),
+        "pictures": turn.looked,
         "text": wrote([turn]),
         "context": f"{turn.n_context} of {turn.n_ctx} tokens",
         "memory": memory(model),

@@ -10,9 +10,11 @@ from typing import Any
 from treadle.errors import FileError
 from treadle.files.target import part_of
 
-Message = dict[str, str]  # role: "user" or "assistant"; content
+# role: "user" or "assistant"; content: a text, or parts of text, pictures and sounds
+Message = dict[str, Any]
 
 ROLES = ("user", "assistant")
+PARTS = ("text", "image", "audio")  # types, and the keys that hold their values
 MAX_BYTES = 64 << 20
 
 
@@ -61,13 +63,25 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
         sound = (
             isinstance(message, dict)
             and message.get("role") in ROLES  # ROLES is a tuple, so unhashable values are fine
-            and isinstance(message.get("content"), str)
+            and is_content(message.get("content"))
         )
         if not sound:
             raise FileError(
                 "not a message",
                 path=path,
                 where=f"messages[{i}]",
-                expected='a "role" of user or assistant, and a "content" of text',
+                expected='a "role" of user or assistant, and a "content" of text or parts',
             )
     return system, [{"role": m["role"], "content": m["content"]} for m in messages]
+
+
+def is_content(content: Any) -> bool:
+    """Return whether a content is a text, or parts of text, and of paths of pictures and sounds."""
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    return all(
+        isinstance(part, dict)
+        and part.get("type") in PARTS  # a tuple, so unhashable values are fine
+        and isinstance(part.get(part["type"]), str)
+        for part in content
+    )

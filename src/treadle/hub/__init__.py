@@ -12,7 +12,7 @@ huggingface_hub does the work, so its cache, its tokens and its variables (``HF_
 ``HF_HUB_OFFLINE``, ``HF_HOME`` ...) apply as usual.
 """
 
-from treadle.hub.fetch import download
+from treadle.hub.fetch import download, download_projector
 from treadle.hub.name import HubName, parse
 
-__all__ = ["HubName", "download", "parse"]
+__all__ = ["HubName", "download", "download_projector", "parse"]

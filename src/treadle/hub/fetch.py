@@ -11,11 +11,23 @@ from typing import Any
 from treadle.base.humanize import listed
 from treadle.base.humanize import n_bytes as size
 from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.files.projector_files import is_projector_name
 from treadle.files.splits import CONFIG, INDEX, MODELOPT, SENTENCES, SINGLE
 from treadle.hub import cache
 from treadle.hub.failure import explain
 from treadle.hub.name import HubName, parse
-from treadle.hub.offers import QUALITY, RepositoryModel, best, find_offers, one_model, rank, tagged
+from treadle.hub.offers import (
+    QUALITY,
+    RepositoryModel,
+    best,
+    find_offers,
+    find_projector,
+    one_model,
+    projectors_near,
+    rank,
+    tag_of,
+    tagged,
+)
 from treadle.machine.memory import usable_memory
 from treadle.models.archs import ARCHS
 
@@ -27,6 +39,7 @@ BESIDE = (  # files of a Hugging Face folder that are read besides weights, if p
     "tiktoken.model",
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", MODELOPT, INDEX),
+    *("preprocessor_config.json", "processor_config.json"),  # of pictures and sound
     *("modules.json", "1_Pooling/config.json", *SENTENCES, "config_sentence_transformers.json"),
     *(f"{dense}/{name}" for dense in ("2_Dense", "3_Dense") for name in (CONFIG, SINGLE)),
 )
@@ -40,6 +53,7 @@ def download(
     progress: ProgressCallback | None = None,
     say: Say = lambda text: None,
     to_run: bool = True,
+    projector: bool | None = False,
 ) -> Path:
     """Return the local path of the model that ``hf:`` names, downloading what is not here yet.
 
@@ -47,7 +61,9 @@ def download(
     repository, or a folder or a type (``:Q4_K_M``) in it: the best GGUF model that fits into free
     memory, or one that was downloaded before; without GGUF files, the folder of the safetensors.
     ``say`` is called with what was chosen and why; ``progress`` with a stage, the bytes done and
-    the bytes in all. ``to_run``: safetensors must fit into free memory.
+    the bytes in all. ``to_run``: safetensors must fit into free memory. ``projector``: download the
+    model's projector file too, if its repository has one: None: with a new model; True: also if the
+    model was downloaded before without it.
 
     Raises FileError if there is no such model (it lists those there are), if none fits, or without
     network or permission; UnsupportedError, before any download, for an architecture that treadle
@@ -56,30 +72,95 @@ def download(
     name = parse(ref)
     stored = cache.files(name)
     if name.path.lower().endswith(".gguf"):
-        if not stored.keys() >= set(name.shards()):
-            look_up(name)  # asks once; a download without a network tries for 25 s
-        return fetch(name, name.shards(), progress)
+        return fetch_file(name, stored, progress, say, projector)
     here = within(name, stored)
     chosen = choose_here(name, find_offers(here))
     if chosen is not None:
         if not name.tag:
             say(f"{name}: {chosen.paths[0]}, downloaded before; another: {name.root}:TYPE")
+        if projector and find_projector(stored, chosen) is None:
+            fetch_projector(name, sizes_of(look_up(name)), chosen, progress, say)
         return fetch(name, chosen.paths, progress)
     if not name.tag and cache.is_whole(name, here):
         return fetch_folder(name, here, progress, say, to_run)
     info = look_up(name)
-    files = {s.rfilename: s.size or 0 for s in info.siblings or ()}
-    if name.path in files:
+    every = sizes_of(info)
+    if name.path in every:
         return fetch(name, name.shards(), progress)
-    files = within(name, files)
+    files = within(name, every)
     offers = find_offers(files)
     if not offers:
         return fetch_folder(name, files, progress, say, to_run)
     check_architecture(name, getattr(info, "gguf", None))
-    chosen = choose(name, offers)
+    wanted = projector is not False
+    beside = find_projector(every, offers[0]) if wanted else None
+    n_beside = every[beside] if beside else 0
+    chosen = choose(name, offers, n_beside)
     say(reason(name, chosen, offers))
-    check_disk(name, chosen.n_bytes)
+    check_disk(name, chosen.n_bytes + n_beside)
+    if wanted:
+        fetch_projector(name, every, chosen, progress, say)
     return fetch(name, chosen.paths, progress)
+
+
+def fetch_file(
+    name: HubName,
+    stored: Mapping[str, int],
+    progress: ProgressCallback | None,
+    say: Say,
+    projector: bool | None,
+) -> Path:
+    """Download a file that the user named, with all its shards; settings as ``download``."""
+    here = stored.keys() >= set(name.shards())
+    model = RepositoryModel(tuple(name.shards()), 0, *tag_of(name.path))
+    lacks = projector is not False and find_projector(stored, model) is None
+    if not here or (projector and lacks):
+        info = look_up(name)  # asks once; a download without a network tries for 25 s
+        files = sizes_of(info)
+        if lacks and not is_projector_name(name.path) and files.keys() >= set(model.paths):
+            fetch_projector(name, files, model, progress, say)
+    return fetch(name, name.shards(), progress)
+
+
+def fetch_projector(
+    name: HubName,
+    files: Mapping[str, int],
+    model: RepositoryModel,
+    progress: ProgressCallback | None,
+    say: Say,
+) -> None:
+    """Download the projector of a model, if the repository has one."""
+    found = find_projector(files, model)
+    if found is not None:
+        say(f"{name.root}: {found}, {size(files[found])}, with which the model reads pictures")
+        fetch(name, [found], progress)
+
+
+def download_projector(
+    ref: str, *, progress: ProgressCallback | None = None, say: Say = lambda text: None
+) -> Path:
+    """Return the local path of the projector file that ``hf:`` names, or of the best one in a
+    repository or its folder, downloading it if it is not here yet.
+
+    Raises FileError if there is none, or without network or permission.
+    """
+    name = parse(ref)
+    if name.path.lower().endswith(".gguf"):
+        return fetch(name, [name.path], progress)
+    files = cache.files(name)
+    found = next(iter(projectors_near(files, name.path)), None)
+    if found is None:
+        files = sizes_of(look_up(name))
+        found = next(iter(projectors_near(files, name.path)), None)
+    if found is None:
+        raise FileError("has no projector file", path=ref, expected="a GGUF with mmproj")
+    say(f"{name.root}: {found}, {size(files[found])}")
+    return fetch(name, [found], progress)
+
+
+def sizes_of(info: Any) -> dict[str, int]:
+    """Return path and bytes of each file of a repository."""
+    return {s.rfilename: s.size or 0 for s in info.siblings or ()}
 
 
 def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
@@ -92,9 +173,9 @@ def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel
     return (best(same, free_bytes()) or best(same, None)) if same else None
 
 
-def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
+def choose(name: HubName, offers: list[RepositoryModel], n_beside: int = 0) -> RepositoryModel:
     """Return the model to take; raise FileError, with a list, if none fits or the choice is
-    unclear.
+    unclear. ``n_beside``: bytes of memory that its projector takes.
     """
     wanted = tagged(offers, name.tag)
     same = one_model(wanted, name.repo)
@@ -105,7 +186,7 @@ def choose(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel:
     if name.tag and len(same) == 1:
         return same[0]  # named explicitly: mapped, it runs even if it does not fit
     n_free = free_bytes()
-    found = best(same, n_free)
+    found = best(same, None if n_free is None else n_free - n_beside)
     if found is None:
         smallest = sorted(same, key=lambda offer: offer.n_bytes)
         need = f"the smallest model needs about {size(smallest[0].needs)}"

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.files.projector_files import named_for_another, ranked_projectors
 from treadle.files.splits import SHARD, shard_name
 
 QUALITY = (
@@ -84,6 +85,28 @@ def find_offers(files: Mapping[str, int]) -> list[RepositoryModel]:
         if not REPACKED.fullmatch(tag):
             offers.append(RepositoryModel(paths, sum(models[shard] for shard in paths), tag, stem))
     return sorted(offers, key=lambda offer: (rank(offer), -offer.n_bytes, offer.paths))
+
+
+def find_projector(files: Mapping[str, int], model: RepositoryModel) -> str | None:
+    """Return the projector file for a model among ``files``: one in its folder or in those above;
+    of several the one named for the model, and F16 before BF16 before Q8_0. None if there is none,
+    or only those of other models.
+    """
+    first = PurePosixPath(model.paths[0])
+    ranked = projectors_near(files, str(first.parent), first.name)
+    models = {offer.stem for offer in find_offers(files)}
+    if not ranked or (len(models) > 1 and named_for_another(ranked[0], first.name)):
+        return None
+    return ranked[0]
+
+
+def projectors_near(files: Mapping[str, int], folder: str, model: str = "") -> list[str]:
+    """Return the projector files in a folder and in those above it, the most likely one for a
+    model's file first.
+    """
+    at = PurePosixPath(folder)
+    near = [path for path in files if PurePosixPath(path).parent in (at, *at.parents)]
+    return ranked_projectors(near, model)
 
 
 def tag_of(path: str) -> tuple[str, str]:

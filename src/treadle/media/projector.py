@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
@@ -21,7 +22,7 @@ from treadle.files.splits import CONFIG, is_hf
 from treadle.media.clip_config import AUDIO, VISION, read_clip
 from treadle.media.families import family_of, hf_names_of
 from treadle.media.hf_projector import open_hf_projector
-from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, RunItem, TowerEngine, deep
+from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, Report, RunItem, TowerEngine, deep
 from treadle.models.structure import layer_of
 
 if TYPE_CHECKING:
@@ -76,13 +77,16 @@ class MediaTower:
         for engine in (self.engine, *self.projectors):
             engine.close()
 
-    def encode(self, prepared: PreparedMedia) -> Generator[None, None, np.ndarray]:
+    def encode(
+        self, prepared: PreparedMedia, report: Report | None = None
+    ) -> Generator[None, None, np.ndarray]:
         """Yield between slices of the work; return the media rows, f32 ``[n_rows, width *
-        (1 + n_deepstack)]``.
+        (1 + n_deepstack)]``. ``report``: see ``Projector.encode_runs``.
         """
         branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
-        for inputs in self._runs(prepared.inputs):
-            found = yield from self._run(inputs)
+        runs = self._runs(prepared.inputs)
+        for i, inputs in enumerate(runs):
+            found = yield from self._run(inputs, report and partial(_as_part, report, i, len(runs)))
             for rows, made in zip(branches, found, strict=True):
                 rows += made
         composed = [self.family.composed(prepared, rows) for rows in branches]
@@ -97,7 +101,9 @@ class MediaTower:
             runs += [alike[at : at + n] for at in range(0, len(alike), n)]
         return runs
 
-    def _run(self, inputs: Sequence[TowerInput]) -> Generator[None, None, list[list[np.ndarray]]]:
+    def _run(
+        self, inputs: Sequence[TowerInput], report: Report | None
+    ) -> Generator[None, None, list[list[np.ndarray]]]:
         """Run inputs of equal grids; return each one's rows, for each branch."""
         grid = inputs[0].grid
         of = self._of_grid(grid)
@@ -106,7 +112,7 @@ class MediaTower:
         given |= {name: np.tile(rows, (n, 1)) for name, rows in of.rows.items()}
         ropes = [np.tile(rows, (n, 1, 1)) for rows in of.ropes]
         items = [RunItem(len(each.patches), of.windows) for each in inputs]
-        found = yield from self.engine.run(given, items, ropes)
+        found = yield from self.engine.run(given, items, ropes, report)
         names = (STATES, *map(deep, self.engine.config.deep))
         states = [np.split(found[name], n) for name in names]
         joined = [[self.family.joined(each, grid) for each in branch] for branch in states]
@@ -125,6 +131,11 @@ class MediaTower:
                 del self._grids[next(iter(self._grids))]
             self._grids[grid] = self.family.grid_inputs(grid)
         return self._grids[grid]
+
+
+def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
+    """Report the share of the i-th of equal parts as one of the whole."""
+    report((i + share) / n_parts)
 
 
 class Projector:
@@ -184,9 +195,12 @@ class Projector:
         """
         return self._tower(kind).family.prepare(data, max_rows)
 
-    def encode_runs(self, prepared: PreparedMedia) -> Generator[None, None, np.ndarray]:
+    def encode_runs(
+        self, prepared: PreparedMedia, report: Report | None = None
+    ) -> Generator[None, None, np.ndarray]:
         """Yield between slices of about 50 ms of work; return f32 ``[n_rows, n_embd *
         (1 + n_deepstack)]``: the media rows, beside them what each deepstack layer adds.
+        ``report`` is called after each slice with the share of the work that is done, 0 to 1.
 
         Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
         encoding waits, yielding, until this one has ended or its generator is closed.
@@ -197,7 +211,7 @@ class Projector:
         while not self._turn.acquire(timeout=TURN_S):
             yield
         try:
-            rows = yield from tower.encode(prepared)
+            rows = yield from tower.encode(prepared, report)
         finally:
             self._turn.release()
         return rows

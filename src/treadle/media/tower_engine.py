@@ -8,7 +8,7 @@ their window.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
+Report = Callable[[float], None]
 SLICE_S = 0.05  # seconds of work between two yields, where a single step is not longer
 
 
@@ -221,10 +222,12 @@ class TowerEngine:
         given: Mapping[str, np.ndarray],
         items: Sequence[RunItem],
         ropes: Sequence[np.ndarray] = (),
+        report: Report | None = None,
     ) -> Generator[None, None, dict[str, np.ndarray]]:
         """Run the rows ``given`` by name, f32 ``[n_rows, width]``; yield between slices of the
         work. Return the results by name, f32 ``[n_rows, width]``: ``states`` and ``deep.N``.
-        ``ropes``: see ``TowerInputs.lay_out``. A second run must not begin before the first
+        ``ropes``: see ``TowerInputs.lay_out``; ``report`` is called after each slice with the share
+        of the work that is done. A second run must not begin before the first
         has ended.
         """
         n_rows = len(given[GIVEN])
@@ -244,6 +247,8 @@ class TowerEngine:
             with self._lock:
                 self.device.run(ready.program, range(at, end))
             at = end
+            if report is not None:
+                report(at / n_steps)
             taken = time.perf_counter() - began
             size = max(1, min(2 * size, int(size * SLICE_S / max(taken, 1e-9))))
             if at < n_steps:
@@ -260,4 +265,4 @@ class TowerEngine:
         self._arena = None
 
 
-__all__ = ["GIVEN", "MOST_ITEMS", "MOST_ROWS", "STATES", "RunItem", "TowerEngine", "deep"]
+__all__ = ["GIVEN", "MOST_ITEMS", "MOST_ROWS", "STATES", "Report", "RunItem", "TowerEngine", "deep"]

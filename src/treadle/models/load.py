@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
 SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
-TEXT_ALONE = "the model also reads images or audio: treadle reads text only"
 DEEPSTACK = "n_deepstack_layers"  # layers after which rows of pictures are added
 ROPE_KEY = "treadle.rope"  # overrides the architecture's, for weights without reordered rows
 
@@ -60,8 +59,6 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     )
     if warn and (unread := _unread(config)):
         _warn(gguf.path, unread)
-    if warn and arch.pictures:
-        say_text_alone(gguf.path)
     return config
 
 
@@ -101,14 +98,6 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
         ", ".join(names[:N_NAMED]),
         more,
     )
-
-
-@lru_cache
-def say_text_alone(path: Path) -> None:
-    """Log, once per process and file, that treadle runs only the text part of a model."""
-    from logging import getLogger
-
-    getLogger("treadle").warning("%s: %s", path, TEXT_ALONE)
 
 
 def _rename(gguf: GGUF, theirs: str, name: str) -> None:

@@ -13,6 +13,7 @@ import click
 from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
 from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
+from treadle.cli.media_files import MediaFile, check_reads
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.reply_view import ReplyView, speech_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
@@ -70,9 +71,9 @@ def command(
 ) -> None:
     """Chat with MODEL.
 
-    /help lists the commands: set the system prompt, undo, retry, save, load, change settings, swap
-    roles, prefill an answer. Ctrl-C stops an answer, Ctrl-D exits. Without a terminal each line of
-    standard input is a message.
+    /help lists the commands: add a picture, set the system prompt, undo, retry, save, load, change
+    settings, swap roles, prefill an answer. Ctrl-C stops an answer, Ctrl-D exits. Without a
+    terminal each line of standard input is a message.
     """
     from treadle.cli.load import load_model
 
@@ -120,6 +121,7 @@ class Chat:
         self.progress = progress  # of kernels compiled for an answer
         self.conversation = conversation
         conversation.check = self.check
+        conversation.look = self.look
         self.session = model.session()  # keeps the KV cache between turns
         self.lines: LineSource | None = None  # set while it runs
         self.n_asked = self.n_answered = 0
@@ -131,6 +133,19 @@ class Chat:
         """
         with settings.naming_file():
             self.model.generate([0], session=self.session, **settings.settings())
+
+    def look(self, file: MediaFile) -> str:
+        """Return a picture's size in words. Raises TreadleError for a file that this model cannot
+        read.
+        """
+        check_reads(self.model, [file])
+        media = self.model.media
+        if file.kind != "image" or media is None:
+            return ""
+        from treadle.media.source import read_picture
+
+        pixels = read_picture(file.source, media.limits, media.policy)
+        return f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:
         """Read and answer, until the lines end or the user exits."""
@@ -273,7 +288,7 @@ class Chat:
 def turn_of(model: Model, reply: Generation) -> AnswerCost:
     """Return an answer's statistics from its `Generation`."""
     n_context = len(reply.prompt_ids) + len(reply.ids)  # the last id may have no KV entry
-    return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx)
+    return AnswerCost(reply.timings, min(n_context, model.n_ctx), model.n_ctx, reply.media)
 
 
 def note(text: str) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model, read_bytes
+from treadle.cli.media_files import MEDIA_FILES, MediaFile, check_reads, message_parts
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import emit, print_json, remark
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 @click.command(cls=ModelCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
 @generation_options
+@MEDIA_FILES
 @click.option(
     "--raw",
     is_flag=True,
-    help="Use the prompt byte for byte: no BOS, no control tokens, no newline removed.",
+    help="Use the prompt byte for byte: no BOS, no control tokens, no newline removed; with "
+    "pictures, no chat template.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 @click.option(
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 def command(
     words: tuple[str, ...],
     options: GenerationOptions,
+    files: tuple[MediaFile, ...],
     raw: bool,
     as_json: bool,
     stats: bool | None,
@@ -49,30 +54,56 @@ def command(
 
     A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
     hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships with treadle
-    completes Python code.
+    completes Python code. With --image, PROMPT is a question: it goes through the chat template of
+    the model's file, if that has one.
     """
     model_ref, prompt = split_words(words)
     if prompt is None:
         prompt = read_prompt(raw=raw)
     elif not is_utf8(prompt):
         raise click.UsageError("PROMPT is not UTF-8")
+    parts = message_parts(prompt, files)
     with ProgressBar() as progress:
-        model = load_model(model_ref, progress, **load)
+        model = load_model(model_ref, progress, reads_media=bool(files), **load)
         options = options.with_model_defaults(model)
-        ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
+        check_reads(model, files)
         with options.naming_file():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary
-                generation = model.generate(ids, **options.settings())
+                generation = begin(model, prompt, parts, options, raw=raw)
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
                 if progress.enabled and options.max_tokens != 1:
                     model.plan()  # compile now, or a progress bar would cover the text
                 stream(generation)
+    if not generation.text and getattr(generation, "reasoning", ""):
+        remark("the answer ended within the model's reasoning, which is not shown: raise -n")
     if generation.finish_reason == "context":
         remark(f"stopped: the context of {model.n_ctx} tokens is full")
     if stats or (stats is None and is_watched() and not as_json):
         show_stats(model, generation, whole=bool(stats))
+
+
+def begin(
+    model: Model,
+    prompt: str,
+    parts: Sequence[dict[str, str]],
+    options: GenerationOptions,
+    *,
+    raw: bool,
+) -> Generation:
+    """Return the generation, not started. ``parts``: of the prompt, with its pictures and sounds:
+    they are a user's message, if the model's file has a chat template; without one, and ``raw``,
+    the pictures stand in the text.
+    """
+    settings = options.settings()
+    media = [part for part in parts if part["type"] != "text"]
+    if not media:
+        ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
+        return model.generate(ids, **settings)
+    if not raw and model.template.builtin is None:
+        return model.chat([{"role": "user", "content": list(parts)}], tools=[], **settings)
+    return model.generate(prompt, media=media, **settings)
 
 
 def is_watched() -> bool:
@@ -143,7 +174,21 @@ def report(model: Model, prompt: str, generation: Generation) -> dict[str, Any]:
         "prompt": prompt,
         "text": generation.text,
         "finish_reason": generation.finish_reason,
+        **media_report(generation),
         "prompt_ids": list(generation.prompt_ids),
         "ids": list(generation.ids),
         "timings": dataclasses.asdict(timings),
+    }
+
+
+def media_report(generation: Generation) -> dict[str, Any]:
+    """Return the report's pictures and sounds, with sizes as height and width in pixels, and the
+    answer's reasoning; of a prompt without media nothing.
+    """
+    if not generation.media:
+        return {}
+    reasoning = getattr(generation, "reasoning", "")
+    return {
+        "media": [dataclasses.asdict(each) for each in generation.media],
+        **({"reasoning": reasoning} if reasoning else {}),
     }

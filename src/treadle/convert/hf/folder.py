@@ -73,7 +73,7 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
-from treadle.models.load import ROPE_KEY, say_text_alone
+from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
 from treadle.sampling.recommended import read_generation
@@ -104,8 +104,6 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
         logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
     if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
         warnings.warn(checkpoint.lost, stacklevel=2)
-    if count_other_parts(checkpoint.weights, checkpoint.hyper):
-        say_text_alone(checkpoint.path)
     return HFModel(checkpoint)
 
 

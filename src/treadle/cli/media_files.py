@@ -1,0 +1,183 @@
+"""Pictures and sounds on the command line and in a chat: files that the user names or drops."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import counted, why
+from treadle.errors import FileError, TreadleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.media.limits import MediaKind
+    from treadle.scheduler.request import MediaUsage
+
+LONGEST = 4096  # characters of a line that may be paths
+HEAD = 1024  # bytes of a file that tell its format
+NOUNS = {"image": ("picture", "pictures"), "audio": ("sound", "sounds")}
+CURE = "name its projector with --mmproj FILE, or put the file beside the model"
+
+
+@dataclass(frozen=True)
+class MediaFile:
+    """A picture or a sound. ``source``: an absolute path, or an http(s) address."""
+
+    kind: MediaKind
+    source: str
+
+    @property
+    def part(self) -> dict[str, str]:
+        """The part of a message that stands for it."""
+        return {"type": self.kind, self.kind: self.source}
+
+    @property
+    def name(self) -> str:
+        """The name in messages: that of the file, or the address."""
+        return self.source if is_address(self.source) else Path(self.source).name
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text begins as an http or https address does."""
+    return text.lower().startswith(("http://", "https://"))
+
+
+def open_media_file(name: str) -> MediaFile:
+    """Return a file that the user names, of the kind that its first bytes tell; ``~`` and
+    ``file://`` are resolved. An address, whose bytes are not here yet, counts as a picture.
+
+    Raises FileError if there is no such file, UnsupportedError for one of another kind.
+    """
+    if is_address(name):
+        return MediaFile("image", name)
+    from treadle.media.file_formats import media_format
+    from treadle.media.local_path import local_path
+
+    if not name:
+        raise FileError("an empty name", path="''", expected="a picture or a sound")
+    path = Path(os.path.abspath(os.path.expanduser(local_path(name))))
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+    except (OSError, ValueError) as error:
+        raise FileError(why(error), path=name) from None
+    found = media_format(head)
+    if found is None or found.kind is None:
+        what = f"is {found.name}" if found else "is neither a picture nor a sound"
+        expected = "PNG, JPEG, WebP, GIF or BMP; WAV, MP3, FLAC or Ogg"
+        raise UnsupportedError(f"{name}: {what}: expected {expected}")
+    return MediaFile(found.kind, str(path))
+
+
+def split_paths(text: str) -> list[str]:
+    """Return the paths in a typed or dropped text: with quotes, with escaped blanks, or one path
+    with plain blanks.
+    """
+    text = text.strip()
+    if os.path.exists(os.path.expanduser(text)):
+        return [text]
+    try:
+        words = shlex.split(text, posix=os.name == "posix")
+    except ValueError:  # a lone quote
+        return [text]
+    return words if os.name == "posix" else [word.strip("\"'") for word in words]
+
+
+def dropped_files(line: str) -> list[MediaFile]:
+    """Return the files of a message that is only paths of existing pictures or sounds, as a
+    terminal writes them when files are dropped on it; else none.
+    """
+    line = line.strip()
+    if not line or len(line) > LONGEST or "\n" in line:
+        return []
+    names = split_paths(line)
+    if not all(map(_is_file, names)):
+        return []
+    try:
+        return [open_media_file(name) for name in names]
+    except TreadleError:
+        return []
+
+
+def _is_file(name: str) -> bool:
+    return name[:7].lower() == "file://" or os.path.isfile(os.path.expanduser(name))
+
+
+def check_reads(model: Model, files: Sequence[MediaFile]) -> None:
+    """Raise UnsupportedError if a model does not read files of these kinds."""
+    have = model.modalities
+    for file in files:
+        if file.kind not in have:
+            reads = " and ".join(["text", *(NOUNS[kind][1] for kind in sorted(have))])
+            cure = "" if have else f": {CURE}"
+            what = f"a {NOUNS[file.kind][0]}, but {model.path.name} reads {reads} only{cure}"
+            raise UnsupportedError(f"{file.name}: {what}")
+
+
+def message_parts(text: str, files: Sequence[MediaFile]) -> list[dict[str, str]]:
+    """Return a message's parts: files stand where the text has ``<__media__>``, or before it if it
+    has none. Raises click.UsageError if there are not as many markers.
+    """
+    from treadle.chat.media_parts import MARKER
+
+    texts = text.split(MARKER)
+    if len(texts) == 1:
+        texts = [*("" for _ in files), text]
+    if len(texts) != len(files) + 1:
+        n = len(texts) - 1
+        raise click.UsageError(
+            f"the prompt has {MARKER} {counted(n, 'time')}, for {counted(len(files), 'file')}: "
+            "expected as many, or none"
+        )
+    parts = []
+    for i, piece in enumerate(texts):
+        parts += [files[i - 1].part] if i else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts
+
+
+def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
+    """Format the pictures and sounds of a prompt, their tokens, and the time of encoding those that
+    were not in the cache; "" for a prompt without any.
+    """
+    if not usage:
+        return ""
+    counts = []
+    for kind, (one, several) in NOUNS.items():
+        n_tokens = [each.n_tokens for each in usage if each.kind == kind]
+        if n_tokens:
+            n = f"{len(n_tokens)} {several}" if len(n_tokens) > 1 else one
+            counts.append(f"{n} of {counted(sum(n_tokens), 'token')}")
+    return ", ".join(counts) + (f", encoded in {seconds:.1f} s" if seconds else "")
+
+
+class MediaPath(click.ParamType):
+    """Parameter type of a picture or a sound, given as a path or an address."""
+
+    name = "file"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> MediaFile:
+        """Return the file; a missing one is an error before a model is loaded."""
+        if isinstance(value, MediaFile):
+            return value
+        return open_media_file(value)
+
+
+MEDIA_FILES = click.option(
+    "--image",
+    "--audio",
+    "files",
+    type=MediaPath(),
+    multiple=True,
+    metavar="FILE",
+    help="A picture or a sound, before the prompt's text or where it has <__media__>; may be "
+    "repeated.",
+)
