@@ -31,10 +31,12 @@ KINDS = {
     ".txt": "text/plain",
 }
 # Nothing is loaded from elsewhere, nothing inline runs, and text becomes HTML only through
-# DOMPurify. So a script that a model writes, or that is pasted, stays text.
+# DOMPurify. So a script that a model writes, or that is pasted, stays text. Attached pictures have
+# blob: addresses, which only the page's own scripts can make.
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "object-src 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
+    "object-src 'none'; img-src 'self' blob:; require-trusted-types-for 'script'; "
+    "trusted-types dompurify"
 )
 HEADERS = {
     "content-security-policy": POLICY,

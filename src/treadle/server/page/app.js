@@ -3,6 +3,7 @@
 import { announce, button, byId } from "./element.js";
 import { Dialogs } from "./dialogs.js";
 import { Attached } from "./files.js";
+import * as pictures from "./pictures.js";
 import { completes } from "./settings.js";
 import { Side } from "./side.js";
 import * as store from "./store.js";
@@ -15,7 +16,11 @@ let server = {}; // what /props says
 let talk = talks.newTalk(); // the conversation that is shown
 const writers = new Map(); // of each conversation that is being written in this tab
 const entry = byId("entry");
-const attached = new Attached(byId("attached"), notice);
+const attached = new Attached(byId("attached"), {
+  notice,
+  refusal: noPictures,
+  nPictures: () => pictures.shownIn(talk).length,
+});
 const dialogs = new Dialogs({
   changed: show,
   connect,
@@ -40,17 +45,20 @@ const view = new View(byId("log"), {
   reply: (node) => reply(node.id),
   resume: (node) => write(node),
   edit(node, text) {
-    const { role, mode, files, reasoning, model, calls } = node;
-    const said = { role, mode, files, reasoning, model, calls, content: text };
+    const { role, mode, files, pictures: shown, reasoning, model, calls } = node;
+    const said = { role, mode, files, pictures: shown, reasoning, model, calls, content: text };
     const made = talks.add(talk, node.parent, said);
     if (role === "user") reply(made.id);
     else save();
   },
-  remove(node) {
-    writers.get(talk.id)?.stop();
-    talks.remove(talk, node);
-    save();
+  async remove(node) {
+    const [own, before] = [talk, pictures.allOf(talk)];
+    writers.get(own.id)?.stop();
+    talks.remove(own, node);
     entry.focus();
+    await save();
+    const left = new Set(pictures.allOf(own).map(({ id }) => id));
+    pictures.drop(before.filter(({ id }) => !left.has(id)));
   },
   turn(node, step) {
     const place = talks.siblings(talk, node);
@@ -65,6 +73,7 @@ const view = new View(byId("log"), {
   },
   take: (node, prefix) =>
     write(talks.add(talk, node.parent, { role: "assistant", content: prefix, mode: node.mode })),
+  enlarge: (picture) => dialogs.enlarge(picture),
 });
 
 // -- answers --------------------------------------------------------------------------------------
@@ -74,6 +83,13 @@ const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
 
 function reply(parent) {
   write(talks.add(talk, parent, { role: "assistant", mode: mode() }));
+}
+
+// Why no picture can be sent now, or "".
+function noPictures() {
+  if (!server.model_alias) return "the server has not said yet whether its model reads pictures";
+  if (!server.modalities?.vision) return `${server.model_alias} does not read pictures`;
+  return mode() ? "text mode has no pictures: set Mode to chat" : "";
 }
 
 async function write(node, own = talk) {
@@ -129,13 +145,23 @@ async function save() {
   side.list();
 }
 
-function send() {
+let sending = false; // a message waits for its pictures
+
+async function send() {
+  const own = talk;
+  if (sending) return;
+  if (attached.busy) {
+    sending = true;
+    await attached.busy;
+    sending = false;
+    if (talk !== own) return; // another conversation is shown: the message is still in its box
+  }
   const content = entry.value;
-  if (writers.has(talk.id) || (!content.trim() && !attached.files.length)) return;
+  if (writers.has(talk.id) || (!content.trim() && attached.isEmpty)) return;
   const node = talks.add(talk, talk.leaf, {
     role: "user",
     content,
-    files: attached.take(),
+    ...attached.take(),
     mode: mode(),
   });
   entry.value = "";
@@ -159,6 +185,7 @@ function show() {
   view.show(talk, talks.path(talk));
   byId("stop").hidden = !writing;
   byId("send").hidden = writing;
+  byId("picture").hidden = Boolean(noPictures());
   entry.placeholder = mode() ? "Text to continue" : "Message";
   meter();
 }
@@ -242,6 +269,12 @@ on("attach-file", "change", async ({ target }) => {
   target.value = "";
   entry.focus();
 });
+on("picture", "click", () => byId("picture-file").click());
+on("picture-file", "change", async ({ target }) => {
+  await attached.add([...target.files], { only: true });
+  target.value = "";
+  entry.focus();
+});
 on("newest", "click", () => {
   view.toEnd();
   entry.focus();
@@ -285,6 +318,7 @@ async function resume(id, node) {
 }
 
 entry.value = store.ofTab.get("draft", "");
+const restored = attached.restore();
 talk.system = store.kept.get("system", "");
 if (location.hash) await open(location.hash.slice(1));
 show();
@@ -292,5 +326,7 @@ side.list();
 if (!(await store.lasting()))
   notice("This browser cannot store conversations: they are lost when the page is closed.");
 entry.focus();
+await restored;
+store.sweepPictures(attached.pictures.map(({ id }) => id));
 await connect();
 goOn();

@@ -5,14 +5,17 @@ export function remark(node) {
   if (node.error) return node.error;
   if (node.state === "stopped") return "Stopped";
   if (node.state === "writing" && !node.content && !node.reasoning) {
-    const { processed, total, queue } = node.progress ?? {};
-    if (queue) return `Queued at position ${queue}`;
-    return total
-      ? `Processing the prompt: ${processed} of ${total} tokens`
-      : "Waiting for the first token…";
+    return waiting(node.progress ?? {});
   }
   if (node.finish === "length") return "Stopped at the token limit";
   return "";
+}
+
+function waiting({ processed, total, queue, n_pictures: n }) {
+  if (queue) return `Queued at position ${queue}`;
+  const pictures = n ? `Reading ${n > 1 ? `${n} pictures` : "the picture"}` : "";
+  const prompt = total ? `Processing the prompt: ${processed} of ${total} tokens` : "";
+  return [pictures, prompt].filter(Boolean).join(" · ") || "Waiting for the first token…";
 }
 
 // Statistics of an answer: tokens, speed, prompt, reuse of the prefix cache.

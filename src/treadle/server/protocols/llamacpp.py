@@ -23,7 +23,7 @@ from treadle.server.http.body_fields import (
     whole,
     wrong,
 )
-from treadle.server.http.http_io import Json, Response, event, read_json
+from treadle.server.http.http_io import MAX_BODY, Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.llamacpp_answer import final_fields, said, sampling_dict
@@ -266,13 +266,17 @@ async def props(request: HttpRequest) -> Response:
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {
+                "vision": "image" in model.modalities,
+                "audio": "audio" in model.modalities,
+            },
             "build_info": service.fingerprint,
             "chat_template_kwargs": template.defaults,
             "treadle": {
                 "builtin_template": template.builtin,
                 "template_from": template.origin,
                 "reasoning": template.default_reasoning,
+                "max_body_bytes": MAX_BODY,
             },
         }
     )
