@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from treadle.files.splits import is_hf
 from treadle.files.target import check_not_read, check_target, files_of
 
 if TYPE_CHECKING:
-    from treadle.convert.page_cache import PageCache
     from treadle.convert.recipe import Options as OptionsOf
     from treadle.convert.sources.source import Source
     from treadle.formats import Format
@@ -133,16 +133,13 @@ def command(
     The picture and sound parts of a Hugging Face folder become a second file, the projector. Its
     matrices are F16, or F32 or BF16 if --type is; `treadle quantize` makes it smaller.
     """
-    if mmproj is not None and no_mmproj:
-        raise click.UsageError("--mmproj and --no-mmproj cannot be used together")
+    if mmproj is not None and (no_mmproj or not mmproj):
+        what = "--mmproj is empty" if not mmproj else "--mmproj and --no-mmproj exclude each other"
+        raise click.UsageError(what)
     for text in settings:
         if text.find("=") < 1:
             raise click.UsageError(f"--set {text!r:.80}: expected KEY=VALUE")
-    from treadle.convert.detect import find_kind, open_source
-    from treadle.convert.page_cache import before_opening
-    from treadle.convert.recipe import Options, notes
-    from treadle.convert.sources.source import PARTS_LEFT_OUT
-    from treadle.convert.writer import STAGE, convert
+    from treadle.convert.recipe import Options
     from treadle.formats import by_name
 
     with as_usage(UnsupportedError):
@@ -169,40 +166,66 @@ def command(
         return show_written(path, "an adapter", [adapted(path, base, target, options)], as_json)
     if base is not None:
         raise click.UsageError(f"--base: {path} is not a folder with {ADAPTER}")
-    cache = before_opening(path)
-    source = None
-    projector = None
-    beside = Path(mmproj).expanduser() if mmproj else target.with_name(f"mmproj-{target.name}")
-    try:
+    beside = None
+    if not no_mmproj:
+        beside = Path(mmproj).expanduser() if mmproj else target.with_name(f"mmproj-{target.name}")
+    kind, written, remarks = write_files(
+        path,
+        target,
+        options,
+        tokenizer=None if tokenizer is None else Path(tokenizer).expanduser(),
+        projector=beside,
+        asked=mmproj is not None,
+    )
+    return show_written(path, kind, written, as_json, remarks)
+
+
+def write_files(
+    path: Path,
+    target: Path,
+    options: OptionsOf,
+    *,
+    tokenizer: Path | None,
+    projector: Path | None,
+    asked: bool,
+) -> tuple[str, list[Path], list[str]]:
+    """Write a checkpoint as ``target``, and its picture and sound parts as ``projector`` (None: not
+    at all; ``asked``: the user named the file). Return its kind, the paths written, and remarks.
+    """
+    from treadle.convert.detect import find_kind, open_source
+    from treadle.convert.page_cache import before_opening
+    from treadle.convert.recipe import notes
+    from treadle.convert.sources.source import PARTS_LEFT_OUT
+    from treadle.convert.writer import STAGE, convert
+
+    with ExitStack() as stack:
+        cache = stack.enter_context(closing(before_opening(path)))
         kind = find_kind(path)
-        if not no_mmproj:
-            projector = open_parts(path, options.type, asked=mmproj is not None)
+        parts = None
         if projector is not None:
-            if beside.resolve() == target.resolve():
+            parts = open_parts(path, options.type, asked=asked)
+        if parts is not None and projector is not None:
+            stack.enter_context(closing(parts))
+            if projector.resolve() == target.resolve():
                 raise click.UsageError("--mmproj is also DST: choose another name")
-            read = {part.path for t in projector.tensors.values() for part in t.ranges}
-            check_target(beside, [*read, *files_of(tokenizer)], force=force)
-        source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
+            read = {part.path for t in parts.tensors.values() for part in t.ranges}
+            check_target(projector, [*read, *files_of(tokenizer)], force=options.force)
+        source = stack.enter_context(closing(open_source(path, tokenizer)))
         check_not_read(target, files_of(tokenizer))
         remarks = notes(source, options)
-        if projector is not None:
+        if parts is not None:
             remarks = [note for note in remarks if not note.startswith(PARTS_LEFT_OUT)]
-            remarks += projector.notes
+            remarks += parts.notes
         for note in remarks:
             remark(note)
         if not source.verbatim and source.metadata.keys().isdisjoint(TOKENIZER):
             remark(f"{path} has no supported tokenizer: {target} will accept token ids only")
         with ProgressBar(STAGE, "B") as meter:
             written = convert(source, target, options, progress=meter, say=remark, cache=cache)
-            if projector is not None:
+            if parts is not None and projector is not None:
                 own = replace(options, type=None, split_max=0, settings=())
-                written += convert(projector, beside, own, progress=meter, say=remark)
-    finally:
-        for opened in (source, projector):
-            if opened is not None:
-                opened.close()
-        cache.close()
-    return show_written(path, kind.name, written, as_json, remarks)
+                written += convert(parts, projector, own, progress=meter, say=remark)
+    return kind.name, written, remarks
 
 
 def open_parts(path: Path, wanted: Format | None, *, asked: bool) -> Source | None:
