@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_pictures(machine: str, cpu: str, row: str, name: str, data: Path, tmp_p
     projector = opened(case, data)
     made = projector.prepare(picture(), case.max_rows)
     ids, where = prompt_of(case, projector, [made], data)
-    arrays = {
+    arrays: dict[str, Any] = {
         "patches": made.inputs[0].patches,
         "grid": np.array(made.inputs[0].grid),
         "n_rows": np.array(made.n_rows),

@@ -204,8 +204,8 @@ def test_a_large_picture_is_scaled_down(sighted: Scripted, visit: Opened) -> Non
     assert got.size == (615, 2048)
     assert got.format == "JPEG"
     above, below = got.getpixel((300, 500)), got.getpixel((300, 1500))
-    assert np.abs(np.subtract(above, (255, 0, 0))).max() <= JPEG_OFF
-    assert np.abs(np.subtract(below, (0, 0, 255))).max() <= JPEG_OFF
+    assert np.abs(np.subtract(np.array(above), (255, 0, 0))).max() <= JPEG_OFF
+    assert np.abs(np.subtract(np.array(below), (0, 0, 255))).max() <= JPEG_OFF
 
 
 def test_thin_lines_survive_the_scaling(sighted: Scripted, visit: Opened) -> None:

@@ -41,8 +41,8 @@ def test_every_setting_of_sampling_has_a_field() -> None:
         (body_fields.number(0, 1), False),
         (body_fields.one_of("a", "b"), "c"),
         (body_fields.one_of("a", "b"), ["a"]),
-        (body_fields.outputs, [1]),
-        (body_fields.outputs, 1),
+        (body_fields.texts, [1]),
+        (body_fields.texts, 1),
         (body_fields.refused("why", 0), 1),
         (body_fields.refused("why", 0), False),
     ],
@@ -59,7 +59,7 @@ def test_right_values() -> None:
     table = {
         "whole": body_fields.whole(0),
         "number": body_fields.number(0, 1),
-        "texts": body_fields.outputs,
+        "texts": body_fields.texts,
         "refused": body_fields.refused("why", 0, "x"),
         "absent": body_fields.text,
         "null": body_fields.text,
@@ -107,7 +107,7 @@ def test_what_is_asked(model: treadle.Model) -> None:
     assert found.settings["max_tokens"] == 7
     assert found.settings["stop"] == ["x"]
     assert found.settings["sampling"] == Sampling(temperature=0.5, top_k=3, seed=2**64 - 2)
-    assert (found.n, found.stream, found.client) == (1, False, "me")
+    assert (found.n, found.is_streamed, found.client) == (1, False, "me")
     assert read(model, {"seed": -1}).settings["sampling"].seed is None
 
 

@@ -89,7 +89,7 @@ def command(
         conversation.system = system
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load, **defaults)
-        conversation.settings = settings = settings.of(loaded)
+        conversation.settings = settings = settings.with_model_defaults(loaded)
         chat = Chat(loaded, conversation, progress)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)

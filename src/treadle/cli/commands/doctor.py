@@ -124,7 +124,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
     """
     from treadle.chat.template.override import choose_template
     from treadle.chat.template.template import load_template
-    from treadle.chat.tools import find_manner
+    from treadle.chat.tools import find_dialect
     from treadle.errors import TreadleError
 
     names = ("template", "reasoning", "tools", "calls", "problem")
@@ -138,7 +138,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
             template = load_template(gguf, "", choose_template(chat_template))
         told["template"] = template.origin
         template.render([{"role": "user", "content": "hi"}])
-        manner = find_manner(template)
+        manner = find_dialect(template)
     except TreadleError as error:
         return {**told, "problem": f"the chat template cannot be used: {error}"}
     if manner.thought:

@@ -185,7 +185,7 @@ async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[byte
         for part, delta in _parts(piece):
             chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
             if part.finish_reason is not None or more["timings_per_token"]:
-                chunk["timings"] = timings(part.text)
+                chunk["timings"] = timings(part.output)
             if part.finish_reason is not None:
                 chunk |= warnings(stream) | verbose(service, stream, piece)
             yield event(chunk)
