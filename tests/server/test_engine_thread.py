@@ -31,7 +31,7 @@ def test_a_bug_in_a_step_is_told_to_all_and_the_next_call_is_served(
     with running(model) as service, talking(service, raise_server_exceptions=False) as client:
         step = service.engine.scheduler.step
 
-        def breaks(*_: object) -> None:
+        def breaks(*_: object, **__: object) -> None:
             monkeypatch.setattr(service.engine.scheduler, "step", step)
             raise ZeroDivisionError("a secret")
 
