@@ -76,6 +76,7 @@ class FakeEngine:
     def clock(self) -> float:
         return self.now
 
+    media: Any = Engine.media
     check_ids: Any = Engine.check_ids
     match: Any = Engine.match
     truncate: Any = Engine.truncate
