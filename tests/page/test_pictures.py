@@ -623,24 +623,34 @@ def test_conversations_of_an_earlier_page_stay(sighted: Scripted, visit: Opened)
 
 def test_progress_while_pictures_are_read(sighted: Scripted, visit: Opened) -> None:
     """By the server: an earlier message's pictures are in its cache."""
-    begun, more = threading.Event(), threading.Event()
+    begun, more, whole = threading.Event(), threading.Event(), threading.Event()
     progress = {"total": 300, "cache": 0, "processed": 20, "time_ms": 100, "queue": 0}
     page = visit(sighted.url)
     pick(page, picture("a.png"), picture("b.png"))
     expect(page.locator("#attached img")).to_have_count(2)
-    told = says() | {"prompt_progress": progress}
-    sighted.answers.append([says(role="assistant"), begun, told, more, says("Two."), end()])
+    media = {"total": 2, "encoded": 1, "encoding_ms": 12300}
+    told = says() | {"prompt_progress": progress | {"media": media}}
+    seen = says() | {"prompt_progress": progress | {"media": media | {"encoded": 2}}}
+    last = end()
+    last["timings"] |= {"media_n": 2, "media_ms": 12340.0}
+    sighted.answers.append(
+        [says(role="assistant"), begun, told, more, seen, whole, says("Two."), last]
+    )
     ask(page, "What are they?")
     note = page.locator(".note").last
-    expect(note).to_have_text("Reading 2 pictures")
+    expect(note).to_have_text("Reading pictures…")
     begun.set()
-    expect(note).to_have_text("Reading 2 pictures · Processing the prompt: 20 of 300 tokens")
+    prompt = "Processing the prompt: 20 of 300 tokens"
+    expect(note).to_have_text(f"Reading picture 2 of 2, 12 s · {prompt}")
     more.set()
+    expect(note).to_have_text(prompt)
+    whole.set()
     expect(page.locator(".assistant .markdown")).to_have_text("Two.")
+    expect(page.locator(".stats")).to_contain_text("Reading pictures: 12.3 s")
     expect(page.locator("#send")).to_be_visible()
     later = threading.Event()
-    sighted.answers.append([says(role="assistant"), told, later, says("Sure."), end()])
+    sighted.answers.append([says(role="assistant"), later, says("Sure."), end()])
     ask(page, "Sure?")
-    expect(note).to_have_text("Processing the prompt: 20 of 300 tokens")
+    expect(note).to_have_text("Waiting for the first token…")
     later.set()
     expect(page.locator(".assistant .markdown").last).to_have_text("Sure.")
