@@ -6,8 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.protocols.answer_fields import timings, warnings
+from treadle.server.protocols.answer_fields import media_usage, timings, warnings
 from treadle.server.requests.generation_request import room
+from treadle.server.requests.request_media import prompt_text
 
 if TYPE_CHECKING:
     from treadle.sampling import Sampling
@@ -57,6 +58,7 @@ def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, 
         "has_new_line": "\n" in service.model.detokenize(answer.ids),
         "tokens_cached": answer.timings.n_cached,
         "timings": timings(piece.text),
+        **media_usage(answer.media),
         **warnings(call),
     }
 
@@ -70,7 +72,7 @@ def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[s
     """Return the ``__verbose`` field of a final answer if the call requested it."""
     if not call.asked.more["verbose"]:
         return {}
-    prompt = service.model.detokenize(call.asked.prompts[piece.text.prompt])
+    prompt = prompt_text(call.asked.prompts[piece.text.prompt], service.model)
     return {"__verbose": {**said(piece), **end(service, call, piece), "prompt": prompt}}
 
 

@@ -24,6 +24,7 @@ from treadle.server.requests.client_slots import ClientSlots
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treadle.api.media import ModelMedia
     from treadle.api.model import Model
     from treadle.engine.engine import Engine
     from treadle.scheduler.request import Request
@@ -59,6 +60,11 @@ class EngineThread:
         self._jobs: deque[_Job] = deque()
         self._bell = threading.Event()
         self._stopping = False
+        media = model.media
+        # Without its projector's file the model still reads text.
+        self._projector = (
+            () if media is None else {*map(str, media.projector.gguf.paths)} - {str(model.path)}
+        )
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:
@@ -145,6 +151,19 @@ class EngineThread:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
                 self._warm_engine(engine, output, lora)
+        if self.model.media is not None and not self._stopping:
+            self._warm_media(self.model.media)
+
+    def _warm_media(self, media: ModelMedia) -> None:
+        """Compile the plans of pictures, and those of prompts that have them: of the sizes into which
+        a prompt is cut, which may end with a token to sample after.
+        """
+        media.warm()
+        engine = self.model.engine
+        output = self.scheduler.drafting.observer.output
+        for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
+            if n_tokens <= engine.max_tokens and not self._stopping:
+                engine.plan_for(n_tokens, 1, output, bool(engine.adapters), media=True)
 
     def _warm_engine(self, engine: Engine, output: str, lora: bool) -> None:
         sizes = engine.few
@@ -197,8 +216,11 @@ class EngineThread:
     def queued_s(self) -> float:
         """Return the estimated seconds until the prompts of all requests are processed."""
         texts = list(self.texts.values())
-        left = sum(t.answer.timings.n_prompt - t.request.n_read for t in texts if not t.answer.ids)
-        return left * self.scheduler.token_s
+        waiting = [text for text in texts if not text.answer.ids]
+        left = sum(text.answer.timings.n_prompt - text.request.n_read for text in waiting)
+        entries = {entry for text in waiting for entry in text.request.media if entry.rows is None}
+        row_s = self.scheduler.media.row_s
+        return left * self.scheduler.token_s + row_s * sum(entry.n_rows for entry in entries)
 
     def _tell(self, fed: list[Request]) -> None:
         """Note all calls with new output, to be woken together."""
@@ -208,8 +230,9 @@ class EngineThread:
             if text is None:
                 continue
             self.tally.note_news(text, now)
-            if isinstance(request.answer.error, FileError):
-                self.state, self.why = "error", str(request.answer.error)
+            error = request.answer.error
+            if isinstance(error, FileError) and error.path not in self._projector:
+                self.state, self.why = "error", str(error)
             if text.call.stream or request.answer.done:
                 self._news.append(text.call)
         while self._dropped:

@@ -262,6 +262,7 @@ class _Reply:
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
+                **{name: used[name] for name in ("images", "sounds") if name in used},
             },
         }
         if more["keep"]:
