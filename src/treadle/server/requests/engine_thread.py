@@ -155,9 +155,7 @@ class EngineThread:
             self._warm_media(self.model.media)
 
     def _warm_media(self, media: ModelMedia) -> None:
-        """Compile the plans of pictures, and those of prompts that have them: of the sizes into which
-        a prompt is cut, which may end with a token to sample after.
-        """
+        """Compile the plans of pictures, and those of prompts with rows of pictures."""
         media.warm()
         engine = self.model.engine
         output = self.scheduler.drafting.observer.output

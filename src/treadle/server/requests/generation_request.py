@@ -502,13 +502,12 @@ def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
     ``prompt_string`` and ``multimodal_data``. Raises ApiError.
     """
     if isinstance(value, dict) and "prompt_string" in value:
-        given = read_fields(value, _PROMPT, f"{name}.")
-        check_text(given.get("prompt_string", ""), model)
-        if given.get("multimodal_data") or (
-            model.media and MARKER in given.get("prompt_string", "")
-        ):
+        given = {"prompt_string": "", **read_fields(value, _PROMPT, f"{name}.")}
+        words = given["prompt_string"]
+        if given.get("multimodal_data") or (MARKER in words and model.media is not None):
+            check_text(words, model)
             return check_length(multimodal_ids(value, model, name), model)
-        value = given.get("prompt_string")
+        value = words
     if isinstance(value, str):
         check_text(value, model)
         return check_length(model.tokenize(value), model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from treadle.chat.media_parts import MARKER, MediaPart, read_images, read_multimodal_prompt
-from treadle.errors import ContextFullError, FileError, TreadleError
+from treadle.errors import ContextFullError, FileError, TreadleError, UnsupportedError
 from treadle.server.http.api_errors import ApiError, too_long
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.chat.prompt import ChatPrompt
 
+# The beginning of an error: a place in a body, such as messages[2].content[1].image_url.url
+_PLACE = re.compile(r"((?:messages|input|prompt|images|content)\b[\w.\[\]]*): ")
 CONTENTS: ContextVar[Mapping[str, bytes] | None] = ContextVar("CONTENTS", default=None)
 """What stands at the addresses of the task's request, once it was fetched."""
 
@@ -39,7 +42,7 @@ def chat_ids(prompt: ChatPrompt, model: Model, *, bounded: bool = True) -> list[
     media = model.media
     if prompt.media is None or media is None:
         return model.prompt_ids(prompt)
-    parts = with_contents(prompt.media.parts, media)
+    parts = with_contents(prompt.media.parts, media, model)
     prompt = replace(prompt, media=replace(prompt.media, parts=parts))
     with media_errors(model, [part.place for part in parts]):
         return model.prompt_ids(prompt, bounded=bounded)
@@ -82,13 +85,16 @@ def _media_of(model: Model, name: str) -> ModelMedia:
     return model.media
 
 
-def with_contents(parts: Sequence[MediaPart], media: ModelMedia) -> tuple[MediaPart, ...]:
+def with_contents(
+    parts: Sequence[MediaPart], media: ModelMedia, model: Model
+) -> tuple[MediaPart, ...]:
     """Return pictures and sounds with what stands at their addresses in place of these.
 
     Raises ApiError if there are too many of them, or addresses although the server fetches none;
     AddressesNeeded if they were not fetched.
     """
-    media.limits.check_count(len(parts), "messages")
+    with media_errors(model):
+        media.limits.check_count(len(parts), "messages")
     places = {part.source: part.place for part in reversed(parts) if isinstance(part.source, str)}
     if not places:
         return tuple(parts)
@@ -125,13 +131,15 @@ def media_errors(model: Model, places: Collection[str] | None = None) -> Iterato
         n_ctx = model.n_ctx
         raise too_long(n_ctx + 1, n_ctx, at_least=True) from error
     except TreadleError as error:
-        text = str(error)
-        at = next((place for place in places or () if text.startswith(f"{place}: ")), None)
-        error.setting = error.setting or at
-        raise
+        place = _PLACE.match(str(error))
+        error.setting = error.setting or (place and place[1])
+        if not isinstance(error, UnsupportedError):
+            raise
+        code = "unsupported_content"
+        raise ApiError(400, str(error), param=error.setting, code=code) from error
 
 
-# -- token ids --------------------------------------------------------------------------------------
+# -- token ids -------------------------------------------------------------------------------------
 
 
 def check_vocabulary(ids: Sequence[int], model: Model) -> None:

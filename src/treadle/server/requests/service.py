@@ -135,8 +135,8 @@ class Service:
             )
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """Return ``work(*args)``, computed in the pool, off the event loop. If it needs the contents
-        of addresses, these are fetched, by other threads, and it is computed again.
+        """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands
+        at addresses, other threads fetch it, and ``work`` begins again.
         """
         self.check_ready()
         self._n_preparing += 1
