@@ -24,8 +24,12 @@ from treadle.models.archs import ARCHS
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # of a graph or a sublayer; of an architecture's row
-MAX_MODEL_FILE = 200
+MAX_MODEL_FILE = 250
 MAX_ARCH = 30
+
+# of a folder's modules; VENDORS has one module for each vendor of checkpoints
+MAX_FOLDER = 40
+VENDORS = "convert/hf/families"
 
 # The folders where a format, an instruction set or an architecture may be told by its name.
 TABLES = {"format": "formats/", "isa": "isa/", "arch": "models/archs/"}
@@ -334,7 +338,8 @@ def test_folders_are_no_longer_than_a_screen() -> None:
     n_files: dict[Path, int] = {}
     for path in FILES:
         n_files[path.parent] = n_files.get(path.parent, 0) + 1
-    assert {where(folder): n for folder, n in n_files.items() if n > 40} == {}
+    long = {where(folder) for folder, n in n_files.items() if n > MAX_FOLDER}
+    assert long == {VENDORS}
     assert n_files[PACKAGE] <= 6
 
 

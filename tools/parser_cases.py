@@ -23,19 +23,19 @@ import re
 import sys
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tomllib
 
 import treadle
-from treadle.chat.template.messages import read_messages, render_prompt
+from treadle.chat.messages import read_messages
+from treadle.chat.prompt import render_messages
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.tools import ParsedOutput, find_manner
 from treadle.chat.tools.answer_plan import AnswerOptions, plan_answer
 from treadle.chat.tools.detect import TemplateDialect
-from treadle.chat.tools.messages import begun, gone_on, shaped
+from treadle.chat.tools.messages import begun, shaped
 from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.grammar.compiled_cache import Grammars
 
@@ -71,12 +71,9 @@ def planned(
     messages = read_messages(case["messages"] or [USER])
     within = case["continue_final_message"] == REASONING
     said, shown = shaped(messages[:-1] if within else messages, tools, manner)
-    render = partial(template.render, tools=shown, enable_thinking=case["enable_thinking"])
-    if within:
-        asked = render(said, add_generation_prompt=True)
-        prompt = gone_on(template, asked, messages[-1], within=True)
-    else:
-        prompt = render_prompt(render, said, partial(gone_on, template))
+    variables = {"enable_thinking": case["enable_thinking"]}
+    rendered = [*said, messages[-1]] if within else said
+    prompt = render_messages(template, rendered, shown, variables, within=within)
     called = schemas if case["tool_choice"] != NO_TOOLS else {}
     wanted = AnswerOptions(
         tools=called,

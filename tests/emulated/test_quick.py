@@ -20,6 +20,7 @@ from tests.kernels import (
     test_chunks,
     test_elementwise,
     test_matmul,
+    test_media_rows,
     test_rope,
 )
 from tests.kernels.harness import Memory
@@ -49,6 +50,11 @@ KERNELS: list[tuple[Test, Spec]] = [
     *((test_elementwise.test_pack, s) for s in _first(registry.PACKS, 2)),
     *((test_rope.test_rope_store, s) for s in _first(registry.ROPES, 2)),
     *((test_attention.test_attention, s) for s in _first(registry.ATTENTIONS, 2)),
+    *(
+        (test_attention.test_attention, s)
+        for s in _first(registry.ATTENTIONS, 2, lambda spec: spec.spans)
+    ),
+    *((test_media_rows.test_media_rows, s) for s in registry.MEDIA_ROWS[2:4]),
     *((test_matmul.test_random_numbers, s) for s in registry.FOLDED[1:2]),
     *((test_matmul.test_random_numbers, s) for s in registry.OUTERS[:3:2]),
     *((test_matmul.test_random_numbers, s) for s in registry.PAIRS[:2]),

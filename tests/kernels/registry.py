@@ -28,6 +28,7 @@ from treadle.kernels.elementwise.altup import (
 from treadle.kernels.elementwise.clamp import Clamp
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.sparse_gate import SparseGate
@@ -206,6 +207,10 @@ SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
     *(AddRows(k, by) for by in ("position", "type", "first") for k in (7, 64)),
 ]
+MEDIA_ROWS = [
+    *(MediaRowsKernel(k) for k in (5, 64, 1041)),
+    *(MediaRowsKernel(k, 2 * k, add=True) for k in (5, 64, 1041)),
+]
 STREAMS: list[Spec] = [
     *(SpreadStreams(k, n) for k, n in ((7, 2), (1041, 4))),
     *(CopyColumns(k) for k in (5, 1041)),
@@ -239,6 +244,11 @@ ATTENTIONS = [
     Attention("f16", 4, 1, 24, 2, head_dim_v=64),
     Attention("q8_0", 4, 2, 96, 1, 33, head_dim_v=64),
     Attention("q8_0", 4, 4, 32, 3, head_dim_v=160, causal=False),
+    # Spans of tokens that see each other, in a window too.
+    Attention("f16", 8, 2, 64, 4, spans=True),
+    Attention("q8_0", 4, 2, 32, 1, spans=True),
+    Attention("f32", 4, 4, 24, 2, 20, 1, spans=True),
+    Attention("bf16", 6, 3, 48, 3, 4, 1, 20.0, spans=True),
     # Sinks.
     Attention("f16", 6, 2, 64, 2, sinks=True),
     Attention("q8_0", 8, 2, 32, 1, 33, 1, sinks=True),
@@ -270,6 +280,8 @@ ATTENTIONS_MATRIX = [
     Attention("bf16", 6, 2, 96, 9, 21, 1, matrix=True, head_dim_v=64, causal=False),
     Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
     Attention("f16", 6, 2, 32, 20, 50, 1, matrix=True, sinks=True),
+    Attention("f16", 4, 2, 64, 9, matrix=True, spans=True),
+    Attention("bf16", 6, 2, 32, 5, 21, 1, matrix=True, spans=True),
 ]
 # The same in 16-bit numbers; and rows that are no multiple of a product's, wide heads.
 ATTENTIONS_WORDS = [

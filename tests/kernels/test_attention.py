@@ -97,6 +97,10 @@ def build_run(
             end = position + n
             if not spec.causal:
                 end = min(sequence.history + sequence.n, end - 1 + (spec.window or sequence.n))
+            sees = 0
+            if spec.spans and sequence.n > 1:  # all its new tokens are one picture
+                end = sequence.history + sequence.n
+                sees = end - 1
             cuts = [begin, *range(begin // PART * PART + PART, end, PART), end]
             parts = list(pairwise(cuts))
             if not (split and sequence.split):
@@ -106,7 +110,7 @@ def build_run(
                 merges.append(np.array((token + first, n, at, len(parts)), MERGE)[()])
                 n_partials += len(parts)
             for i, (b, e) in enumerate(parts):
-                record = (token + first, n, position, b, e, 0, at + i if at >= 0 else -1, 0)
+                record = (token + first, n, position, b, e, 0, at + i if at >= 0 else -1, sees)
                 items.append((np.array(record, ITEM)[()], pages))
         token += sequence.n
     run = Run(token, items={spec.pool: []}, few={spec.pool: []}, merges={spec.pool: merges})

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.chat.media_parts import MediaPart
 from treadle.errors import TreadleError
 from treadle.files.splits import is_hf
 from treadle.kvcache.media import MediaEntry
-from treadle.media.address_policy import AddressPolicy
+from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.limits import MediaLimits
 from treadle.scheduler.request import MediaPrompt, MediaUsage
 
@@ -74,6 +76,13 @@ class ModelMedia:
             MediaMarks(kind, family.placeholders, tuple(family.marks))
             for kind, family in families.items()
         )
+
+    @cached_property
+    def mark_ids(self) -> tuple[int, ...]:
+        """The special tokens of its media, which answers must not have."""
+        spelt = {text for each in self.marks for text in (*each.placeholders, *each.reserved)}
+        encoded = (self._tokenizer.encode(text, bos=False, special=True) for text in spelt)
+        return tuple(sorted({ids[0] for ids in encoded if len(ids) == 1}))
 
     def chat_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
         """Return the token ids of a rendered prompt; a ``MediaPrompt`` if it has media.
@@ -184,6 +193,53 @@ class ModelMedia:
     def close(self) -> None:
         """Close the projector's file and release its weights."""
         self.projector.close()
+
+
+def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
+    """Return a prompt's texts, with pictures and sounds in place of its markers, or before it if it
+    has none. ``media``: paths, bytes, images, arrays, or parts as messages have them.
+
+    Raises TreadleError if there are not as many markers.
+    """
+    from treadle.chat.media_parts import MARKER
+
+    parts = [_part_of(each, f"media[{i}]") for i, each in enumerate(media)]
+    texts = prompt.split(MARKER)
+    if len(texts) == 1:
+        return [*parts, prompt] if prompt else list(parts)
+    if len(texts) != len(parts) + 1:
+        raise TreadleError(
+            f"{len(texts) - 1} of {MARKER} in the prompt for {len(parts)} pictures and sounds: "
+            "expected as many, or none"
+        )
+    made: list[str | MediaPart] = [texts[0]]
+    for part, text in zip(parts, texts[1:], strict=True):
+        made += [part, text]
+    return [piece for piece in made if piece != ""]
+
+
+def _part_of(given: Any, place: str) -> MediaPart:
+    """Return a part; whether it is a picture or a sound is told by its content."""
+    from treadle.chat.media_parts import MediaPart, read_media_part
+    from treadle.media.file_formats import media_format
+    from treadle.media.source import read_bytes
+
+    if isinstance(given, Mapping):
+        part = read_media_part(given, place, local=True)
+        if part is None:
+            raise TreadleError(f"{place}: type {given.get('type')!r:.40}: expected image or audio")
+        return part
+    if isinstance(given, np.ndarray | tuple):
+        samples = given[0] if isinstance(given, tuple) else given
+        return MediaPart("audio" if np.ndim(samples) == 1 else "image", given, place)
+    if isinstance(given, str) and is_address(given):
+        return MediaPart("image", given, place)
+    if isinstance(given, str | os.PathLike | bytes):
+        data = read_bytes(given, "audio", place=None if isinstance(given, bytes) else f"{given}")
+        found = media_format(data)
+        is_sound = found is not None and found.kind == "audio"
+        return MediaPart("audio" if is_sound else "image", data, place)
+    return MediaPart("image", given, place)
 
 
 def projector_beside(path: Path) -> Path | None:

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 
@@ -373,6 +374,7 @@ class Model:
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
+        media: Sequence[Any] = (),
         **fields: Any,
     ) -> Generation:
         """Complete a prompt; return an iterator of pieces of text.
@@ -385,7 +387,9 @@ class Model:
         must match (Rust's syntax); ``constraint``: your own ``treadle.sampling.TokenConstraint``;
         ``session``: whose tokens and adapters to use; ``logprobs``: number of alternatives per
         token in ``Generation.logprobs``, 0 for the token alone; ``lora``: scales of adapters by
-        name, in place of those of ``load``; ``cache_prompt``: False to recompute the whole prompt.
+        name, in place of those of ``load``; ``cache_prompt``: False to recompute the whole prompt;
+        ``media``: pictures and sounds, each a path, bytes, an image of Pillow's or an array, which
+        stand where a text prompt has ``<__media__>``, or before it if it has none.
 
         Raises ContextFullError for a prompt longer than the context, GrammarError, SamplingError,
         TypeError for a name that is no setting, UnsupportedError for text if the file has no
@@ -404,6 +408,7 @@ class Model:
             constraint=constraint,
             lora=lora,
             cache_prompt=cache_prompt,
+            media=media,
             **fields,
         )
         return Generation(request, self.stepper)
@@ -423,6 +428,7 @@ class Model:
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
+        media: Sequence[Any] = (),
         plan: AnswerPlan | None = None,
         ends: frozenset[int] = frozenset(),
         keeps_stop: bool = False,
@@ -440,12 +446,17 @@ class Model:
         ``client``, ``look_ahead``: see ``Request``.
         """
         check_session(session, self.engine)
-        media = prompt if isinstance(prompt, MediaPrompt) else None
+        if len(media):
+            prompt = self._with_media(prompt, media)
+        rows = prompt if isinstance(prompt, MediaPrompt) else None
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):
             raise TreadleError("the prompt is empty: give at least one token")
-        if media is None and max(ids) >= self.config.n_vocab:  # rows of others' pictures
+        if rows is None and max(ids) >= self.config.n_vocab:  # rows of others' pictures
             raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
+        if rows is not None and self.media is not None:  # answers have no marks of pictures
+            banned = dict.fromkeys(self.media.mark_ids, -inf)
+            settings = replace(settings, logit_bias={**banned, **settings.logit_bias})
         limit = token_limit(self.defaults.max_tokens if max_tokens is None else max_tokens)
         n_top = alternatives(logprobs, self.config.n_vocab)
         tokenizer = speller(self, stop := stop_strings(stop))
@@ -473,8 +484,8 @@ class Model:
             lines=lines,
         )
         answer.timings.load_s = self.load_s
-        if media is not None:
-            answer.media = media.usage
+        if rows is not None:
+            answer.media = rows.usage
         return Request(
             ids,
             sampler,
@@ -487,8 +498,18 @@ class Model:
             speculate=self.speculate,
             lora=lora_scales(lora, self.engine, session),
             reuse=flag("cache_prompt", cache_prompt),
-            media=None if media is None else media.encodings,
+            media=None if rows is None else rows.encodings,
         )
+
+    def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:
+        """Return a text prompt with pictures and sounds in it, as ids."""
+        from treadle.api.media import pieces_of
+
+        if not isinstance(prompt, str):
+            raise TreadleError("media= needs a prompt that is text; in a chat, give messages parts")
+        if self.media is None:
+            raise UnsupportedError(f"{self.path}: reads no pictures or sounds: it has no projector")
+        return self.media.raw_ids(pieces_of(prompt, media))
 
     def generate_many(
         self, prompts: Iterable[str | Sequence[int]], **settings: Any

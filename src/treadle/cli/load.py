@@ -63,6 +63,16 @@ def find_model(ref: str, progress: ProgressBar | None = None, *, to_run: bool = 
     return path
 
 
+def find_projector(ref: str) -> Path:
+    """Return the projector file of ``--mmproj``. Raises FileError, with the nearest names in the
+    folder, if there is no such file.
+    """
+    path = Path(ref)
+    if not os.path.exists(path):
+        raise FileError(missing(path) + near_names(path), path=ref)
+    return path
+
+
 def read_text(file: str, most: int | None = None) -> str:
     """Return the text of FILE, which must be UTF-8; "-" is standard input. Raises FileError for
     more than ``most`` bytes, by default MAX_TEXT: ``/dev/zero`` has no end.
@@ -154,6 +164,8 @@ def load_model(
     settings["context"] = context or room or None
     if settings.get("draft") is not None:
         settings["draft"] = find_model(settings["draft"], progress)
+    if isinstance(settings.get("mmproj"), str):
+        settings["mmproj"] = find_projector(settings["mmproj"])
     given = {name: value for name, value in settings.items() if value not in (None, ())}
     with garbage_kept(), _warnings_said(progress):
         try:

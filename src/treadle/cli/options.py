@@ -361,6 +361,24 @@ LOAD = (
     LORA,
     DEVICE,
 )
+MMPROJ = click.option(
+    "--mmproj",
+    metavar="FILE",
+    help="Projector file, with which the model reads pictures and sounds; by default the file with "
+    "mmproj in its name beside the model or in its repository.",
+)
+NO_MMPROJ = click.option(
+    "--no-mmproj",
+    is_flag=True,
+    help="Use no projector file, and download none: the model reads text only.",
+)
+IMAGE_MAX_TOKENS = click.option(
+    "--image-max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Most tokens of a picture; larger ones are scaled down. The default suits a CPU.",
+)
+MEDIA = (MMPROJ, NO_MMPROJ, IMAGE_MAX_TOKENS)
 KEEP = (
     click.option(
         "--cache-dir",
@@ -389,20 +407,45 @@ DRAFT = click.option(
     help="Draft model for speculative decoding: a smaller model with the same vocabulary.",
 )
 OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
-load_options = packed("load", OF_LOAD, LOAD)
-OF_WRITING = (*OF_LOAD, "cache_dir", "cache_bytes", "speculate", "draft")
+OF_MEDIA = ("mmproj", "no_mmproj", "image_max_tokens")
+OF_WRITING = (*OF_LOAD, *OF_MEDIA, "cache_dir", "cache_bytes", "speculate", "draft")
+
+
+def projector(mmproj: str | None, no_mmproj: bool) -> str | bool | None:
+    """Return ``mmproj`` of ``treadle.load`` for the two options: a file, False for none, None for
+    the model's own. Raises click.UsageError if both are given, or an empty name.
+    """
+    if mmproj is not None and no_mmproj:
+        raise click.UsageError("--mmproj and --no-mmproj exclude each other")
+    if mmproj == "":
+        raise click.UsageError("--mmproj: an empty name")
+    return False if no_mmproj else mmproj
+
+
+def _media(values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` as settings of ``treadle.load``."""
+    no_mmproj = values.pop("no_mmproj")
+    return {**values, "mmproj": projector(values["mmproj"], no_mmproj)}
 
 
 def _writing(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values``. Raises click.UsageError for options that contradict or need each other."""
+    """Return ``values`` as settings of ``treadle.load``. Raises click.UsageError for options that
+    contradict or need each other.
+    """
     if values["cache_bytes"] is not None and values["cache_dir"] is None:
         raise click.UsageError("--cache-mib needs --cache-dir")
     if values["draft"] is not None and values["speculate"] is False:
         raise click.UsageError("--no-speculate and --draft exclude each other")
-    return values
+    return _media(values)
 
 
-writing_load_options = packed("load", OF_WRITING, (*LOAD, *KEEP, SPECULATE, DRAFT), _writing)
+# Decorators that add the options and pass the settings of ``treadle.load`` as ``load``: for a model
+# that reads text only, for one that reads pictures and sounds too, and for one that writes answers.
+load_options = packed("load", OF_LOAD, LOAD)
+media_load_options = packed("load", (*OF_LOAD, *OF_MEDIA), (*LOAD, *MEDIA), _media)
+writing_load_options = packed(
+    "load", OF_WRITING, (*LOAD, *MEDIA, *KEEP, SPECULATE, DRAFT), _writing
+)
 
 
 def build_sampling(values: dict[str, Any]) -> Sampling:

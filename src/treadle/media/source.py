@@ -131,7 +131,8 @@ def _read_file(path: Path, kind: MediaKind, limits: MediaLimits, place: str) -> 
             limits.check_bytes(kind, os.fstat(file.fileno()).st_size, place)
             data = file.read(limits.file_bytes(kind) + 1)
     except (OSError, ValueError) as error:
-        raise FileError(why(error), path=place) from None
+        where = place if str(path) in place else f"{place}: {path}"
+        raise FileError(why(error), path=where) from None
     limits.check_bytes(kind, len(data), place)
     return data
 

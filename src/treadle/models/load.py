@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Tensors of the head that scores pairs (api/rerank.py), and of matrices after pooling.
 READ_ELSEWHERE = ("cls.", *DENSE)
 N_NAMED = 4  # tensors in a warning
-CAUSAL_GEMMA4 = (1536, 2560)  # n_embd of E2B and E4B
 SECTIONS = "rope.dimension_sections"  # M-RoPE: pairs of a head per component of a position
 TEXT_ALONE = "the model also reads images or audio: treadle reads text only"
 DEEPSTACK = "n_deepstack_layers"  # layers after which rows of pictures are added
@@ -75,10 +74,7 @@ def _read_media(keys: ArchMetadata, arch: Arch, config: Config) -> MediaTraits:
     if isinstance(given, Sequence) and not isinstance(given, str | bytes):
         found = tuple(each for each in given[:3] if isinstance(each, int) and each >= 0)
         sections = found if len(found) == len(given[:3]) == 3 and any(found[1:]) else ()
-    spans = arch.spans
-    # The sizes E2B and E4B are causal. Files have no key for it: llama.cpp tells them by width too.
-    if arch.graph == "gemma4" and config.n_embd in CAUSAL_GEMMA4:
-        spans = ""
+    spans = "" if config.n_embd in arch.causal_widths else arch.spans
     n_deepstack = keys.integer(DEEPSTACK, 0, lo=0, hi=config.n_layer)
     return MediaTraits(sections, arch.interleaved, spans, n_deepstack)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import default_options, for_other_machines
-from treadle.cli.load import find_model, load_model
-from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.load import find_model, find_projector, load_model
+from treadle.cli.options import ModelCommand, media_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.files.target import file_name
@@ -104,7 +104,7 @@ class JobProgress:
     help="Copies of the model, with --cluster; each uses --threads processors.",
 )
 @default_options
-@load_options
+@media_load_options
 def command(
     source: str,
     target: str,
@@ -222,6 +222,8 @@ def answer_there(
     from treadle.distributed.cluster.plan import ReplicaPlan
 
     load = for_other_machines(load)
+    if isinstance(load["mmproj"], str):
+        load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
     own = {name: value for name, value in load.items() if value is not None}
     plan = ReplicaPlan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from treadle.cli.load import device_name, load_model
 from treadle.cli.options import ModelCommand, Number, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
 
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
@@ -30,6 +33,13 @@ def origin(text: str) -> str:
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
     return text
+
+
+def media_host(text: str) -> str:
+    """Check a host's name. Raises click.BadParameter for an address."""
+    if not re.fullmatch(r"\.?[\w-]+(\.[\w-]+)*", text):
+        raise click.BadParameter(f"{text!r}: expected a host's name, without a scheme or port")
+    return text.lower()
 
 
 @click.command(cls=ModelCommand)
@@ -119,6 +129,21 @@ def origin(text: str) -> str:
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )
 @click.option(
+    "--media-urls",
+    is_flag=True,
+    help="Fetch pictures and sounds that requests name by http(s) addresses, from public hosts. By "
+    "default they must be sent along.",
+)
+@click.option(
+    "--media-host",
+    "media_hosts",
+    multiple=True,
+    metavar="NAME",
+    type=media_host,
+    help="Host from which --media-urls may fetch, .example.org for all below it; may be repeated. "
+    "By default any public host.",
+)
+@click.option(
     "--deterministic",
     is_flag=True,
     help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
@@ -134,6 +159,8 @@ def command(
     n_ctx: int | None,
     sequences: int | None,
     grace: float,
+    media_urls: bool,
+    media_hosts: tuple[str, ...],
     deterministic: bool,
     max_tokens: int | None,
     load: dict[str, Any],
@@ -162,6 +189,8 @@ def command(
         )
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
+    if media_hosts and not media_urls:
+        raise click.UsageError("--media-host needs --media-urls")
     make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
@@ -169,7 +198,13 @@ def command(
         load |= shared_room()
     with ProgressBar() as progress:
         loaded = load_model(
-            model, progress, deterministic=deterministic, max_tokens=max_tokens, **load, **defaults
+            model,
+            progress,
+            deterministic=deterministic,
+            max_tokens=max_tokens,
+            media_urls=media_hosts or media_urls,
+            **load,
+            **defaults,
         )
 
     from treadle.server.requests.service import ServerSettings
@@ -181,13 +216,24 @@ def command(
         remark(
             f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
             f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens per request, "
-            f"{pages} of KV cache"
+            f"{pages} of KV cache{_senses(loaded)}"
         )
         click.echo(url)
 
     own = ServerSettings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
+
+
+def _senses(model: Model) -> str:
+    """Return what the model reads besides text, for the line that says that it is ready."""
+    nouns = {"image": "pictures", "audio": "sounds"}
+    kinds = [nouns[kind] for kind in sorted(model.modalities)]
+    if not kinds:
+        return ""
+    if "image" in model.modalities and find_spec("PIL") is None:
+        return ", but no pictures: they need pip install 'treadle[pictures]'"
+    return f", reads {' and '.join(kinds)}"
 
 
 def make_folder(path: Path | None) -> None:

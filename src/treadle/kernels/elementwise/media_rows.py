@@ -23,7 +23,7 @@ MEDIA_HEAD = 16  # columns before the values, so that these begin at a cache lin
 
 
 @dataclass(frozen=True)
-class MediaRows(Spec):
+class MediaRowsKernel(Spec):
     """For tokens of media: ``x[n] = media[n]``, or with ``add`` ``x[n] += media[n]``, ``k`` values
     from column ``first`` of the media buffer's values on. Items: tokens.
     """

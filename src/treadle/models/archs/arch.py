@@ -89,6 +89,8 @@ class Arch:
     pictures: a text file of it alone says that its models read pictures too.
     spans: layers in which the tokens of one picture attend to each other in both directions:
         ``all``, or those with a ``window``.
+    causal_widths: ``n_embd`` of the sizes without such layers. Files have no key for it; llama.cpp
+        tells these sizes by their width too.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
         (Qwen3-VL); else each has a run of pairs.
     """
@@ -113,4 +115,5 @@ class Arch:
     nextn: Literal["", "plain", "normed"] = ""
     pictures: bool = False
     spans: Literal["", "all", "window"] = ""
+    causal_widths: frozenset[int] = frozenset()
     interleaved: bool = False

@@ -77,6 +77,7 @@ DECODERS = (
         embd_scale=True,
         names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
         spans="window",
+        causal_widths=frozenset({1536, 2560}),  # E2B and E4B
     ),
     Arch(
         "gemma3n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD, MediaRows
+from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD, MediaRowsKernel
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 
@@ -25,7 +25,7 @@ def media_rows(ops: CpuOps, label: str, x: Rows, *, level: int = 0) -> Rows:
     rows = ops.floats(x)
     steps.emit(
         label,
-        MediaRows(x.width, level * n_embd, level > 0),
+        MediaRowsKernel(x.width, level * n_embd, level > 0),
         Grid(1, "n_tokens"),
         x=rows,
         media=takes[MEDIA],

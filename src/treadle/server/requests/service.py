@@ -36,7 +36,11 @@ from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
 from treadle.server.requests.request_media import CONTENTS, AddressesNeeded, media_errors
 from treadle.server.requests.request_stream import OutputStream, RequestStream
-from treadle.server.requests.response_store import ResponseStore
+from treadle.server.requests.response_store import (
+    MOST_CHARACTERS,
+    MOST_MEDIA_CHARACTERS,
+    ResponseStore,
+)
 from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
@@ -90,7 +94,8 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.tally = ServerStats()
-        self.talks = ResponseStore()
+        most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
+        self.talks = ResponseStore(most_characters=most)
         self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling

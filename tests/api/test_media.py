@@ -1,0 +1,193 @@
+"""Pictures by the library: where they may stand, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copy
+
+import numpy as np
+import pytest
+
+import treadle
+from treadle.errors import ContextFullError, FileError, TreadleError, UnsupportedError
+
+MARK = "<|vision_start|><|image_pad|><|vision_end|>"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}" + MARK + "{% else %}{{ p.text }}"
+    "{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def media(data: Path) -> Path:
+    return data / "media"
+
+
+@pytest.fixture(scope="module")
+def model(media: Path) -> Iterator[treadle.Model]:
+    path = media / "qwen3vl" / "text.gguf"
+    with treadle.load(
+        path, kv="f32", threads=1, context=512, n_sequences=2, chat_template=TEMPLATE
+    ) as made:
+        yield made
+
+
+def ask(source: object, text: str = "hello") -> list[dict[str, object]]:
+    parts = [{"type": "image", "image": source}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_every_form_of_a_picture_gives_the_same_prompt(model: treadle.Model, media: Path) -> None:
+    from base64 import b64encode
+
+    from PIL import Image
+
+    path = media / "media" / "plain.png"
+    raw = path.read_bytes()
+    url = f"data:image/png;base64,{b64encode(raw).decode()}"
+    forms = [path, str(path), raw, Image.open(path), np.asarray(Image.open(path)), url]
+    answers = [model.chat(ask(each), max_tokens=4, temperature=0) for each in forms]
+    answers.append(
+        model.chat(
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": url}},
+                        {"type": "text", "text": "hello"},
+                    ],
+                }
+            ],
+            max_tokens=4,
+            temperature=0,
+        )
+    )
+    assert len({tuple(each.prompt_ids) for each in answers}) == 1
+    assert len({each.finish() for each in answers}) == 1
+    assert model.modalities == {"image"}
+
+
+def test_generate_with_media(model: treadle.Model, media: Path) -> None:
+    path = media / "media" / "plain.png"
+    marked = model.generate("a <__media__> b", media=[path], max_tokens=2)
+    chat = model.chat(ask(path, " b"), max_tokens=2)
+    assert marked.prompt_ids[2:] == chat.prompt_ids
+    before = model.generate("b", media=[path], max_tokens=2)
+    assert before.prompt_ids[:-1] == chat.prompt_ids[: len(before.prompt_ids) - 1]
+    with pytest.raises(TreadleError, match="1 of <__media__> in the prompt for 2 pictures"):
+        model.generate("a <__media__>", media=[path, path])
+    with pytest.raises(TreadleError, match="prompt that is text"):
+        model.generate([1, 2], media=[path])
+
+
+def test_the_answer_has_no_marks(model: treadle.Model, media: Path) -> None:
+    """Even where the model would write them: their tokens are never chosen."""
+    assert model.media is not None
+    ids = model.media.mark_ids
+    assert len(ids) >= 3
+    bias = dict.fromkeys(range(280), float("-inf"))
+    answer = model.generate(
+        "x", media=[media / "media" / "plain.png"], max_tokens=8, logit_bias=bias
+    )
+    answer.finish()
+    assert answer.ids
+    assert not set(answer.ids) & set(ids)
+
+
+def test_ids_of_pictures_are_not_given_by_others(model: treadle.Model, media: Path) -> None:
+    """A prompt of ids cannot name another request's picture."""
+    answer = model.chat(ask(media / "media" / "plain.png"), max_tokens=1)
+    with pytest.raises(TreadleError, match="a token id outside"):
+        model.generate(list(answer.prompt_ids), max_tokens=1)
+
+
+def test_a_users_own_mark_stays_text(model: treadle.Model, media: Path) -> None:
+    path = media / "media" / "plain.png"
+    answer = model.chat(ask(path, f"what is {MARK}?"), max_tokens=1)
+    first = model.engine.media.first_id
+    plain = model.chat(ask(path, "x"), max_tokens=1)
+    n_rows = sum(id >= first for id in plain.prompt_ids)
+    assert sum(id >= first for id in answer.prompt_ids) == n_rows
+    (pad,) = model.tokenize("<|image_pad|>", bos=False)
+    assert pad not in answer.prompt_ids
+
+
+def test_too_many_and_too_long(model: treadle.Model, media: Path) -> None:
+    path = media / "media" / "plain.png"
+    parts = [{"type": "image", "image": path}] * 33
+    with pytest.raises(UnsupportedError, match="33 pictures and sounds: the limit is 32"):
+        model.chat([{"role": "user", "content": parts}])
+    with pytest.raises(ContextFullError, match="do not fit the context of 512"):
+        model.chat([{"role": "user", "content": parts[:10]}])
+    assert model.stepper.scheduler.media.n_encoded < 100
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n", FileError, "content"),
+        (b"not a picture", UnsupportedError, "content"),
+        (b"<svg></svg>", UnsupportedError, "SVG"),
+        (3, TreadleError, "expected"),
+        ("missing.png", FileError, "missing.png"),
+    ],
+)
+def test_bad_pictures(
+    source: object, error: type[Exception], said: str, model: treadle.Model
+) -> None:
+    with pytest.raises(error, match=said):
+        model.chat(ask(source))
+
+
+def test_image_max_tokens(media: Path) -> None:
+    path = media / "qwen3vl" / "text.gguf"
+    picture = np.full((600, 800, 3), 200, np.uint8)
+    with treadle.load(
+        path, threads=1, context=2048, chat_template=TEMPLATE, image_max_tokens=64
+    ) as model:
+        answer = model.chat(ask(picture), max_tokens=1)
+        assert 32 < sum(id >= model.engine.media.first_id for id in answer.prompt_ids) <= 64
+    with treadle.load(path, threads=1, context=2048, chat_template=TEMPLATE) as model:
+        parts = [
+            {"type": "image_url", "image_url": {"url": "x", "detail": "lowest"}},
+        ]
+        with pytest.raises(TreadleError, match="detail is 'lowest'"):
+            model.chat([{"role": "user", "content": parts}])
+
+
+def test_a_model_without_its_projector(media: Path, tmp_path: Path) -> None:
+    """A picture becomes a sentence, with a warning; with ``strict`` it is an error."""
+    copy(media / "qwen3vl" / "text.gguf", tmp_path / "text.gguf")
+    path = media / "media" / "plain.png"
+    with treadle.load(tmp_path / "text.gguf", threads=1, chat_template=TEMPLATE) as model:
+        assert not model.modalities
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            model.chat(ask(path), max_tokens=1).finish()
+        assert "a picture" in str(seen[0].message)
+        with pytest.raises(UnsupportedError, match="no projector"):
+            model.generate("x", media=[path])
+    with (
+        treadle.load(
+            tmp_path / "text.gguf", threads=1, chat_template=TEMPLATE, strict=True
+        ) as model,
+        pytest.raises(UnsupportedError),
+    ):
+        model.chat(ask(path))
+    with pytest.raises(TreadleError, match="no projector file beside it"):
+        treadle.load(tmp_path / "text.gguf", threads=1, mmproj=True)
+
+
+def test_a_projector_that_does_not_fit(media: Path) -> None:
+    path = media / "qwen3vl" / "text.gguf"
+    with pytest.raises(TreadleError, match="rows are for models of type"):
+        treadle.load(path, threads=1, mmproj=media / "gemma3" / "mmproj.gguf")
+    with pytest.raises(FileError):
+        treadle.load(path, threads=1, mmproj=media / "qwen3vl" / "missing.gguf")
+    with pytest.raises(TreadleError):
+        treadle.load(path, threads=1, mmproj=path)
+    with treadle.load(path, threads=1, mmproj=False) as model:
+        assert not model.modalities

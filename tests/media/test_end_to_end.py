@@ -1,0 +1,167 @@
+"""From a picture's file to logits: read, prepared, encoded, put into the prompt, run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.media import media_cases, picture_cases
+from tests.media.decoder_cases import CASES, error, load
+from treadle.api.media import ModelMedia
+from treadle.chat.media_parts import MediaPart
+from treadle.files.gguf import GGUF, open_gguf
+from treadle.media.projector import open_projector
+from treadle.scheduler.request import MediaPrompt
+
+DECODERS = {case.name: case for case in CASES}
+FAMILIES = [case.name for case in (*media_cases.CASES, *picture_cases.CASES)]
+TWO = [case.name for case in CASES if case.two]
+TOLERANCE = 2e-5  # towers' errors come on top of the decoder's
+LOOSE = 5e-5  # of Gemma 4, GLM and the hybrid decoder
+
+
+def projector_of(name: str, data: Path) -> tuple[GGUF, int | None, int | None]:
+    """A family's projector with the settings of the truth, and its bounds of rows."""
+    if name in media_cases.BY_NAME:
+        case = media_cases.BY_NAME[name]
+        return media_cases.file_of(case, data), case.max_rows, case.min_rows
+    other = picture_cases.BY_NAME[name]
+    gguf = open_gguf(data / "media" / name / "mmproj.gguf")
+    bounds = {"image_min_pixels": other.min_pixels, "image_max_pixels": other.max_pixels}
+    keys = {f"clip.vision.{key}": value for key, value in bounds.items() if value}
+    gguf.metadata = {**gguf.metadata, **keys}
+    return gguf, other.max_rows, None
+
+
+@contextmanager
+def opened(name: str, data: Path, **settings: Any) -> Iterator[tuple[treadle.Model, ModelMedia]]:
+    with load(data / "media", DECODERS[name], **settings) as model:
+        gguf, max_rows, min_rows = projector_of(name, data)
+        projector = open_projector(
+            gguf, model.engine.device, lock=model.engine.lock, min_rows=min_rows
+        )
+        media = ModelMedia(projector, model.engine, model.tokenizer, max_rows=max_rows)
+        yield model, media
+        media.close()
+
+
+def picture(source: Any, place: str = "the picture") -> MediaPart:
+    return MediaPart("image", source, place)
+
+
+def pieces_of(
+    name: str, pictures: list[MediaPart], sound: np.ndarray | None = None
+) -> list[str | MediaPart]:
+    """The truth's prompt: the text of ``make/one.py`` beside the data's README."""
+    made: list[str | MediaPart] = ["the cat ", pictures[0], " is in the hat"]
+    for each in pictures[1:]:
+        made += [" and ", each, " on"]
+    if sound is not None:
+        made += [" ", MediaPart("audio", (sound, 16000), "the sound")]
+    return made
+
+
+def encode(prompt: MediaPrompt) -> None:
+    for entry, begin in prompt.encodings.items():
+        runs = begin()
+        while True:
+            try:
+                next(runs)
+            except StopIteration as done:
+                entry.rows = done.value
+                break
+
+
+def marked(model: treadle.Model, media: ModelMedia, prompt: MediaPrompt) -> list[int]:
+    """The prompt's ids with the families' marks in place of rows."""
+    families = {kind: media.projector.family(kind) for kind in media.modalities}
+    kinds = dict(zip(prompt.encodings, (each.kind for each in prompt.usage), strict=True))
+    registry = model.engine.media
+    found = []
+    for id in prompt:
+        if id < registry.first_id:
+            found.append(id)
+            continue
+        mark = families[kinds[registry.entry_of(id)]].row_mark
+        found += model.tokenize(mark, bos=False)
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_from_a_png_to_logits(name: str, data: Path) -> None:
+    truth = np.load(data / "media" / name / "truth.npz")
+    with opened(name, data) as (model, media):
+        # Gemma 4 12B reads samples as they are.
+        sound = truth["input_features"].ravel() if name == "gemma4u" else None
+        pieces = pieces_of(name, [picture(data / "media" / "media" / "plain.png")], sound)
+        prompt = media.raw_ids(pieces)
+        assert marked(model, media, prompt) == truth["input_ids"][0].tolist()
+        encode(prompt)
+        with model.session() as session:
+            found = session.logits(list(prompt))
+        tolerance = LOOSE if DECODERS[name].tolerance > 1e-5 else TOLERANCE
+        assert error(found, truth["logits"]) < tolerance
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_pictures(name: str, data: Path) -> None:
+    """Two pictures in one prompt; swapped, they give other logits."""
+    truth = np.load(data / "media" / name / "truth.npz")
+    pictures = [picture(media_cases.picture(97, 61)), picture(media_cases.picture(50, 120))]
+    with opened(name, data) as (model, media):
+        prompt = media.raw_ids(pieces_of(name, pictures))
+        assert marked(model, media, prompt) == truth["two.input_ids"][0].tolist()
+        encode(prompt)
+        with model.session() as session:
+            found = session.logits(list(prompt))
+        assert error(found, truth["two.logits"]) < TOLERANCE
+        swapped = media.raw_ids(pieces_of(name, pictures[::-1]))
+        assert set(swapped.encodings) == set(prompt.encodings)
+        with model.session() as session:
+            other = session.logits(list(swapped))
+        n = min(len(found), len(other))
+        assert error(other[-n:], found[-n:]) > 1000 * TOLERANCE
+
+
+def test_a_second_question_reads_only_its_own_tokens(data: Path) -> None:
+    source = data / "media" / "media" / "plain.png"
+    with opened("qwen3vl", data) as (model, media):
+        ask = [picture(source), "a" * 40, " what is this?"]
+        first = media.raw_ids(ask)
+        text = model.generate(first, max_tokens=4, temperature=0)
+        text.finish()
+        assert text.timings.media_s > 0
+        second = media.raw_ids([*ask, " and that?"])
+        answer = model.generate(second, max_tokens=4, temperature=0)
+        answer.finish()
+        assert answer.timings.media_s == 0
+        assert answer.timings.n_cached >= len(first) // 32 * 32 > 0
+
+
+def test_counting_runs_no_tower(data: Path) -> None:
+    with opened("qwen3vl", data) as (model, media):
+        prompt = media.raw_ids([picture(data / "media" / "media" / "plain.png"), "x"])
+        (usage,) = prompt.usage
+        assert usage.size == (61, 97)
+        assert usage.n_tokens == sum(id >= model.engine.media.first_id for id in prompt)
+        assert all(entry.rows is None for entry in prompt.encodings)
+
+
+@pytest.mark.parametrize("isa", ["portable"])
+def test_on_another_row_of_the_machine(isa: str, data: Path) -> None:
+    """Spans, three streams of positions and rows behind layers, with other kernels."""
+    for name in ("gemma3", "qwen3vl"):
+        truth = np.load(data / "media" / name / "truth.npz")
+        with opened(name, data, isa=isa) as (model, media):
+            pieces = pieces_of(name, [picture(data / "media" / "media" / "plain.png")])
+            prompt = media.raw_ids(pieces)
+            encode(prompt)
+            with model.session() as session:
+                found = session.logits(list(prompt))
+            assert error(found, truth["logits"]) < TOLERANCE
