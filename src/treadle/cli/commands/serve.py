@@ -11,7 +11,14 @@ import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.load import device_name, load_model
-from treadle.cli.options import ModelCommand, Number, writing_load_options
+from treadle.cli.options import (
+    MEDIA_HOSTS,
+    MEDIA_URLS,
+    ModelCommand,
+    Number,
+    check_media_hosts,
+    writing_load_options,
+)
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
@@ -33,13 +40,6 @@ def origin(text: str) -> str:
     if text not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", text):
         raise click.BadParameter(f"{text!r}: expected https://NAME, without a path, or *")
     return text
-
-
-def media_host(text: str) -> str:
-    """Check a host's name. Raises click.BadParameter for an address."""
-    if not re.fullmatch(r"\.?[\w-]+(\.[\w-]+)*", text):
-        raise click.BadParameter(f"{text!r}: expected a host's name, without a scheme or port")
-    return text.lower()
 
 
 @click.command(cls=ModelCommand)
@@ -128,21 +128,8 @@ def media_host(text: str) -> str:
     type=origin,
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )
-@click.option(
-    "--media-urls",
-    is_flag=True,
-    help="Fetch pictures and sounds that requests name by http(s) addresses, from public hosts. By "
-    "default they must be sent along.",
-)
-@click.option(
-    "--media-host",
-    "media_hosts",
-    multiple=True,
-    metavar="NAME",
-    type=media_host,
-    help="Host from which --media-urls may fetch, .example.org for all below it; may be repeated. "
-    "By default any public host.",
-)
+@MEDIA_URLS
+@MEDIA_HOSTS
 @click.option(
     "--deterministic",
     is_flag=True,
@@ -159,8 +146,6 @@ def command(
     n_ctx: int | None,
     sequences: int | None,
     grace: float,
-    media_urls: bool,
-    media_hosts: tuple[str, ...],
     deterministic: bool,
     max_tokens: int | None,
     load: dict[str, Any],
@@ -189,8 +174,7 @@ def command(
         )
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
-    if media_hosts and not media_urls:
-        raise click.UsageError("--media-host needs --media-urls")
+    check_media_hosts(settings["media_urls"], settings["media_hosts"])
     make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
@@ -202,7 +186,6 @@ def command(
             progress,
             deterministic=deterministic,
             max_tokens=max_tokens,
-            media_urls=media_hosts or media_urls,
             **load,
             **defaults,
         )

@@ -151,7 +151,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of tokens of a body's conversation, even if it exceeds the context."""
     prompt = conversation_prompt(chat_of(body), service)
-    return len(chat_ids(prompt, service.model, bounded=False))
+    return len(chat_ids(prompt, service.model, service.addresses, bounded=False))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:

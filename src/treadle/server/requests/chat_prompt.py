@@ -90,7 +90,7 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
         )
     conversation = _conversation(given, service)
     prompt = _rendered(given, conversation, service)
-    asked.prompts = [check_length(chat_ids(prompt, model), model)]
+    asked.prompts = [check_length(chat_ids(prompt, model, service.addresses), model)]
     asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
     asked.options = replace(
         wanted,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from treadle.api.media import ModelMedia
     from treadle.api.model import Model
     from treadle.chat.prompt import ChatPrompt
+    from treadle.media.address_policy import AddressPolicy
 
 # The beginning of an error: a place in a body, such as messages[2].content[1].image_url.url
 _PLACE = re.compile(r"((?:messages|input|prompt|images|content)\b[\w.\[\]]*): ")
@@ -35,14 +36,19 @@ class AddressesNeeded(Exception):
         self.places = places
 
 
-def chat_ids(prompt: ChatPrompt, model: Model, *, bounded: bool = True) -> list[int]:
+def chat_ids(
+    prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
+) -> list[int]:
     """Return the token ids of a rendered conversation, its pictures and sounds prepared; see
-    ``Model.prompt_ids``. Raises ApiError, AddressesNeeded and TreadleError.
+    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, AddressesNeeded and
+    TreadleError.
     """
     media = model.media
     if prompt.media is None or media is None:
         return model.prompt_ids(prompt)
-    parts = with_contents(prompt.media.parts, media, model)
+    with media_errors(model):
+        media.limits.check_count(len(prompt.media.parts), "messages")
+    parts = with_contents(prompt.media.parts, addresses)
     prompt = replace(prompt, media=replace(prompt.media, parts=parts))
     with media_errors(model, [part.place for part in parts]):
         return model.prompt_ids(prompt, bounded=bounded)
@@ -85,25 +91,19 @@ def _media_of(model: Model, name: str) -> ModelMedia:
     return model.media
 
 
-def with_contents(
-    parts: Sequence[MediaPart], media: ModelMedia, model: Model
-) -> tuple[MediaPart, ...]:
-    """Return pictures and sounds with what stands at their addresses in place of these.
-
-    Raises ApiError if there are too many of them, or addresses although the server fetches none;
-    AddressesNeeded if they were not fetched.
+def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple[MediaPart, ...]:
+    """Return pictures and sounds with what stands at their addresses in place of these. Raises
+    ApiError if no addresses are fetched, AddressesNeeded if these were not fetched yet.
     """
-    with media_errors(model):
-        media.limits.check_count(len(parts), "messages")
     places = {part.source: part.place for part in reversed(parts) if isinstance(part.source, str)}
     if not places:
         return tuple(parts)
-    if not media.policy.enabled:
+    if not addresses.enabled:
         place = next(part.place for part in parts if isinstance(part.source, str))
         raise ApiError(
             400,
-            f"{place}: this server fetches no addresses: send the file itself as a data: URL of "
-            "base64, or start the server with --media-urls",
+            f"{place}: addresses are not fetched: send the file itself as a data: URL of base64, or "
+            "start treadle with --media-urls",
             param=place,
             code="unsupported_content",
         )

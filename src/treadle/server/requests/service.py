@@ -19,6 +19,7 @@ from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools import TemplateDialect, manner_of
+from treadle.media.address_policy import AddressPolicy
 from treadle.media.addresses import fetch_media
 from treadle.models.graphs import main_output
 from treadle.scheduler.request import MediaPrompt
@@ -75,6 +76,8 @@ class ServerSettings:
     page: bool = True  # the web page at /
     host: str = "127.0.0.1"
     slot_save_path: Path | None = None  # the folder of saved slots
+    media_urls: bool = False  # whether addresses of pictures and sounds are fetched
+    media_hosts: tuple[str, ...] = ()  # from these hosts only
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Service:
         self.tally = ServerStats()
         most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
         self.talks = ResponseStore(most_characters=most)
+        self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
         self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
         self.engine = EngineThread(self.model, self.tally)
         self.defaults = self.model.sampling
@@ -177,11 +181,9 @@ class Service:
 
     async def _fetched(self, places: Mapping[str, str]) -> dict[str, bytes]:
         """Return the contents of addresses; see ``AddressesNeeded``. Raises ApiError."""
-        assert self.model.media is not None
-        policy = self.model.media.policy
         loop = asyncio.get_running_loop()
         jobs = [
-            loop.run_in_executor(self._fetchers, fetch_media, url, policy, place)
+            loop.run_in_executor(self._fetchers, fetch_media, url, self.addresses, place)
             for url, place in places.items()
         ]
         try:
