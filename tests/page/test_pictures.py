@@ -234,7 +234,8 @@ def test_a_picture_is_sent_upright_and_without_metadata(sighted: Scripted, visit
     assert "SecretCamera" not in json.dumps(sighted.bodies)
     url = sighted.bodies[0]["messages"][0]["content"][0]["image_url"]["url"]
     assert b"SecretCamera" not in base64.b64decode(url.partition(",")[2])
-    left, right = got.getpixel((5, 30)), got.getpixel((35, 30))  # blue was below
+    left = np.array(got.getpixel((5, 30)))  # blue was below
+    right = np.array(got.getpixel((35, 30)))
     assert np.abs(np.subtract(left, (0, 0, 255))).max() <= JPEG_OFF
     assert np.abs(np.subtract(right, (255, 0, 0))).max() <= JPEG_OFF
 

@@ -616,13 +616,13 @@ class Model:
             self.template, conversation, tools, template, variables, SETTINGS, marks=marks
         )
 
-    def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
+    def prompt_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
         """Return the token ids of a rendered prompt, with its pictures and sounds prepared but not
-        encoded.
+        encoded. ``bounded``: if these alone exceed the context, ContextFullError is raised.
         """
         if prompt.media is None or self.media is None:
             return self.tokenizer.encode_prompt(prompt.text)
-        return self.media.chat_ids(prompt)
+        return self.media.chat_ids(prompt, bounded=bounded)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 

@@ -157,7 +157,7 @@ def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
     return ", ".join(counts) + (f", encoded in {seconds:.1f} s" if seconds else "")
 
 
-class MediaPath(click.ParamType[str]):
+class MediaPath(click.ParamType["MediaFile"]):
     """Parameter type of a picture or a sound, given as a path or an address."""
 
     name = "file"

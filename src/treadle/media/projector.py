@@ -92,6 +92,16 @@ class MediaTower:
         composed = [self.family.composed(prepared, rows) for rows in branches]
         return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
 
+    def warm(self, prepared: PreparedMedia) -> None:
+        """Compile the plans that ``encode`` needs."""
+        for inputs in self._runs(prepared.inputs):
+            n_patches = len(inputs[0].patches)
+            self.engine.warm(n_patches * len(inputs))
+            states = np.zeros((n_patches, self.engine.width), np.float32)
+            n_rows = len(self.family.joined(states, inputs[0].grid))
+            for engine in self.projectors:
+                engine.warm(n_rows * len(inputs))
+
     def _runs(self, inputs: Sequence[TowerInput]) -> list[list[TowerInput]]:
         """Group neighbours of equal grids that fit one run."""
         runs = []
@@ -215,6 +225,10 @@ class Projector:
         finally:
             self._turn.release()
         return rows
+
+    def warm(self, prepared: PreparedMedia) -> None:
+        """Compile the plans that ``encode_runs`` needs for media of this size."""
+        self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
         """Return the result of ``encode_runs``."""

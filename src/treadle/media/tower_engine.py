@@ -204,6 +204,11 @@ class TowerEngine:
             self._ready[size] = self._make(size)
         return self._ready[size]
 
+    def warm(self, n_rows: int) -> None:
+        """Compile the plan for runs of up to so many rows."""
+        with self._lock:
+            self.plan_for(n_rows)
+
     def _make(self, n_rows: int) -> TowerPlan:
         device = self.device
         cache = TowerCache(self._specs, device, n_rows, self.kv)

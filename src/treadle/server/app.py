@@ -41,6 +41,7 @@ from treadle.server.protocols import (
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import chat, completions, response_lookup, responses
 from treadle.server.protocols.openai.answer import counter
+from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream
 from treadle.server.requests.service import Service
 
@@ -352,6 +353,9 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "first_token_s": round(min(first) - stream.came_s, 3) if first else None,
             "finish": sorted({ending(answer) for answer in answers}),
         }
+        if n_media := sum(len(output.answer.media) for output in stream.outputs):
+            media_s = sum(answer.timings.media_s for answer in answers)
+            line |= {"media": n_media, "media_s": round(media_s, 3)}
     return line
 
 
@@ -372,6 +376,6 @@ def ending(answer: RequestOutput) -> str:
 def said(stream: RequestStream, model: Model) -> dict[str, Any]:
     """Return prompts and outputs of a request, for logs with ``log_text``."""
     return {
-        "prompts": [model.detokenize(ids) for ids in stream.generation.prompts],
+        "prompts": [prompt_text(ids, model) for ids in stream.generation.prompts],
         "written": [model.detokenize(output.answer.ids) for output in stream.outputs],
     }

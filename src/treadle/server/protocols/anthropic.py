@@ -27,10 +27,11 @@ from treadle.server.http.body_fields import (
     whole,
 )
 from treadle.server.http.http_io import Json, Response, event, read_json
-from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.requests.chat_prompt import conversation_prompt, read_conversation, unsupported
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
+from treadle.server.requests.request_media import chat_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
@@ -149,7 +150,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of tokens of a body's conversation, even if it exceeds the context."""
-    return len(service.model.prompt_ids(conversation_prompt(chat_of(body), service)))
+    prompt = conversation_prompt(chat_of(body), service)
+    return len(chat_ids(prompt, service.model, service.addresses, bounded=False))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:
@@ -329,14 +331,17 @@ def _message(service: Service, of: OutputStream) -> dict[str, Any]:
     }
 
 
-def _usage(of: OutputStream) -> dict[str, int]:
-    """Return token counts; ``input_tokens`` excludes cached tokens, because clients add them up."""
+def _usage(of: OutputStream) -> dict[str, Any]:
+    """Return token counts, and the prompt's pictures; ``input_tokens`` excludes cached tokens,
+    because clients add them up.
+    """
     t = of.answer.timings
     return {
         "input_tokens": t.n_prompt - t.n_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": t.n_cached,
         "output_tokens": len(of.answer.ids),
+        **media_usage(of.answer.media),
     }
 
 

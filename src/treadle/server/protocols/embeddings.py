@@ -228,6 +228,14 @@ def _read(
         raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
     result = []
     for i, item in enumerate(items):
+        if isinstance(item, dict) and "multimodal_data" in item:
+            raise ApiError(
+                400,
+                f"{name}: pictures and sounds get no vectors: expected strings, or lists of token "
+                "ids",
+                param=name,
+                code="unsupported_content",
+            )
         if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "strings, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):

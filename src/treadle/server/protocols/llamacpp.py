@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from treadle.chat.media_parts import MARKER
 from treadle.errors import UnsupportedError
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.body_fields import (
@@ -40,6 +41,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
+from treadle.server.requests.request_media import check_vocabulary
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
@@ -188,7 +190,7 @@ async def tokenize(request: HttpRequest) -> Response:
 
     def ids_of(part: str | int, bos: bool | None) -> list[int]:
         if isinstance(part, int):
-            service.model.engine.check_ids([part])
+            check_vocabulary([part], service.model)
             return [part]
         special = given.get("parse_special", True)
         return service.model.tokenize(part, bos=bos, special=special)
@@ -270,6 +272,7 @@ async def props(request: HttpRequest) -> Response:
                 "vision": "image" in model.modalities,
                 "audio": "audio" in model.modalities,
             },
+            "media_marker": MARKER,
             "build_info": service.fingerprint,
             "chat_template_kwargs": template.defaults,
             "treadle": {

@@ -6,8 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.protocols.answer_fields import timings, warnings
+from treadle.server.protocols.answer_fields import media_usage, timings, warnings
 from treadle.server.requests.generation_request import room
+from treadle.server.requests.request_media import prompt_text
 
 if TYPE_CHECKING:
     from treadle.sampling import Sampling
@@ -57,6 +58,7 @@ def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) ->
         "has_new_line": "\n" in service.model.detokenize(answer.ids),
         "tokens_cached": answer.timings.n_cached,
         "timings": timings(piece.output),
+        **media_usage(answer.media),
         **warnings(stream),
     }
 
@@ -70,7 +72,7 @@ def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict
     """Return the ``__verbose`` field of a final answer if the call requested it."""
     if not stream.generation.more["verbose"]:
         return {}
-    prompt = service.model.detokenize(stream.generation.prompts[piece.output.prompt])
+    prompt = prompt_text(stream.generation.prompts[piece.output.prompt], service.model)
     return {"__verbose": {**said(piece), **final_fields(service, stream, piece), "prompt": prompt}}
 
 

@@ -118,6 +118,7 @@ def counters(service: Service) -> Values:
     t = service.stats
     read = t.n_prompt - t.n_cached + t.n_embedded
     preempted = service.engine.scheduler.queue.n_preempted
+    media = service.engine.scheduler.media
     drafts = {
         "num_drafts": ("Verified drafts", t.n_drafts),
         "num_draft_tokens": ("Draft tokens", t.n_drafted),
@@ -153,6 +154,9 @@ def counters(service: Service) -> Values:
         "treadle:cancelled": ("Aborted requests", t.n_cancelled),
         "treadle:embedded_tokens": ("Embedding tokens", t.n_embedded),
         "treadle:step_seconds": ("Seconds of engine steps", t.step_s),
+        "treadle:media_encoded": ("Encoded pictures and sounds", media.n_encoded),
+        "treadle:media_tokens": ("Tokens of encoded pictures and sounds", media.n_rows),
+        "treadle:media_seconds": ("Seconds of encoding pictures and sounds", media.seconds),
     }
 
 

@@ -22,6 +22,10 @@ def describe(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "treadle",
+        "architecture": {
+            "input_modalities": ["text", *sorted(model.modalities)],
+            "output_modalities": ["text"] if service.writes else ["embeddings"],
+        },
         "meta": {
             "n_ctx": room(model),
             "n_ctx_train": model.config.n_ctx_train,

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
 
@@ -26,7 +26,7 @@ from treadle.server.http.body_fields import (
     text,
 )
 from treadle.server.http.http_io import Json, Response, encode, read_json, result
-from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.protocols.openai.chat import read_logprobs
 from treadle.server.protocols.openai.completions import read_prompts
@@ -34,16 +34,22 @@ from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import (
     ANY_OBJECT,
     GenerationRequest,
+    check_length,
+    check_text,
     read_asked,
     read_prompt,
     room,
     two_forms,
 )
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
+from treadle.server.requests.request_media import images_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
 
 Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in the response
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
@@ -135,8 +141,8 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     generation = _asked(service, body)
     prompt = given.get("prompt", "")
     images = given.get("images", [])
-    if images and (given.get("suffix") or given.get("raw", False)):
-        raise ApiError(400, "images: not supported with suffix or raw", param="images")
+    if images and given.get("suffix"):
+        raise ApiError(400, "images: not supported with suffix", param="images")
     if given.get("suffix"):
         generation.prompts = read_prompts(
             {"prompt": prompt, "suffix": given["suffix"]}, service.model
@@ -144,7 +150,7 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
         generation.plan(service.model)
         return generation
     if given.get("raw", False):
-        generation.prompts = [read_prompt(prompt, service.model)]
+        generation.prompts = [_raw_ids(prompt, images, service.model)]
         generation.plan(service.model)
         return generation
     messages = [_given("prompt", {"role": "user", "content": prompt, "images": images})]
@@ -152,6 +158,13 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
         messages.insert(0, {"role": "system", "content": given["system"]})
     read_conversation({"messages": messages, **_thinking(body)}, service, generation)
     return generation
+
+
+def _raw_ids(prompt: str, images: list[Any], model: Model) -> list[int]:
+    if not images:
+        return read_prompt(prompt, model)
+    check_text(prompt, model)
+    return check_length(images_ids(prompt, images, model), model)
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,7 +276,7 @@ def _end(piece: StreamPiece) -> dict[str, Any]:
     return {"done": True, "done_reason": reason, **_durations(piece.output)}
 
 
-def _durations(of: OutputStream) -> dict[str, int]:
+def _durations(of: OutputStream) -> dict[str, Any]:
     t = of.answer.timings
     return {
         "total_duration": _ns(of.last_s - of.came_s),
@@ -272,6 +285,7 @@ def _durations(of: OutputStream) -> dict[str, int]:
         "prompt_eval_duration": _ns(t.prefill_s),
         "eval_count": t.n_generated,
         "eval_duration": _ns(t.decode_s),
+        **media_usage(of.answer.media),
     }
 
 
@@ -396,4 +410,6 @@ def _capabilities(service: Service) -> list[str]:
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
     found = {"tools": True, "thinking": service.dialect.thought is not None}
+    for name, kind in (("vision", "image"), ("audio", "audio")):
+        found[name] = kind in service.model.modalities
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

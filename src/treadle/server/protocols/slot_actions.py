@@ -131,6 +131,7 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
         model.make_room(len(ids))
         session = Session(model.engine, slot.lora)
         try:
+            _check_media(model, slot, session)
             session.prefill(ids)
             save_session(path, model.engine, session.seq, mode=0o600)  # it contains prompts
         finally:
@@ -142,6 +143,18 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
         "n_written": path.stat().st_size,
         "timings": {"save_ms": 1000 * (time.perf_counter() - began)},
     }
+
+
+def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
+    """Raise ApiError if evicted pages have a picture whose rows are gone, too."""
+    media = model.engine.media
+    left = slot.ids[model.engine.cache.known(slot.ids, slot.lora) :]
+    if any(entry.rows is None for entry in media.entries_in(left)):
+        raise ApiError(
+            400,
+            f"slot {slot.id}: its pictures are no longer in memory: send them again",
+            param="id",
+        )
 
 
 def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from treadle.server.http.body_fields import (
     wrong,
 )
 from treadle.server.requests.generation_request import check_length, check_text
+from treadle.server.requests.request_media import chat_ids, media_errors
 from treadle.server.requests.tools import read_tools
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def read_conversation(
         )
     conversation = _conversation(given, service)
     prompt = _rendered(given, conversation, service)
-    generation.prompts = [check_length(model.prompt_ids(prompt), model)]
+    generation.prompts = [check_length(chat_ids(prompt, model, service.addresses), model)]
     generation.settings["stop"] = [*generation.settings["stop"], *model.template.stop]
     generation.options = replace(
         wanted,
@@ -148,7 +149,8 @@ def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
     check_text("".join(_text_of(message) for message in said), model)
     kinds = model.modalities if chat_messages.may_have_media(said) else frozenset()
     policy = MediaPolicy(kinds, model.defaults.strict, local=False)
-    return chat_messages.read_conversation(said, policy, joins_text=True)
+    with media_errors(model):
+        return chat_messages.read_conversation(said, policy, joins_text=True)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:

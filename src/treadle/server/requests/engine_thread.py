@@ -24,6 +24,7 @@ from treadle.server.requests.client_slots import ClientSlots
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treadle.api.media import ModelMedia
     from treadle.api.model import Model
     from treadle.engine.engine import Engine
     from treadle.scheduler.request import Request
@@ -59,6 +60,11 @@ class EngineThread:
         self._jobs: deque[_Job] = deque()
         self._work_event = threading.Event()
         self._stopping = False
+        media = model.media
+        # Without its projector's file the model still reads text.
+        self._projector = (
+            () if media is None else {*map(str, media.projector.gguf.paths)} - {str(model.path)}
+        )
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:
@@ -145,6 +151,17 @@ class EngineThread:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
                 self._warm_engine(engine, output, lora)
+        if self.model.media is not None and not self._stopping:
+            self._warm_media(self.model.media)
+
+    def _warm_media(self, media: ModelMedia) -> None:
+        """Compile the plans of pictures, and those of prompts with rows of pictures."""
+        media.warm()
+        engine = self.model.engine
+        output = self.scheduler.drafting.observer.output
+        for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
+            if n_tokens <= engine.max_tokens and not self._stopping:
+                engine.plan_for(n_tokens, 1, output, bool(engine.adapters), media=True)
 
     def _warm_engine(self, engine: Engine, output: str, lora: bool) -> None:
         sizes = engine.few
@@ -201,10 +218,13 @@ class EngineThread:
     def queued_s(self) -> float:
         """Return the estimated seconds until the prompts of all requests are processed."""
         outputs = list(self.outputs.values())
-        left = sum(
-            t.answer.timings.n_prompt - t.request.n_read for t in outputs if not t.answer.ids
-        )
-        return left * self.scheduler.token_s
+        waiting = [output for output in outputs if not output.answer.ids]
+        left = sum(output.answer.timings.n_prompt - output.request.n_read for output in waiting)
+        entries = {
+            entry for output in waiting for entry in output.request.media if entry.rows is None
+        }
+        row_s = self.scheduler.media.row_s
+        return left * self.scheduler.token_s + row_s * sum(entry.n_rows for entry in entries)
 
     def _tell(self, fed: list[Request]) -> None:
         """Queue for ``_ring`` the streams whose requests (``fed``) got output, and count it. A
@@ -216,8 +236,9 @@ class EngineThread:
             if output is None:
                 continue
             self.stats.note_news(output, now)
-            if isinstance(request.answer.error, FileError):
-                self.state, self.why = "error", str(request.answer.error)
+            error = request.answer.error
+            if isinstance(error, FileError) and error.path not in self._projector:
+                self.state, self.why = "error", str(error)
             if output.stream.is_streamed or request.answer.done:
                 self._news.append(output.stream)
         while self._dropped:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools.output import merged
@@ -19,32 +19,47 @@ from treadle.server.requests.client_slots import NONE
 
 if TYPE_CHECKING:
     from treadle.chat.tools import OutputPiece
+    from treadle.kvcache.media import MediaEntry
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import Request
     from treadle.server.requests.generation_request import GenerationRequest
 
 
+class MediaProgress(NamedTuple):
+    """Progress of a prompt's pictures and sounds: ``encoded`` of ``total``, cached ones included,
+    and the milliseconds of encoding so far, in steps of 100.
+    """
+
+    total: int
+    encoded: int
+    encoding_ms: int
+
+
 @dataclass(frozen=True)
 class Progress:
     """Prompt progress: ``processed`` of ``total`` tokens, ``cached`` of them reused. ``place``:
-    position in the queue, 0 once prefill has begun.
+    position in the queue, 0 once prefill has begun. ``media``: of its pictures and sounds.
     """
 
     total: int
     cached: int
     processed: int
     place: int
+    media: MediaProgress | None = None
 
-    def as_dict(self, since_s: float) -> dict[str, int]:
-        """Return llama.cpp's object, with the queue position."""
+    def as_dict(self, since_s: float) -> dict[str, Any]:
+        """Return llama.cpp's object, with the queue position and pictures."""
         taken = round(1e3 * (time.perf_counter() - since_s))
-        return {
+        told: dict[str, Any] = {
             "total": self.total,
             "cache": self.cached,
             "processed": self.processed,
             "time_ms": taken,
             "queue": self.place,
         }
+        if self.media is not None:
+            told["media"] = self.media._asdict()
+        return told
 
 
 @dataclass
@@ -104,6 +119,12 @@ class OutputStream:
         self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
         self._n_open = 0  # ids not yet known to be reasoning or not
         self.last_progress: Progress | None = None  # the last that was returned
+        # By picture or sound of the prompt: how many tokens there are up to its end.
+        self._media_ends: dict[MediaEntry, int] = {}
+        if request.media and stream.generation.progress:
+            last = {entry.ids[-1]: entry for entry in request.media}
+            ends = {last[id]: n for n, id in enumerate(request.ids, 1) if id in last}
+            self._media_ends = ends
         self.slot = NONE  # its current or last slot
         self.came_s = stream.came_s
         self.first_s = self.last_s = 0.0  # when ids came
@@ -166,9 +187,21 @@ class OutputStream:
         """Return the prompt's progress; None after the first token, or before anything is known."""
         timings = self.answer.timings
         request = self.request
-        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place)
+        media = self._media_progress()
+        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place, media)
         begun = self.answer.ids or self.answer.done
-        return None if begun or not (found.processed or found.place) else found
+        known = found.processed or found.place or (media is not None and media.encoding_ms)
+        return found if known and not begun else None
+
+    def _media_progress(self) -> MediaProgress | None:
+        """Return the progress of pictures and sounds; None for a prompt without any."""
+        if not self._media_ends:
+            return None
+        n_read = self.request.n_read
+        ends = self._media_ends.items()
+        n_encoded = sum(end <= n_read or entry.rows is not None for entry, end in ends)
+        encoding_ms = int(10 * self.answer.timings.media_s) * 100
+        return MediaProgress(len(self._media_ends), n_encoded, encoding_ms)
 
     def _take_progress(self) -> StreamPiece | None:
         """Return a progress piece if it has changed; at least one before the first token, however
@@ -179,7 +212,7 @@ class OutputStream:
         begun = self.answer.ids or self.answer.done
         if begun and self.last_progress is None and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
-            now = Progress(timings.n_prompt, timings.n_cached, n, 0)
+            now = Progress(timings.n_prompt, timings.n_cached, n, 0, self._media_progress())
         if now is None or now == self.last_progress:
             return None
         self.last_progress = now
@@ -236,6 +269,7 @@ class RequestStream:
         self.wakeup = Wakeup(self.loop)
         self.outputs: list[OutputStream] = []
         self.is_streamed = generation.is_streamed  # else only finished outputs matter
+        self.n_prepared = 0  # bytes of its prepared pictures and sounds
         self.ended: BaseException | None = None  # the error of ``give_up``
         self._drop = drop
         self._wake = wake

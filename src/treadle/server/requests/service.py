@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,15 +19,29 @@ from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools import TemplateDialect, dialect_of
+from treadle.media.address_policy import AddressPolicy
+from treadle.media.addresses import fetch_media
 from treadle.models.graphs import main_output
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
-from treadle.server.http.http_io import Bodies, is_large, seconds_of
+from treadle.server.http.http_io import (
+    MAX_BODY,
+    MAX_MEDIA_BODY,
+    Bodies,
+    is_large,
+    seconds_of,
+)
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
+from treadle.server.requests.request_media import CONTENTS, AddressesNeeded, media_errors
 from treadle.server.requests.request_stream import OutputStream, RequestStream
-from treadle.server.requests.response_store import ResponseStore
+from treadle.server.requests.response_store import (
+    MOST_CHARACTERS,
+    MOST_MEDIA_CHARACTERS,
+    ResponseStore,
+)
 from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
@@ -37,6 +53,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
 PREPARING = 4  # threads that render, tokenize and compile grammars
+FETCHING = 16  # threads that read pictures from their addresses
+FETCHING_REQUESTS = 4  # requests that have these in memory at once
+MAX_FETCHED = MAX_MEDIA_BODY  # bytes of them in one request
+MAX_PREPARED = 1 << 30  # bytes of prepared pictures and sounds of all requests
 PREPARING_LARGE = 2  # at most so many of them for large bodies, so that small ones are not blocked
 
 
@@ -56,6 +76,8 @@ class ServerSettings:
     page: bool = True  # the web page at /
     host: str = "127.0.0.1"
     slot_save_path: Path | None = None  # the folder of saved slots
+    media_urls: bool = False  # whether addresses of pictures and sounds are fetched
+    media_hosts: tuple[str, ...] = ()  # from these hosts only
 
 
 @dataclass
@@ -68,13 +90,17 @@ class Service:
     def __post_init__(self) -> None:
         own = self.model.path.name.removesuffix(".gguf")
         self.name = self.settings.alias or own
-        for path in (self.model.path, *self.model.gguf.paths):
+        media = self.model.media  # opened here: its errors belong to the start
+        projector = () if media is None else media.projector.gguf.paths
+        for path in (self.model.path, *self.model.gguf.paths, *projector):
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.stats = ServerStats()
-        self.responses = ResponseStore()
-        self.bodies = Bodies()
+        most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
+        self.responses = ResponseStore(most_characters=most)
+        self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
+        self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
         self.engine = EngineThread(self.model, self.stats)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # whether it generates text
@@ -83,6 +109,8 @@ class Service:
         self.streams: set[RequestStream] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
+        self._fetchers = ThreadPoolExecutor(FETCHING, "treadle-fetch")
+        self._fetching = asyncio.Semaphore(FETCHING_REQUESTS)
         self._n_preparing = 0
         self._warned = set[str]()
 
@@ -116,25 +144,64 @@ class Service:
             )
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """Return ``work(*args)``, computed in the pool, off the event loop."""
+        """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands
+        at addresses, other threads fetch it, and ``work`` begins again.
+        """
         self.check_ready()
         self._n_preparing += 1
         work = self._noting(work)
         try:
-            if not is_large.get():
-                return await asyncio.wrap_future(self._pool.submit(work, *args))
-            await self._large.acquire()
-            job = self._pool.submit(work, *args)
-            loop = asyncio.get_running_loop()
-
-            def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
-                with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._large.release)
-
-            job.add_done_callback(done)
-            return await asyncio.wrap_future(job)
+            try:
+                return await self._in_pool(work, *args)
+            except AddressesNeeded as needed:
+                places = needed.places
+            async with self._fetching:
+                contents = CONTENTS.set(await self._fetched(places))
+                try:
+                    return await self._in_pool(work, *args)
+                finally:
+                    CONTENTS.reset(contents)
         finally:
             self._n_preparing -= 1
+
+    async def _in_pool(self, work: Callable[..., T], *args: Any) -> T:
+        submit = partial(self._pool.submit, copy_context().run, work, *args)
+        if not is_large.get():
+            return await asyncio.wrap_future(submit())
+        await self._large.acquire()
+        job = submit()
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._large.release)
+
+        job.add_done_callback(done)
+        return await asyncio.wrap_future(job)
+
+    async def _fetched(self, places: Mapping[str, str]) -> dict[str, bytes]:
+        """Return the contents of addresses; see ``AddressesNeeded``. Raises ApiError."""
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(self._fetchers, fetch_media, url, self.addresses, place)
+            for url, place in places.items()
+        ]
+        try:
+            with media_errors(self.model, places.values()):
+                contents = dict(zip(places, await asyncio.gather(*jobs), strict=True))
+        finally:
+            for job in jobs:  # those that have not begun, after an error or a disconnect
+                job.cancel()
+        if sum(map(len, contents.values())) > MAX_FETCHED:
+            place = next(iter(places.values()))
+            raise ApiError(
+                400,
+                f"{place}: the pictures at the addresses of this request have more than "
+                f"{MAX_FETCHED >> 20} MiB together",
+                param=place,
+                code="too_large",
+            )
+        return contents
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
         """Return the first item of ``runs`` that is not None. Each is computed as a job of the
@@ -215,6 +282,8 @@ class Service:
         came_s = time.perf_counter() if came_s is None else came_s
         generation, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
         self.check_room(len(requests))
+        n_bytes = sum(ids.n_bytes for ids in generation.prompts if isinstance(ids, MediaPrompt))
+        self._check_prepared(n_bytes)
         seconds = min(within_s, generation.timeout_s or math.inf)
         stream = RequestStream(
             self.engine.drop,
@@ -228,6 +297,7 @@ class Service:
         stream.outputs = [
             OutputStream(stream, made, i, at) for i, (made, at) in enumerate(requests)
         ]
+        stream.n_prepared = n_bytes
         self.streams.add(stream)
         stream.on_close = lambda: self.streams.discard(stream)
         self.engine.add(stream.outputs)
@@ -256,8 +326,16 @@ class Service:
                 queued_s - most_s,
             )
 
+    def _check_prepared(self, n_bytes: int) -> None:
+        """Raise ApiError if prepared pictures of so many bytes more are too many. Those of one
+        request alone are always accepted.
+        """
+        held = sum(stream.n_prepared for stream in self.streams)
+        if n_bytes and held and held + n_bytes > MAX_PREPARED:
+            raise busy("too many pictures are waiting")
+
     def stop_streams(self) -> None:
-        """Abort the unfinished requests: the server is stopping."""
+        """Abort the unfinished streams: the server is stopping."""
         for stream in list(self.streams):
             stream.give_up(busy("the server is stopping"))
 
@@ -265,6 +343,7 @@ class Service:
         """End the threads; the owner closes the model."""
         self.engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.http.http_io import Json, event, read_json
+from treadle.server.protocols.answer_fields import media_tokens, media_usage
 from treadle.server.requests.service import service_of
 
 if TYPE_CHECKING:
@@ -52,19 +53,23 @@ def finish_reason(reason: str | None) -> str | None:
 
 
 def usage(stream: RequestStream) -> dict[str, Any]:
-    """Return a finished request's token counts. Each prompt counts once, whatever its ``n``."""
+    """Return a finished request's token counts, and its pictures and sounds. Each prompt counts
+    once, whatever its ``n``.
+    """
     first = {output.prompt: output for output in reversed(stream.outputs)}
     n_prompt = sum(output.answer.timings.n_prompt for output in first.values())
     n_cached = sum(output.answer.timings.n_cached for output in first.values())
     n_written = sum(len(output.answer.ids) for output in stream.outputs)
+    media = [each for _, output in sorted(first.items()) for each in output.answer.media]
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "prompt_tokens_details": {"cached_tokens": n_cached, **media_tokens(media)},
         "completion_tokens_details": {
             "reasoning_tokens": sum(output.n_thought for output in stream.outputs)
         },
+        **media_usage(media),
     }
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import Table, flag, read_fields, refused, text, whole
 from treadle.server.http.http_io import Response, event, read_json, result
@@ -32,6 +33,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
+from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.responses import (
     DONE,
@@ -80,6 +82,12 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
     n_top = given.get("logprobs", given.get("n_probs") or None)
     if n_top is not None:
         generation.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
+        if echo and any(isinstance(ids, MediaPrompt) for ids in generation.prompts):
+            raise ApiError(
+                400,
+                "logprobs: with echo, not supported for prompts with pictures or sounds",
+                param="logprobs",
+            )
         if echo and generation.n * (1 + top) * sum(map(len, generation.prompts)) > MOST_ECHOED:
             raise ApiError(
                 400,
@@ -97,7 +105,7 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
         "include_usage": options.get("include_usage", False),
         "timings_per_token": given.get("timings_per_token", False),
         "verbose": given.get("verbose", False),
-        "echo": [model.detokenize(ids) for ids in generation.prompts] if echo else None,
+        "echo": [prompt_text(ids, model) for ids in generation.prompts] if echo else None,
     }
     return generation
 

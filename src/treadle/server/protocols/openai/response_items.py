@@ -62,8 +62,8 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kind = item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
-            content_of(f"{where}.content", item.get("content"))  # so that errors name this item
-            messages.append({"role": role, "content": item.get("content")})
+            content = _content(f"{where}.content", item.get("content"))
+            messages.append({"role": role, "content": content})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
             thought = thought or unsealed(item.get("encrypted_content"))
@@ -76,14 +76,19 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             messages.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
-            result["content"] = item.get("output")
-            content_of(f"{where}.output", item.get("output"), of_tool=True)
+            result["content"] = _content(f"{where}.output", item.get("output"), of_tool=True)
             messages.append(result)
         elif kind not in SKIPPED:
             raise ApiError(
                 400, f"{where}: items of type {kind!r:.40} are not supported", param="input"
             )
     return messages
+
+
+def _content(name: str, content: Any, *, of_tool: bool = False) -> Any:
+    """Return a checked content. Its pictures know their place in this item, for errors."""
+    made = content_of(name, content, of_tool=of_tool)
+    return content if isinstance(made, str) else made
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:

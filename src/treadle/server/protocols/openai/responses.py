@@ -255,13 +255,14 @@ class _Reply:
             "status": _status(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
             "output": [item.as_dict(_status(piece)) for item in items],
-            **warnings(self.call),
+            **warnings(self.stream),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
+                **{name: used[name] for name in ("images", "sounds") if name in used},
             },
         }
         if more["keep"]:
