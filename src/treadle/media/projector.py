@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -91,6 +91,16 @@ class MediaTower:
                 rows += made
         composed = [self.family.composed(prepared, rows) for rows in branches]
         return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
+
+    def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
+        """Yield the runs of an encoding, in order: an engine, and the rows of each of its items."""
+        for inputs in self._runs(prepared.inputs):
+            n_patches = len(inputs[0].patches)
+            yield self.engine, [n_patches] * len(inputs)
+            states = np.zeros((n_patches, self.engine.width), np.float32)
+            n_rows = len(self.family.joined(states, inputs[0].grid))
+            for engine in self.projectors:
+                yield engine, [n_rows * len(inputs)]
 
     def _runs(self, inputs: Sequence[TowerInput]) -> list[list[TowerInput]]:
         """Group neighbours of equal grids that fit one run."""
