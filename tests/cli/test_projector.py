@@ -49,10 +49,9 @@ def test_inspect_says_a_models_projector(run: Run, media: Path, tmp_path: Path) 
     report = json.loads(run("inspect", path, "--json").out)
     assert report["projector"]["path"] == str(media / "qwen3vl" / "mmproj.gguf")
     assert report["projector"]["towers"][0]["n_deepstack"] == 2
-    assert (
-        f"projector: {media / 'qwen3vl' / 'mmproj.gguf'}: pictures: qwen3vl_merger, 3 layers"
-        in (run("inspect", path).out)
-    )
+    own = str(media / "qwen3vl" / "mmproj.gguf")
+    out = run("inspect", path).out
+    assert f"projector: {own}: pictures: qwen3vl_merger, 3 layers" in out
     alone = copy(path, tmp_path / "text.gguf")
     report = json.loads(run("inspect", str(alone), "--json").out)
     assert report["projector"] is None
