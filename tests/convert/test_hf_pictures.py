@@ -22,8 +22,9 @@ from tests.models.hf_tiny import EPS, N_VOCAB, _draw, float64_only, require_tran
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.models.test_config import fake
 from tests.tiny import rounding
+from treadle.api.projector_choice import NO_PROJECTOR
 from treadle.chat.template.template import ChatTemplate
-from treadle.cli.commands.inspect import find_problems
+from treadle.cli.commands.inspect import find_parts, find_problems
 from treadle.convert.hf.config import read_config
 from treadle.convert.hf.folder import open_hf_source
 from treadle.convert.lora.lora import _of_peft
@@ -32,7 +33,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
 from treadle.models.keys import ArchMetadata
-from treadle.models.load import TEXT_ALONE, _find_arch
+from treadle.models.load import _find_arch
 from treadle.models.rope import read_ropes
 
 _TEXT = {
@@ -463,23 +464,30 @@ def test_sizes_that_a_part_leaves_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen3-vl-moe"])
-def test_pictures_are_said_to_be_left_out(
+def test_a_missing_projector_is_said(
     name: str, saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once a process for a file or a folder, by inspect, and by convert."""
+    """Once a process for a file, by inspect, and by convert. A folder has its own, and so has a
+    file with one beside it; who wants none is told nothing.
+    """
     folder = rewrite(saved(name)[0], tmp_path / "hf", {})
     made = convert(folder, tmp_path / "made.gguf")
     caplog.clear()
+    treadle.load(made, threads=1, mmproj=False).close()
     for path in (folder, made, folder, made):
         treadle.load(path, threads=1).close()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: {TEXT_ALONE}" for path in (folder, made)
-    ]
+    assert [record.getMessage() for record in caplog.records] == [f"{made}: {NO_PROJECTOR}"]
     with open_gguf(made) as file:
-        assert f"pictures: {TEXT_ALONE}" in find_problems(file)
+        assert find_parts(file, None) == (None, [*find_problems(file), f"pictures: {NO_PROJECTOR}"])
     source = open_hf_source(folder)
     source.close()
     assert any("the image and audio parts (" in note for note in source.notes)
+    (tmp_path / "beside").mkdir()
+    beside = convert(folder, tmp_path / "beside" / "made.gguf")
+    (beside.parent / "mmproj-F16.gguf").touch()
+    caplog.clear()
+    treadle.load(beside, threads=1).close()
+    assert not caplog.records
 
 
 # -- chat templates ----------------------------------------------------------------------------

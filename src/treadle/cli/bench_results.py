@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.speed import BANDWIDTH, CACHES, STREAM, explain_caches
@@ -38,6 +39,8 @@ class Result:
     # Share of the processor time that the threads wanted and got; None if the test was too short.
     processor_time_share: float | None = None
     device: str | None = None  # its name; None: the CPU
+    # Of a picture: pixels, rows of patches, rows that the model reads, seconds of the median.
+    picture: dict[str, Any] | None = None
 
     @property
     def spread(self) -> float:
@@ -59,6 +62,9 @@ def print_results(results: Sequence[Result]) -> None:
         of_model = [r for r in results if r.model == model]
         say_facts(of_model)
         print_speeds(of_model)
+        for r in of_model:
+            if r.picture is not None:
+                say(picture_text(r), indent="  ")
         print()
     peaks = {name for r in results for name in r.peaks}
     say(f"peaks of this machine, measured meanwhile: {', '.join(peaks_of(results))}", indent="  ")
@@ -112,6 +118,16 @@ def print_speeds(results: Sequence[Result]) -> None:
         cells += ["" if other is None else f"{r.tok_s / other.tok_s:.2f}"] * bool(others)
         rows.append(cells)
     print_table(headers, rows, optional=("op/s ", "bytes/s "))
+
+
+def picture_text(result: Result) -> str:
+    """Format the time of encoding a picture."""
+    facts = result.picture or {}
+    sides = " x ".join(map(str, reversed(facts["resized"])))
+    return (
+        f"{result.test}: read at {sides}, {facts['n_patches']} patches to {facts['n_rows']} tokens "
+        f"in {facts['seconds']:.2f} s, {scaled(result.ops_s or 0.0, 'FLOP/s')}"
+    )
 
 
 def share_of(result: Result) -> str:

@@ -111,6 +111,8 @@ def _is_file(name: str) -> bool:
 
 def check_reads(model: Model, files: Sequence[MediaFile]) -> None:
     """Raise UnsupportedError if a model does not read files of these kinds."""
+    if not files:
+        return  # without opening a projector
     have = model.modalities
     for file in files:
         if file.kind not in have:

@@ -38,12 +38,18 @@ def measured_peaks(model: Model, progress: Callable[[str, int, int], None] | Non
     """Measure this machine's peaks now, with the threads and instructions in use; for a device with
     its own memory, return the device's own figures.
     """
-    device: Any = model.engine.device
+    return peaks_of(model.engine.device, model.n_threads, progress)
+
+
+def peaks_of(
+    device: Any, n_threads: int, progress: Callable[[str, int, int], None] | None
+) -> Peaks:
+    """Measure the peaks of this machine for a device, or return the device's own figures."""
     if hasattr(device, "peak_rates"):
         return {NAMES[name]: rate for name, rate in device.peak_rates().items()}
     from treadle.profiling.peaks import measure_peaks
 
-    found = measure_peaks(model.isa, model.n_threads, progress=progress).as_dict()
+    found = measure_peaks(device.isa, n_threads, progress=progress).as_dict()
     return {NAMES[name]: rate for name, rate in found.items()}
 
 
@@ -112,6 +118,25 @@ class PassCost:
                     bound = kind if computing_s > reading_s else read
                     least_s[bound] = least_s.get(bound, 0.0) + max(reading_s, computing_s)
         return cls(total_bytes, total_ops, n_products, least_s, peaks)
+
+    @classmethod
+    def sum_of(cls, costs: Sequence[PassCost]) -> PassCost:
+        """Add up costs of passes, measured with the same peaks; at least one."""
+
+        def total(sums: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+            made: dict[str, Any] = {}
+            for each in sums:
+                for name, n in each.items():
+                    made[name] = made.get(name, 0) + n
+            return made
+
+        return cls(
+            sum(cost.n_bytes for cost in costs),
+            total(cost.n_ops for cost in costs),
+            total(cost.n_products for cost in costs),
+            total(cost.least_s for cost in costs),
+            costs[0].peaks,
+        )
 
     @property
     def ops(self) -> int:

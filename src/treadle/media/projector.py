@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -94,13 +94,18 @@ class MediaTower:
 
     def warm(self, prepared: PreparedMedia) -> None:
         """Compile the plans that ``encode`` needs."""
+        for engine, rows in self.engine_runs(prepared):
+            engine.warm(sum(rows))
+
+    def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
+        """Yield the runs of an encoding, in order: an engine, and the rows of each of its items."""
         for inputs in self._runs(prepared.inputs):
             n_patches = len(inputs[0].patches)
-            self.engine.warm(n_patches * len(inputs))
+            yield self.engine, [n_patches] * len(inputs)
             states = np.zeros((n_patches, self.engine.width), np.float32)
             n_rows = len(self.family.joined(states, inputs[0].grid))
             for engine in self.projectors:
-                engine.warm(n_rows * len(inputs))
+                yield engine, [n_rows * len(inputs)]
 
     def _runs(self, inputs: Sequence[TowerInput]) -> list[list[TowerInput]]:
         """Group neighbours of equal grids that fit one run."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,8 +15,9 @@ from treadle.api.summary import bytes_by_type
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.bench_results import Result, print_results, warn_busy
-from treadle.cli.load import device_name, find_model, load_model
-from treadle.cli.options import DEVICE, KV, Picture
+from treadle.cli.load import device_name, find_model, find_projector, load_model
+from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, KV, MMPROJ, Picture
+from treadle.cli.projector import ImageSize, ImageSizeType, cost_of
 from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json
@@ -86,16 +87,18 @@ class Schedule:
     kv: str | None
     against: bool
     device: str | None = None
+    pictures: tuple[ImageSize, ...] = ()
+    media: Mapping[str, Any] = field(default_factory=dict)  # settings of ``load`` for pictures
 
     @property
     def n_sequences(self) -> int:
         """Most sequences at once."""
-        return max(test.sequences for test in self.tests)
+        return max((test.sequences for test in self.tests), default=1)
 
     @property
     def context(self) -> int:
         """Tokens that a sequence must be able to hold."""
-        return max(test.n + test.depth for test in self.tests)
+        return max((test.n + test.depth for test in self.tests), default=1)
 
 
 @click.command()
@@ -129,6 +132,16 @@ class Schedule:
     metavar="FILE.svg",
     help="Draw a chart: roofline, speed by depth, speed by model file.",
 )
+@click.option(
+    "--image",
+    "pictures",
+    metavar="WxH",
+    type=ImageSizeType(),
+    multiple=True,
+    help="Also time the encoding of a random picture of this size, in pixels; may be repeated.",
+)
+@MMPROJ
+@IMAGE_MAX_TOKENS
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def command(
     models: tuple[str, ...],
@@ -142,31 +155,42 @@ def command(
     device: str | None,
     against: str | None,
     plot: Path | None,
+    pictures: tuple[ImageSize, ...],
+    mmproj: str | None,
+    image_max_tokens: int | None,
     as_json: bool,
 ) -> None:
     """Benchmark each MODEL: tokens per second, median and spread, and the share of this machine's
     peaks.
 
     -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 skips the test. ppN processes N
-    prompt tokens at once, tgN generates N tokens one by one, without sampling.
+    prompt tokens at once, tgN generates N tokens one by one, without sampling. With --image, the
+    time from a picture's pixels to the rows that the model reads is measured too.
     """
     tests = [
         *(Test("pp", n, d) for d in depth for n in n_prompt if n),
         *(Test("tg", n, d, s) for d in depth for n in n_gen for s in sequences if n),
     ]
-    if not tests:
+    if not tests and (plot or not pictures):
         raise click.UsageError("nothing to time: -p and -n are both 0")
+    if (mmproj or image_max_tokens) and not pictures:
+        raise click.UsageError("--mmproj and --image-max-tokens need --image WxH")
     if sequences != (1,) and not any(n_gen):
         raise click.UsageError("-s needs generation, but -n is 0")
     tests.sort(key=lambda test: test.depth)  # each depth continues from the previous one's tokens
-    schedule = Schedule(tests, repeat, kv, against is not None, device)
+    media = {"image_max_tokens": image_max_tokens} if pictures else {}
+    against_it = against is not None
+    schedule = Schedule(tests, repeat, kv, against_it, device, pictures, media)
     if plot:
         from treadle.cli.ui.svg import check_place
 
         check_place(plot, files_of(*models))
     results: list[Result] = []
     with ProgressBar() as progress:
-        paths = [find_model(model, progress) for model in models]
+        wanted = bool(pictures) and mmproj is None
+        paths = [find_model(model, progress, projector=wanted) for model in models]
+        if mmproj is not None:
+            media["mmproj"] = find_projector(mmproj, progress)
         for path, name in zip(paths, names_of(paths), strict=True):
             for n_threads in threads or (None,):
                 results += time_model(path, name, n_threads, schedule, progress)
@@ -179,7 +203,7 @@ def command(
         from treadle.cli.bench_plot import draw
         from treadle.cli.ui.svg import origin, save
 
-        save(plot, draw(results, origin([])))
+        save(plot, draw([r for r in results if r.picture is None], origin([])))
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -199,6 +223,7 @@ def time_model(
     settings: dict[str, Any] = {"threads": n_threads, "kv": schedule.kv, "device": schedule.device}
     if schedule.n_sequences > 1:
         settings["n_sequences"] = schedule.n_sequences
+    settings |= schedule.media
     model: Any = load_model(str(path), progress, room=schedule.context, **settings)
     results: list[Result] = []
     engines: list[Contender] = []
@@ -219,11 +244,73 @@ def time_model(
         for test in schedule.tests:
             timed = time_in_turns(model, engines, test, schedule.repeat, progress)
             results += evaluate(model, name, engines, test, timed)
+        for size in schedule.pictures:
+            results.append(time_picture(model, name, size, schedule, progress))
     finally:
         for engine in engines:
             engine.close()
         model.close()
     return results
+
+
+def time_picture(
+    model: Any, name: str, size: ImageSize, schedule: Schedule, progress: ProgressBar
+) -> Result:
+    """Time the encoding of a random picture: from what its preparation made to the model's rows."""
+    from treadle.cli.media_files import MediaFile, check_reads
+
+    check_reads(model, [MediaFile("image", f"--image {size}")])
+    projector = model.media.projector
+    prepared = projector.prepare(size.pixels(), model.image_max_tokens)
+    rates: list[Peaks] = []
+    times: list[float] = []
+    cpu_s = 0.0
+    stage = f"timing a picture of {size}"
+    for i in range(schedule.repeat + 1):  # the first one compiles kernels, and is not counted
+        progress(stage, i, schedule.repeat + 1)
+        began_s = time.perf_counter()
+        began_cpu_s = time.process_time()
+        projector.encode(prepared)
+        if i:
+            times.append(time.perf_counter() - began_s)
+            cpu_s += time.process_time() - began_cpu_s
+            rates.append(measured_peaks(model, None))
+    progress(stage, schedule.repeat + 1, schedule.repeat + 1)
+    peaks = alike(rates)
+    usual = {name: median(each[name] for each in peaks) for name in peaks[0]}
+    works = [PassCost.sum_of(cost_of(projector, prepared, each)) for each in peaks]
+    work = PassCost.sum_of(cost_of(projector, prepared, usual))
+    middle = median(times)
+    device = device_name(model)
+    return Result(
+        test=f"image {size}",
+        depth=0,
+        threads=model.n_threads,
+        sequences=1,
+        tok_s=prepared.n_rows / middle,
+        tok_s_min=prepared.n_rows / max(times),
+        tok_s_max=prepared.n_rows / min(times),
+        bytes_s=work.n_bytes / middle,
+        ops_s=work.ops / middle,
+        share_of_peak=median(map(PassCost.share_of_peak, works, times)),
+        engine=Treadle.name,
+        model=name,
+        format=next(iter(bytes_by_type(model.gguf.tensors.values())), "none"),
+        peak=work.bound,
+        shares=work.shares(middle),
+        peaks=usual,
+        processor_time_share=None
+        if device
+        else BenchTimes([], [], cpu_s).share(times, model.n_threads),
+        device=device,
+        picture={
+            "size": list(prepared.size),
+            "resized": list(prepared.resized),
+            "n_patches": sum(len(each.patches) for each in prepared.inputs),
+            "n_rows": prepared.n_rows,
+            "seconds": middle,
+        },
+    )
 
 
 @dataclass

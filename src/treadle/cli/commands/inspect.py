@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.api.summary import bytes_by_type
-from treadle.cli.load import find_model
+from treadle.cli.load import find_model, find_projector
 from treadle.cli.metadata import described, written
+from treadle.cli.options import MMPROJ
+from treadle.cli.projector import CLIP, describe_projector, projector_text
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, n_bytes, n_weights, print_table, printable, say, show
 from treadle.errors import TreadleError
+from treadle.files.projector_files import named_for_another
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from treadle.files.gguf import GGUF, Tensor
 
 
@@ -25,14 +30,18 @@ if TYPE_CHECKING:
 @click.argument("model", type=click.Path(readable=False))
 @click.argument("other", type=click.Path(readable=False), required=False)
 @click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
+@MMPROJ
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
-    """Print MODEL's metadata, tensors, formats and sizes, and its unsupported parts.
+def command(model: str, other: str | None, diff: bool, mmproj: str | None, as_json: bool) -> None:
+    """Print MODEL's metadata, tensors, formats and sizes, its projector, and its unsupported parts.
+    MODEL may be a projector file (mmproj).
 
     `inspect --diff A B` compares two files, and prints how much their weights differ.
     """
     if diff != (other is not None):
         raise click.UsageError("--diff needs two files" if diff else "two files need --diff")
+    if diff and mmproj is not None:
+        raise click.UsageError("--diff and --mmproj exclude each other")
     if other is not None:
         print_difference(model, other, as_json)
         return
@@ -40,8 +49,9 @@ def command(model: str, other: str | None, diff: bool, as_json: bool) -> None:
 
     with ProgressBar() as progress:
         path = find_model(model, progress)
+        named = None if mmproj is None else find_projector(mmproj, progress)
     with open_model(path) as gguf:
-        report = describe(gguf)
+        report = describe(gguf, named)
     show(report, as_json, print_report)
 
 
@@ -58,10 +68,13 @@ def print_difference(a: str, b: str, as_json: bool) -> None:
     show(report, as_json, print_diff)
 
 
-def describe(gguf: GGUF) -> dict[str, Any]:
-    """Return all facts about a file; a Hugging Face folder has no GGUF version."""
+def describe(gguf: GGUF, mmproj: Path | None = None) -> dict[str, Any]:
+    """Return all facts about a file; a Hugging Face folder has no GGUF version. ``mmproj``: its
+    projector, None for the one beside it.
+    """
     from treadle.files.splits import is_hf
 
+    projector, problems = find_parts(gguf, mmproj)
     tensors = list(gguf.tensors.values())
     return {
         "path": str(gguf.path),
@@ -85,7 +98,8 @@ def describe(gguf: GGUF) -> dict[str, Any]:
             for tensor in tensors
         ],
         "chat_template": find_template(gguf),
-        "problems": find_problems(gguf),
+        "projector": projector,
+        "problems": problems,
     }
 
 
@@ -129,9 +143,54 @@ def count_formats(tensors: list[Tensor]) -> list[dict[str, Any]]:
     ]
 
 
+def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return a model's projector, or the facts of a file that is one, and the file's problems."""
+    if gguf.metadata.get("general.architecture") != CLIP:
+        projector, unread = projector_of(gguf, mmproj)
+        return projector, find_problems(gguf) + unread
+    try:
+        towers = list(describe_projector(gguf))
+        return {"path": str(gguf.path), "towers": towers}, unknown_formats(gguf)
+    except TreadleError as error:
+        return None, [f"projector: {error}", *unknown_formats(gguf)]
+
+
+def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the facts of a model's projector, None without one, and what is wrong with it."""
+    from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
+    from treadle.devices.registry import open_device
+    from treadle.media.projector import open_media_file, open_projector
+    from treadle.models.load import load_config
+
+    try:
+        config = load_config(gguf, warn=False)
+    except TreadleError:  # ``find_problems`` reports it
+        return None, []
+    if mmproj is None and lacks_projector(gguf.path, config):
+        return None, [f"pictures: {NO_PROJECTOR}"]
+    problems: list[str] = []
+    device = open_device("cpu", None, 1, None)
+    try:
+        for path in [mmproj] if mmproj is not None else find_projectors(gguf.path):
+            try:
+                projector = open_projector(path, device)
+                try:
+                    projector.check(config)
+                    with open_media_file(path) as file:
+                        return {"path": str(path), "towers": list(describe_projector(file))}, []
+                finally:
+                    projector.close()
+            except TreadleError as error:
+                if mmproj is not None or not named_for_another(path.name, gguf.path.name):
+                    problems.append(f"pictures: {error}")
+    finally:
+        device.close()
+    return None, problems
+
+
 def find_problems(gguf: GGUF) -> list[str]:
-    """List the parts of this file that treadle does not support; each is checked separately."""
-    from treadle.models.load import TEXT_ALONE, load_config
+    """List the parts of a model's file that treadle does not support, each checked separately."""
+    from treadle.models.load import load_config
     from treadle.tokenizer.tokenizer import load_tokenizer
 
     parts: list[tuple[str, Callable[[GGUF], object]]] = [
@@ -147,13 +206,15 @@ def find_problems(gguf: GGUF) -> list[str]:
             continue
         unused = getattr(loaded, "ignored", ())
         problems += [f"tensors: {tensor} is not used" for tensor in unused]
-        if getattr(getattr(loaded, "arch", None), "pictures", False):
-            problems.append(f"pictures: {TEXT_ALONE}")
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
+    return problems + unknown_formats(gguf)
+
+
+def unknown_formats(gguf: GGUF) -> list[str]:
+    """List the formats of weights that treadle does not read."""
     unknown = sorted({t.type_name for t in gguf.tensors.values() if t.format is None})
-    problems += [f"tensors: format {name} is not supported yet" for name in unknown]
-    return problems
+    return [f"tensors: format {name} is not supported yet" for name in unknown]
 
 
 def find_template(gguf: GGUF) -> str | None:
@@ -227,6 +288,11 @@ def print_report(report: Mapping[str, Any]) -> None:
         print()
     if report["chat_template"]:
         say(f"chat template: {printable(report['chat_template'])}\n")
+    if projector := report["projector"]:
+        for tower in projector["towers"]:
+            own = projector["path"] == report["path"]
+            where = "" if own else f"{printable(projector['path'])}: "
+            say(f"projector: {where}{printable(projector_text(tower))}\n")
     heading("missing or unknown")
     for problem in report["problems"] or ["nothing"]:
         say(printable(problem), indent="  ")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from math import fsum
+from pathlib import Path
 from typing import Any
 
 import click
 
 from treadle.base.humanize import counted
-from treadle.cli.load import load_model
-from treadle.cli.options import load_options
+from treadle.cli.load import find_model, load_model
+from treadle.cli.options import IMAGE_MAX_TOKENS, load_options
 from treadle.cli.profile import Profile, facts_of, kinds_of, profile_of
-from treadle.cli.speed import Peaks, explain_caches, measured_peaks
+from treadle.cli.projector import (
+    ImageSize,
+    ImageSizeType,
+    is_projector,
+    open_on_device,
+    prepare,
+    steps_of,
+)
+from treadle.cli.speed import Peaks, explain_caches, measured_peaks, peaks_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, n_bytes, print_json, print_table, say, scaled
 from treadle.errors import TreadleError
@@ -45,6 +55,14 @@ SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: a list; with --profile, an object."
 )
+@click.option(
+    "--image",
+    "size",
+    metavar="WxH",
+    type=ImageSizeType(),
+    help="Of a projector file: the size of the picture, in pixels; 512x512 by default.",
+)
+@IMAGE_MAX_TOKENS
 @load_options
 def command(
     model: str,
@@ -53,9 +71,24 @@ def command(
     depth: int,
     profile: bool,
     as_json: bool,
+    size: ImageSize | None,
+    image_max_tokens: int | None,
     load: dict[str, Any],
 ) -> None:
-    """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations."""
+    """Print the steps of MODEL's forward pass: label, kernel, shape, bytes, operations.
+
+    MODEL may be a projector file (mmproj): the steps are those of encoding a picture.
+    """
+    with ProgressBar() as progress:
+        path = find_model(model, progress)
+        if is_projector(path):
+            if tokens != 1 or depth:
+                raise click.UsageError("-p and -d are for text: --image WxH is a picture's size")
+            size = size or ImageSize(512, 512)
+            show_projector(path, match, size, image_max_tokens, load, profile, as_json, progress)
+            return
+    if size or image_max_tokens:
+        raise click.UsageError("--image and --image-max-tokens are for a projector file (mmproj)")
     room = max(ROOM, depth + tokens) if profile else 0
     peaks: Peaks = {}
     profiled: Profile | None = None
@@ -89,6 +122,47 @@ def command(
     note = explain_caches(peaks)
     if note:
         say(note)
+
+
+def show_projector(
+    path: Path,
+    match: str,
+    size: ImageSize,
+    max_rows: int | None,
+    load: dict[str, Any],
+    profile: bool,
+    as_json: bool,
+    progress: ProgressBar,
+) -> None:
+    """Print the steps of encoding a picture, and of a sound if the projector reads sounds."""
+    from treadle.devices.registry import open_device
+    from treadle.machine.topology import usable_threads
+
+    n_threads = load["threads"] or usable_threads()[0]
+    device = open_device(load["device"] or "cpu", None, n_threads, progress)
+    projector = open_on_device(path, device)
+    try:
+        peaks: Peaks = {}
+        rows = []
+        for prepared in prepare(projector, size, max_rows):
+            if profile:
+                projector.encode(prepared)
+                peaks = peaks_of(device, n_threads, progress)
+            for each in steps_of(projector, prepared):
+                timed = each.profile(progress) if profile else None
+                rows += [each.row_of(step, timed, peaks) for step in each.steps]
+    finally:
+        projector.close()
+        device.close()
+    shown = [row for row in rows if fnmatchcase(row["label"], match)]
+    if not shown:
+        raise TreadleError(f"no step's label matches '{match}'")
+    if profile:
+        total_s = fsum(row["seconds"] for row in rows)
+        for row in rows:  # shares of all plans, not each of its own
+            row["share_of_time"] = row["seconds"] / total_s
+    progress.close()
+    print_json(shown) if as_json else print_plan(shown, profile)
 
 
 def row_of(

@@ -255,7 +255,7 @@ class _Reply:
             "status": _status(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
             "output": [item.as_dict(_status(piece)) for item in items],
-            **warnings(self.stream),
+            **warnings(self.call),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
