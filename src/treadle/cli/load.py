@@ -209,10 +209,10 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
     "off", no reasoning marks either.
     """
     from treadle.chat.template.variables import switched
-    from treadle.chat.tools import manner_of
+    from treadle.chat.tools import dialect_of
 
     template = model.template
-    if switched(template, wanted) or (wanted == "off" and manner_of(template).thought):
+    if switched(template, wanted) or (wanted == "off" and dialect_of(template).thought):
         return
     progress.close()
     remark(f"warning: --reasoning {wanted}: the chat template has no reasoning to switch {wanted}")
