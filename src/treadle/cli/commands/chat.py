@@ -15,7 +15,7 @@ from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.media_files import MediaFile, check_reads
 from treadle.cli.options import ModelCommand, writing_load_options
-from treadle.cli.reply_view import ReplyView, speech_of
+from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
 from treadle.cli.transcript import read_record
 from treadle.cli.ui.progress import ProgressBar
@@ -212,8 +212,8 @@ class Chat:
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
         """Return the view that takes the pieces of an answer."""
         settings = self.conversation.settings
-        speech = speech_of(self.model, reply, bound=settings.constraint is not None)
-        return ReplyView(screen, speech, whole=settings.show_reasoning)
+        marks = marks_of(self.model, reply, bound=settings.constraint is not None)
+        return ReplyView(screen, marks, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
         """Remove partial output from the screen: a progress bar, a reasoning line."""

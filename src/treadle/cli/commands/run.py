@@ -76,7 +76,8 @@ def command(
                 if progress.enabled and options.max_tokens != 1:
                     model.plan()  # compile now, or a progress bar would cover the text
                 stream(generation)
-    if not generation.text and getattr(generation, "reasoning", ""):
+    unfinished: str = getattr(generation, "reasoning", "")
+    if not generation.text and unfinished:
         remark("the answer ended within the model's reasoning, which is not shown: raise -n")
     if generation.finish_reason == "context":
         remark(f"stopped: the context of {model.n_ctx} tokens is full")

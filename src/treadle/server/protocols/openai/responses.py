@@ -250,7 +250,7 @@ class _Reply:
         more = self.call.generation.more
         used = usage(self.call)
         done = _status(piece) == "completed"
-        whole = {
+        whole: dict[str, Any] = {
             **self._shared,
             "status": _status(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
