@@ -345,6 +345,23 @@ def test_a_model_without_eyes(script: Scripted, visit: Opened) -> None:
     expect(page.locator("#attached li")).to_have_count(0)
 
 
+def test_a_model_without_eyes_goes_on_with_a_conversation(sighted: Scripted, visit: Opened) -> None:
+    """The server puts a sentence in place of each picture, and says so."""
+    page = visit(sighted.url)
+    send_one(sighted, page, painted((40, 20)))
+    sighted.props["modalities"]["vision"] = False
+    page.reload()
+    expect(page.locator("#picture")).to_be_hidden()
+    last = end("length")
+    last["warnings"] = ["messages[0].content[0]: the picture is left out"]
+    sighted.answers.append([says("No idea."), last])
+    ask(page, "And now?")
+    expect(page.locator(".note").last).to_have_text(
+        "Stopped at the token limit · messages[0].content[0]: the picture is left out"
+    )
+    assert len(sent(sighted.bodies[1]["messages"][0])) == 1
+
+
 def test_text_mode_has_no_pictures(sighted: Scripted, visit: Opened) -> None:
     page = visit(sighted.url)
     pick(page, picture())

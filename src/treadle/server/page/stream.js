@@ -91,7 +91,7 @@ function inTime(promise) {
 const megabytes = (n) => `${(n / 1e6).toFixed(1)} MB`;
 
 // An answer as it is written. Yields objects with some of: text, reasoning, calls, tokens, timings,
-// usage, progress, finish; an empty one where the server only shows that it is alive. `most`: bytes
+// usage, progress, warnings, finish; an empty one where the server only shows that it is alive. `most`: bytes
 // of a request that the server takes, if it says so.
 export async function* answer(path, body, { key, signal, most = Infinity }) {
   const sent = new Blob([JSON.stringify(body)]);
@@ -156,6 +156,7 @@ function shared(event) {
     ...(event.timings && { timings: event.timings }),
     ...(event.usage && { usage: event.usage }),
     ...(event.prompt_progress && { progress: event.prompt_progress }),
+    ...(event.warnings && { warnings: event.warnings }),
   };
 }
 

@@ -3,7 +3,8 @@
 //
 // talk: {id, title, system, made, changed, nodes: {id: node}, leaf}
 // node: {id, parent, role, content, state, at, ...}; of an assistant also reasoning, calls,
-//   tokens, timings, finish, error. state: "writing", "done", "stopped" or "broken".
+//   tokens, timings, finish, error, warning; of a user also files: [{name, text}] and pictures:
+//   [{id, name, alt, width, height}]. state: "writing", "done", "stopped" or "broken".
 
 // crypto.randomUUID is missing where the page comes over plain HTTP from another machine.
 export const newId = () =>
@@ -163,7 +164,7 @@ function readNode(id, node, urls) {
   made.at = Number.isFinite(node.at) ? node.at : 0;
   made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
   if (node.mode === "text") made.mode = "text";
-  for (const key of ["reasoning", "error", "finish", "model", "callId", "name"]) {
+  for (const key of ["reasoning", "error", "warning", "finish", "model", "callId", "name"]) {
     if (typeof node[key] === "string") made[key] = node[key];
   }
   const list = (key) =>

@@ -7,8 +7,8 @@ export function remark(node) {
   if (node.state === "writing" && !node.content && !node.reasoning) {
     return waiting(node.progress ?? {});
   }
-  if (node.finish === "length") return "Stopped at the token limit";
-  return "";
+  const ended = node.finish === "length" ? "Stopped at the token limit" : "";
+  return [ended, node.warning].filter(Boolean).join(" · ");
 }
 
 function waiting({ processed, total, queue, media, n_pictures }) {

@@ -44,6 +44,7 @@ export class Writer {
         state: "writing",
         finish: "",
         error: "",
+        warning: "",
         progress: this._nPictures ? { n_pictures: this._nPictures } : null,
         model: this.server.model_alias,
       });
@@ -69,6 +70,7 @@ export class Writer {
     const { node, talk } = this;
     const upto = node.content ? node.id : node.parent;
     const shown = path(talk, upto).flatMap((each) => each.pictures ?? []);
+    this._unseen = shown.length > 0 && !this.server.modalities?.vision;
     if (node.mode === "text") {
       if (shown.length)
         throw new Error("Text mode has no pictures: set Mode to chat, or delete their messages.");
@@ -92,6 +94,8 @@ export class Writer {
     if (part.timings) node.timings = part.timings;
     if (part.usage) node.used = part.usage.prompt_tokens + part.usage.completion_tokens;
     if (part.progress) node.progress = { ...part.progress, n_pictures: this._nPictures };
+    // What the model was told in place of pictures that it does not read.
+    if (part.warnings && this._unseen) node.warning = part.warnings.join(" ");
     if (part.finish) node.finish = part.finish;
     told.grow(node);
     if (Date.now() - this._saved > SAVE_MS) {
