@@ -208,6 +208,7 @@ NO_MODULES |= {
 NO_MODULES |= {
     "cls",
     "dense_2",
+    "dense_3",
     "general",
     "limits",
     "vqdot",
