@@ -40,8 +40,8 @@ def chat_ids(
     prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
 ) -> list[int]:
     """Return the token ids of a rendered conversation, its pictures and sounds prepared; see
-    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, AddressesNeeded and
-    TreadleError.
+    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, TreadleError, and
+    AddressesNeeded.
     """
     media = model.media
     if prompt.media is None or media is None:
@@ -102,8 +102,8 @@ def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple
         place = next(part.place for part in parts if isinstance(part.source, str))
         raise ApiError(
             400,
-            f"{place}: addresses are not fetched: send the file itself as a data: URL of base64, or "
-            "start treadle with --media-urls",
+            f"{place}: addresses are not fetched: send the file itself as a data: URL of base64, "
+            "or start treadle with --media-urls",
             param=place,
             code="unsupported_content",
         )
