@@ -244,7 +244,7 @@ def test_prompts(model: treadle.Model) -> None:
     assert read_prompt(ids, model) == ids
     assert read_prompt({"prompt_string": "def f("}, model) == ids
     with pytest.raises(
-        ApiError, match=r"prompt\.multimodal_data: not supported: treadle accepts text only"
+        ApiError, match=r"prompt\.multimodal_data: not supported: this model reads text only"
     ):
         read_prompt({"prompt_string": "x<__media__>", "multimodal_data": ["aGk="]}, model)
     plain = model.tokenize(" x", bos=False)

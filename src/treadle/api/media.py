@@ -161,15 +161,14 @@ class ModelMedia:
 
         encodings: dict[MediaEntry, Encode] = {}
         entries = []
-        registry = self._engine.media
-        with self._engine.lock:
-            for each in prepared:
-                new = MediaEntry(
+        for each in prepared:
+            entry = self._enter(
+                MediaEntry(
                     each.digest, each.n_rows, each.positions, each.advance, each.bidirectional
                 )
-                entry = registry.enter(new, self._engine.cache.tree)
-                entries.append(entry)
-                encodings[entry] = partial(self._encode, each)
+            )
+            entries.append(entry)
+            encodings[entry] = partial(self._encode, each)
         ids: list[int] = []
         for piece in encode_pieces(pieces, self._tokenizer):
             if isinstance(piece, MediaRows):
@@ -179,6 +178,15 @@ class ModelMedia:
                 ids.append(piece)
         usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
         return MediaPrompt(ids, encodings, usage, sum(each.n_bytes for each in prepared))
+
+    def _enter(self, new: MediaEntry) -> MediaEntry:
+        """Return the registry's entry of a picture or sound."""
+        registry = self._engine.media
+        entry = registry.add(new)
+        if entry is None:
+            with self._engine.lock:
+                entry = registry.enter(new, self._engine.cache.tree)
+        return entry
 
     def warm(self) -> None:
         """Compile the plans that pictures of usual sizes need, so that no first one waits."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -55,6 +57,7 @@ Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in t
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
 NOTHING = ParsedOutput("", "", [])
+_IMAGE = re.compile(r"(?:prompt\.)?((?:messages\[\d+\]\.)?images\[\d+\])(?:\.data)?")
 
 FIELDS: Table = {
     "options": mapping,
@@ -105,6 +108,19 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"json_schema": schema}
 
 
+@contextmanager
+def _images_named() -> Iterator[None]:
+    """Name pictures in errors as Ollama's bodies have them."""
+    try:
+        yield
+    except ApiError as error:
+        name = _IMAGE.match(error.message)
+        if name is not None:
+            error.message = name[1] + error.message[name.end() :]
+            error.param = name[1]
+        raise
+
+
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
@@ -112,7 +128,8 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     generation = _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
-    read_conversation({**chat, **_thinking(body)}, service, generation)
+    with _images_named():
+        read_conversation({**chat, **_thinking(body)}, service, generation)
     return generation
 
 
@@ -156,7 +173,8 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     messages = [_given("prompt", {"role": "user", "content": prompt, "images": images})]
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
-    read_conversation({"messages": messages, **_thinking(body)}, service, generation)
+    with _images_named():
+        read_conversation({"messages": messages, **_thinking(body)}, service, generation)
     return generation
 
 

@@ -40,8 +40,8 @@ def chat_ids(
     prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
 ) -> list[int]:
     """Return the token ids of a rendered conversation, its pictures and sounds prepared; see
-    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, AddressesNeeded
-    and TreadleError.
+    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, TreadleError, and
+    AddressesNeeded.
     """
     media = model.media
     if prompt.media is None or media is None:
