@@ -369,7 +369,7 @@ def test_a_client_that_leaves_stops_the_encoding(
         lines = answer.iter_lines()
         next(lines)
         until(lambda: tower.n_slices)
-    until(lambda: not service.engine.texts)
+    until(lambda: not service.engine.outputs)
     until(lambda: tower.n_closed == 1)
     held = [entry for entry in service.model.engine.media._by_number.values() if entry.holders]
     assert not held
