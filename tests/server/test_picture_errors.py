@@ -431,7 +431,7 @@ def test_bodies_may_be_larger(service: Service, http: httpx.Client, files: Path)
     assert service.bodies.most == 64 << 20
 
 
-def test_a_batch_file(model: treadle.Model, files: Path) -> None:
+def test_a_batch_file(service: Service, files: Path) -> None:
     async def run() -> list[Any]:
         local = LocalAnswers(service, {})
         await local.ready()
