@@ -1,8 +1,8 @@
 // The page: what buttons do, which conversation is shown, and what happens at a reload.
 
+import { Composer } from "./composer.js";
 import { announce, button, byId } from "./element.js";
 import { Dialogs } from "./dialogs.js";
-import { Attached } from "./files.js";
 import * as pictures from "./pictures.js";
 import { completes } from "./settings.js";
 import { Side } from "./side.js";
@@ -15,8 +15,10 @@ import { Writer } from "./writer.js";
 let server = {}; // what /props says
 let talk = talks.newTalk(); // the conversation that is shown
 const writers = new Map(); // of each conversation that is being written in this tab
-const entry = byId("entry");
-const attached = new Attached(byId("attached"), {
+const composer = new Composer({
+  current: () => talk.id,
+  isWriting: () => writers.has(talk.id),
+  send,
   notice,
   refusal: noPictures,
   nPictures: () => pictures.shownIn(talk).length,
@@ -55,7 +57,7 @@ const view = new View(byId("log"), {
     const [own, before] = [talk, pictures.allOf(talk)];
     writers.get(own.id)?.stop();
     talks.remove(own, node);
-    entry.focus();
+    composer.focus();
     await save();
     const left = new Set(pictures.allOf(own).map(({ id }) => id));
     pictures.drop(before.filter(({ id }) => !left.has(id)));
@@ -145,27 +147,8 @@ async function save() {
   side.list();
 }
 
-let sending = false; // a message waits for its pictures
-
-async function send() {
-  const own = talk;
-  if (sending) return;
-  if (attached.busy) {
-    sending = true;
-    await attached.busy;
-    sending = false;
-    if (talk !== own) return; // another conversation is shown: the message is still in its box
-  }
-  const content = entry.value;
-  if (writers.has(talk.id) || (!content.trim() && attached.isEmpty)) return;
-  const node = talks.add(talk, talk.leaf, {
-    role: "user",
-    content,
-    ...attached.take(),
-    mode: mode(),
-  });
-  entry.value = "";
-  store.ofTab.set("draft", null);
+function send(message) {
+  const node = talks.add(talk, talk.leaf, { role: "user", ...message, mode: mode() });
   location.hash = talk.id;
   reply(node.id);
   side.list();
@@ -173,7 +156,7 @@ async function send() {
 
 function stop() {
   writers.get(talk.id)?.stop();
-  entry.focus();
+  composer.focus();
 }
 
 // -- what is shown --------------------------------------------------------------------------------
@@ -185,8 +168,7 @@ function show() {
   view.show(talk, talks.path(talk));
   byId("stop").hidden = !writing;
   byId("send").hidden = writing;
-  byId("picture").hidden = Boolean(noPictures());
-  entry.placeholder = mode() ? "Text to continue" : "Message";
+  composer.show(mode() ? "Text to continue" : "Message", noPictures());
   meter();
 }
 
@@ -214,7 +196,7 @@ function fresh() {
   history.replaceState(null, "", location.pathname);
   show();
   side.list();
-  entry.focus();
+  composer.focus();
 }
 
 async function open(id) {
@@ -249,35 +231,10 @@ async function connect() {
 
 const on = (id, event, act) => byId(id).addEventListener(event, act);
 
-on("form", "submit", (event) => {
-  event.preventDefault();
-  send();
-});
 on("stop", "click", stop);
-on("entry", "keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
-on("entry", "input", () => store.ofTab.set("draft", entry.value));
-on("entry", "paste", (event) => {
-  if (attached.paste(event.clipboardData)) event.preventDefault();
-});
-on("attach", "click", () => byId("attach-file").click());
-on("attach-file", "change", async ({ target }) => {
-  await attached.add([...target.files]);
-  target.value = "";
-  entry.focus();
-});
-on("picture", "click", () => byId("picture-file").click());
-on("picture-file", "change", async ({ target }) => {
-  await attached.add([...target.files], { only: true });
-  target.value = "";
-  entry.focus();
-});
 on("newest", "click", () => {
   view.toEnd();
-  entry.focus();
+  composer.focus();
 });
 
 document.addEventListener("keydown", (event) => {
@@ -287,8 +244,6 @@ document.addEventListener("keydown", (event) => {
     byId("side-open").focus();
   } else stop();
 });
-document.addEventListener("dragover", (event) => attached.drag(event));
-document.addEventListener("drop", (event) => attached.drag(event));
 window.addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== talk.id) open(location.hash.slice(1));
 });
@@ -317,16 +272,13 @@ async function resume(id, node) {
   if (own?.nodes[node.id]) write(Object.assign(own.nodes[node.id], node), own);
 }
 
-entry.value = store.ofTab.get("draft", "");
-const restored = attached.restore();
+composer.restore().catch(({ message }) => notice(message));
 talk.system = store.kept.get("system", "");
 if (location.hash) await open(location.hash.slice(1));
 show();
 side.list();
 if (!(await store.lasting()))
   notice("This browser cannot store conversations: they are lost when the page is closed.");
-entry.focus();
-await restored;
-store.sweepPictures(attached.pictures.map(({ id }) => id));
+composer.focus();
 await connect();
 goOn();
