@@ -16,6 +16,7 @@ from treadle.cli.commands import bench, plan
 from treadle.cli.projector import ImageSize, prepare, steps_of
 from treadle.cli.speed import PassCost
 from treadle.devices.registry import open_device
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.media.projector import open_projector
 
 PEAKS = {"bandwidth": 1e10, "stream": 1e10, "int8": 1e11, "f32": 1e11}
@@ -62,6 +63,39 @@ def test_inspect_says_a_models_projector(run: Run, media: Path, tmp_path: Path) 
     report = json.loads(run("inspect", str(alone), "--mmproj", other, "--json").out)
     assert report["projector"] is None
     assert any("rows are for models of type gemma3" in each for each in report["problems"])
+
+
+def with_sounds(source: Path, to: Path) -> Path:
+    """A projector file that also has a sound encoder, of a type that is not supported."""
+    with open_gguf(source) as file:
+        writer = GGUFWriter(to)
+        for key, value in file.metadata.items():
+            writer.add(key, value)
+        writer.add("clip.has_audio_encoder", True)
+        writer.add("clip.audio.projector_type", "gemma4a")
+        writer.add("clip.audio.embedding_length", 8)
+        for tensor in file.tensors.values():
+            writer.add_tensor(tensor.name, tensor.shape, tensor.type_name, tensor.data)
+        writer.write()
+    return to
+
+
+def test_pictures_are_read_though_sounds_are_not(run: Run, media: Path, tmp_path: Path) -> None:
+    """As in the files of Gemma 4 E2B and E4B."""
+    made = str(with_sounds(media / "gemma3" / "mmproj.gguf", tmp_path / "mmproj.gguf"))
+    report = json.loads(run("inspect", made, "--json").out)
+    assert [each["kind"] for each in report["projector"]["towers"]] == ["image"]
+    (problem,) = report["problems"]
+    assert (
+        "projector type 'gemma4a' is not supported: its sound goes through a conformer" in problem
+    )
+    model = str(media / "gemma3" / "text.gguf")
+    picture = str(media / "media" / "plain.png")
+    words = ["--mmproj", made, "--image", picture, "-n", "2", "-t", "1", "-c", "256", "--json"]
+    assert json.loads(run("run", model, "hi", *words).out)["media"][0]["n_tokens"] == 16
+    report = json.loads(run("inspect", model, "--mmproj", made, "--json").out)
+    assert len(report["projector"]["towers"]) == 1
+    assert problem in report["problems"]
 
 
 # -- plan ------------------------------------------------------------------------------------------

@@ -25,6 +25,14 @@ from treadle.cli.app import COMMANDS
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
 MODEL = ROOT / "src" / "treadle" / "data" / "demo.gguf"
+# Files that programs of a page find beside them, besides model.gguf; of shared/data.
+BESIDE = {
+    "pictures.md": {
+        "model.gguf": "media/gemma3/text.gguf",
+        "mmproj-F16.gguf": "media/gemma3/mmproj.gguf",
+        "cat.png": "media/media/plain.png",
+    }
+}
 ONLY_ON = {"add-an-isa.md": ("x86_64", "AMD64")}  # its row is one of x86
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of block --"
@@ -63,12 +71,19 @@ EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
-def test_python_runs(page: Path, tmp_path: Path, one_kernel_cache: Path) -> None:
+def test_python_runs(
+    page: Path, tmp_path: Path, one_kernel_cache: Path, request: pytest.FixtureRequest
+) -> None:
     if platform.machine() not in ONLY_ON.get(page.name, (platform.machine(),)):
         pytest.skip(f"needs {' or '.join(ONLY_ON[page.name])}")
     program = tmp_path / f"{page.stem.replace('-', '_')}.py"
     program.write_text(source(page), "utf-8")
-    (tmp_path / "model.gguf").symlink_to(MODEL)
+    beside = {"model.gguf": MODEL}
+    if page.name in BESIDE:
+        data: Path = request.getfixturevalue("data")
+        beside |= {name: data / path for name, path in BESIDE[page.name].items()}
+    for name, path in beside.items():
+        (tmp_path / name).symlink_to(path)
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program)],

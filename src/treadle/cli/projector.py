@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.profile import RUNS, Profile, facts_of, summary_of
 from treadle.cli.speed import PassCost, Peaks
 from treadle.cli.ui.progress import ProgressBar
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UnsupportedError
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
@@ -163,16 +163,20 @@ def cost_of(projector: Projector, prepared: PreparedMedia, peaks: Peaks) -> list
     return made
 
 
-def describe_projector(gguf: GGUF) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each modality of a projector file. Raises UnsupportedError for a type that
-    treadle does not read, FileError for a damaged file.
+def describe_projector(gguf: GGUF, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the facts of each modality of a projector file; a type that treadle does not read is
+    added to ``problems``. Raises FileError for a damaged file.
     """
     from treadle.media.clip_config import read_clip
     from treadle.media.families import family_of
     from treadle.media.projector import KINDS
 
     for modality, clip in read_clip(gguf).items():
-        family = family_of(clip.projector_type, str(gguf.path))(clip)
+        try:
+            family = family_of(clip.projector_type, str(gguf.path))(clip)
+        except UnsupportedError as error:
+            problems.append(f"projector: {error}")
+            continue
         yield {
             "kind": KINDS[modality],
             "projector_type": clip.projector_type,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.base.fork_safety import UseLock
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import read_json
@@ -276,8 +276,9 @@ def open_projector(
     engine's if they share a device. ``min_rows``: smaller pictures are enlarged to so many rows;
     None: the file's or the family's default.
 
-    Raises FileError for a damaged file, UnsupportedError for one of another kind, or whose
-    projector type is not supported.
+    A file for pictures and sounds of which only one is supported is opened for that one. Raises
+    FileError for a damaged file, UnsupportedError for one of another kind, or whose projector type
+    is not supported.
     """
     gguf = source if isinstance(source, GGUF) else open_media_file(source)
     try:
@@ -293,12 +294,19 @@ def _towers(
     gguf: GGUF, device: Device, kv: str, lock: UseLock, min_rows: int | None
 ) -> dict[str, MediaTower]:
     towers = {}
+    unsupported = []
     for modality, clip in read_clip(gguf).items():
-        family_type = family_of(clip.projector_type, f"{gguf.path}")
+        try:
+            family_type = family_of(clip.projector_type, f"{gguf.path}")
+        except UnsupportedError as error:
+            unsupported.append(error)
+            continue
         if min_rows is not None:
             clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
         family = family_type(clip)
         towers[KINDS[modality]] = MediaTower(family, device, kv, lock)
+    if not towers:
+        raise unsupported[0]
     return towers
 
 

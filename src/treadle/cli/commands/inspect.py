@@ -148,11 +148,12 @@ def find_parts(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, 
     if gguf.metadata.get("general.architecture") != CLIP:
         projector, unread = projector_of(gguf, mmproj)
         return projector, find_problems(gguf) + unread
+    problems = unknown_formats(gguf)
     try:
-        towers = list(describe_projector(gguf))
-        return {"path": str(gguf.path), "towers": towers}, unknown_formats(gguf)
+        towers = list(describe_projector(gguf, problems))
     except TreadleError as error:
-        return None, [f"projector: {error}", *unknown_formats(gguf)]
+        return None, [f"projector: {error}", *problems]
+    return {"path": str(gguf.path), "towers": towers}, problems
 
 
 def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None, list[str]]:
@@ -177,7 +178,9 @@ def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None
                 try:
                     projector.check(config)
                     with open_media_file(path) as file:
-                        return {"path": str(path), "towers": list(describe_projector(file))}, []
+                        unread: list[str] = []
+                        towers = list(describe_projector(file, unread))
+                        return {"path": str(path), "towers": towers}, unread
                 finally:
                     projector.close()
             except TreadleError as error:
