@@ -82,8 +82,8 @@ def test_python_runs(
     if page.name in BESIDE:
         data: Path = request.getfixturevalue("data")
         beside |= {name: data / path for name, path in BESIDE[page.name].items()}
-    for name, path in beside.items():
-        (tmp_path / name).symlink_to(path)
+    for file_name, target in beside.items():
+        (tmp_path / file_name).symlink_to(target)
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
