@@ -433,18 +433,18 @@ def test_bodies_may_be_larger(service: Service, http: httpx.Client, files: Path)
 
 def test_a_batch_file(model: treadle.Model, files: Path) -> None:
     async def run() -> list[Any]:
-        local = LocalAnswers(service, {})
+        local = LocalAnswers(own, {})
         await local.ready()
         body = asking(image(data_url(files / "plain.png")))
         given = [body, asking(image(data_url(files / "cut.png")))]
         lines = [InputLine(n, json.dumps(each).encode()) for n, each in enumerate(given)]
         return [json.loads((await local.answer(line)).data) for line in lines]
 
-    service = Service(model)
+    own = Service(model)
     try:
         good, bad = asyncio.run(run())
     finally:
-        service.close()
+        own.close()
     assert good["usage"]["images"][0]["tokens"] == ROWS
     assert bad["error"]["param"] == "messages[0].content[0].image_url.url"
 

@@ -161,7 +161,7 @@ def prompt_text(ids: Sequence[int], model: Model) -> str:
     media = model.engine.media
     if not media.any_in(ids):
         return model.detokenize(ids)
-    made = []
+    made: list[str] = []
     for entry, run in groupby(ids, lambda id: media.entry_of(id) if id >= media.first_id else None):
         if entry is None:
             text = model.tokenizer.decode(run, start=not made)
