@@ -45,7 +45,7 @@ class SlowTower:
         self.go = threading.Event()
         self.n_begun = self.n_slices = self.n_closed = 0
 
-    def __call__(self, prepared: PreparedMedia) -> Generator[None, None, np.ndarray]:
+    def __call__(self, prepared: PreparedMedia, *_: Any) -> Generator[None, None, np.ndarray]:
         self.n_begun += 1
         try:
             while not self.go.is_set():

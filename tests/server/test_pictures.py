@@ -233,11 +233,12 @@ def test_ollama(url: str, model: treadle.Model, plain: Path) -> None:
         assert made.prompt_eval_count == truth.n_prompt
         parts = list(client.chat("any", messages, options=options, stream=True))
         assert "".join(part.message.content or "" for part in parts) == truth.text
-        told = client.generate("any", "Which, say?", images=[plain], options=options)
+        images = [plain.read_bytes()]
+        told = client.generate("any", "Which, say?", images=images, options=options)
         assert told.response == truth.text
-        again = client.generate("any", "Which, say?", images=[plain], options=options, stream=True)
+        again = client.generate("any", "Which, say?", images=images, options=options, stream=True)
         assert "".join(part.response for part in again) == truth.text
-        raw = client.generate("any", "So: ", images=[plain.read_bytes()], raw=True, options=options)
+        raw = client.generate("any", "So: ", images=images, raw=True, options=options)
         assert raw.prompt_eval_count == len(model.tokenize("So: ", bos=False)) + ROWS + 2
         assert client.show("any").capabilities == ["completion", "embedding", "tools", "vision"]
 

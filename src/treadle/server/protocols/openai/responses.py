@@ -249,6 +249,7 @@ class _Reply:
         """Return the finished object, and store it unless ``store`` is false."""
         more = self.call.generation.more
         used = usage(self.call)
+        media: dict[str, Any] = {key: used[key] for key in ("images", "sounds") if key in used}
         done = _status(piece) == "completed"
         whole: dict[str, Any] = {
             **self._shared,
@@ -262,7 +263,7 @@ class _Reply:
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
-                **{name: used[name] for name in ("images", "sounds") if name in used},
+                **media,
             },
         }
         if more["keep"]:
