@@ -9,8 +9,8 @@ const LONG_PASTE = 4000; // characters; more of them are shown as a file
 const THUMB_SIDE = 96; // pixels
 const NAMED = 3; // files that a complaint names
 
-// The files that wait for the next message, shown in `box`. `page` has notice(text), for what cannot
-// be read; refusal(), why no picture can be sent now, or ""; nPictures() of the conversation shown.
+// The files that wait for the next message, shown in `box`. `page` has notice(text), for files that
+// cannot be read; refusal(), why no picture can be sent now, or ""; nPictures() of what is shown.
 export class Attached {
   constructor(box, page) {
     Object.assign(this, { box, page, files: [], pictures: [] });

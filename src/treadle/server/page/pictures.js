@@ -15,8 +15,8 @@ const JPEG_QUALITY = 0.9;
 const SHOWN_SIDE = 240; // pixels of the longer side in a conversation
 
 export const FORMATS = "PNG, JPEG, WebP, GIF, BMP or AVIF";
-// First bytes of PNG, JPEG, GIF, WebP, BMP (whose header tells its own length), TIFF, AVIF and HEIC.
-// Browsers differ in the last three.
+// First bytes of PNG, JPEG, GIF, WebP, BMP (whose header tells its own length), TIFF, and AVIF or
+// HEIC. Not every browser reads the last three.
 const SIGNATURE = new RegExp(
   [
     "\\x89PNG\\r\\n\\x1a\\n",
