@@ -200,5 +200,6 @@ def test_wrong_usage_of_bench(
 
 def test_a_random_picture_is_always_the_same() -> None:
     pixels = ImageSize(5, 3).pixels()
-    assert (pixels.shape, pixels.dtype) == ((3, 5, 3), np.uint8)
+    assert pixels.shape == (3, 5, 3)
+    assert pixels.dtype == np.uint8
     assert np.array_equal(pixels, ImageSize(5, 3).pixels())

@@ -90,8 +90,8 @@ def test_python_runs(
     if page.name in BESIDE:
         data: Path = request.getfixturevalue("data")
         beside |= {name: data / path for name, path in BESIDE[page.name].items()}
-    for name, path in beside.items():
-        (tmp_path / name).symlink_to(path)
+    for name, there in beside.items():
+        (tmp_path / name).symlink_to(there)
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program)],

@@ -178,7 +178,7 @@ def command(
     if sequences != (1,) and not any(n_gen):
         raise click.UsageError("-s needs generation, but -n is 0")
     tests.sort(key=lambda test: test.depth)  # each depth continues from the previous one's tokens
-    media = {"image_max_tokens": image_max_tokens} if pictures else {}
+    media: dict[str, Any] = {"image_max_tokens": image_max_tokens} if pictures else {}
     against_it = against is not None
     schedule = Schedule(tests, repeat, kv, against_it, device, pictures, media)
     if plot:
