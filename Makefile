@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test test-all real emulated cluster lint lint-all format clean
+.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -22,14 +22,23 @@ chat: $(VENV)/.stamp-package
 	exec $(VENV)/bin/treadle chat --temp 0.2 --top-p 0.9 --repeat-penalty 1.1 "$$model"
 
 # A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
-PYTEST := $(VENV)/bin/python -m pytest -n auto --maxprocesses 4
+# Bytecode is kept, also where the shell says otherwise: tests start many processes, and each would
+# compile all of treadle.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-# The quick tier (tests/tiers.py): minutes, without torch, a browser or Ray.
-test: lint
+# The quick tier (tests/tiers.py): minutes, without torch, a browser or Ray. The type checker, which
+# uses one core, runs beside it.
+test: style
+	@$(MAKE) --no-print-directory -j 2 types quick
+
+quick: $(VENV)/.stamp-test
 	TREADLE_TESTS=quick $(PYTEST)
 
 # The rest of the tests, and the types of other systems and of the oldest Python.
-test-all: lint-all
+test-all: $(VENV)/.stamp-dev
+	@$(MAKE) --no-print-directory -j 2 types-all rest
+
+rest: $(VENV)/.stamp-dev
 	@echo "real models for tests/real, 450 MB once, outside of this folder"
 	@$(MODELS) || echo "not fetched: tests/real is skipped, or fails under CI=true"
 	TREADLE_TESTS=rest $(PYTEST)
@@ -49,18 +58,32 @@ real: $(VENV)/.stamp-dev
 	$(MODELS)
 	TREADLE_REAL=1 $(VENV)/bin/python -m pytest tests/real
 
-lint: $(VENV)/.stamp-test
+# The lines of each package that the quick tier runs: half as long again as the tier alone.
+coverage: $(VENV)/.stamp-dev
+	$(VENV)/bin/coverage erase
+	TREADLE_TESTS=quick $(subst -m pytest,-m coverage run -m pytest,$(PYTEST))
+	$(VENV)/bin/coverage combine --quiet
+	$(VENV)/bin/python tools/coverage_by_package.py --floor 85
+
+lint: style types
+
+lint-all: style types-all
+
+style: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/lint-imports
+
+types: $(VENV)/.stamp-test
 	$(VENV)/bin/mypy
 
-lint-all: $(VENV)/.stamp-dev
+# With all that `make test-all` installs, and each other system; the oldest Python is that of one of
+# them, as nothing depends on both.
+types-all: $(VENV)/.stamp-dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
-	$(VENV)/bin/mypy --platform freebsd14 --cache-dir .mypy_cache/freebsd src/treadle
-	$(VENV)/bin/mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/py310 src/treadle
+	$(VENV)/bin/mypy --platform freebsd14 --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/freebsd src/treadle
 
 format: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check --fix
@@ -68,6 +91,7 @@ format: $(VENV)/.stamp-test
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 # Debian keeps ensurepip in a package of its own; where it is missing, the outer pip installs pip.
 $(VENV)/bin/python:
@@ -82,7 +106,7 @@ $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-package
-	@echo "installing the quick tests' tools into $(VENV): 240 MB more, a minute or two"
+	@echo "installing the quick tests' tools into $(VENV): 170 MB more, a minute or two"
 	$(PIP) install --editable ".[test]"
 	touch $@
 
@@ -92,6 +116,6 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-test
 	@echo "installing the other tests' tools into $(VENV): 1.8 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
 	$(PIP) install torch==2.13.0
-	@echo "  transformers, mlx, playwright, ray, wgpu: 1.0 GB"
+	@echo "  transformers, mlx, playwright, ray, wgpu, clients of servers: 1.1 GB"
 	$(PIP) install --editable ".[dev]"
 	touch $@

@@ -273,7 +273,7 @@ def main() -> None:
     def text(n: int) -> str:
         return " ".join(f"w{i}" for i in rng.integers(0, N_VOCAB - 5, n - 2))
 
-    texts = [text(given.tokens) for _ in range(given.texts)]
+    outputs = [text(given.tokens) for _ in range(given.texts)]
     queries = [text(QUERY) for _ in range(10)]
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
@@ -285,7 +285,7 @@ def main() -> None:
         vectors: dict[str, Any] = {}
         for at in range(-1, given.rounds):
             for name, program in programs.items():
-                seconds, rows = program.ask(texts)
+                seconds, rows = program.ask(outputs)
                 each = [program.ask([query])[0] for query in queries]
                 if at >= 0:  # the first compiles, and fills caches
                     many[name].append(seconds)

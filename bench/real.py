@@ -99,8 +99,8 @@ def kl(models: dict[str, Path], python: str) -> None:
         ):
             rival = Rival(python, LLAMA_CPP, path, Path(to) / "logits.npy")
             n = 0
-            for text in texts().values():
-                ids = model.tokenize(text)[:N_WINDOW]
+            for output in texts().values():
+                ids = model.tokenize(output)[:N_WINDOW]
                 n += len(ids)
                 expected = float32_logits(truth, ids)
                 for kind, logits in (

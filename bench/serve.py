@@ -458,9 +458,8 @@ async def case_f(server: Server, given: argparse.Namespace) -> str:
 
 
 CASES = {"b": case_b, "c": case_c, "d": case_d, "e": case_e, "f": case_f}
-# writes one text at a time: more only wait longer
-SERIAL = "llama-cpp-python"
-SERIAL_MOST = 4
+SERIAL = "llama-cpp-python"  # writes one text at a time
+SERIAL_MOST = 4  # more would only wait longer
 
 
 # -- all ------------------------------------------------------------------------------------------

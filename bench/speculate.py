@@ -79,17 +79,17 @@ def main() -> None:
                             ids, max_tokens=given.tokens, temperature=0, custom=custom
                         )
                         texts.append(made)
-                    for text in texts:
-                        text.begin(look_ahead=float("inf"))
+                    for output in texts:
+                        output.begin(look_ahead=float("inf"))
                     began = time.perf_counter()
-                    for text in texts:
-                        text.finish()
+                    for output in texts:
+                        output.finish()
                     seconds = time.perf_counter() - began
-                    seconds -= max(text.timings.prefill_s for text in texts)
+                    seconds -= max(output.timings.prefill_s for output in texts)
                     if repetition:
                         took.setdefault((name, drafts), []).append(seconds)
                     if drafts:
-                        timings = [text.timings for text in texts]
+                        timings = [output.timings for output in texts]
                         counts[name] = (
                             sum(t.n_drafted for t in timings),
                             sum(t.n_accepted for t in timings),

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import WriteTiny
 
 HEAVY = ["numpy", "llvmlite", "sentencepiece", "tokenizers", "jinja2", "llguidance", "rich"]
@@ -124,6 +126,7 @@ print(json.dumps("done"))
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_without_closing_anything(tiny: WriteTiny) -> None:
     """Its workers are still awake then, for they wait a while for the next run."""
     for last in ("", "\nraise SystemExit", "\ndel model", "\nglobals().clear()"):

@@ -51,6 +51,7 @@ def complete(model: treadle.Model, case: dict[str, Any]) -> str:
     return f"{case['prompt']}{text}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", range(N_PROMPTS))
 def test_stories_are_those_of_llama2c(
     which: int, stories: treadle.Model, llama2c: list[dict[str, Any]]

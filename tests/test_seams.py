@@ -119,6 +119,7 @@ def test_all_three_end_to_end(toys: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert rounding(model.config) < error < 2 * 0.005 * np.sqrt(13), (way, error)
 
 
+@pytest.mark.slow
 def test_the_architecture_in_f32_is_exact(toys: Path) -> None:
     write_model(toys / "toy.gguf", "toy", "F32", window=16)
     with treadle.load(toys / "toy.gguf", threads=2, kv="f32", isa="toy") as model:

@@ -35,6 +35,7 @@ def test_the_tiers_are_everything_in_any_order() -> None:
 def test_what_needs_more_is_outside() -> None:
     assert is_outside(ROOT / "page" / "test_safety.py")
     assert is_outside(ROOT / "real")
+    assert is_outside(ROOT / "server" / "test_clients.py")
     heavy = heavy_names(ROOT / "chat" / "template" / "test_template.py")
     assert heavy is not None
     assert {name for name in heavy if name.startswith("test")} == {"test_as_transformers_renders"}

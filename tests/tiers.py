@@ -14,22 +14,18 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-MOST = 6
+MOST = 4
 ROOT = Path(__file__).resolve().parent
-HEAVY = {"torch", "transformers", "mlx", "ray", "playwright"}
-OUTSIDE = (
-    "bundle",
-    "devices/cuda",
-    "devices/wgpu",
-    "distributed/cluster",
-    "emulated",
-    "page",
-    "real",
-)
+HEAVY = {"torch", "transformers", "mlx", "ray", "playwright", "openai", "anthropic", "ollama"}
+OUTSIDE = ("devices/wgpu", "distributed/cluster", "emulated", "page", "real")
+NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
+TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
 T = TypeVar("T")
 
 
@@ -46,8 +42,26 @@ def heavy_names(path: Path) -> frozenset[str] | None:
     """
     if path not in _heavy:
         _heavy[path] = frozenset()  # for files that import each other
-        _heavy[path] = _heavy_names(ast.parse(path.read_text("utf-8")), path)
+        text = path.read_text("utf-8")
+        if may_be_heavy(text, path):
+            _heavy[path] = _heavy_names(ast.parse(text), path)
     return _heavy[path]
+
+
+def may_be_heavy(text: str, path: Path) -> bool:
+    """Whether a file names a heavy package, or takes something of a file that needs one. Most do
+    neither, and are not parsed: each process of a run asks this of every file.
+    """
+    if NAMED.search(text):
+        return True
+    taken = (module_path(each) for each in set(TAKEN.findall(text)))
+    theirs = [path.with_name("conftest.py"), *taken]
+    return any(each.is_file() and heavy_names(each) != frozenset() for each in theirs)
+
+
+def module_path(name: str) -> Path:
+    """The file of a module of the tests: ``kernels.rows`` is ``tests/kernels/rows.py``."""
+    return ROOT.joinpath(*name.split(".")).with_suffix(".py")
 
 
 def _heavy_names(tree: ast.Module, path: Path) -> frozenset[str] | None:
@@ -83,7 +97,7 @@ def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
         return any(alias.name.split(".")[0] in HEAVY for alias in node.names)
     if isinstance(node, ast.ImportFrom) and node.module:
         parts = node.module.split(".")
-        path = ROOT.joinpath(*parts[1:]).with_suffix(".py")
+        path = module_path(".".join(parts[1:]))
         if parts[0] == "tests" and path.is_file():
             theirs = heavy_names(path)
             taken = {a.asname or a.name for a in node.names if theirs is None or a.name in theirs}
@@ -98,6 +112,7 @@ def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
     return False
 
 
+@cache
 def is_outside(path: Path) -> bool:
     """Whether a file or folder of tests has no test of the quick tier."""
     if any(path.is_relative_to(ROOT / folder) for folder in OUTSIDE):

@@ -32,10 +32,10 @@ import treadle
 from treadle.chat.messages import read_messages
 from treadle.chat.prompt import render_messages
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import ParsedOutput, find_manner
+from treadle.chat.tools import ParsedOutput, find_dialect
 from treadle.chat.tools.answer_plan import AnswerOptions, plan_answer
 from treadle.chat.tools.detect import TemplateDialect
-from treadle.chat.tools.messages import begun, shaped
+from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.grammar.compiled_cache import Grammars
 
@@ -53,7 +53,7 @@ WORDS = {"agree": "agree", "design": "differ by design", "absent": "not there"}
 
 
 def planned(
-    template: ChatTemplate, manner: TemplateDialect, case: Case, grammars: Grammars
+    template: ChatTemplate, dialect: TemplateDialect, case: Case, grammars: Grammars
 ) -> AnswerMarks:
     """What may be found in the answer, as the server plans it."""
     schemas = {t["name"]: json.loads(t["parameters"] or "{}") for t in case["tools"]}
@@ -70,7 +70,7 @@ def planned(
     ]
     messages = read_messages(case["messages"] or [USER])
     within = case["continue_final_message"] == REASONING
-    said, shown = shaped(messages[:-1] if within else messages, tools, manner)
+    said, shown = messages_for_template(messages[:-1] if within else messages, tools, dialect)
     variables = {"enable_thinking": case["enable_thinking"]}
     rendered = [*said, messages[-1]] if within else said
     prompt = render_messages(template, rendered, shown, variables, within=within)
@@ -81,28 +81,30 @@ def planned(
         parallel=case["parallel_tool_calls"],
         schema=json.loads(case["json_schema"]) if case["json_schema"] else None,
     )
-    return plan_answer(wanted, begun(messages, manner, within=within), prompt, grammars).speech
+    return plan_answer(
+        wanted, continued_dialect(messages, dialect, within=within), prompt, grammars
+    ).marks
 
 
-def visible(text: str, template: ChatTemplate, speech: AnswerMarks) -> str:
+def visible(text: str, template: ChatTemplate, marks: AnswerMarks) -> str:
     """What a model wrote without the control tokens that the scanner does not read."""
-    marks = "".join(
+    kept = "".join(
         (
-            *((speech.thought.open, speech.thought.close) if speech.thought else ()),
-            *(speech.row.marks if speech.row else ()),
-            *(speech.channels.marks if speech.channels else ()),
+            *((marks.thought.open, marks.thought.close) if marks.thought else ()),
+            *(marks.row.marks if marks.row else ()),
+            *(marks.channels.marks if marks.channels else ()),
         )
     )
     found = set(CONTROL.findall(text))
     for mark in found:
-        if mark in template.source and mark not in marks:
+        if mark in template.source and mark not in kept:
             text = text.replace(mark, "")
     return text
 
 
-def read(speech: AnswerMarks, text: str, *, by_character: bool) -> ParsedOutput:
+def read(marks: AnswerMarks, text: str, *, by_character: bool) -> ParsedOutput:
     """The answer's parts."""
-    scanner = speech.scanner()
+    scanner = marks.scanner()
     parts = []
     if by_character:
         for character in text:
@@ -144,16 +146,16 @@ def differs(told: ParsedOutput, case: Case) -> str:
 
 
 def difference(
-    case: Case, template: ChatTemplate, manner: TemplateDialect, grammars: Grammars
+    case: Case, template: ChatTemplate, dialect: TemplateDialect, grammars: Grammars
 ) -> str:
     """How treadle's reading of a case differs; nothing if it does not."""
     try:
-        speech = planned(template, manner, case, grammars)
-        text = visible(case["input"], template, speech)
+        marks = planned(template, dialect, case, grammars)
+        text = visible(case["input"], template, marks)
         if case["reasoning_format"] == NO_REASONING:  # as the server has it
-            speech = replace(speech, thought=None, opened=False)
+            marks = replace(marks, thought=None, opened=False)
         for by_character in (False, True):
-            found = differs(read(speech, text, by_character=by_character), case)
+            found = differs(read(marks, text, by_character=by_character), case)
             if found:
                 return f"{'by character: ' if by_character else ''}{found}"
     except treadle.TreadleError as e:
@@ -203,7 +205,7 @@ def main() -> int:
         if name not in templates:
             source = (given.templates / name).read_text("utf-8")
             template = ChatTemplate(source, bos="", eos="")
-            templates[name] = template, find_manner(template)
+            templates[name] = template, find_dialect(template)
         found = difference(case, *templates[name], grammars)
         verdict, reason = reason_of(name, number, rows) if found else ("agree", "")
         kept = {"number": number, "row": templates[name][1].row.name, "input": case["input"]}

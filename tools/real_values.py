@@ -44,9 +44,8 @@ from tools.fetch_models import fetch  # noqa: E402
 VALUES = ROOT / "tests/real/values.json"
 MODELS = ("smollm2", "gemma3")
 CLEAR = 0.5  # between the two largest logits; rounding to 8 bits moves them by a fifth of it
-# tokens of a greedy text, at most and at least
-N_GREEDY = 32
-LEAST = 8
+N_GREEDY = 32  # tokens of a greedy text, at most
+LEAST = 8  # tokens of a greedy text, at least
 PROMPTS = (
     "Monday, Tuesday, Wednesday,",
     "1, 2, 3, 4, 5,",

@@ -32,9 +32,8 @@ from pathlib import Path
 
 import pyte
 
-# characters; pixels
-COLUMNS = 88
-CELL = 8.4
+COLUMNS = 88  # characters
+CELL = 8.4  # pixels
 LINE = 19
 PAD = 16
 TYPED = 0.035  # seconds a character of the command

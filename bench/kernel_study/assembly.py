@@ -39,7 +39,9 @@ class Loop:
 
 
 def find_loop(assembly: str) -> Loop:
-    """The loop of a kernel. A text without a loop is one round of itself."""
+    """Return the innermost loop with the most vector instructions, or the whole text if it has no
+    loop.
+    """
     lines = assembly.splitlines()
     labels = {found[1]: i for i, line in enumerate(lines) if (found := LABEL.match(line))}
     spans = [

@@ -48,7 +48,7 @@ class Script:
     def generate(self, *, tokenizer: Any = None, prompt: int = 3, **settings: Any) -> Generation:
         self.n_prompt = prompt
         ids = [BOS] * prompt
-        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None)
+        sampler: Any = SimpleNamespace(choose=self.sample, query=lambda n: None)
         words: Any = tokenizer or Bytes()
         answer = RequestOutput(words, ids, n_ctx=self.engine.n_ctx, **settings)
         return Generation(Request(ids, sampler, answer), self.turns)
@@ -395,6 +395,7 @@ def interrupt_at(line: int, work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_line_leaves_the_model_usable(model: treadle.Model) -> None:
     prompts = ["a text that is longer than one page of keys", "and one that is quite different"]
     truth = [greedy(model, prompt, 4) for prompt in prompts]

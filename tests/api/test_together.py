@@ -43,8 +43,8 @@ def nothing_leaks(model: treadle.Model) -> Iterator[None]:
     yield
     gc.collect()
     check_scheduler(model.stepper.scheduler)
-    assert not model.stepper.scheduler.admission.running
-    assert not model.stepper.scheduler.admission.waiting
+    assert not model.stepper.scheduler.queue.running
+    assert not model.stepper.scheduler.queue.waiting
     assert not model.stepper._sleepers
     assert not model.stepper._turn.locked()
 
@@ -60,7 +60,7 @@ class Watched:
         patch.setattr(model.engine, "sample", self.sample)
 
     def sample(self, parts: Any, *given: Any) -> LogitsBatch:
-        inbox = self._scheduler.admission.inbox
+        inbox = self._scheduler.queue.inbox
         until(lambda: self.sizes or len(parts) + len(inbox) >= self.n_first)
         self.sizes.append(len(parts))
         return self._sample(parts, *given)
@@ -115,6 +115,7 @@ def test_threads_share_batches_and_each_gets_its_own_text(
         assert len(watched.sizes) <= 12 + n  # by themselves 12 each; and not all have room at once
 
 
+@pytest.mark.slow
 def test_one_thread_that_reads_two_texts_in_turns(
     model: treadle.Model, alone: list[str], watched: Watched
 ) -> None:
@@ -138,7 +139,7 @@ def test_a_text_that_nobody_reads_on_is_a_few_pieces_ahead_and_no_more(
     assert left.finish() == alone[0]
     dropped = model.generate(PROMPTS[0], **GREEDY)
     next(dropped)
-    assert model.stepper.scheduler.admission.running
+    assert model.stepper.scheduler.queue.running
     del dropped  # what is not closed and is forgotten is cancelled
 
 

@@ -138,7 +138,7 @@ def model(request: pytest.FixtureRequest, tiny: WriteTiny) -> Iterator[treadle.M
     path = tiny(request.param, **MODELS[request.param])
     settings: dict[str, Any] = {"deterministic": True, "speculate": True, "n_sequences": 2}
     with treadle.load(path, threads=2, context=N_CTX, **settings) as model:
-        model.stepper.scheduler.drafting.gate = Always()
+        model.stepper.scheduler.drafting.controller = Always()
         model.logits([5] * 40)  # its team is there
         yield model
 

@@ -74,6 +74,7 @@ model.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("where", ["run", "sampler"])
 def test_a_fork_in_the_middle_of_a_step(tiny: WriteTiny, where: str) -> None:
@@ -335,6 +336,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_many_forks_beside_threads_at_work(tiny: WriteTiny) -> None:
     """Wherever the others are at the fork, no child hangs. By hand, with more of them."""

@@ -17,6 +17,8 @@ import pytest
 from tests.conftest import WriteTiny
 from treadle.files.bundled import START
 
+pytestmark = pytest.mark.slow  # half a minute until there is one
+
 ARGS = ("once upon", "-n", "6", "--temp", "0", "--json")
 
 

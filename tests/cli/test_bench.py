@@ -505,6 +505,7 @@ def test_another_program_that_is_not_there(
     assert model.calls[-1] == ("close",)
 
 
+@pytest.mark.slow
 def test_the_real_engine_holds_what_it_is_told() -> None:
     """Going back and on again gives what reading once gives, for several sequences together."""
     import treadle

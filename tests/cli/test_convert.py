@@ -199,6 +199,7 @@ cmp "$SOURCE" "$DISK/b.gguf"
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """A real one, which fills up in the middle; when it has grown, the rest follows."""
     own = ["unshare", "-Urm", "mount", "-t", "tmpfs", "none", str(tmp_path)]
@@ -265,6 +266,7 @@ def test_weights_that_are_no_numbers(run: Run, tmp_path: Path) -> None:
     assert out.read_bytes() == source.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_bar_for_who_watches_and_none_in_a_pipe(tmp_path: Path) -> None:
     """On a terminal: bytes, their rate, the time that is left."""
     source = write_model(tmp_path / "a.gguf")

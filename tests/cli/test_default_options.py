@@ -160,6 +160,7 @@ def test_settings_of_a_chat() -> None:
     assert settings.changed("show_reasoning", "on").show_reasoning
 
 
+@pytest.mark.slow
 def test_a_variable_that_the_template_does_not_read(
     run: Run, template: str, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_variable_that_the_template_does_not_read(
     assert "the chat template does not use moood" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reasoning", ["on", "off"])
 def test_reasoning_that_cannot_be_switched(
     reasoning: str, run: Run, template: str, tmp_path: Path

@@ -89,6 +89,7 @@ def test_json(run: Run, machine: list[str | None]) -> None:
     assert "--reload needs a MODEL" in ran.err
 
 
+@pytest.mark.slow
 def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     ran = run("doctor", str(data / "models" / "stories260K.gguf"), "--json")
     assert (ran.code, ran.err) == (0, "")
@@ -102,6 +103,7 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert (report["model"]["without_kernel"], report["model"]["problem"]) == ([], None)
 
 
+@pytest.mark.slow
 def test_reload(run: Run, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.gguf", "llama", 1, (4, 8), 64)
     before = Path(model).read_bytes()

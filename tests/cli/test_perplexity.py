@@ -59,6 +59,7 @@ def test_beside_another_model_and_its_saved_predictions(
     assert f"{report['perplexity']['value']:.4f}" == shown["perplexity"].split()[0]
 
 
+@pytest.mark.slow
 def test_as_written(run: Run, data: Path, story: str) -> None:
     """The scored tokens go one by one: a little other, and it is said."""
     args = "perplexity", model(data, "Q8_0"), story, "-c", "64", "--chunks", "2", "--as-written"

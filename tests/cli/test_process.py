@@ -153,6 +153,7 @@ def test_a_run_imports_nothing_that_it_does_not_need(gguf: str) -> None:
     assert "click" in imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("closed", "words"),
     [

@@ -86,6 +86,7 @@ def test_one_line_and_nothing_left(folder: Path, what: str, words: list[str], wh
     assert [path.name for path in folder.iterdir()] == ["model.gguf"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "where"), COMMANDS[2:], ids=["quantize", "convert", "copy"])
 def test_a_source_that_was_written_to(folder: Path, words: list[str], where: str) -> None:
     """What was read of it may be of two files."""

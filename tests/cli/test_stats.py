@@ -138,6 +138,7 @@ def on_a_terminal(*words: str) -> str:
     return shown.decode().replace("\r\n", "\n")
 
 
+@pytest.mark.slow
 def test_a_line_on_a_terminal(gguf: str) -> None:
     line = "4 tokens, 12.0 tokens/s; prompt 3, 6.0 tokens/s; context 8 of 64"
     assert on_a_terminal(gguf, "abc") == f"the quick brown fox\n{line}\n"

@@ -22,6 +22,7 @@ from treadle.cli.ui.table import (
 from treadle.errors import TreadleError
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_printable_text_cannot_steer_a_terminal(text: str) -> None:
     shown = printable(text)

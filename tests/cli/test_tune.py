@@ -77,6 +77,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- real sweeps ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sweep_of_everything(run: Run, small: None) -> None:
     ran = run("tune", "--format", "q8_0", *SMALL, "--json")
     assert (ran.code, ran.err) == (0, "")

@@ -55,6 +55,7 @@ def test_rows_of_eight_cells(text: str, rows: list[str], step: int) -> None:
 WORDS = st.lists(st.text("ab\u4e2de\u0301", min_size=1, max_size=5), max_size=30)
 
 
+@pytest.mark.slow
 @given(WORDS, st.integers(10, 40), st.integers(1, 7))
 def test_no_row_is_too_long_and_no_letter_is_lost(words: list[str], width: int, step: int) -> None:
     text = " ".join(words)

@@ -317,6 +317,7 @@ def stories(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_trained_model_tells_its_story(stories: Path, data: Path, tmp_path: Path) -> None:
     """In place and converted: the ids and the text of the GGUF that others made of it."""
     greedy = treadle.Sampling(temperature=0)
@@ -333,6 +334,7 @@ def test_a_trained_model_tells_its_story(stories: Path, data: Path, tmp_path: Pa
     assert ", there was a little girl named Lily" in said[0]
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_directory(stories: Path) -> None:
     command = [sys.executable, "-m", "treadle", "run", str(stories), "Once upon a time"]
     ran = subprocess.run(

@@ -84,6 +84,7 @@ def save(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_in_every_way(tmp_path: Path) -> None:
     made = convert(save(tmp_path / "hf"), tmp_path / "made.gguf")
     names_are_known(made, {"attn_q", "ffn_gate_exps", "ffn_gate_chexps", "ffn_down_chexps"})

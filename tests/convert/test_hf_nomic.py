@@ -138,6 +138,7 @@ def without_bias(path: Path, made: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 90])
 def test_states(n: int, tmp_path: Path) -> None:
     """Alone and beside others, with the bits of any number of threads."""

@@ -85,6 +85,7 @@ def save(folder: Path, **more: Any) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_in_every_way(tmp_path: Path) -> None:
     made = convert(save(tmp_path / "hf"), tmp_path / "made.gguf")
     names_are_known(made, {"attn_q", "ffn_gate_inp", "ffn_gate_exps"})

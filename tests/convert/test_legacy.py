@@ -60,6 +60,7 @@ def write(
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "version"), VERSIONS)
 def test_every_version(stories: GGUF, tmp_path: Path, kind: str, version: int) -> None:
     path = write(tmp_path / "old.bin", stories, kind, version)

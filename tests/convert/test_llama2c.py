@@ -143,6 +143,7 @@ def test_version_1(data: Path, stories: GGUF, tmp_path: Path, tied: bool) -> Non
         assert tensor.read().tobytes() == x.tobytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "direct"), [(64, True), (32, True), (16, False), (128, True)])
 def test_version_2_is_q8_0_where_groups_allow_it(
     data: Path, baby: GGUF, tmp_path: Path, group: int, direct: bool

@@ -70,17 +70,9 @@ EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 # -- programs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One kernel cache for all pages."""
-    folder = tmp_path_factory.mktemp("kernels")
-    folder.chmod(0o700)
-    return folder
-
-
 @pytest.mark.parametrize("page", PROGRAMS, ids=name)
 def test_python_runs(
-    page: Path, tmp_path: Path, kernels: Path, request: pytest.FixtureRequest
+    page: Path, tmp_path: Path, one_kernel_cache: Path, request: pytest.FixtureRequest
 ) -> None:
     if platform.machine() not in ONLY_ON.get(page.name, (platform.machine(),)):
         pytest.skip(f"needs {' or '.join(ONLY_ON[page.name])}")
@@ -90,13 +82,13 @@ def test_python_runs(
     if page.name in BESIDE:
         data: Path = request.getfixturevalue("data")
         beside |= {name: data / path for name, path in BESIDE[page.name].items()}
-    for name, there in beside.items():
-        (tmp_path / name).symlink_to(there)
+    for file_name, target in beside.items():
+        (tmp_path / file_name).symlink_to(target)
     path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     ran = subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, "TREADLE_CACHE": str(kernels)},
+        env=os.environ | {"PYTHONPATH": path, "TREADLE_CACHE": str(one_kernel_cache)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -190,6 +182,54 @@ def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
     used += (ROOT / "tests" / "tiers.py").read_text("utf-8")
     for variable in set(re.findall(r"\bTREADLE_[A-Z_]+", text)):
         assert variable in used, f"{page.name}: {variable}"
+
+
+@EVERY_PAGE
+def test_names_in_modules_that_are_named_exist(page: Path) -> None:
+    """In backquotes: ``select.matmul`` is a name in a module of the package that is called so."""
+    modules: dict[str, list[str]] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        modules.setdefault(path.stem, []).append(path.read_text("utf-8"))
+    for first, second in re.findall(r"`([a-z_]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`", prose(page)):
+        if first in NO_MODULES or second in EXTENSIONS:
+            continue
+        sources = modules.get(first, [])
+        defined = re.compile(rf"^(?:def |class )?{second}\b", re.MULTILINE)
+        assert any(map(defined.search, sources)), f"{page.name}: {first}.{second}"
+
+
+EXTENSIONS = {"h", "json", "jsonl", "py", "toml"}
+NO_MODULES = {
+    "asyncio",
+    "dataclasses",
+    "faulthandler",
+    "multiprocessing",
+    "sys",
+    "torch",
+    "treadle",
+}
+NO_MODULES |= {
+    "codes",
+    "device",
+    "isa",
+    "k",
+    "llm",
+    "model",
+    "plan",
+    "session",
+    "timings",
+    "v",
+}  # objects
+NO_MODULES |= {
+    "cls",
+    "dense_2",
+    "dense_3",
+    "general",
+    "limits",
+    "vqdot",
+}  # tensors, keys of GGUF, of Ray, instructions
+NO_MODULES |= {"lora", "output", "token_embd"}  # labels of steps
+NO_MODULES |= {"output_config", "reasoning", "response", "text", "thinking"}  # fields of protocols
 
 
 def resolve(word: str) -> bool:

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 PROGRAM = 0x1000_0000  # where the loop lies
-# memory that is shared
-BASE = 0x6000_0000
+BASE = 0x6000_0000  # address of the shared memory
 PAGE = 4096
-# bytes of it, in this order; the first page is the mailbox
-CODE = 96 << 20
-DATA = 160 << 20
+CODE = 96 << 20  # bytes of it, first; the first page is the mailbox
+DATA = 160 << 20  # bytes of it, behind the code
 PATIENCE = 300.0  # seconds for one call: emulated, on a busy machine
 READ_WRITE_RUN = 7
 SHARED_FIXED = 0x11

@@ -108,6 +108,7 @@ def test_any_number_of_threads_gives_the_same_bits(
             assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "F32"), ("llama", "Q4_0"), ("qwen2", "BF16")])
 def test_deterministic_bits_do_not_depend_on_the_batch(
     arch: str, fmt: str, tiny: WriteTiny
@@ -165,6 +166,7 @@ def test_deterministic_bits_do_not_depend_on_how_a_text_is_cut(
         assert np.array_equal(np.concatenate(found), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "fmt"), [("gemma3", "Q8_0"), ("llama", "F32")])
 def test_deterministic_bits_of_a_text_of_several_runs(arch: str, fmt: str, tiny: WriteTiny) -> None:
     path = tiny(arch, fmt, window=100, n_layer=6)
@@ -471,6 +473,7 @@ def test_a_closed_engine_says_so(tiny: WriteTiny) -> None:
 # -- formats of keys and values -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv", "unit"),
     [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254), ("q4_0", 1 / 16)],

@@ -173,6 +173,7 @@ def test_types_are_inferred(tmp_path: Path, value: Any, expected: ValueType) -> 
         assert back == (value.decode("utf-8", "surrogateescape") if value == b"\xff" else value)
 
 
+@pytest.mark.slow
 @given(
     value=st.one_of(
         st.booleans(),

@@ -29,6 +29,7 @@ def rows_of(mapped: MappedFile) -> list[tuple[int, ...]]:
     return [tuple(row) for row in FAULTS.tolist() if row[0] == address]
 
 
+@pytest.mark.slow
 def test_a_mapping_has_a_row_as_long_as_it_lasts(path: Path) -> None:
     before = int(np.count_nonzero(FAULTS["begin"]))
     mapped = map_file(path, "a file")

@@ -340,6 +340,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(
     header=st.dictionaries(st.text(max_size=3), entries | anything, max_size=4),
@@ -349,6 +350,7 @@ def test_any_header(header: dict[str, Any], data: bytes, tmp_path_factory: Any) 
     accepts(write(tmp_path_factory.getbasetemp() / "any.safetensors", header, data))
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(at=st.integers(0, 200), put=st.binary(max_size=9), cut=st.integers(0, 9))
 def test_any_damage(at: int, put: bytes, cut: int, tmp_path_factory: Any) -> None:

@@ -42,6 +42,7 @@ def test_which_formats_heed_them() -> None:
     }
 
 
+@pytest.mark.slow
 @of(AWARE)
 @pytest.mark.parametrize("quantize", [BY_NUMPY, quantize_rows], ids=["numpy", "kernel"])
 def test_they_change_blocks_and_lower_the_weighted_error(
@@ -99,6 +100,7 @@ def test_q4_0_is_near_the_best_there_is() -> None:
     assert found < 1.02 * least_error_of_q4_0(x.reshape(-1, 32).astype(np.float64), every)
 
 
+@pytest.mark.slow
 @of([fmt for fmt in AWARE if fmt.block < 256])
 @pytest.mark.parametrize("offset", [0.0, 1.0, -1.0])
 def test_blocks_far_from_zero_of_one_value_or_of_none(fmt: Format, offset: float) -> None:

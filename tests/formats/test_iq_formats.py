@@ -243,6 +243,7 @@ def test_search_heeds_weights(nearest: Nearest) -> None:
     assert found.mean() < blind.mean() * 0.95
 
 
+@pytest.mark.slow
 @EVERY_NEAREST
 def test_find_is_good_enough_to_choose_scales_by(nearest: Nearest) -> None:
     u = vectors_near(nearest, 4)
@@ -315,6 +316,7 @@ def test_signs_come_off_and_go_on(even: bool, weighted: bool) -> None:
 # -- writing ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @SEARCHES
 def test_no_row_is_worse_than_from_ggml(fmt: Format, vectors: dict[str, npt.NDArray[Any]]) -> None:
     x = vectors["x"]
@@ -436,6 +438,7 @@ def test_any_shape_of_blocks(fmt: Format, lead: tuple[int, ...]) -> None:
     assert (loss(y, x) < loss(0 * y, x)).all()
 
 
+@pytest.mark.slow
 @SEARCHES
 def test_strips_do_not_show(fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     x = blocks_of(fmt, 7, 9)

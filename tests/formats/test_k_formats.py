@@ -248,6 +248,7 @@ def test_no_row_is_worse_than_ggml(fmt: Format, vectors: Vectors) -> None:
 MODELS = [(Q4_K, "Q4_K_S"), (Q6_K, "Q6_K"), (Q3_K, "Q3_K_S")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "name"),
     [(how(fmt), name) for how in (lambda fmt: fmt, by_kernel) for fmt, name in MODELS],
@@ -269,6 +270,7 @@ def test_no_tensor_of_a_model_is_worse_than_ggml(fmt: Format, name: str, data: P
     assert n > 10
 
 
+@pytest.mark.slow
 @of([*FOUR, *FIVE, *SEARCHES])
 @pytest.mark.parametrize("seed", range(3))
 def test_importance_buys_precision_where_it_is(fmt: Format, seed: int) -> None:
@@ -351,6 +353,7 @@ def test_zeros_are_zeros(fmt: Format) -> None:
         assert not blocks[field].any()
 
 
+@pytest.mark.slow
 @of([*SCALED, *COMPILED])
 @given(at=st.lists(st.integers(0, 31), min_size=1), seed=st.integers(0, 1 << 32))
 @settings(deadline=None, max_examples=15)

@@ -44,6 +44,7 @@ def test_all_grammars_of_the_folder_are_tested(data: Path) -> None:
     assert sorted(path.stem for path in (data / "grammars").glob("*.gbnf")) == sorted(GRAMMARS)
 
 
+@pytest.mark.slow
 def test_integration_cases(data: Path, bytes_tokenizer: Tokenizer) -> None:
     """The grammars of llama.cpp's tests, those that it made from schemas included."""
     cases = json.loads((data / "grammars/grammar_integration.json").read_text("utf-8"))
@@ -102,6 +103,7 @@ def test_notation(
         assert not accepts(compiled, text), text
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(min_size=1, max_size=8))
 def test_any_character_as_literal_and_class(bytes_tokenizer: Tokenizer, text: str) -> None:

@@ -85,6 +85,7 @@ def test_nothing_to_choose(tmp_path: Path) -> None:
         matcher.mask(np.zeros(90, np.float32))  # the only token, 97, has no logit
 
 
+@pytest.mark.slow
 def test_every_end_of_generation_is_allowed_at_the_end(load: Load) -> None:
     tokenizer = load("llama-bpe")
     matcher = Grammar.from_gbnf('root ::= "yes"', tokenizer).matcher()

@@ -252,6 +252,7 @@ def test_a_file_is_downloaded_once(hub: dict[str, str]) -> None:
     assert downloads() == before
 
 
+@pytest.mark.slow
 def test_offline_what_is_here_is_found_and_the_rest_is_a_clear_error(hub: dict[str, str]) -> None:
     (ended,) = fetch(hub, "hf:owner/repo/tiny-Q8_0.gguf")
     Hub.requests.clear()
@@ -274,6 +275,7 @@ def test_without_a_network_that_is_what_is_said(hub: dict[str, str]) -> None:
         assert ended.n_waits == 0  # huggingface_hub's own take 25 s for a file
 
 
+@pytest.mark.slow
 def test_what_is_here_needs_no_network(hub: dict[str, str]) -> None:
     refs = ["hf:owner/repo/tiny-Q8_0.gguf", "hf:owner/repo/split/big-00002-of-00003.gguf"]
     refs += ["hf:owner/repo:Q8_0", "hf:owner/folder"]
@@ -330,6 +332,7 @@ def test_with_plenty_of_memory_it_is_the_one_whose_loss_is_nothing(hub: dict[str
     assert "smaller and faster: hf:owner/types-GGUF:Q4_K_M (4.0 GiB)" in ended.said[0]
 
 
+@pytest.mark.slow
 def test_what_is_here_is_taken_before_anything_else(hub: dict[str, str]) -> None:
     """Else the same command would download another file when memory is short, or free."""
     (ended,) = fetch(hub, "hf:owner/types-GGUF:q4_k_m")
@@ -448,6 +451,7 @@ def test_a_disk_without_room_is_said_before_the_download(hub: dict[str, str]) ->
     assert downloads() == []
 
 
+@pytest.mark.slow
 def test_safetensors_are_a_folder_to_use_in_place(hub: dict[str, str]) -> None:
     short, ended = fetch(hub, ("hf:owner/folder", 2, 64), "hf:owner/folder")
     assert "look for a repository like hf:owner/folder-GGUF" in short.error
@@ -472,6 +476,7 @@ def test_safetensors_are_a_folder_to_use_in_place(hub: dict[str, str]) -> None:
     assert "HF_HUB_OFFLINE forbids a download" in fetch(offline, "hf:owner/folder")[0].error
 
 
+@pytest.mark.slow
 def test_what_is_converted_need_not_fit_memory(hub: dict[str, str], tmp_path: Path) -> None:
     """``treadle convert`` reads in strips. The config.json here is empty, which it says."""
     (ended,) = fetch(hub, ("hf:owner/folder", 2, 64, False))

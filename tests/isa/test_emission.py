@@ -162,7 +162,6 @@ def test_every_row_is_listed() -> None:
     assert set(INSTRUCTIONS) == set(ROWS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_rows_use_their_instructions_and_no_others(
     name: str, capfd: pytest.CaptureFixture[str]

@@ -107,6 +107,7 @@ def of_states(args: dict[str, Any]) -> np.ndarray:
     return states.view(np.float32).reshape(CELLS, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.MATRICES, ids=rows.name)
 @pytest.mark.parametrize("spec", CHUNKED, ids=registry.name)
 def test_whole_numbers_are_exact(

@@ -224,8 +224,7 @@ def compare(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     parts = problems(spec, isa, rng)
     layout = spec.layout()
     if isinstance(spec, Gemm):
-        # rows of a tile
-        block = spec.nr
+        block = spec.nr  # rows of a tile
         most = 3 * spec.nr
         firsts = np.cumsum([0, *(round_up(n, block) for n in COUNTS[:-1])])
         made = [(e, int(at), n) for e, (at, n) in enumerate(zip(firsts, COUNTS, strict=True)) if n]
@@ -304,6 +303,7 @@ NAMES = [f.name for f in FORMATS.values() if f.codes or f.load]
 BOTH = ("Q8_0", "Q4_K", "MXFP4", "F32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n for i, n in enumerate(NAMES) if i % 2 or n in BOTH])
 def test_gemm_of_experts(name: str, memory: Memory, rng: np.random.Generator) -> None:
     fmt = by_name(name)
@@ -337,6 +337,7 @@ def test_gemm_of_experts_in_lanes(
     compare(with_experts(spec, NAMES.index(name)), rows.VECTORS[-1], memory, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "nr", "groups"), [("F32", 8, 1), ("BF16", 32, 2), ("F16", 32, 2)])
 def test_gemm_of_experts_of_floats(
     name: str, nr: int, groups: int, memory: Memory, rng: np.random.Generator

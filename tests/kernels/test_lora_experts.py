@@ -131,9 +131,8 @@ def test_down(spec: ExpertDown, isa: Isa, memory: Memory, rng: np.random.Generat
 @pytest.mark.parametrize("spec", of(ExpertUp), ids=registry.name)
 def test_up(spec: ExpertUp, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """A sum of y and r products in f32: r + 1 roundings. The second adapter has no last strip."""
-    # rows of y
     problem = Problem(spec, rng)
-    before = 3
+    before = 3  # rows of y
     ranks = (5, 16, 1)
     firsts = (0, 8, 24)
     pieces = np.zeros((spec.n_adapters, spec.n_strips), PIECE)

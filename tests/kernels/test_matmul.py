@@ -368,6 +368,7 @@ EXTREMES: dict[str, tuple[Callable[..., np.ndarray], set[float]]] = {
 }
 
 
+@pytest.mark.slow
 @cases(lambda spec: spec.w in EXTREMES)
 def test_whole_numbered_scales_are_exact(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
@@ -501,6 +502,7 @@ def test_random_numbers(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.G
     problem.check(memory, bound(problem))
 
 
+@pytest.mark.slow
 @cases(lambda spec: not spec.residual and has_float_scale(spec))
 def test_not_a_number_stays_in_its_row(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator

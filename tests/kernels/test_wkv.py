@@ -16,9 +16,8 @@ from treadle.isa.isa import Isa
 from treadle.kernels.recurrent.wkv import ROW, TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import LINE, PART
 
-# of a run; of a part, at most
-N = 9
-TOKENS = 5
+N = 9  # tokens of a run
+TOKENS = 5  # of a part, at most
 Row = TokenShift | Wkv
 
 

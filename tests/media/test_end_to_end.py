@@ -20,7 +20,7 @@ from treadle.media.projector import open_projector
 from treadle.scheduler.request import MediaPrompt
 
 DECODERS = {case.name: case for case in CASES}
-FAMILIES = [case.name for case in (*media_cases.CASES, *picture_cases.CASES)]
+FAMILIES = [*media_cases.BY_NAME, *picture_cases.BY_NAME]
 TWO = [case.name for case in CASES if case.two]
 TOLERANCE = 2e-5  # towers' errors come on top of the decoder's
 LOOSE = 5e-5  # of Gemma 4, GLM and the hybrid decoder
@@ -132,7 +132,7 @@ def test_two_pictures(name: str, data: Path) -> None:
 def test_a_second_question_reads_only_its_own_tokens(data: Path) -> None:
     source = data / "media" / "media" / "plain.png"
     with opened("qwen3vl", data) as (model, media):
-        ask = [picture(source), "a" * 40, " what is this?"]
+        ask: list[str | MediaPart] = [picture(source), "a" * 40, " what is this?"]
         first = media.raw_ids(ask)
         text = model.generate(first, max_tokens=4, temperature=0)
         text.finish()

@@ -14,8 +14,8 @@ from tests.chat.tools.families import HERMES_TEMPLATE
 from treadle.chat.messages import MediaPolicy, read_conversation
 from treadle.chat.prompt import ChatPrompt, PromptMedia, conversation_prompt, render_messages
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import manner_of
-from treadle.chat.tools.messages import shaped
+from treadle.chat.tools import dialect_of
+from treadle.chat.tools.messages import messages_for_template
 from treadle.errors import TemplateError
 from treadle.files.gguf import open_gguf
 from treadle.media.marks import HiddenMarks, MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
@@ -195,8 +195,8 @@ def test_marks_in_calls_tools_and_variables() -> None:
     ]
     tool = {"name": "f", "description": f"D{PAD}", "parameters": {"type": "object"}}
     conversation = read_conversation(messages, SEES)
-    said, tools = shaped(
-        conversation.messages, [{"type": "function", "function": tool}], manner_of(template)
+    said, tools = messages_for_template(
+        conversation.messages, [{"type": "function", "function": tool}], dialect_of(template)
     )
     media = PromptMedia.of(conversation, [QWEN])
     rendered = render_messages(template, said, tools, {"note": f"N{PAD}"}, media=media)

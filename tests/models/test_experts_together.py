@@ -16,6 +16,7 @@ TOGETHER = 3, 5, 16, 40
 HELD = 3  # tokens that each text has before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fmt", ["F32", "Q4_0"])
 def test_each_is_what_it_is_alone(tiny: WriteTiny, fmt: str) -> None:
     """Whichever experts the others have: some texts are alike, of the rest most are another."""

@@ -84,6 +84,7 @@ def test_products_are_multiplied(arch: str, data: Path, tmp_path: Path) -> None:
         assert np.abs(own - plain).max() <= 2e-5 * np.abs(plain).max()
 
 
+@pytest.mark.slow
 def test_factors_beside_floats(data: Path, tmp_path: Path) -> None:
     """What ``quantize`` makes of such a file has them, too."""
     made = []

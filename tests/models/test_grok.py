@@ -204,6 +204,7 @@ class Grok:
         return np.asarray(cap * np.tanh(y / cap) if cap else y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("second", [False, True], ids=["grok-1", "grok-2"])
 def test_in_every_way(second: bool, tmp_path: Path) -> None:
     weights = write(tmp_path / "grok.gguf", second)
@@ -232,6 +233,7 @@ def test_each_number_counts(key: str, value: Any, tmp_path: Path) -> None:
     assert np.abs(usual - truth).max() > 1e-3 * np.abs(truth).max()
 
 
+@pytest.mark.slow
 def test_every_step_agrees_with_its_twin(tmp_path: Path) -> None:
     """In batches of several texts, and of one token; a fork and texts found in pages have the bits
     of one go.

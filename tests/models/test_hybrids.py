@@ -54,6 +54,7 @@ def check(model: treadle.Model, ids: list[int], logits: np.ndarray) -> None:
     assert np.array_equal(logits, model.logits(ids)[-1])
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_the_cut(model: treadle.Model, truth: np.ndarray) -> None:
     ids = text(LONG)
     for chunk in (1, 3, 64):
@@ -147,6 +148,7 @@ def test_a_session_is_saved_with_its_state(
         assert np.array_equal(again.feed(ids[50:51]), truth[50])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["falcon-h1", "qwen35"])
 def test_written_texts_are_the_same_beside_others(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -165,7 +167,7 @@ def test_written_texts_are_the_same_beside_others(
     with treadle.load(
         tmp_path / "tiny.gguf", threads=2, deterministic=True, n_sequences=3, speculate=True
     ) as model:
-        model.stepper.scheduler.drafting.gate = Always()
+        model.stepper.scheduler.drafting.controller = Always()
         asked: dict[str, Any] = {"max_tokens": 80, "temperature": 0.0, "ignore_eos": True}
         model.speculate, alone = False, list[list[int]]()
         for ids in prompts:

@@ -241,6 +241,7 @@ def test_a_token_keeps_one_row(model: treadle.Model) -> None:
     assert pool.cell_bytes == PAGE * 4 * 48 * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kv", "unit"),
     [("f16", 2.0**-11), ("bf16", 2.0**-8), ("q8_0", 1 / 254), ("q4_0", 1 / 16)],
@@ -321,6 +322,7 @@ def test_importances_of_each_head(tiny: WriteTiny) -> None:
         np.testing.assert_allclose(entry.sums, (rows**2).sum(0), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_quantised(tiny: WriteTiny, tmp_path: Path) -> None:
     """Matrices of heads are matrices: they are quantised, and the file is still read."""
     source = tiny(ARCH, "F32", n_layer=2)

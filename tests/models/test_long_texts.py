@@ -56,6 +56,7 @@ def test_a_window_to_both_sides(tmp_path: Path) -> None:
         assert not np.array_equal(whole[seen:600], cut[seen:])
 
 
+@pytest.mark.slow
 def test_short_texts_beside_a_long_one(tmp_path: Path) -> None:
     """Many share a run, a long one has its own; what does not fit the context is refused."""
     path = tmp_path / "tiny.gguf"

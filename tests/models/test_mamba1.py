@@ -101,6 +101,7 @@ def test_jamba_has_all_three_norms(name: str, tmp_path: Path) -> None:
             load_config(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", FILES)
 def test_written_texts_beside_others(
     arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

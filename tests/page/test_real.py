@@ -14,6 +14,7 @@ from playwright.sync_api import Page, expect
 from tests.page.conftest import Opened
 from tests.page.test_answers import ask
 from tests.page.test_kept import fill_all
+from tests.page.test_pictures import give, is_drawn, painted, picture
 from tests.server.conftest import Process, until
 from treadle.sampling import Sampling
 from treadle.server.protocols.llamacpp_answer import sampling_dict
@@ -28,6 +29,27 @@ def slow_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(one_kernel_cache: Path, slow_file: Path) -> Iterator[Process]:
     options = ("--metrics", "--no-log", "--n-ctx", "4096", "--alias", "demo")
     made = Process(*options, slow=slow_file)
+    yield made
+    made.popen.terminate()
+    assert made.end()[0] == 0
+
+
+SEES = """{% for message in messages %}{{ message.role }}: {% if message.content is string %}
+{{- message.content }}{% else %}{% for part in message.content %}
+{%- if part.type == "image" %}<start_of_image>{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}
+{% endfor %}"""
+
+
+@pytest.fixture(scope="module")
+def seer(
+    one_kernel_cache: Path, tmp_path_factory: pytest.TempPathFactory, data: Path
+) -> Iterator[Process]:
+    """A server of a tiny Gemma 3 of random weights, whose pictures have 16 rows."""
+    template = tmp_path_factory.mktemp("seer") / "sees.jinja"
+    template.write_text(SEES)
+    model = data / "media/gemma3/text.gguf"
+    made = Process(str(model), "--chat-template", str(template), "--no-log")
     yield made
     made.popen.terminate()
     assert made.end()[0] == 0
@@ -134,3 +156,43 @@ def test_too_long_says_so(server: Process, visit: Opened) -> None:
     page = visit(server.url, expected="400")
     ask(page, "word " * 9000)
     expect(page.locator(".note.wrong")).to_contain_text("is too long")
+
+
+def counted(page: Page) -> tuple[int, int]:
+    """Tokens of the last answer's prompt, and how many of them were in the cache."""
+    expect(page.locator(".note").last).to_have_text("Stopped at the token limit")
+    text = page.locator(".stats").last.inner_text()
+    found = re.search(r"Prompt tokens: (\d+) · Reused from cache: (\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
+def test_a_dropped_picture_is_read_once(seer: Process, visit: Opened) -> None:
+    page = visit(seer.url)
+    setting(page, max_tokens="3", temperature="0")
+    page.click("#settings-open")
+    page.check("#set-ignore_eos")
+    page.click("#settings-close")
+    ask(page, "Hello")
+    n_text, _ = counted(page)
+    page.click("#new")
+    expect(page.get_by_role("button", name="Add pictures")).to_be_visible()
+    give(page, "drop", "#log", picture(content=painted((300, 200))))
+    expect(page.locator("#attached img")).to_have_count(1)
+    ask(page, "Hello")
+    n_prompt, _ = counted(page)
+    assert n_prompt >= n_text + 16
+    page.reload()
+    is_drawn(page, ".user img")
+    ask(page, "And now?")
+    expect(page.locator(".stats")).to_have_count(2)
+    n_all, n_cached = counted(page)
+    assert n_all > n_prompt
+    assert n_cached >= n_prompt - 1
+
+
+def test_a_model_of_text_gets_no_picture(server: Process, visit: Opened) -> None:
+    page = visit(server.url)
+    expect(page.locator("#picture")).to_be_hidden()
+    give(page, "drop", "#log", picture())
+    expect(page.locator("#notice")).to_contain_text("cat.png: demo does not read pictures")

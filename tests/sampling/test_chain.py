@@ -392,6 +392,7 @@ def test_a_constraint_that_allows_nothing_is_an_error() -> None:
         Sampler(Sampling(), 300, constraint=Nothing(returns=False)).sample(some_logits(), [])
 
 
+@pytest.mark.slow
 def test_few_tokens_left_by_a_mask_go_through_the_whole_chain() -> None:
     x = np.full(262_144, -np.inf, np.float32)
     x[[5, 70_000, 200_000]] = [1, 2, 3]

@@ -76,6 +76,7 @@ class FakeEngine:
     def clock(self) -> float:
         return self.now
 
+    media: Any = Engine.media
     check_ids: Any = Engine.check_ids
     match: Any = Engine.match
     truncate: Any = Engine.truncate
@@ -105,5 +106,5 @@ class FakeEngine:
 def check_scheduler(scheduler: Scheduler, *others: Any) -> None:
     """Pages are counted right, and nothing is held or reserved for nobody."""
     scheduler.settle()
-    held = [request.seq for request in scheduler.admission.running if request.session is None]
+    held = [request.seq for request in scheduler.queue.running if request.session is None]
     check_pages(scheduler.engine.cache, [*held, *others])  # type: ignore[list-item]

@@ -74,7 +74,7 @@ class World:
     ) -> Request:
         ids = list(range(prompt)) if isinstance(prompt, int) else list(prompt)
         answer = RequestOutput(Bytes(), ids, n_ctx=self.engine.n_ctx, max_tokens=max_tokens)  # type: ignore[arg-type]
-        sampler: Any = SimpleNamespace(choose=sample, look=lambda n: None)
+        sampler: Any = SimpleNamespace(choose=sample, query=lambda n: None)
         self.requests.append(Request(ids, sampler, answer, **settings))
         self.scheduler.add(self.requests[-1])
         return self.requests[-1]
@@ -149,7 +149,7 @@ class Walk(RuleBasedStateMachine):
         self.scheduler.cancel(request)
         self.scheduler.step()
         assert request.seq is None
-        assert request not in (*self.scheduler.admission.running, *self.scheduler.admission.waiting)
+        assert request not in (*self.scheduler.queue.running, *self.scheduler.queue.waiting)
 
     @precondition(lambda self: self.world.requests)
     @rule(which=st.integers(0, 30))
@@ -417,7 +417,7 @@ def test_what_gave_way_looks_at_its_new_sequence() -> None:
     cache = world.engine.cache
     while len(request.answer.ids) < 3:
         world.scheduler.step()
-    assert world.scheduler.admission.take_pages(lambda other: True)
+    assert world.scheduler.queue.take_pages(lambda other: True)
     other = cache.sequence()
     while other.n_changes < request.seen:
         world.engine.run([BatchItem(other, [199])])
@@ -780,6 +780,7 @@ def test_pace_is_asked_while_it_learns() -> None:
 WANTED = (0, 1, QUANTUM, 2 * QUANTUM + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [31, QUANTUM - 1, QUANTUM, 400])
 def test_shares_are_fair_whatever_is_wanted(budget: int) -> None:
     """Exhaustive: three clients, two prompts of each, until all is read."""

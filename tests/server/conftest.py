@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient
 
 import treadle
@@ -21,7 +23,9 @@ from tests.chat.tools.families import HERMES_TEMPLATE
 from tests.scheduler.fake_engine import check_scheduler
 from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
+from treadle.server.http.connection import Connection
 from treadle.server.requests.service import ServerSettings, Service
+from treadle.server.serve import address_of, listen
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512
@@ -55,13 +59,13 @@ def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
     service.engine.warmed.result(300)
     try:
         yield service
-        assert not service.engine.texts
-        assert not service.calls
+        assert not service.engine.outputs
+        assert not service.streams
     finally:
         service.close()
     check_scheduler(service.engine.scheduler)
-    assert not service.engine.scheduler.admission.running
-    assert not service.engine.scheduler.admission.waiting
+    assert not service.engine.scheduler.queue.running
+    assert not service.engine.scheduler.queue.waiting
 
 
 @contextmanager
@@ -107,7 +111,7 @@ def each_piece(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     step = service.engine.stepper.step
 
     def wait(*given: Any) -> Any:
-        until(lambda: not any(t.answer.pieces for t in list(service.engine.texts.values())))
+        until(lambda: not any(t.answer.pieces for t in list(service.engine.outputs.values())))
         return step(*given)
 
     monkeypatch.setattr(service.engine.stepper, "step", wait)
@@ -119,11 +123,11 @@ def held(service: Service) -> Iterator[None]:
     meanwhile, however slow its reader.
     """
     turns = service.engine.stepper
-    inbox = service.engine.scheduler.admission.inbox
+    inbox = service.engine.scheduler.queue.inbox
     step, over = turns.step, threading.Event()
 
     def begun() -> bool:
-        return any(len(text.answer.ids) > 2 for text in list(service.engine.texts.values()))
+        return any(len(output.answer.ids) > 2 for output in list(service.engine.outputs.values()))
 
     def wait(*given: Any) -> Any:
         until(lambda: over.is_set() or inbox or not begun())
@@ -189,3 +193,27 @@ def process(one_kernel_cache: Path) -> Iterator[Served]:
         if each.popen.poll() is None:
             each.popen.kill()
         each.popen.communicate()
+
+
+@contextmanager
+def at_socket(service: Service) -> Iterator[str]:
+    """The address of the app at a socket of this machine, served by a thread."""
+    listener = listen("127.0.0.1", 0)
+    config = uvicorn.Config(
+        build_app(service),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        http=Connection,
+        timeout_graceful_shutdown=1,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        yield address_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        listener.close()

@@ -18,7 +18,7 @@ def pace(file: Path) -> None:
     step = EngineThread._step
 
     def slow(self: EngineThread) -> None:
-        if file.exists() and any(text.answer.ids for text in list(self.texts.values())):
+        if file.exists() and any(output.answer.ids for output in list(self.outputs.values())):
             time.sleep(STEP_S)
         step(self)
 

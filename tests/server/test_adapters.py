@@ -46,6 +46,7 @@ def text(model: treadle.Model, lora: Any) -> str:
 BODY: dict[str, Any] = {"prompt": "def f(", "temperature": 0, "max_tokens": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
 def test_a_call_chooses(path: str, caller: TestClient, adapted: treadle.Model) -> None:
     """An adapter that it does not name has no part in it."""
@@ -139,6 +140,7 @@ def test_a_text_with_adapters_is_saved_and_restored(adapted: treadle.Model, tmp_
         assert again["content"] == first["content"]
 
 
+@pytest.mark.slow
 def test_plans_with_and_without_are_there_before_it_is_healthy(adapted: treadle.Model) -> None:
     given: dict[str, Any] = {"threads": 2, "context": 64, "n_sequences": 2}
     lora = {adapter.path: 0.0 for adapter in adapted.engine.adapters}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-import anthropic
 import pytest
 from starlette.testclient import TestClient
 
@@ -45,9 +44,11 @@ def test_a_conversation_that_the_server_would_keep(client: TestClient) -> None:
 @pytest.mark.slow
 def test_a_runner_of_tools(agent: TestClient) -> None:
     """Anthropic's: what it sends behind a call has the whole conversation in it."""
+    import anthropic
+
     asked: list[str] = []
 
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def w(city: Literal["Paris"]) -> str:
         """Weather."""
         asked.append(city)

@@ -136,7 +136,9 @@ def test_ollama(process: Served) -> None:
         assert len(client.embed(model="mine", input=["a", "b"]).embeddings) == 2
         assert client.show("mine").details is not None
         with pytest.raises(ollama.ResponseError, match="images"):
-            client.generate(model="mine", prompt="x", images=[b"x"])
+            client.generate(model="mine", prompt="x", images=[b"x"], raw=True)
+        seen = client.generate(model="mine", prompt="x", images=[b"x"], options=greedy)
+        assert seen.eval_count == 3  # a sentence for a model of text stands for the picture
 
 
 class Verdict(pydantic.BaseModel):

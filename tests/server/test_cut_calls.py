@@ -44,18 +44,18 @@ class Scribe:
     def __init__(self) -> None:
         self.ids: list[int] = []
 
-    def add(self, texts: Iterable[OutputStream]) -> None:
+    def add(self, outputs: Iterable[OutputStream]) -> None:
         """See EngineThread."""
-        for text in texts:
-            self._write(text, iter(self.ids))
+        for output in outputs:
+            self._write(output, iter(self.ids))
 
-    def _write(self, text: OutputStream, ids: Iterator[int]) -> None:
-        text.answer.push(next(ids, None))
-        while not text.call.stream and not text.answer.done:
-            text.answer.push(next(ids, None))
-        text.call.bell.ring()
-        if not text.answer.done:
-            text.call.loop.call_soon(self._write, text, ids)
+    def _write(self, output: OutputStream, ids: Iterator[int]) -> None:
+        output.answer.push(next(ids, None))
+        while not output.stream.is_streamed and not output.answer.done:
+            output.answer.push(next(ids, None))
+        output.stream.wakeup.ring()
+        if not output.answer.done:
+            output.stream.loop.call_soon(self._write, output, ids)
 
 
 def chat(client: DirectClient, n: int, *, forced: bool) -> Found:
@@ -169,9 +169,9 @@ def stand_for(
 ) -> None:
     """The scribe writes the answers of a model that speaks as a row has it."""
     template = ChatTemplate(f"{{% for m in messages %}}{{{{ m.content }}}}{{% endfor %}}{begun}")
-    manner = TemplateDialect(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
+    dialect = TemplateDialect(row=own, channels=own.channels, writes_calls=True, shows_tools=True)
     monkeypatch.setitem(service.model.__dict__, "template", template)
-    monkeypatch.setitem(service.__dict__, "manner", manner)
+    monkeypatch.setitem(service.__dict__, "dialect", dialect)
     monkeypatch.setattr(service.engine, "add", scribe.add)
     monkeypatch.setattr(service.engine, "wake", lambda: None)  # it has nothing to do
 

@@ -31,7 +31,7 @@ def test_a_bug_in_a_step_is_told_to_all_and_the_next_call_is_served(
     with running(model) as service, talking(service, raise_server_exceptions=False) as client:
         step = service.engine.scheduler.step
 
-        def breaks(*_: object) -> None:
+        def breaks(*_: object, **__: object) -> None:
             monkeypatch.setattr(service.engine.scheduler, "step", step)
             raise ZeroDivisionError("a secret")
 
@@ -117,13 +117,13 @@ def test_jobs_and_texts_take_turns(
     found: list[Any] = []
 
     def wait(*given: Any) -> Any:
-        if any(len(text.answer.ids) == 5 for text in list(service.engine.texts.values())):
+        if any(len(output.answer.ids) == 5 for output in list(service.engine.outputs.values())):
             assert asked.wait(PATIENCE_S)
         return step(*given)
 
     def count() -> int:
-        (text,) = service.engine.texts.values()
-        return len(text.answer.ids)
+        (output,) = service.engine.outputs.values()
+        return len(output.answer.ids)
 
     def write() -> None:
         found.append(post(client, "/v1/completions", prompt="x", max_tokens=20, ignore_eos=True))
@@ -131,7 +131,7 @@ def test_jobs_and_texts_take_turns(
     monkeypatch.setattr(service.engine.stepper, "step", wait)
     writer = threading.Thread(target=write)
     writer.start()
-    until(lambda: any(len(t.answer.ids) == 5 for t in list(service.engine.texts.values())))
+    until(lambda: any(len(t.answer.ids) == 5 for t in list(service.engine.outputs.values())))
     job = service.engine.submit(count)
     asked.set()
     assert 5 <= job.result(PATIENCE_S) <= 6
@@ -139,6 +139,7 @@ def test_jobs_and_texts_take_turns(
     assert found[0]["usage"]["completion_tokens"] == 20
 
 
+@pytest.mark.slow
 def test_the_library_may_be_used_beside_a_server(
     service: Service, client: TestClient, model: treadle.Model
 ) -> None:
@@ -278,13 +279,13 @@ def test_metrics_count_texts_as_they_are_written_and_those_given_up(model: tread
 
         async def give_up() -> None:
             body = {"prompt": [5] * 40, "ignore_eos": True}
-            call = await service.start(read_completion, body)
+            stream = await service.start(read_completion, body)
             await soon(lambda: seen()[1] >= 20)
             prompt, written, predicted, aborted = seen()
             assert (prompt, aborted) == (40, 0)
             assert 20 <= written <= predicted
             assert value(service, "llamacpp:tokens_predicted_seconds_total") > 0
-            call.close()
+            stream.close()
 
         asyncio.run(give_up())
         until(lambda: service.engine.scheduler.idle)
@@ -304,20 +305,20 @@ def test_an_end_is_counted_whoever_sees_it_first(
             fed = step(*given)
             for request in fed[0]:
                 if request.answer.done:
-                    service.engine.drop(service.engine.texts[request])
+                    service.engine.drop(service.engine.outputs[request])
             return fed
 
         monkeypatch.setattr(service.engine.stepper, "step", slow)
 
         async def write() -> None:
             body = {"prompt": "x", "max_tokens": 3, "ignore_eos": True}
-            call = await service.start(read_completion, body)
-            await soon(lambda: service.tally.ended["length"])
-            call.close()
+            stream = await service.start(read_completion, body)
+            await soon(lambda: service.stats.ended["length"])
+            stream.close()
 
         asyncio.run(write())
-        assert service.tally.ended == {"stop": 0, "length": 1, "error": 0}
-        assert service.tally.n_written == 3
+        assert service.stats.ended == {"stop": 0, "length": 1, "error": 0}
+        assert service.stats.n_written == 3
 
 
 def test_metrics_are_off_unless_asked_for(model: treadle.Model) -> None:
@@ -336,6 +337,7 @@ def test_histograms() -> None:
     assert found.sum == pytest.approx(1000.0101)
 
 
+@pytest.mark.slow
 def test_less_room_than_a_context() -> None:
     """Keys and values of so many bytes: a text that can never fit is refused, others end there."""
     with treadle.load(threads=2, context=1024, n_sequences=128, kv_bytes=1 << 20) as model:

@@ -111,6 +111,7 @@ def test_times_of_each_chunk_and_of_the_usage(client: TestClient) -> None:
 THINKS = 'root ::= "<think>\\nso be it</think>\\n\\nyes"'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streamed", [False, True])
 def test_where_reasoning_goes(streamed: bool, agent: TestClient) -> None:
     def ask(**more: Any) -> tuple[str, str, list[str]]:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.server.conftest import ROOT, Served
 
 
@@ -19,6 +21,7 @@ def run(name: str, *arguments: str, given: str = "") -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_spam(one_kernel_cache: Path) -> None:
     """A message that no context holds stops no pipe: its beginning is judged."""
     given = ["Win money now", "é" * 5000, "See you at lunch"]
@@ -27,6 +30,7 @@ def test_spam(one_kernel_cache: Path) -> None:
     assert {line.split("\t")[0] for line in told} <= {"spam", "ham"}
 
 
+@pytest.mark.slow
 def test_agent(one_kernel_cache: Path, tmp_path: Path) -> None:
     """The packaged model calls nothing of itself; what it says is shown."""
     assert run("agent", "How many files are here?").startswith(("assistant: ", "list_", "count_"))
@@ -40,6 +44,7 @@ def test_search(one_kernel_cache: Path, tmp_path: Path) -> None:
     assert told[0].startswith("1.000")
 
 
+@pytest.mark.slow
 def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "lines.txt"
     target = tmp_path / "answers.jsonl"
@@ -50,6 +55,7 @@ def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
     assert all(answer["response"]["status_code"] == 200 for answer in answers)
 
 
+@pytest.mark.slow
 def test_openai_client(process: Served) -> None:
     server = process()
     told = run("openai_client", server.url).splitlines()

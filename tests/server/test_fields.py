@@ -107,7 +107,7 @@ def test_what_is_asked(model: treadle.Model) -> None:
     assert found.settings["max_tokens"] == 7
     assert found.settings["stop"] == ["x"]
     assert found.settings["sampling"] == Sampling(temperature=0.5, top_k=3, seed=2**64 - 2)
-    assert (found.n, found.stream, found.client) == (1, False, "me")
+    assert (found.n, found.is_streamed, found.client) == (1, False, "me")
     assert read(model, {"seed": -1}).settings["sampling"].seed is None
 
 
@@ -244,7 +244,7 @@ def test_prompts(model: treadle.Model) -> None:
     assert read_prompt(ids, model) == ids
     assert read_prompt({"prompt_string": "def f("}, model) == ids
     with pytest.raises(
-        ApiError, match=r"prompt\.multimodal_data: not supported: treadle accepts text only"
+        ApiError, match=r"prompt\.multimodal_data: not supported: this model reads text only"
     ):
         read_prompt({"prompt_string": "x<__media__>", "multimodal_data": ["aGk="]}, model)
     plain = model.tokenize(" x", bos=False)

@@ -75,9 +75,9 @@ def folders(model: treadle.Model) -> list[str]:
 def test_answers_name_no_folder(model: treadle.Model, client: TestClient) -> None:
     texts = [(path, client.post(path, json=body).text) for path, body in CALLS]
     texts += [(path, client.get(path).text) for path in ASKED]
-    for path, text in texts:
+    for path, output in texts:
         for folder in folders(model):
-            assert folder not in text, (path, text)
+            assert folder not in output, (path, output)
     assert client.get("/props").json()["model_path"] == model.path.name
 
 

@@ -21,7 +21,7 @@ from treadle.server.requests.service import Service
 @pytest.fixture
 def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step reads 96 tokens of prompts, and waits until the last progress was told."""
-    shares = service.engine.scheduler._composer._shares
+    shares = service.engine.scheduler._builder._shares
     turns = service.engine.stepper
     split = shares.split
     step = turns.step
@@ -30,8 +30,8 @@ def in_small_parts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
         return split(wanted, min(budget, 96))
 
     def told() -> bool:
-        texts = list(service.engine.texts.values())
-        return all(text.progress() in (None, text.last_progress) for text in texts)
+        outputs = list(service.engine.outputs.values())
+        return all(output.progress() in (None, output.last_progress) for output in outputs)
 
     def wait(*given: Any) -> Any:
         service.engine._ring()  # else it would be while the step runs
@@ -72,7 +72,7 @@ def test_no_more_seconds_of_reading_than_stated(model: treadle.Model) -> None:
             target=lambda: answers.append(client.post("/v1/completions", json=body).status_code)
         )
         first.start()
-        until(lambda: service.engine.texts)
+        until(lambda: service.engine.outputs)
         assert service.engine.queued_s() > 0
         full = client.post("/v1/completions", json=body)
         assert full.status_code == 503
@@ -96,13 +96,13 @@ def test_time_counts_from_the_call_on(
         return [5]
 
     monkeypatch.setattr(completions, "read_prompt", slow)
-    n_steps = service.tally.n_steps
+    n_steps = service.stats.n_steps
     body: dict[str, Any] = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
     headers = {"x-request-timeout": "0.05"} if way == "header" else {}
     body |= {"timeout": 0.05} if way == "body" else {}
     answer = client.post("/v1/completions", json=body, headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "timeout")
-    assert service.tally.n_steps - n_steps < 400
+    assert service.stats.n_steps - n_steps < 400
     release.set()
 
 
@@ -129,6 +129,7 @@ def test_who_has_left_before_the_headers_is_forgotten() -> None:
     assert ended == ["closed"]
 
 
+@pytest.mark.slow
 def test_places_in_the_queue_go_down(
     service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +137,9 @@ def test_places_in_the_queue_go_down(
     places: list[int] = []
     step = service.engine.scheduler.step
 
-    def watch(*args: Any) -> Any:
-        found = step(*args)
-        waiting = service.engine.scheduler.admission.waiting
+    def watch(*args: Any, **settings: Any) -> Any:
+        found = step(*args, **settings)
+        waiting = service.engine.scheduler.queue.waiting
         places.extend(request.place for request in waiting)
         return found
 

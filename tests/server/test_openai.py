@@ -430,11 +430,11 @@ def test_seconds_are_bounded_where_asked(client: TestClient) -> None:
 def test_embeddings(client: TestClient, model: treadle.Model) -> None:
     texts = ["def f(", "import os"]
     expected = model.embed(texts)
-    for given in (texts, [model.tokenize(text) for text in texts]):
+    for given in (texts, [model.tokenize(output) for output in texts]):
         found = post(client, "/v1/embeddings", input=given)
         rows = np.array([row["embedding"] for row in found["data"]], np.float32)
         assert np.array_equal(rows, expected)
-        n = sum(len(model.tokenize(text)) for text in texts)
+        n = sum(len(model.tokenize(output)) for output in texts)
         assert found["usage"] == {"prompt_tokens": n, "total_tokens": n}
     packed = post(client, "/v1/embeddings", input=texts[0], encoding_format="base64")
     raw = base64.b64decode(packed["data"][0]["embedding"])

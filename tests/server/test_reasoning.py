@@ -182,9 +182,9 @@ def served(model: treadle.Model) -> Iterator[tuple[Service, DirectClient]]:
 
 
 @pytest.mark.parametrize("ask", PROTOCOLS)
-@pytest.mark.parametrize(("manner", "text", "said"), ANSWERS, ids=range(len(ANSWERS)))
+@pytest.mark.parametrize(("dialect", "text", "said"), ANSWERS, ids=range(len(ANSWERS)))
 def test_answers(
-    manner: TemplateDialect,
+    dialect: TemplateDialect,
     text: str,
     said: Said,
     ask: Callable[..., list[Said]],
@@ -194,7 +194,7 @@ def test_answers(
     (service, client), scribe = served, Scribe()
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     monkeypatch.setitem(service.model.__dict__, "template", template)
-    monkeypatch.setitem(service.__dict__, "manner", manner)
+    monkeypatch.setitem(service.__dict__, "dialect", dialect)
     monkeypatch.setattr(service.engine, "add", scribe.add)
     monkeypatch.setattr(service.engine, "wake", lambda: None)
     scribe.ids = service.model.tokenizer.encode_plain(text, start=False)
@@ -209,7 +209,7 @@ def test_tokens_of_a_call_within_reasoning_are_not_of_it(
     (service, client), scribe = served, Scribe()
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     monkeypatch.setitem(service.model.__dict__, "template", template)
-    monkeypatch.setitem(service.__dict__, "manner", THINK)
+    monkeypatch.setitem(service.__dict__, "dialect", THINK)
     monkeypatch.setattr(service.engine, "add", scribe.add)
     monkeypatch.setattr(service.engine, "wake", lambda: None)
     tokenizer = service.model.tokenizer
@@ -241,6 +241,7 @@ def channelled(model: treadle.Model, request: pytest.FixtureRequest) -> Iterator
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", PROTOCOLS)
 def test_a_grammar_of_ones_own(ask: Callable[..., list[Said]], channelled: TestClient) -> None:
     """It holds for the answer, whose header is written before it."""
@@ -254,6 +255,7 @@ def test_a_grammar_of_ones_own(ask: Callable[..., list[Said]], channelled: TestC
 SCHEMA: dict[str, Any] = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effort", ["none", None])
 def test_a_budget_beside_what_must_hold(effort: str | None, channelled: TestClient) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}

@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from tests.server.test_openai import post
@@ -52,6 +50,9 @@ def test_a_tool_of_a_namespace(agent: TestClient) -> None:
 
 def test_a_custom_tool(agent: TestClient) -> None:
     """Its call has a text and no JSON, whole and in events."""
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+
     said = "*** Begin\n é"
     call = json.dumps({"name": "patch", "arguments": {"input": said}}, ensure_ascii=False)
     grammar = gbnf(f"<tool_call>\n{call}\n</tool_call>")

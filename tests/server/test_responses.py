@@ -8,9 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import openai
 import pytest
-from openai.types.responses import Response
 from starlette.testclient import TestClient
 
 import treadle
@@ -195,6 +193,7 @@ def test_items_of_other_servers(client: TestClient) -> None:
 
 def test_a_stream_that_fails(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex waits for ``response.failed``; the indexes go on."""
+    from openai.types.responses import Response
 
     def fails(*_: object) -> int:
         raise ZeroDivisionError("a secret")
@@ -284,51 +283,51 @@ def test_refused(body: dict[str, Any], client: TestClient) -> None:
 
 
 def test_talks_are_bounded() -> None:
-    talks = ResponseStore(most=2, most_characters=300)
+    responses = ResponseStore(most=2, most_characters=300)
     none: dict[str, Any] = {"output": []}
     for name in "abc":
         item = {"id": f"of {name}", "content": name}
-        talks.keep(
+        responses.keep(
             name, StoredResponse([{"role": "user", "content": name}], [], {"output": [item]})
         )
-    assert talks.get("a") is None
-    assert talks.item("of a") is None
-    assert talks.get("b") is not None
-    talks.keep("d", StoredResponse([], [], none))
-    assert talks.get("c") is None  # b was asked for later
-    assert talks.item("of b") == {"id": "of b", "content": "b"}
-    talks.keep("e", StoredResponse([], [], none))
-    assert talks.get("d") is None  # an item of b was
-    talks.keep("f", StoredResponse([{"content": "x" * 400}], [], none))
-    talks.keep("g", StoredResponse([], [], {**none, "text": "x" * 400}))
-    talks.keep("h", StoredResponse([], [{"id": "of h", "content": "x" * 400}], none))
-    assert [talks.get(name) for name in "fghb"] == [None, None, None, None]
-    assert (talks._n, talks._of_item) == (0, {})
+    assert responses.get("a") is None
+    assert responses.item("of a") is None
+    assert responses.get("b") is not None
+    responses.keep("d", StoredResponse([], [], none))
+    assert responses.get("c") is None  # b was asked for later
+    assert responses.item("of b") == {"id": "of b", "content": "b"}
+    responses.keep("e", StoredResponse([], [], none))
+    assert responses.get("d") is None  # an item of b was
+    responses.keep("f", StoredResponse([{"content": "x" * 400}], [], none))
+    responses.keep("g", StoredResponse([], [], {**none, "text": "x" * 400}))
+    responses.keep("h", StoredResponse([], [{"id": "of h", "content": "x" * 400}], none))
+    assert [responses.get(name) for name in "fghb"] == [None, None, None, None]
+    assert (responses._n, responses._of_item) == (0, {})
 
 
 def test_items_stay_while_one_response_has_them() -> None:
-    talks = ResponseStore()
+    responses = ResponseStore()
     item = {"id": "x"}
-    talks.keep("a", StoredResponse([], [item, item], {"output": []}))
-    talks.keep("b", StoredResponse([], [], {"output": [item]}))
-    assert talks.drop("b")
-    assert not talks.drop("b")
-    assert talks.item("x") == item
-    assert talks.drop("a")
-    assert talks.item("x") is None
-    assert (talks._n, talks._of_item) == (0, {})
+    responses.keep("a", StoredResponse([], [item, item], {"output": []}))
+    responses.keep("b", StoredResponse([], [], {"output": [item]}))
+    assert responses.drop("b")
+    assert not responses.drop("b")
+    assert responses.item("x") == item
+    assert responses.drop("a")
+    assert responses.item("x") is None
+    assert (responses._n, responses._of_item) == (0, {})
 
 
 def test_talks_of_several_threads() -> None:
     """The event loop keeps responses while threads of the pool look for older ones."""
-    talks, over = ResponseStore(most=3), threading.Event()
+    responses, over = ResponseStore(most=3), threading.Event()
 
     def look() -> int:
         n = 0
         while not over.is_set():
             for name in list(map(str, range(max(at[0] - 4, 0), at[0] + 1))):
-                n += talks.get(name) is not None
-                n += talks.item(f"of {name}") is not None
+                n += responses.get(name) is not None
+                n += responses.item(f"of {name}") is not None
         return n
 
     at, before = [0], sys.getswitchinterval()
@@ -337,17 +336,21 @@ def test_talks_of_several_threads() -> None:
         with ThreadPoolExecutor(1) as pool:
             looking = pool.submit(look)
             for at[0] in range(3000):
-                talks.keep(str(at[0]), StoredResponse([], [], {"output": [{"id": f"of {at[0]}"}]}))
+                responses.keep(
+                    str(at[0]), StoredResponse([], [], {"output": [{"id": f"of {at[0]}"}]})
+                )
             over.set()
             assert looking.result() >= 0
     finally:
         over.set()
         sys.setswitchinterval(before)
-    assert len(talks._of_item) == 3
+    assert len(responses._of_item) == 3
 
 
 def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
     """Those of responses before it, too; the last comes first, unless that is asked otherwise."""
+    import openai
+
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
     )
@@ -395,6 +398,8 @@ def test_the_items_that_a_response_was_asked_with(client: TestClient) -> None:
 
 
 def test_a_response_by_its_id(client: TestClient) -> None:
+    import openai
+
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
     )
@@ -469,4 +474,6 @@ def test_logprobs_of_a_text_that_was_held_back(
 
 def test_an_answer_is_of_the_client_s_type(client: TestClient) -> None:
     """With all that it requires."""
+    from openai.types.responses import Response
+
     Response.model_validate(post(client, PATH, input="hi", **GREEDY))

@@ -171,11 +171,11 @@ def test_a_slot_has_two_paths(client: TestClient) -> None:
 def test_a_slot_at_work(service: Service, client: TestClient) -> None:
     write(client, id_slot=0)
     at_work: Any = object()
-    service.engine.slots[0].text = at_work
+    service.engine.slots[0].output = at_work
     for action in ("save", "restore", "erase"):
         told = act(client, 0, action, "x")
         assert (told.status_code, told.json()["error"]["message"]) == (503, "slot 0 is in use")
-    service.engine.slots[0].text = None
+    service.engine.slots[0].output = None
     assert act(client, 0, "erase").json()["n_erased"] > 0
 
 

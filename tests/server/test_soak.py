@@ -48,6 +48,7 @@ def noticed(said: list[str]) -> set[str]:
     return {line.partition(": ")[0] for line in said}
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_and_a_lost_one_are_noticed(soak: Any) -> None:
     class Always(soak.Server):  # type: ignore[misc]
         def kib(self) -> int:

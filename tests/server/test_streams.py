@@ -27,6 +27,7 @@ Message = dict[str, Any]
 ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
 
 
+@pytest.mark.slow
 def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) -> None:
     """Streams and whole answers, more than have room at a time."""
     bodies: list[Message] = [
@@ -37,8 +38,8 @@ def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) 
         post(client, "/v1/completions", **{**body, "stream": False})["choices"][0]["text"]
         for body in bodies
     ]
-    steps = service.tally.n_steps
-    fed = service.tally.n_fed
+    steps = service.stats.n_steps
+    fed = service.stats.n_fed
     found: dict[int, str] = {}
     ready = threading.Barrier(len(bodies))
 
@@ -57,9 +58,10 @@ def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) 
     for thread in threads:
         thread.join(120)
     assert [found[i] for i in range(len(bodies))] == alone
-    assert service.tally.n_fed - fed > service.tally.n_steps - steps  # they shared batches
+    assert service.stats.n_fed - fed > service.stats.n_steps - steps  # they shared batches
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("each_piece")
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion", "/v1/chat/completions"])
 def test_characters_are_never_torn(path: str, client: TestClient) -> None:
@@ -83,8 +85,8 @@ def test_characters_are_never_torn(path: str, client: TestClient) -> None:
             delta = choice.get("delta", choice)
             texts.append(delta.get("content") or delta.get("text") or "")
     assert "".join(texts) == said
-    assert not any("\ufffd" in text for text in texts)
-    assert len([text for text in texts if text]) > 3
+    assert not any("\ufffd" in output for output in texts)
+    assert len([output for output in texts if output]) > 3
 
 
 # -- a client as ASGI sees it ------------------------------------------------------------------
@@ -151,15 +153,15 @@ async def soon(true: Callable[[], object]) -> None:
 def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Service) -> None:
     messages = [{"role": "user", "content": "x"}]
     body = {"prompt": "x", "messages": messages, "stream": stream, "n": 3, **ENDLESS}
-    cancelled = service.tally.n_cancelled
+    cancelled = service.stats.n_cancelled
     if path == "/completion":
         body["n_cmpl"] = 3
 
     async def leave() -> list[int]:
         client = Client(build_app(service), path, body, quick)
         task = asyncio.ensure_future(client.call())
-        await soon(lambda: any(t.answer.ids for t in service.engine.texts.values()))
-        answers = [text.answer for text in service.engine.texts.values()]
+        await soon(lambda: any(t.answer.ids for t in service.engine.outputs.values()))
+        answers = [output.answer for output in service.engine.outputs.values()]
         client.left.set()
         await task
         return [len(answer.ids) for answer in answers]
@@ -168,14 +170,15 @@ def test_who_leaves_is_computed_no_further(path: str, stream: bool, service: Ser
         written = asyncio.run(leave())
     assert len(written) == 3
     assert max(written) < 400
-    assert not service.engine.texts
-    assert service.tally.n_cancelled == cancelled + 3
+    assert not service.engine.outputs
+    assert service.stats.n_cancelled == cancelled + 3
     until(lambda: service.engine.scheduler.idle)
-    steps = service.tally.n_steps
+    steps = service.stats.n_steps
     time.sleep(0.05)
-    assert service.tally.n_steps == steps  # the engine sleeps
+    assert service.stats.n_steps == steps  # the engine sleeps
 
 
+@pytest.mark.slow
 def test_who_leaves_while_waiting_is_forgotten(
     model: treadle.Model, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,22 +190,23 @@ def test_who_leaves_while_waiting_is_forgotten(
             first = Client(app, "/v1/completions", {"prompt": "x", **ENDLESS}, quick)
             tasks = [asyncio.ensure_future(first.call())]
             with held(service):
-                await soon(lambda: service.engine.texts)
+                await soon(lambda: service.engine.outputs)
                 second = Client(app, "/v1/completions", {"prompt": [5] * 500, **ENDLESS}, quick)
                 tasks.append(asyncio.ensure_future(second.call()))
-                await soon(lambda: len(service.engine.texts) == 2)
+                await soon(lambda: len(service.engine.outputs) == 2)
                 second.left.set()
                 await tasks[1]
-                assert len(service.engine.texts) == 1
+                assert len(service.engine.outputs) == 1
             await tasks[0]
             assert first.status == 200
 
         asyncio.run(leave())
-        assert service.tally.n_cancelled == 1
+        assert service.stats.n_cancelled == 1
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["finish"] for line in lines] == [["abort"], ["length"]]
 
 
+@pytest.mark.slow
 def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
     gate: dict[str, asyncio.Event] = {}
 
@@ -215,19 +219,19 @@ def test_a_slow_reader_pauses_its_own_text_alone(service: Service) -> None:
         body = {"prompt": "x", "stream": True, **ENDLESS}
         slow = Client(app, "/v1/completions", body, stuck)
         task = asyncio.ensure_future(slow.call())
-        await soon(lambda: any(t.request.paused for t in service.engine.texts.values()))
-        (text,) = service.engine.texts.values()
-        n = len(text.answer.ids)
-        assert LOOK_AHEAD <= len(text.answer.pieces) <= LOOK_AHEAD + 2
+        await soon(lambda: any(t.request.paused for t in service.engine.outputs.values()))
+        (output,) = service.engine.outputs.values()
+        n = len(output.answer.ids)
+        assert LOOK_AHEAD <= len(output.answer.pieces) <= LOOK_AHEAD + 2
         other = Client(app, "/v1/completions", {**body, "max_tokens": 100}, quick)
         await other.call()
         assert events(b"".join(other.parts).decode())[-1] == "[DONE]"
-        assert len(text.answer.ids) == n < 400
+        assert len(output.answer.ids) == n < 400
         await soon(lambda: service.engine.scheduler.idle)  # the engine sleeps meanwhile
         gate["open"].set()
         await task
-        assert text.answer.finish_reason == "length"
-        assert len(text.answer.ids) == 400
+        assert output.answer.finish_reason == "length"
+        assert len(output.answer.ids) == 400
 
     asyncio.run(read())
 
@@ -342,7 +346,7 @@ def test_nothing_of_one_call_is_in_another(
 def test_embeddings_of_one_who_left_are_not_run(service: Service) -> None:
     release = threading.Event()
     busy = service.engine.submit(lambda: release.wait(PATIENCE_S))
-    before = service.tally.n_embedded
+    before = service.stats.n_embedded
 
     async def call() -> None:
         client = Client(build_app(service), "/v1/embeddings", {"input": ["x"] * 3}, quick)
@@ -355,7 +359,7 @@ def test_embeddings_of_one_who_left_are_not_run(service: Service) -> None:
     release.set()
     assert busy.result(PATIENCE_S)
     until(lambda: not service.engine._jobs)
-    assert service.tally.n_embedded == before
+    assert service.stats.n_embedded == before
 
 
 def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
@@ -370,7 +374,7 @@ def test_no_more_than_the_stated_number_of_texts(model: treadle.Model) -> None:
             target=lambda: answers.append(client.post("/v1/completions", json=body).status_code)
         )
         first.start()
-        until(lambda: len(service.engine.texts) == 3)
+        until(lambda: len(service.engine.outputs) == 3)
         full = client.post("/v1/completions", json={"prompt": "x", "n": 2})
         assert full.status_code == 503
         assert int(full.headers["retry-after"]) > 0

@@ -10,8 +10,6 @@ from itertools import accumulate
 from typing import Any
 from unittest.mock import ANY
 
-import anthropic
-import openai
 import pytest
 from starlette.testclient import TestClient
 
@@ -434,7 +432,9 @@ def test_reasoning_is_told_from_the_answer(agent: TestClient) -> None:
     tokens = [entry["token"] for entry in measured["choices"][0]["logprobs"]["content"]]
     *texts, whole = accumulate(tokens)
     assert whole == "<think>\na < b\n</think>\n\nyes"
-    n = sum("<think>" in text and "</think>" not in text for text in texts)  # before a next token
+    n = sum(
+        "<think>" in output and "</think>" not in output for output in texts
+    )  # before a next token
     used = {"reasoning_tokens": n}  # the mark that ends it is of it
     assert 3 < n < len(tokens)
     assert measured["usage"]["completion_tokens_details"] == used
@@ -510,6 +510,8 @@ def test_stop_strings_are_not_looked_for_in_reasoning(agent: TestClient) -> None
 
 @pytest.mark.slow
 def test_anthropic(agent: TestClient) -> None:
+    import anthropic
+
     tools: Any = [{"name": "f", "input_schema": PARAMETERS}, {"name": "g", "input_schema": {}}]
     body: dict[str, Any] = {"messages": HI, "tools": tools, "max_tokens": 200, "grammar": TWO}
     whole = post(agent, "/v1/messages", **body)
@@ -541,6 +543,8 @@ def test_anthropic(agent: TestClient) -> None:
 
 
 def test_responses(agent: TestClient) -> None:
+    import openai
+
     inner = {"type": "function", "name": "f", "parameters": PARAMETERS}
     tools: Any = [
         {"type": "web_search"},
@@ -611,8 +615,9 @@ def test_ollama(agent: TestClient) -> None:
 
 def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
     """It asks the server to keep the conversation; refused, it sends all of it each time."""
+    import anthropic
 
-    @anthropic.beta_tool
+    @anthropic.beta_tool  # type: ignore[untyped-decorator]
     def g(a: int) -> str:
         """Called once."""
         return "twelve"
@@ -636,6 +641,8 @@ def test_anthropics_own_loop_loses_no_message(agent: TestClient) -> None:
 
 @pytest.mark.slow
 def test_openai_client(agent: TestClient) -> None:
+    import openai
+
     people = openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=agent, max_retries=0
     )

@@ -80,6 +80,7 @@ VECTORS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [np.nan, np.inf, 3e38])
 def test_vectors_that_are_not_finite_are_an_error(write: Write, norm: float, run: Run) -> None:
     path = write(norm)
@@ -104,6 +105,7 @@ def test_vectors_that_are_not_finite_are_an_error(write: Write, norm: float, run
         assert "not finite" in ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0}, {"logprobs": 1}, {"echo": True, "logprobs": 1}]
@@ -300,6 +302,7 @@ def watch(
     return ran
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", [{}, {"pooling": "none"}])
 def test_texts_go_on_between_the_runs_of_a_long_one(
     pooling: dict[str, Any], write: Write, monkeypatch: pytest.MonkeyPatch
@@ -318,7 +321,7 @@ def test_texts_go_on_between_the_runs_of_a_long_one(
 
         def first() -> None:
             asking.start()
-            until(lambda: service.engine.texts)
+            until(lambda: service.engine.outputs)
 
         ran = watch(model, monkeypatch, first)
         assert post(client, "/embedding", content=[5] * n, **pooling) == alone

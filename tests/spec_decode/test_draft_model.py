@@ -114,6 +114,7 @@ def test_a_good_draft_model_pays(n: int) -> None:
     assert all(request.answer.timings.n_accepted > 200 for request in asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_s", [0.0001, 0.002, 0.05])
 @pytest.mark.parametrize("next_id", [lambda ids: 3, novel])
 def test_what_it_may_cost(step_s: float, next_id: Any) -> None:
@@ -194,6 +195,7 @@ class Always(DraftController):
 GEMMA = {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, GEMMA])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
 def test_a_model_writes_the_same_text(
@@ -206,7 +208,7 @@ def test_a_model_writes_the_same_text(
         with treadle.load(
             own, threads=1, context=256, n_sequences=2, deterministic=True, draft=draft
         ) as model:
-            model.stepper.scheduler.drafting.gate = Always()
+            model.stepper.scheduler.drafting.controller = Always()
             texts = [
                 model.generate(ids, max_tokens=90, ignore_eos=True, **how)
                 for ids in ([5, 6, 7, 9], list(range(40)))
@@ -264,7 +266,7 @@ def test_files_without_a_vocabulary(
     own, other = (data / "arch" / f"{at}.gguf" if at else tiny() for at in (name, draft))
     if name and draft:
         with treadle.load(own, threads=1, context=128, draft=other, deterministic=True) as model:
-            model.stepper.scheduler.drafting.gate = Always()
+            model.stepper.scheduler.drafting.controller = Always()
             made = model.generate([5, 6, 7], max_tokens=40, temperature=0)
             made.finish()
             assert made.timings.n_drafted
@@ -293,7 +295,7 @@ def test_a_second_model_that_is_to_draft_nothing(off: Any, tiny: WriteTiny) -> N
 def test_closing_while_it_writes(tiny: WriteTiny) -> None:
     """Another thread's step ends first; then its text ends with the reason."""
     model = treadle.load(tiny(), draft=tiny(), threads=1, context=256)
-    model.stepper.scheduler.drafting.gate = Always()
+    model.stepper.scheduler.drafting.controller = Always()
     drafter = model.stepper.scheduler.drafting.drafter
     assert drafter is not None
     usual, closer = drafter.write, threading.Thread(target=model.close)

@@ -88,7 +88,7 @@ def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def load(path: Path, **settings: Any) -> treadle.Model:
     model = treadle.load(path, threads=1, **{"context": 256, "n_sequences": 3, **settings})
-    model.stepper.scheduler.drafting.gate = Always()
+    model.stepper.scheduler.drafting.controller = Always()
     return model
 
 
@@ -162,6 +162,7 @@ def test_the_text_is_that_without_it(path: Path, how: dict[str, Any]) -> None:
     written(path, how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_layer_that_is_right_is_believed(foreseen: Path, how: dict[str, Any]) -> None:
     timings = written(foreseen, how).timings

@@ -65,7 +65,7 @@ class World:
 
     def add(self, prompt: list[int], n: int, *, speculate: bool = True, **given: Any) -> Request:
         answer = RequestOutput(Bytes(), prompt, n_ctx=self.engine.n_ctx, max_tokens=n)  # type: ignore[arg-type]
-        sampler: Any = SimpleNamespace(choose=self.sample, look=lambda n: None, forced=list)
+        sampler: Any = SimpleNamespace(choose=self.sample, query=lambda n: None, forced=list)
         made = Request(prompt, sampler, answer, speculate=speculate, **given)
         self.scheduler.add(made)
         return made
@@ -123,6 +123,7 @@ def test_a_text_that_repeats_itself_takes_fewer_steps(window: int) -> None:
     assert times[0] > 1.6 * times[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("each", [0.002, 0.03])
 def test_drafts_that_are_wrong_cost_at_most_3_per_cent(n: int, each: float) -> None:
@@ -306,10 +307,11 @@ def test_guesses_that_were_never_run_open_and_close_the_gate() -> None:
 
 def draft_always(model: treadle.Model) -> None:
     """Whatever it costs: the clock decides nothing."""
-    gate = model.stepper.scheduler.drafting.gate
+    gate = model.stepper.scheduler.drafting.controller
     gate.choose = lambda n, guesses, most: len(guesses)  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{}, {"arch": "gemma3", "window": 16, "n_layer": 6, "tied": 0}])
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 0.3, "seed": 5}])
 def test_a_model_writes_the_same_text(
@@ -341,6 +343,7 @@ SCHEMA = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}])
 def test_a_grammars_forced_tokens_are_drafted(how: dict[str, Any]) -> None:
     """Two texts in a batch, each in its own place of its grammar, one with log-probabilities."""

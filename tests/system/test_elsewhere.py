@@ -147,6 +147,7 @@ WAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_workers_sleep_and_are_woken(system: str, calls: Path) -> None:
     """Without a wake-up the team's end would wait for ever: no worker naps."""
@@ -173,6 +174,7 @@ assert times[0].any() and (step_times(times) >= 0).all(), times
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_steps_are_timed(system: str, calls: Path) -> None:
     command = [sys.executable, "-c", TIMES, system]

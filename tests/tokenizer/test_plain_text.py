@@ -135,6 +135,7 @@ def test_every_kind_is_here() -> None:
     assert {name.partition(",")[0] for name in KINDS} == set(MODELS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_of_control_tokens_are_text(kind: str, tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers[kind]
@@ -147,6 +148,7 @@ def test_names_of_control_tokens_are_text(kind: str, tokenizers: dict[str, Token
             check(tokenizer, text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(draw=st.data())

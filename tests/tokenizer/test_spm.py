@@ -41,6 +41,7 @@ def pair(data: Path, request: pytest.FixtureRequest) -> tuple[SentencePieceProce
     return SentencePieceProcessor(model_file=str(original)), load_tokenizer(open_gguf(gguf))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(text=st.text() | st.text("ab Lily\n.🦙é▁<s>/"))
 def test_as_the_original_model(pair: tuple[SentencePieceProcessor, Tokenizer], text: str) -> None:
@@ -81,6 +82,7 @@ def bare(load: Load, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tok
     return processor, load_tokenizer(open_gguf(path))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     text=st.text() | st.text(" \n▁<tab>é\u0301\0\ud800😀") | st.text("a ▁").map("{} <tab>".format)

@@ -48,6 +48,7 @@ def test_decoding_is_the_inverse(data: Path, load: Load, name: str) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-spm", "gpt-2", "qwen2", "llama-bpe"])
 @settings(max_examples=60, deadline=None)
 @given(text=st.text())

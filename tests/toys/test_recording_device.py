@@ -169,6 +169,7 @@ def test_a_model_runs_on_it(engines: tuple[Engine, Engine]) -> None:
     assert close(made[0][-1], reference.forward(gguf, config, ids)[-3:], rounding(config))
 
 
+@pytest.mark.slow
 def test_what_it_was_asked_for(engines: tuple[Engine, Engine], tmp_path: Path) -> None:
     engine = engines[0]
     device: Any = engine.device

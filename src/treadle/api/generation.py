@@ -155,12 +155,13 @@ class Generation:
         return piece
 
 
-def in_order(texts: Iterable[Generation]) -> Iterator[Generation]:
+def in_order(generations: Iterable[Generation]) -> Iterator[Generation]:
     """Yield generations in order, each once it is finished. Up to AHEAD are in flight, as far as
-    there are pages. An error raised by iterating ``texts`` is raised at its place in the order.
+    there are pages. An error raised by iterating ``generations`` is raised at its place in the
+    order.
     """
     queue: deque[Generation] = deque()
-    source = iter(texts)
+    source = iter(generations)
     failure: Exception | None = None  # a StopIteration at the end of the source
 
     def room() -> bool:

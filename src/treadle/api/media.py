@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.cached_property import cached_property
+from treadle.chat.media_parts import MediaPart
 from treadle.errors import TreadleError
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
@@ -17,7 +19,6 @@ from treadle.media.limits import MediaLimits
 from treadle.scheduler.request import MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
-    from treadle.chat.media_parts import MediaPart
     from treadle.chat.prompt import ChatPrompt
     from treadle.engine.engine import Engine
     from treadle.media.marks import MediaMarks, Piece
@@ -30,6 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 ENCODING = {"image": "reading the picture", "audio": "reading the sound"}  # stages of progress
 STEPS = 100  # of the progress of one picture
+WARMED = ((64, 64), (1024, 1024))  # height and width of pictures whose plans are compiled
 DETAIL_ROWS = {"low": 256, "high": 2048}  # most rows of a picture, by a call's ``detail``
 
 
@@ -84,11 +86,13 @@ class ModelMedia:
         encoded = (self._tokenizer.encode(text, bos=False, special=True) for text in spelt)
         return tuple(sorted({ids[0] for ids in encoded if len(ids) == 1}))
 
-    def chat_ids(self, prompt: ChatPrompt) -> list[int]:
-        """Return the token ids of a rendered prompt; a ``MediaPrompt`` if it has media."""
+    def chat_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
+        """Return the token ids of a rendered prompt; a ``MediaPrompt`` if it has media.
+        ``bounded``: media of more tokens than the context raise ContextFullError.
+        """
         if prompt.media is None:
             return self._tokenizer.encode_prompt(prompt.text)
-        prepared = self._prepare(prompt.media.parts)
+        prepared = self._prepare(prompt.media.parts, bounded=bounded)
         return self._ids(prompt.split([each.layout for each in prepared]), prepared)
 
     def raw_ids(self, pieces: Sequence[str | MediaPart]) -> MediaPrompt:
@@ -112,17 +116,22 @@ class ModelMedia:
                 made.append(TextPiece(part) if isinstance(part, str) else MediaRows(at, part))
         return self._ids(made, used)
 
-    def _prepare(self, parts: Sequence[MediaPart]) -> list[PreparedMedia]:
+    def _prepare(self, parts: Sequence[MediaPart], *, bounded: bool = True) -> list[PreparedMedia]:
         """Decode and resize pictures and sounds. Raises TreadleError for too many, FileError and
         UnsupportedError for one that cannot be read.
         """
         self.limits.check_count(len(parts), "the prompt")
         made = []
         n_rows = 0
+        n_pixels = 0
         for part in parts:
             made.append(self._prepare_one(part))
             n_rows += made[-1].n_rows
-            self._engine.cache.check_context(n_rows)
+            if bounded:
+                self._engine.cache.check_context(n_rows)
+            if part.kind == "image":
+                n_pixels += math.prod(made[-1].size)
+                self.limits.check_pixels(n_pixels, part.place)
         return made
 
     def _prepare_one(self, part: MediaPart) -> PreparedMedia:
@@ -152,15 +161,14 @@ class ModelMedia:
 
         encodings: dict[MediaEntry, Encode] = {}
         entries = []
-        registry = self._engine.media
-        with self._engine.lock:
-            for each in prepared:
-                new = MediaEntry(
+        for each in prepared:
+            entry = self._enter(
+                MediaEntry(
                     each.digest, each.n_rows, each.positions, each.advance, each.bidirectional
                 )
-                entry = registry.enter(new, self._engine.cache.tree)
-                entries.append(entry)
-                encodings[entry] = partial(self._encode, each)
+            )
+            entries.append(entry)
+            encodings[entry] = partial(self._encode, each)
         ids: list[int] = []
         for piece in encode_pieces(pieces, self._tokenizer):
             if isinstance(piece, MediaRows):
@@ -169,7 +177,28 @@ class ModelMedia:
             else:
                 ids.append(piece)
         usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
-        return MediaPrompt(ids, encodings, usage)
+        return MediaPrompt(ids, encodings, usage, sum(each.n_bytes for each in prepared))
+
+    def _enter(self, new: MediaEntry) -> MediaEntry:
+        """Return the registry's entry of a picture or sound."""
+        registry = self._engine.media
+        entry = registry.add(new)
+        if entry is None:
+            with self._engine.lock:
+                entry = registry.enter(new, self._engine.cache.tree)
+        return entry
+
+    def warm(self) -> None:
+        """Compile the plans that pictures of usual sizes need, so that no first one waits."""
+        if "image" not in self.modalities:
+            return
+        rows = self._rows_of(MediaPart("image", None, ""))
+        for size in WARMED:
+            try:
+                prepared = self.projector.prepare(np.zeros((*size, 3), np.uint8), rows)
+            except TreadleError:  # a size that the family refuses
+                continue
+            self.projector.warm(prepared)
 
     def _encode(self, prepared: PreparedMedia) -> Encoding:
         """Begin an encoding that reports its progress; see ``Projector.encode_runs``."""

@@ -41,7 +41,7 @@ from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError, UnsupportedError
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
@@ -559,9 +559,8 @@ class Model:
         parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
-        # building one starts the other
         stop = self.template.stop
-        _ = self.tokenizer
+        _ = self.tokenizer  # built while the template's process starts
         conversation = self.read_conversation(messages)
         own["stop"] = (*stop_strings(own.get("stop")), *stop)
         given = {**settings, **(template or {})}
@@ -617,13 +616,13 @@ class Model:
             self.template, conversation, tools, template, variables, SETTINGS, marks=marks
         )
 
-    def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
+    def prompt_ids(self, prompt: ChatPrompt, *, bounded: bool = True) -> list[int]:
         """Return the token ids of a rendered prompt, with its pictures and sounds prepared but not
-        encoded.
+        encoded. ``bounded``: if these alone exceed the context, ContextFullError is raised.
         """
         if prompt.media is None or self.media is None:
             return self.tokenizer.encode_prompt(prompt.text)
-        return self.media.chat_ids(prompt)
+        return self.media.chat_ids(prompt, bounded=bounded)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def one_line(path: Path, engine: Engine) -> str:
-    """``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
+    """Return ``Model('tiny.gguf', llama, 1.1B parameters, Q4_K, 637 MiB, 4 threads, ...)``."""
     facts = card(path, engine)
     if "state" in facts:
         return f"Model({facts['file']!r}, closed)"

@@ -14,9 +14,9 @@ from treadle.base.validate import flag, listed, positive, ranged
 from treadle.chat.messages import ChatMessages, check_messages
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own, check_variables
-from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, manner_of
+from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, dialect_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
-from treadle.chat.tools.messages import begun, shaped
+from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
 from treadle.chat.tools.schemas import without_nulls
 from treadle.errors import GrammarError, TreadleError
@@ -75,7 +75,7 @@ class Reply(Generation):
         self.reasoning = ""
         self.calls: list[ToolCall] = []
         self.warnings = planned.warnings
-        self._scanner = planned.speech.scanner()
+        self._scanner = planned.marks.scanner()
         self._of_calls: list[OutputPiece] = []
         self._n_given = 0  # characters of the text already yielded
 
@@ -150,8 +150,8 @@ def reply(
         by_name = {}
     functions = list(by_name.values())
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
-    manner = manner_of(model.template)
-    said, shown = shaped(messages, functions, manner)
+    dialect = dialect_of(model.template)
+    said, shown = messages_for_template(messages, functions, dialect)
     if variables:
         check_variables(model.template, variables, settings)
     given = {**check_own(template), **variables}
@@ -168,7 +168,7 @@ def reply(
         budget=reasoning_budget,
     )
     grammars = model.grammars
-    planned = plan_answer(wanted, begun(messages, manner), text, grammars)
+    planned = plan_answer(wanted, continued_dialect(messages, dialect), text, grammars)
     planned = replace(planned, warnings=(*planned.warnings, *conversation.warnings))
     ids = model.prompt_ids(ChatPrompt(text, media))
     request = model.build_request(ids, **own, plan=planned)

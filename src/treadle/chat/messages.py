@@ -300,7 +300,7 @@ def _plain(value: Any) -> Any:
 # -- facts about messages -------------------------------------------------------------------------
 
 
-def goes_on(messages: Messages) -> bool:
+def ends_with_open_answer(messages: Messages) -> bool:
     """Whether the last message is an assistant message to continue; one with tool calls is
     complete.
     """

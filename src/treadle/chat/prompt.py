@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import listed
-from treadle.chat.messages import ChatMessages, goes_on
+from treadle.chat.messages import ChatMessages, ends_with_open_answer
 from treadle.chat.template.variables import check_own, check_variables
-from treadle.chat.tools.detect import manner_of
+from treadle.chat.tools.detect import dialect_of
 from treadle.chat.tools.history import needs_form
-from treadle.chat.tools.messages import gone_on, in_another_form, shaped
+from treadle.chat.tools.messages import (
+    in_another_form,
+    messages_for_template,
+    prompt_with_last_message,
+)
 from treadle.errors import TemplateError, TreadleError
 
 if TYPE_CHECKING:
@@ -97,7 +101,7 @@ def conversation_prompt(
     messages = conversation.messages
     try:
         if tools is None and needs_form(messages):
-            messages, _ = shaped(messages, [], manner_of(template))
+            messages, _ = messages_for_template(messages, [], dialect_of(template))
         return ChatPrompt(render_messages(template, messages, tools, given, media=media), media)
     except TemplateError as error:
         if tools is not None:
@@ -126,10 +130,10 @@ def render_messages(
         messages = media.hidden.hide(messages)
         given = media.hidden.hide(given)
         placeholders = media.placeholders
-    if within or (continued and goes_on(messages)):
+    if within or (continued and ends_with_open_answer(messages)):
         *earlier, last = messages
-        asked = template.render_read(earlier, placeholders, add_generation_prompt=True, **given)
-        return gone_on(template, asked, last, within=within)
+        prompt = template.render_read(earlier, placeholders, add_generation_prompt=True, **given)
+        return prompt_with_last_message(template, prompt, last, within=within)
     return template.render_read(
         messages, placeholders, add_generation_prompt=add_generation_prompt, **given
     )

@@ -47,7 +47,7 @@ def draw(results: Sequence[Result], origin: str) -> str:
     looks = looks_of(results)
     top = canvas.head("treadle bench", subtitle(results), origin)
     top = legend(canvas, looks, results, top + 28)
-    for name, panel in (("roofline", roofline), ("depth", by_depth), ("models", by_model)):
+    for name, panel in (("roofline", roofline), ("depth", draw_by_depth), ("models", by_model)):
         begin = len(canvas.lines)
         bottom = panel(canvas, results, looks, top + 44)
         if bottom is not None:
@@ -206,7 +206,9 @@ def intensity(r: Result, results: Sequence[Result]) -> tuple[float, float] | Non
 # -- speed by depth -------------------------------------------------------------------------------
 
 
-def by_depth(canvas: Canvas, results: Sequence[Result], looks: Looks, top: float) -> float | None:
+def draw_by_depth(
+    canvas: Canvas, results: Sequence[Result], looks: Looks, top: float
+) -> float | None:
     """Draw tokens a second over the tokens already in the cache."""
     depths = sorted({r.depth for r in results})
     if len(depths) < 2:

@@ -52,7 +52,7 @@ class GenerationOptions:
     stop: tuple[str, ...] = ()
     constraint: ConstraintFile | None = None
 
-    def of(self: Options, model: Model) -> Options:
+    def with_model_defaults(self: Options, model: Model) -> Options:
         """Return a copy with the model file's recommended sampling where no option is given."""
         usual = model.sampling
         given = {name: getattr(self.sampling, name) for name in self.given}
@@ -70,7 +70,7 @@ class GenerationOptions:
         }
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def naming_file(self) -> Iterator[None]:
         """Prefix errors about a grammar or a schema with the name of its file."""
         try:
             yield

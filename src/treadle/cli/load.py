@@ -17,9 +17,9 @@ from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TreadleError
+from treadle.files.paths import file_name
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
-from treadle.files.target import file_name
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -236,10 +236,10 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
     "off", no reasoning marks either.
     """
     from treadle.chat.template.variables import switched
-    from treadle.chat.tools import manner_of
+    from treadle.chat.tools import dialect_of
 
     template = model.template
-    if switched(template, wanted) or (wanted == "off" and manner_of(template).thought):
+    if switched(template, wanted) or (wanted == "off" and dialect_of(template).thought):
         return
     progress.close()
     remark(f"warning: --reasoning {wanted}: the chat template has no reasoning to switch {wanted}")

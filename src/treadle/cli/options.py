@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -379,6 +380,39 @@ IMAGE_MAX_TOKENS = click.option(
     help="Most tokens of a picture; larger ones are scaled down. The default suits a CPU.",
 )
 MEDIA = (MMPROJ, NO_MMPROJ, IMAGE_MAX_TOKENS)
+
+
+def media_host(text: str) -> str:
+    """Check a host's name. Raises click.BadParameter for an address."""
+    if not re.fullmatch(r"\.?[\w-]+(\.[\w-]+)*", text):
+        raise click.BadParameter(f"{text!r}: expected a host's name, without a scheme or port")
+    return text.lower()
+
+
+# Of commands that answer requests of others.
+MEDIA_URLS = click.option(
+    "--media-urls",
+    is_flag=True,
+    help="Fetch pictures and sounds that requests name by http(s) addresses, from public hosts. By "
+    "default they must be sent along.",
+)
+MEDIA_HOSTS = click.option(
+    "--media-host",
+    "media_hosts",
+    multiple=True,
+    metavar="NAME",
+    type=media_host,
+    help="Host from which --media-urls may fetch, .example.org for all below it; may be repeated. "
+    "By default any public host.",
+)
+
+
+def check_media_hosts(media_urls: bool, media_hosts: Sequence[str]) -> None:
+    """Raise click.UsageError for hosts although no addresses are fetched."""
+    if media_hosts and not media_urls:
+        raise click.UsageError("--media-host needs --media-urls")
+
+
 KEEP = (
     click.option(
         "--cache-dir",

@@ -24,7 +24,7 @@ AGAIN = "\r\x1b[2K"
 TAIL = 16  # last prompt tokens, in which an opening reasoning mark is looked for
 
 
-def speech_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
+def marks_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
     """Return the reasoning marks to look for. An answer ``bound`` to a grammar has none."""
     from treadle.chat.tools import AnswerMarks, find_thought
 
@@ -47,10 +47,10 @@ class ReplyView:
     not a terminal. Otherwise standard error shows its token count, updated live on a terminal.
     """
 
-    def __init__(self, screen: Screen, speech: AnswerMarks, *, whole: bool) -> None:
+    def __init__(self, screen: Screen, marks: AnswerMarks, *, whole: bool) -> None:
         self.content = ""
         self._screen = screen
-        self._scanner = speech.scanner()
+        self._scanner = marks.scanner()
         self._whole = whole
         self._aloud = WrappedScreen() if whole and sys.stdout.isatty() else None
         self._dim = is_styled(sys.stdout)

@@ -18,7 +18,7 @@ def report(model: Model, turn: AnswerCost) -> str:
     lines = {
         "device": printable(device_name(model) or ""),
         "cpu": cpu(model),
-        "kernels": kernels(model),
+        "kernels": kernels_line(model),
         "prompt": prompt(turn),
         "pictures": turn.looked,
         "text": wrote([turn]),
@@ -46,7 +46,7 @@ def cpu(model: Model) -> str:
     return f"{name if len(name) <= 56 else name[:55] + '…'}, {threads}"
 
 
-def kernels(model: Model) -> str:
+def kernels_line(model: Model) -> str:
     """Format how many kernels were compiled and cached, and for which instruction set."""
     tally = model.engine.kernels
     made = [f"{tally.n_compiled} compiled"] if tally.n_compiled else []

@@ -26,9 +26,8 @@ Row = dict[str, Any]  # of tune_results.rows_of
 # of the panels' axes; labels lie outside
 LEFT = 180
 RIGHT = 770
-# pixels: a map's row, a configuration's two bars
-CELL = 28
-BAR = 30
+CELL = 28  # pixels of a map's row
+BAR = 30  # pixels of a configuration's two bars
 THIN = 9  # pixels of one bar
 FAINT = 0.08  # colour strength of the slowest cell
 STRONG = 0.7  # above it, numbers in a cell have the background's colour

@@ -140,6 +140,24 @@ class Device(Storage):
         assert 0 <= steps.start <= steps.stop <= n, (steps, n)
         return self._run(program, steps, times, stoppable)
 
+    def n_items(self, program: DeviceProgram, step: int) -> int:
+        """Return the items of a step in the next run. 1: ``run_items`` cannot divide it."""
+        return 1
+
+    def run_items(self, program: DeviceProgram, step: int, items: range) -> int:
+        """Run some items of one step; return the item that follows them, which is more than
+        ``items.stop`` if the step's items run in groups, or on a device that cannot divide steps.
+
+        The results are those of ``run``. All items of a step must be run before the next step.
+        """
+        n_items = self.n_items(program, step)
+        assert 0 <= items.start < items.stop <= n_items, (items, n_items)
+        return self._run_items(program, step, items)
+
+    def _run_items(self, program: Any, step: int, items: range) -> int:
+        self._run(program, range(step, step + 1), None, False)
+        return 1
+
     @abstractmethod
     def close(self) -> None:
         """Stop the device; it must not be used afterwards."""

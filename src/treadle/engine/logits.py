@@ -93,9 +93,8 @@ class LogitsBatch:
         queries: Ids[tuple[LogitsQuery, ...]],
         lock: AbstractContextManager[object],
     ) -> None:
-        # the engine's
-        self._read = read
-        self._lock = lock
+        self._read = read  # the engine's
+        self._lock = lock  # the engine's
         self._data = data
         self._queries = queries
         self._kept: npt.NDArray[np.float32] | None = None

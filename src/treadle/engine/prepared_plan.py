@@ -1,4 +1,4 @@
-"""A prepared plan: kernels compiled, buffers allocated."""
+"""A plan with its buffers placed; ``Device.ready`` compiles its kernels."""
 
 from __future__ import annotations
 

@@ -56,9 +56,8 @@ class Header(FileReader):
     """Metadata and tensors of one mapped file. Raises FileError or UnsupportedError."""
 
     word = 8  # bytes of a count, a length or a dimension
-    # bytes of the smallest metadata entry and tensor description
-    min_kv = 13
-    min_info = 24
+    min_kv = 13  # bytes of the smallest metadata entry
+    min_info = 24  # bytes of the smallest tensor description
     last_type = ValueType.FLOAT64
 
     def __init__(self, path: Path) -> None:

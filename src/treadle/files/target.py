@@ -8,41 +8,15 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO
 
 from treadle.base.humanize import n_bytes, why
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError
+from treadle.files.paths import ABSENT, Name
 from treadle.files.splits import shards_beside
 
-Name: TypeAlias = str | os.PathLike[str]
-
-ABSENT = (errno.ENOENT, errno.ENOTDIR)  # no such file
 LONGEST = 255  # bytes of a file name, the usual limit of file systems
 ADDED = 32  # bytes that ``part_of`` may add to a name
-
-
-def file_name(path: Name | bytes, of: str = "path") -> Path:
-    """Return ``path`` as a Path; it must not be empty, since ``Path("")`` is the current folder.
-    Bytes are decoded as file names. ``of`` is the argument's name, for errors.
-
-    Raises FileError for an invalid name, or one in a folder that may not be read.
-    """
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise TreadleError(f"{of}={path!r:.80}: expected a path") from None
-    if not text:
-        raise FileError("an empty name", path="''", expected="a file name")
-    if "\0" in text:
-        raise FileError("its name holds a NUL byte", path=text)
-    try:
-        os.stat(text)
-    except UnicodeEncodeError:
-        raise FileError("its name has no bytes in this system's encoding", path=text) from None
-    except OSError as error:  # errors other than ABSENT would make pathlib's queries raise
-        if error.errno not in ABSENT:
-            raise FileError(why(error), path=text) from error
-    return Path(text)
 
 
 def check_target(path: Name, sources: Iterable[Path] = (), *, force: bool = False) -> None:

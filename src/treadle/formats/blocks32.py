@@ -51,8 +51,8 @@ Q4_1_SEARCH = OffsetSearch(
 
 
 def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
-    """Return a function from a search result to codes and scale. The result has one sub-block,
-    with the integer -1 (or 0 if there is no scale).
+    """Return a function from a ``Signed`` result of one sub-block to codes plus ``half`` and the
+    scale ``d * sc``; ``sc`` is -1, or 0 without a scale.
 
     A NaN makes ``d`` NaN, an infinity infinite or NaN.
     """

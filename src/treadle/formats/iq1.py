@@ -86,7 +86,7 @@ S_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and shifted points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points plus shift."""
     high = split_words(blocks["qh"], 4, 3)
     down = np.repeat(blocks["qh"] >> np.uint16(15), 4, axis=-1)
     code = blocks["qs"] | high << np.uint16(8) | down << np.uint16(11)
@@ -94,7 +94,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Write scales and codes into blocks."""
+    """Write ``qs`` and ``qh`` of IQ1_S blocks; ``qh`` has the scales too."""
     index = found.codes % DOWN
     down = found.codes[:, ::4] // DOWN
     out["qs"] = index & 255
@@ -135,7 +135,7 @@ def scale_m(blocks: Blocks) -> F32Array:
 
 
 def read_m(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and shifted points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points plus shift."""
     code = blocks["qs"] | split_words(blocks["qh"], 2, 4).astype(np.uint16) << np.uint16(8)
     words = np.ascontiguousarray(blocks["scales"]).view("<u2")
     return LADDER[split_words(words, 4, 3)], values(code)

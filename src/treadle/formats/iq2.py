@@ -63,7 +63,7 @@ XXS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and signed points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
     words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
     sign = signs.even_signs()[split_words(words[..., 1], 4, 7)]
     found = XXS_GRID.points[split_words(words[..., 0], 4, 8)]
@@ -102,7 +102,7 @@ XS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,)), ("scales", "u1", (8,))
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and signed points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
     sign = signs.even_signs()[blocks["qs"] >> np.uint16(9)]
     found = XS_GRID.points[blocks["qs"] & np.uint16(511)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, sign)
@@ -141,7 +141,7 @@ S_LAYOUT = np.dtype(
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and signed points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
     high = split_words(blocks["qh"], 4, 2).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])

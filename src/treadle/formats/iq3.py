@@ -64,7 +64,7 @@ XXS_CODER = coder(XXS_GRID, XXS_LADDER, 4, "even")
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and signed points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
     words = blocks["scales_and_signs"]
     sign = signs.even_signs()[split_words(words, 4, 7)]
     found = XXS_GRID.points[blocks["qs"]]
@@ -111,7 +111,7 @@ S_CODER = coder(S_GRID, S_LADDER, 1, "any")
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and signed points."""
+    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
     high = split_words(blocks["qh"], 8, 1).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])

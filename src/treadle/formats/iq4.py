@@ -55,7 +55,9 @@ def write_steps(out: Blocks, found: Any) -> None:
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Return steps plus 128: the first 16 of each 32 weights, then the second 16."""
+    """Return table values plus 128, as unsigned bytes: of low nibbles, which are the first 16 of 32
+    weights, then of high ones.
+    """
     return looked_up(k, field, TABLE)
 
 
@@ -103,7 +105,7 @@ XS_CODER = FormatCoder(
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return scales and steps."""
+    """Return the sub-blocks' integer scales, and the weights before scaling."""
     low = split_words(blocks["scales_l"], 2, 4)
     high = split_words(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
     return XS_CODER.ladder[low | high << np.uint8(4)], read_steps(blocks)

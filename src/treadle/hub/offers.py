@@ -38,9 +38,8 @@ NO_MODEL = re.compile(  # files beside a model that are not models by themselves
 )
 REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, dropped by ggml in 2024
 
-# bytes besides the weights, and per byte of weights
-ROOM = 1 << 30
-ROOM_SHARE = 1 / 8
+ROOM = 1 << 30  # bytes besides the weights
+ROOM_SHARE = 1 / 8  # further bytes per byte of weights
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ def tag_of(path: str) -> tuple[str, str]:
 
 
 def rank(offer: RepositoryModel) -> int:
-    """Return the place in QUALITY; larger types come after it, unknown ones last."""
+    """Return the place of its type in QUALITY, then LARGER; an unknown type comes last."""
     return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
 
 

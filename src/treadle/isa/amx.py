@@ -37,7 +37,7 @@ def begin(k: Builder, p: Val) -> None:
 
 
 def begin_bytes(k: Builder, p: Val, n: int) -> None:
-    """``ldtilecfg``."""
+    """``begin_bytes`` by ``ldtilecfg``."""
     k.store(p, k.const(_config(n), u8 * 64))
     _call(k, "ldtilecfg", [p.ir])
 
@@ -48,33 +48,33 @@ def end(k: Builder) -> None:
 
 
 def zero(k: Builder, r: int) -> None:
-    """``tilezero``."""
+    """``zero`` by ``tilezero``."""
     _call(k, "tilezero", [_register(k, r)])
 
 
 def load(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``tileloadd``."""
+    """``load`` by ``tileloadd``."""
     _call(k, "tileloadd64", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
 def load_passing(k: Builder, r: int, p: Val, stride: int) -> None:
-    """``tileloaddt1``."""
+    """``load_passing`` by ``tileloaddt1``."""
     _call(k, "tileloaddt164", [_register(k, r), p.ir, k.i64(stride).ir])
 
 
 def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``tilestored``."""
+    """``store`` by ``tilestored``."""
     _call(k, "tilestored64", [_register(k, r), p.ir, k.val(stride, i64).ir])
 
 
 def dots_bf16(k: Builder) -> None:
-    """``tdpbf16ps``."""
+    """``dots_bf16`` by ``tdpbf16ps``."""
     for c in range(4):
         _call(k, "tdpbf16ps", [_register(k, r) for r in (c, 4 + c // 2, 6 + c % 2)])
 
 
 def dot_bytes(k: Builder, c: int, a: int, b: int) -> None:
-    """``tdpbssd``."""
+    """``dot_bytes`` by ``tdpbssd``."""
     _call(k, "tdpbssd", [_register(k, r) for r in (c, a, b)])
 
 

@@ -59,24 +59,26 @@ def _by_signed(dot: Op, k: Builder, acc: Val, w: Val, x: Val, w_max: int) -> Val
 
 
 def dot4_smull(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dot4`` by 16-bit products: four instructions for 16 of them."""
+    """``dot4`` by 16-bit products: four instructions for 16 of them. ``w_max``: the largest
+    weight.
+    """
     return _by_signed(_smull, k, acc, w, x, w_max)
 
 
 def dot4_sdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``sdot``."""
+    """``dot4`` by ``sdot``; ``w_max``: the largest weight."""
     return _by_signed(_sdot, k, acc, w, x, w_max)
 
 
 def dot4_usdot(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``usdot``."""
+    """``dot4`` by ``usdot``, which multiplies unsigned weights directly."""
     if w.ty.lanes % WIDE:
         return portable.dot4(k, acc, w, x, w_max)
     return _dot(k, f"{NEON}.usdot.v4i32.v16i8", acc, w, x)
 
 
 def pairs(k: Builder, acc: Val, w: Val, x: Val) -> Val:
-    """``smmla``, ``usmmla``."""
+    """``pairs`` by ``smmla`` or ``usmmla``."""
     name = "smmla" if w.ty.is_signed else "usmmla"
     return k.call(f"{NEON}.{name}.v4i32.v16i8", acc.ty, [acc.ir, w.ir, x.ir])
 
@@ -93,7 +95,7 @@ def dot_bf16(k: Builder, acc: Val, a: Val, b: Val) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``bfcvtn``."""
+    """``narrow_bf16`` by ``bfcvtn``."""
     return x.to(bf16).bits(i16.like(x.ty))
 
 
@@ -103,7 +105,7 @@ def pause(k: Builder) -> None:
 
 
 def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
-    """``tbl``."""
+    """``lookup`` by ``tbl``."""
     same = k.const([*table], u8 * WIDE)
     parts = k.split(index & 15, WIDE)
     return k.concat(*(k.call(f"{NEON}.tbl1.v16i8", p.ty, [same.ir, p.ir]) for p in parts))

@@ -48,7 +48,7 @@ def prmt(k: Builder, a: Val, b: Val | int, picked: Val | int) -> Val:
 
 
 def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
-    """``dp4a``."""
+    """``dot4`` by ``dp4a``."""
     n = acc.ty.lanes
     kind = "s" if w.ty.is_signed else "u"
     codes = w.bits(i32 * n)
@@ -61,7 +61,7 @@ def dot4(k: Builder, acc: Val, w: Val, x: Val, w_max: int = 255) -> Val:
 
 
 def narrow_bf16(k: Builder, x: Val) -> Val:
-    """``cvt.rn.bf16x2.f32``."""
+    """``narrow_bf16`` by ``cvt.rn.bf16x2.f32``."""
     return x.to(bf16).bits(i16.like(x.ty))
 
 
@@ -147,12 +147,12 @@ def copy_async(k: Builder, to: Val, frm: Val, n_bytes: int = 16) -> None:
 
 
 def commit(k: Builder) -> None:
-    """``cp.async.commit_group``."""
+    """``commit`` by ``cp.async.commit_group``."""
     k.call("llvm.nvvm.cp.async.commit.group", None, [])
 
 
 def wait(k: Builder, n: int) -> None:
-    """``cp.async.wait_group``."""
+    """``wait`` by ``cp.async.wait_group``."""
     k.call("llvm.nvvm.cp.async.wait.group", None, [k.const(n, i32).ir])
 
 
@@ -162,31 +162,31 @@ def warp_barrier(k: Builder) -> None:
 
 
 def shuffle(k: Builder, v: Val, lanes: int) -> Val:
-    """``shfl.sync.bfly``."""
+    """``shuffle`` by ``shfl.sync.bfly``."""
     args = [k.const(-1, i32).ir, v.bits(i32).ir, k.const(lanes, i32).ir, k.const(31, i32).ir]
     return k.call("llvm.nvvm.shfl.sync.bfly.i32", i32, args).bits(v.ty)
 
 
 def load_matrix(k: Builder, p: Val) -> list[Val]:
-    """``ldmatrix``."""
+    """``load_matrix`` by ``ldmatrix``."""
     name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16.p3"
     return k.call_several(name, 4, u32, [k.in_space(p, SHARED)])
 
 
 def load_matrix_t(k: Builder, p: Val) -> list[Val]:
-    """``ldmatrix.trans``."""
+    """``load_matrix_t`` by ``ldmatrix.trans``."""
     name = "llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3"
     return k.call_several(name, 4, u32, [k.in_space(p, SHARED)])
 
 
 def mma_f16(k: Builder, c: Sequence[Val], a: Sequence[Val], b: Sequence[Val]) -> list[Val]:
-    """``mma.sync``."""
+    """``mma_f16`` by ``mma.sync``."""
     operands = [v.bits(f16 * 2).ir for v in (*a, *b)] + [v.ir for v in c]
     return k.call_several("llvm.nvvm.mma.m16n8k16.row.col.f32.f32", 4, f32, operands)
 
 
 def mma_bf16(k: Builder, c: Sequence[Val], a: Sequence[Val], b: Sequence[Val]) -> list[Val]:
-    """``mma.sync``."""
+    """``mma_bf16`` by ``mma.sync``."""
     operands = [v.ir for v in (*a, *b, *c)]
     return k.call_several("llvm.nvvm.mma.m16n8k16.row.col.bf16", 4, f32, operands)
 

@@ -222,7 +222,7 @@ def matrix_store(k: Builder, r: int, p: Val, stride: Operand) -> None:
 
 
 def matrix_dots_bf16(k: Builder) -> None:
-    """Do the four products one after the other."""
+    """Add the four products of ``MatrixUnit.dots_bf16``, one after the other."""
     for c in range(4):
         _dot_bf16(k, c, 4 + c // 2, 6 + c % 2)
 

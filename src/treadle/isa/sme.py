@@ -25,9 +25,8 @@ from treadle.jit.types import Ty, bf16, boolean, i32, i64, ptr
 SME = "llvm.aarch64.sme"
 LENGTH = 512  # bits of a streaming vector
 SIDE = LENGTH // 32  # rows of a tile, and dwords in a row
-# the first two operands, rows of a and of b
-LEFT = 4
-RIGHT = 6
+LEFT = 4  # rows of a: the first operand
+RIGHT = 6  # rows of b: the second operand
 EVERY = 31  # a pattern of ``ptrue``: all lanes
 SLOT = 16  # bytes of a slot: an operand's address and its row stride
 
@@ -83,7 +82,7 @@ def load(k: Builder, r: int, p: Val, stride: int) -> None:
 
 
 def store(k: Builder, r: int, p: Val, stride: Operand) -> None:
-    """``st1w``."""
+    """``store`` by ``st1w``."""
     _move(k, "st1w.horiz", r, p, stride)
 
 

@@ -48,7 +48,7 @@ def dot2(k: Builder, acc: Val, w: Val, x: Val) -> Val:
 
 
 def high_short(k: Builder, a: Val, b: Val) -> Val:
-    """``vpmulhrsw``."""
+    """``high_short`` by ``vpmulhrsw``."""
     return k.call(f"llvm.x86.{MULHRS[a.ty.lanes]}", a.ty, [a.ir, b.ir])
 
 
@@ -107,7 +107,7 @@ def narrow_bf16(k: Builder, x: Val) -> Val:
 
 
 def pause(k: Builder) -> None:
-    """``pause``."""
+    """Stall the core briefly, by ``pause``."""
     k.call("llvm.x86.sse2.pause", None, [])
 
 
@@ -123,7 +123,7 @@ def lookup(k: Builder, table: Sequence[int], index: Val) -> Val:
 
 
 def multishift(k: Builder, v: Val, at: Sequence[int]) -> Val:
-    """``vpmultishiftqb``."""
+    """``multishift`` by ``vpmultishiftqb``."""
     if v.ty.lanes < 16:  # narrower than a register
         return portable.multishift(k, v, at)
 
@@ -141,7 +141,7 @@ def bit_spread(k: Builder, v: Val, at: Sequence[int], to: int) -> Val:
 
 
 def lookup_words(k: Builder, table: Val, index: Val) -> Val:
-    """``vpermw``."""
+    """``lookup_words`` by ``vpermw``."""
     args = [table.ir, index.bits(table.ty).ir]
     return k.call("llvm.x86.avx512.permvar.hi.512", table.ty, args)
 

@@ -134,7 +134,9 @@ class Builder(Spaces):
         return self.isa.gather(self, table, index, ty)
 
     def masked_gather(self, table: Val, index: Val, ty: Ty) -> Val:
-        """The same by LLVM's gather intrinsic, for machines that have an instruction for it."""
+        """Return what ``gather`` does, by LLVM's intrinsic, for machines that have an instruction
+        for it.
+        """
         lanes = ty.lanes
         line = f"getelementptr {ty.scalar.ir}, {table.ir}, {index.ir}"
         at = self.b.made(ir.vector(ir.POINTER, lanes), line)

@@ -240,7 +240,7 @@ def bf16_bits(x: np.ndarray, n_parts: int) -> list[np.ndarray]:
 
 
 def in_bf16(k: Builder, x: Val, n_parts: int) -> list[Val]:
-    """The same in a kernel: parts in the order of ``x``, ``i16 * n``."""
+    """As the numpy twin, in a kernel: parts in the order of ``x``, ``i16 * n``."""
     parts = [k.isa.narrow_bf16(k, x)]
     for _ in range(1, n_parts):
         last = parts[-1]
@@ -318,7 +318,7 @@ def _store_one(
     """Write block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
     if act.kind == "q8":
-        top = largest(k, values).bits(f32)
+        top = largest_magnitude_bits(k, values).bits(f32)
         inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         # After adding MAGIC the low bits are the nearest whole number. OFFSET times a block's sum
@@ -366,7 +366,7 @@ def _store_span(
     here = block % per
     for i, v in enumerate(values):
         k.store(scratch + here * (4 * BLOCK), v, offset=i * ty.n_bytes)
-    top = largest(k, values)
+    top = largest_magnitude_bits(k, values)
     top = k.select(here.eq(0), top, k.max(top, k.load(top_at, i32)))
     k.store(top_at, top)
     with k.if_(here.eq(per - 1) | block.eq(last)):
@@ -384,7 +384,7 @@ def _store_span(
                     k.store(to, k.extract(dwords, lane), offset=lane * 4 * act.group)
 
 
-def largest(k: Builder, values: list[Val]) -> Val:
+def largest_magnitude_bits(k: Builder, values: list[Val]) -> Val:
     """Return the bits of the largest magnitude of f32 values. As integers they have the order of
     the magnitudes, with NaN above all, so no NaN is lost.
     """
@@ -393,8 +393,8 @@ def largest(k: Builder, values: list[Val]) -> Val:
 
 
 def word_scale(k: Builder, top: Val) -> tuple[Val, Val]:
-    """Return the factor that turns values of magnitude at most ``top`` (from ``largest``, one or
-    several) into words, and the words' scale.
+    """Return the factor that turns values of magnitude at most ``top`` (from
+    ``largest_magnitude_bits``, one or several) into words, and the words' scale.
     """
     top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
     top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fork_safety import free_lock
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class MediaRegistry:
         self._by_number: OrderedDict[int, MediaEntry] = OrderedDict()
         self._by_digest: dict[bytes, MediaEntry] = {}
         self._rows_bytes = rows_bytes
+        # Threads that prepare prompts enter pictures while another one runs the engine, whose lock
+        # they might wait for as long as it encodes one.
+        self._lock = free_lock()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -90,15 +94,30 @@ class MediaRegistry:
     def enter(self, entry: MediaEntry, tree: PageTree | None = None) -> MediaEntry:
         """Give an entry a number, and return it; or the entry of the same digest, if there is one.
 
-        ``tree``: the cached pages, whose numbers are not given again. Raises TreadleError if all
-        numbers are in use.
+        ``tree``: the cached pages, whose numbers are not given again; the caller holds the engine's
+        lock. Raises TreadleError if all numbers are in use.
         """
-        known = self._by_digest.get(entry.digest)
+        known = self.add(entry)
         if known is not None:
-            self._by_number.move_to_end(known.number)
             return known
-        entry.number = self._free_number(tree)
-        self._by_number[entry.number] = entry
+        with self._lock:
+            return self._number(entry, self._free_number(tree))
+
+    def add(self, entry: MediaEntry) -> MediaEntry | None:
+        """Do as ``enter``, without the engine's lock; None if each number was given before."""
+        with self._lock:
+            known = self._by_digest.get(entry.digest)
+            if known is not None:
+                self._by_number.move_to_end(known.number)
+                return known
+            number = self.first_number + len(self._by_number)
+            if number > LAST_NUMBER or number in self._by_number:
+                return None
+            return self._number(entry, number)
+
+    def _number(self, entry: MediaEntry, number: int) -> MediaEntry:
+        entry.number = number
+        self._by_number[number] = entry
         self._by_digest[entry.digest] = entry
         return entry
 
@@ -107,9 +126,9 @@ class MediaRegistry:
         return self._by_digest.get(digest)
 
     def _free_number(self, tree: PageTree | None) -> int:
-        number = self.first_number + len(self._by_number)
-        if number <= LAST_NUMBER and number not in self._by_number:
-            return number
+        """Return the number of the least recently used entry that neither pages nor requests name,
+        and forget that entry.
+        """
         used = {id >> ROW_BITS for id in tree.all_ids() if id >= self.first_id} if tree else set()
         for old, entry in self._by_number.items():
             if old not in used and not entry.holders:
@@ -171,8 +190,10 @@ class MediaRegistry:
 
     def trim(self) -> None:
         """Drop rows beyond the limit that no request will read."""
-        kept = sum(e.rows.nbytes for e in self._by_number.values() if e.rows is not None)
-        for entry in list(self._by_number.values()):
+        with self._lock:
+            entries = list(self._by_number.values())
+        kept = sum(entry.rows.nbytes for entry in entries if entry.rows is not None)
+        for entry in entries:
             if kept <= self._rows_bytes:
                 break
             if entry.rows is not None and not entry.holders:

@@ -107,7 +107,9 @@ class PageTree:
         return chain[:usable]
 
     def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
-        """Return how many pages of ``ids`` follow a chain of nodes, even if their data is gone."""
+        """Return how many pages at the beginning of ``ids`` the tree knows after ``nodes``, dropped
+        pages included.
+        """
         node = nodes[-1] if nodes else self.root_of(lora)
         n = 0
         while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:

@@ -78,7 +78,7 @@ def _of_groups(root: Path, proc: Path) -> Iterator[MemoryBound]:
     places += [("", "memory.high", "memory.current", "")]
     places += [("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")]
     for controller, limit_name, used_name, prefix in places:
-        for folder in topology.groups(controller, root, proc):
+        for folder in topology.control_groups(controller, root, proc):
             limit = topology.read_text(folder / limit_name)
             if not limit.isdigit() or int(limit) >= NO_LIMIT:
                 continue

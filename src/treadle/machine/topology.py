@@ -73,10 +73,12 @@ def affinity() -> list[int]:
 
 def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
     """Return the control group's CPU quota (v2, else v1) in processors; None for no limit."""
-    pairs = [tuple(read_text(folder / "cpu.max").split()) for folder in groups("", root, proc)]
+    pairs = [
+        tuple(read_text(folder / "cpu.max").split()) for folder in control_groups("", root, proc)
+    ]
     pairs += [
         (read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us"))
-        for folder in groups("cpu", root, proc)
+        for folder in control_groups("cpu", root, proc)
     ]
     shares = [
         int(pair[0]) / int(pair[1])
@@ -86,7 +88,7 @@ def cgroup_quota(root: Path = CGROUP, proc: Path = PROC) -> float | None:
     return min(shares, default=None)
 
 
-def groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
+def control_groups(controller: str, root: Path, proc: Path) -> Iterator[Path]:
     """Yield the folders of this process's control group and of every group around it, as each may
     have a limit.
 

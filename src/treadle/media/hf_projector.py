@@ -47,6 +47,8 @@ class HfNames:
     unread: tensors that nothing reads.
     numbered: the key that lists the numbers in the projector file of ``{}`` in a name, such as
         deepstack's layers, by the part of the name before it.
+    splits_qkv: whether projector files have the folder's fused queries, keys and values as three
+        tensors.
     """
 
     read: ReadKeys
@@ -55,6 +57,7 @@ class HfNames:
     made: Mapping[str, Callable[[np.ndarray], Arrays | np.ndarray]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     numbered: Mapping[str, str] = field(default_factory=dict)
+    splits_qkv: bool = False
 
     def name_of(self, name: str, keys: Mapping[str, Any]) -> str:
         """Return the projector file's name of a tensor; "" if the table does not have it."""
@@ -87,7 +90,11 @@ def read_preprocessor(folder: Path) -> MetadataReader:
 
 
 class HfProjector(GGUF):
-    """A folder's picture and sound parts as a projector file."""
+    """A folder's picture and sound parts as a projector file.
+
+    Queries and keys, fused or in another order of rows, are as in the folder: ``projector_source``
+    writes them as projector files have them.
+    """
 
     def __init__(self, folder: Path, table: HfNames, weights: SafeTensors) -> None:
         """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
@@ -96,6 +103,7 @@ class HfProjector(GGUF):
         config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
         keys = table.read(config, read_preprocessor(folder))
         self.path = folder
+        self.table = table
         self.paths = weights.paths
         self.version = 3
         self.alignment = 1
@@ -155,6 +163,15 @@ def colours_first(matrix: np.ndarray) -> np.ndarray:
     side = math.isqrt(matrix.shape[-1] // 3)
     cut = matrix.reshape(*matrix.shape[:-1], side, side, 3)
     return np.moveaxis(cut, -1, -3).reshape(matrix.shape)
+
+
+def patch_convolution(matrix: np.ndarray) -> np.ndarray:
+    """Return a matrix of patches, ``[n, row * column * colour]``, as projector files have it: a
+    convolution, ``[n, colour, row, column]``.
+    """
+    n, width = matrix.shape
+    side = math.isqrt(width // 3)
+    return colours_first(matrix).reshape(n, 3, side, side)
 
 
 def part_of(config: MetadataReader, key: str) -> MetadataReader:

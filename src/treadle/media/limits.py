@@ -24,6 +24,8 @@ class MediaLimits:
     """Bytes of a picture's file."""
     pixels: int = 64_000_000
     """Height times width of a picture."""
+    request_pixels: int = 512_000_000
+    """Pixels of all pictures of one request together."""
     aspect_ratio: int = 200
     """Longer side by shorter side of a picture; Qwen's processors have the same limit."""
     sound_bytes: int = 200_000_000
@@ -44,6 +46,16 @@ class MediaLimits:
         if n_parts > self.per_request:
             raise UnsupportedError(
                 f"{place}: {n_parts} pictures and sounds: the limit is {self.per_request} a request"
+            )
+
+    def check_pixels(self, n_pixels: int, place: str) -> None:
+        """Raise UnsupportedError if the pictures of a request have too many pixels together.
+        ``place``: of the one that is too much.
+        """
+        if n_pixels > self.request_pixels:
+            raise UnsupportedError(
+                f"{place}: the pictures up to this one have {n_pixels / 1e6:.0f} million pixels: "
+                f"the limit is {self.request_pixels / 1e6:g} million a request"
             )
 
     def file_bytes(self, kind: MediaKind) -> int:

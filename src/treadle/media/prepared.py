@@ -51,3 +51,8 @@ class PreparedMedia:
     size: tuple[int, int]
     resized: tuple[int, int]
     digest: bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the tower's inputs."""
+        return sum(each.patches.nbytes for each in self.inputs)

@@ -92,6 +92,11 @@ class MediaTower:
         composed = [self.family.composed(prepared, rows) for rows in branches]
         return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
 
+    def warm(self, prepared: PreparedMedia) -> None:
+        """Compile the plans that ``encode`` needs."""
+        for engine, rows in self.engine_runs(prepared):
+            engine.warm(sum(rows))
+
     def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
         """Yield the runs of an encoding, in order: an engine, and the rows of each of its items."""
         for inputs in self._runs(prepared.inputs):
@@ -225,6 +230,10 @@ class Projector:
         finally:
             self._turn.release()
         return rows
+
+    def warm(self, prepared: PreparedMedia) -> None:
+        """Compile the plans that ``encode_runs`` needs for media of this size."""
+        self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
         """Return the result of ``encode_runs``."""

@@ -30,6 +30,7 @@ from treadle.plan.lowering.weights import Weights
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
     from treadle.files.gguf import GGUF
+    from treadle.kernels.spec import Spec
     from treadle.models.towers.config import TowerConfig
     from treadle.plan.plan import DeviceMemory, Plan, Storage
 
@@ -37,7 +38,8 @@ SMALLEST = 256  # rows of the smallest plan; above the number that attention tre
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
 Report = Callable[[float], None]
-SLICE_S = 0.05  # seconds of work between two yields, where a single step is not longer
+SLICE_S = 0.05  # seconds of work between two yields
+PROBE = 1 / 32  # share of a step that is run to learn its speed
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class TowerPlan:
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
         self.plan = plan
         self.inputs = inputs
+        self._seconds: dict[Spec, float] = {}
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""
@@ -161,6 +164,44 @@ class TowerPlan:
         padded = np.zeros((len(rows), buffer.row_bytes // 4), np.float32)
         padded[:, : rows.shape[1]] = rows
         self.arena.write(self.plan.offsets[buffer], padded.reshape(-1).view(np.uint8))
+
+    def run_slice(self, device: Device, step: int, item: int) -> tuple[int, int]:
+        """Run about ``SLICE_S`` of work from an item of a step on; return the step and item behind
+        it. Steps with the same kernel are assumed to need the same time per item.
+        """
+        left = SLICE_S
+        end = step
+        while not item and end < len(self.plan):
+            seconds = self._estimate(device, end)
+            if seconds is None or seconds > left:
+                break
+            left -= seconds
+            end += 1
+        if end > step:
+            times: list[float] = []
+            device.run(self.program, range(step, end), times=times)
+            for i, taken in enumerate(times, step):
+                self._learn(i, taken, device.n_items(self.program, i))
+            return end, 0
+        n_items = device.n_items(self.program, step)
+        each = self._seconds.get(self.plan.steps[step].spec)
+        n = int(n_items * PROBE if each is None else SLICE_S / max(each, 1e-9))
+        began = time.perf_counter()
+        after = n_items
+        if n_items:
+            items = range(item, min(item + max(n, 1), n_items))
+            after = device.run_items(self.program, step, items)
+            self._learn(step, time.perf_counter() - began, after - item)
+        return (step, after) if after < n_items else (step + 1, 0)
+
+    def _estimate(self, device: Device, step: int) -> float | None:
+        """Return the seconds of a step; None if its kernel has not been run."""
+        each = self._seconds.get(self.plan.steps[step].spec)
+        return None if each is None else each * device.n_items(self.program, step)
+
+    def _learn(self, step: int, taken: float, n_items: int) -> None:
+        if n_items:
+            self._seconds[self.plan.steps[step].spec] = taken / n_items
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
         """Return a copy of a result, f32 ``[n_rows, width]``."""
@@ -204,6 +245,11 @@ class TowerEngine:
             self._ready[size] = self._make(size)
         return self._ready[size]
 
+    def warm(self, n_rows: int) -> None:
+        """Compile the plan for runs of up to so many rows."""
+        with self._lock:
+            self.plan_for(n_rows)
+
     def _make(self, n_rows: int) -> TowerPlan:
         device = self.device
         cache = TowerCache(self._specs, device, n_rows, self.kv)
@@ -238,20 +284,13 @@ class TowerEngine:
             ready.inputs.lay_out(items, ropes)
             for name in ready.plan.takes:
                 ready.write(name, given[name])
-        n_steps = len(ready.plan.steps)
-        at = 0
-        size = 1
-        while at < n_steps:
-            began = time.perf_counter()
-            end = min(at + size, n_steps)
+        at = (0, 0)
+        while at[0] < len(ready.plan):
             with self._lock:
-                self.device.run(ready.program, range(at, end))
-            at = end
+                at = ready.run_slice(self.device, *at)
             if report is not None:
-                report(at / n_steps)
-            taken = time.perf_counter() - began
-            size = max(1, min(2 * size, int(size * SLICE_S / max(taken, 1e-9))))
-            if at < n_steps:
+                report(at[0] / len(ready.plan))
+            if at[0] < len(ready.plan):
                 yield
         with self._lock:
             self.gguf.check()

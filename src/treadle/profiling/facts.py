@@ -311,7 +311,7 @@ def of_processors(here: Subject) -> Iterator[Told]:
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def of_memory(here: Subject) -> Iterator[Told]:
+def memory_facts(here: Subject) -> Iterator[Told]:
     """Yield sizes in bytes, huge pages, and NUMA nodes.
 
     ``usable_bytes`` is the memory that this process may still use; ``bound`` the limit that sets

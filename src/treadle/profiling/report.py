@@ -206,7 +206,7 @@ SECTIONS: dict[str, Callable[[Subject], Iterator[Told]]] = {
     "instruction_set": facts.of_instructions,
     "threads": facts.of_threads,
     "processors": facts.of_processors,
-    "memory": facts.of_memory,
+    "memory": facts.memory_facts,
     "kernel_cache": of_cache,
     "tuning": of_tuning,
     "model": of_model,

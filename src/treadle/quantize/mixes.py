@@ -90,7 +90,7 @@ ROLES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("attn_v", r"attn_(v|qkv|kv_b)\.weight"),
         ("attn_k", r"attn_k\.weight"),
         ("attn_q", r"attn_q\.weight"),
-        ("attn_output", r"attn_output\.weight"),
+        ("attn_output", r"attn_out(put)?\.weight"),  # the short form: in projector files
         ("ffn_down", r"ffn_down"),
         ("ffn_gate", r"ffn_gate"),
         ("ffn_up", r"ffn_up"),

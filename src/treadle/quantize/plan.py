@@ -189,8 +189,9 @@ def make_recipe(
     places = _TensorRoles(gguf, mix, imatrix is not None)
     unused = set(rules)
     targets = []
+    kept = kept_in_projectors(gguf, mix)
     for tensor in gguf.tensors.values():
-        if not is_matrix(tensor.name, tensor.shape):
+        if not is_matrix(tensor.name, tensor.shape) or tensor.name in kept:
             targets.append(entry_of(source_tensor(tensor), None))
             continue
         said = [rule for rule in rules if re.search(rule.pattern, tensor.name)]
@@ -220,6 +221,15 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether mixes and rules apply to a tensor."""
     rows = prod(shape[:-1])  # a single row (a shared expert's gate) counts as a vector
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
+
+
+def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
+    """Return matrices of a projector file that keep their format. Gemma 3's projection is stored
+    transposed, and llama.cpp cannot transpose blocks.
+    """
+    transposed = gguf.metadata.get("clip.projector_type") == "gemma3"
+    blocks = format_by_name(mix.base).block > 1
+    return frozenset({"mm.input_projection.weight"} if transposed and blocks else ())
 
 
 def nearest(fmt: Format, k: int) -> Format:
@@ -254,9 +264,10 @@ class _TensorRoles:
     def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
         arch = str(meta.get("general.architecture", ""))
-        n_head = _largest(meta, f"{arch}.attention.head_count", 1)
-        n_head_kv = _largest(meta, f"{arch}.attention.head_count_kv", n_head)
-        n_layer = _largest(meta, f"{arch}.block_count", 0)
+        prefix = "clip.vision" if arch == "clip" else arch
+        n_head = _largest(meta, f"{prefix}.attention.head_count", 1)
+        n_head_kv = _largest(meta, f"{prefix}.attention.head_count_kv", n_head)
+        n_layer = _largest(meta, f"{prefix}.block_count", 0)
         self.n_layer = n_layer
         self.tied = "output.weight" not in gguf.tensors
         self.n_further = _largest(meta, f"{arch}.{NEXTN}", 0)
@@ -304,7 +315,7 @@ class _TensorRoles:
 
 
 def _layer(name: str) -> int:
-    found = re.match(r"blk\.(\d+)\.", name)
+    found = re.match(r"(?:[av]\.)?blk\.(\d+)\.", name)
     return int(found[1]) if found else 0
 
 

@@ -48,7 +48,7 @@ class Sampler:
     after it.
 
     ``sample`` takes a whole row of logits. ``choose`` takes an engine's row, and usually needs only
-    its largest logits, which ``look`` has queried before the run.
+    its largest logits, which ``query`` has asked for before the run.
 
     The order: custom samplers, logit bias, constraint, the stages of ``settings.samplers``, the
     selection. Raises SamplingError for settings that do not fit the vocabulary, and for an invalid
@@ -122,7 +122,7 @@ class Sampler:
         return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
 
     def forced(self) -> list[int]:
-        """Return the ids that the constraint forces next, if known. Call ``look`` after it."""
+        """Return the ids that the constraint forces next, if known. Call it before ``query``."""
         return self._forced() if self._forced is not None else []
 
     def query(self, n_rows: int = 1) -> LogitsQuery | None:

@@ -22,18 +22,18 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Builds batches from the running requests. ``pace`` predicts step times."""
+    """Builds batches from the running requests. ``cost_model`` predicts step times."""
 
-    def __init__(self, admission: RequestQueue, pace: StepCostModel, media: MediaQueue) -> None:
-        self._admission = admission
-        self._pace = pace
+    def __init__(self, queue: RequestQueue, cost_model: StepCostModel, media: MediaQueue) -> None:
+        self._queue = queue
+        self._cost_model = cost_model
         self._media = media
         self._shares = KeyShares()
-        self.drafting = Drafting(admission.engine.max_tokens, admission.clock)
+        self.drafting = Drafting(queue.engine.max_tokens, queue.clock)
 
-    def compose(self) -> Batch:
+    def build(self) -> Batch:
         """Return the items of the next batch, with their pages reserved."""
-        queue = self._admission
+        queue = self._queue
         self._media.begin_step()
         if queue.waiting:
             queue.admit()
@@ -49,14 +49,14 @@ class BatchBuilder:
             new_page = left > 1 or not len(request.seq.ids) % PAGE
             if new_page and not queue.secure(request, left):
                 continue
-            if not request.goes_on(left):
+            if not request.is_decoding(left):
                 if not queue.recall(request, until):  # page files hold more of it
                     late = True
                     continue
                 left = len(request.ids) - len(request.seq.ids)
             # The last token of a prompt may be a row of a picture, which has to be encoded.
             is_read = not request.media or bool(request.answer.ids)
-            if is_read and (left == 1 or request.goes_on(left)):
+            if is_read and (left == 1 or request.is_decoding(left)):
                 decoding.append(request)
             else:
                 reading.append((request.key, request.client, request, left))
@@ -66,7 +66,7 @@ class BatchBuilder:
             if any(request.awaited for request in decoding):
                 context = sum(len(r.ids) for r in decoding)
                 before = len(reading[0][2].seq or ())
-                budget = self._pace.tokens(len(decoding), context, before, most)
+                budget = self._cost_model.tokens(len(decoding), context, before, most)
         # No drafts next to prompts: such a step takes longer with every token.
         drafts = {} if reading else self.drafting.make(decoding, queue.running)
         batch: Batch = []
@@ -92,7 +92,7 @@ class BatchBuilder:
         if request.seq is None:
             return None
         start = len(request.seq)
-        n = self._admission.engine.cache.cut(request.seq, request.ids[start : start + n])
+        n = self._queue.engine.cache.cut(request.seq, request.ids[start : start + n])
         ids = request.ids[start : start + n]
         ids = ids[: self._media.ready(request, ids)]
         if not ids:
@@ -104,17 +104,17 @@ class BatchBuilder:
         """Deadline for fetching pages from files: the target step time while requests decode, else
         none.
         """
-        queue = self._admission
+        queue = self._queue
         writing = any(request.answer.ids and not request.paused for request in queue.running)
-        return queue.clock() + self._pace.target_s if writing else inf
+        return queue.clock() + self._cost_model.target_s if writing else inf
 
     def _wanting(self) -> list[Request]:
         """Return the running requests that can process a token, by rank. Of requests that share a
         sequence, only the one whose output is consumed fastest.
         """
         found: dict[int, Request] = {}
-        for request in list(self._admission.running):
-            if request.paused or request.looked_at or self._admission.closed(request):
+        for request in list(self._queue.running):
+            if request.paused or request.looked_at or self._queue.closed(request):
                 continue
             other = found.setdefault(id(request.seq), request)
             if len(request.answer.pieces) < len(other.answer.pieces):

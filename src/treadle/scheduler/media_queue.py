@@ -24,6 +24,7 @@ class MediaQueue:
         self._waiting: dict[MediaEntry, list[Request]] = {}  # of this step, in order
         self._current: tuple[MediaEntry, Encoding] | None = None
         self.n_encoded = 0
+        self.n_rows = 0  # of these
         self.seconds = 0.0  # of all slices
 
     def begin_step(self) -> None:
@@ -42,6 +43,11 @@ class MediaQueue:
                 self._waiting.setdefault(entry, []).append(request)
                 return begin
         return len(ids)
+
+    @property
+    def row_s(self) -> float:
+        """Mean seconds of encoding per row; 0: nothing was encoded yet."""
+        return self.seconds / self.n_rows if self.n_rows else 0.0
 
     @property
     def waits(self) -> bool:
@@ -69,6 +75,7 @@ class MediaQueue:
             entry.rows = end.value
             self._current = None
             self.n_encoded += 1
+            self.n_rows += entry.n_rows
             self._engine.cache.media.trim()
         except TreadleError as error:
             self._current = None

@@ -186,7 +186,7 @@ class RequestOutput:
         return self._n_begun() if self.stopped_by else len(self.ids)
 
     def _n_begun(self) -> int:
-        """Number of tokens whose text begins within the pieces so far."""
+        """Number of tokens whose text starts before the end of the pieces given so far."""
         return bisect_left(self.starts, self._n_given)
 
     def _decode(self) -> StreamDecoder:

@@ -47,6 +47,7 @@ class MediaPrompt(list[int]):
     """Token ids of a prompt with rows of pictures or sounds.
 
     ``encodings``: what begins the encoding of each of its media. ``usage``: of each, in order.
+    ``n_bytes``: memory that the prepared media hold until they are encoded.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class MediaPrompt(list[int]):
         ids: Iterable[int],
         encodings: Mapping[MediaEntry, Encode],
         usage: Ids[MediaUsage],
+        n_bytes: int = 0,
     ) -> None:
         super().__init__(ids)
+        self.n_bytes = n_bytes
         self.encodings = dict(encodings)
         self.usage = tuple(usage)
 
@@ -185,7 +188,7 @@ class Request:
         again = len(self.ids) - 1 - len(self.seq.ids)
         return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
 
-    def goes_on(self, left: int) -> bool:
+    def is_decoding(self, left: int) -> bool:
         """Whether it decodes, and the ``left`` ids missing from its sequence are the last one plus
         those that a layer state must recompute because of a draft.
         """

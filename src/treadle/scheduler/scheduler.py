@@ -45,30 +45,30 @@ class Scheduler:
     ) -> None:
         self.engine = engine
         self._clock = clock or time.perf_counter
-        self.admission = RequestQueue(engine, self._clock)
-        self._pace = StepCostModel(target_s, engine.few)
+        self.queue = RequestQueue(engine, self._clock)
+        self._cost_model = StepCostModel(target_s, engine.few)
         self.media = MediaQueue(engine, self._clock)
-        self._composer = BatchBuilder(self.admission, self._pace, self.media)
-        self.drafting = self._composer.drafting
+        self._builder = BatchBuilder(self.queue, self._cost_model, self.media)
+        self.drafting = self._builder.drafting
         self.n_tokens = 0  # of the last step
 
     def add(self, request: Request) -> None:
         """Queue a request for the next step that has room. Any thread may call this."""
-        self.admission.inbox.append(request)
+        self.queue.inbox.append(request)
 
     def cancel(self, request: Request) -> None:
         """Cancel a request: no step after the current one computes for it. Any thread may call
         this, and so may the garbage collector at any point, so it takes no lock.
         """
         request.cancelled = True
-        self.admission.inbox.append(request)
+        self.queue.inbox.append(request)
 
     def settle(self) -> None:
         """Process the inbox, unless a step is running and will do so."""
         with interrupts_held():
             if self.engine.lock.acquire(blocking=False):
                 try:
-                    self.admission.drain()
+                    self.queue.drain()
                 finally:
                     self.engine.lock.release()
 
@@ -80,24 +80,24 @@ class Scheduler:
         cache = self.engine.cache
         cache.check_context(n)
         with interrupts_held():
-            self.admission.drain()
+            self.queue.drain()
             while True:
                 try:
                     return cache.check_room(cache.sequence(), n)
                 except NoRoomError:
-                    if not self.admission.take_pages(lambda other: True):
+                    if not self.queue.take_pages(lambda other: True):
                         return None
 
     @property
     def idle(self) -> bool:
         """Whether a step has nothing to do."""
-        queue = self.admission
+        queue = self.queue
         return not queue.inbox and all(r.paused for r in chain(queue.running, queue.waiting))
 
     @property
     def token_s(self) -> float:
         """Seconds of recent steps per prompt token; 0: not measured."""
-        return self._pace.token_s
+        return self._cost_model.token_s
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -120,8 +120,8 @@ class Scheduler:
             with allow():
                 pass
         try:
-            self.admission.drain()
-            batch = self._composer.compose()
+            self.queue.drain()
+            batch = self._builder.build()
             ready = self._clock()
             compiled = engine.kernels.seconds
             try:
@@ -133,14 +133,14 @@ class Scheduler:
                     raise
                 # for example, the model's file shrank: no request can continue
                 for request, _ in batch:
-                    self.admission.fail(request, copy.copy(error))
+                    self.queue.fail(request, copy.copy(error))
                 batch = []
                 rows = iter(())
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
             for request, failure in self.media.run_slice():
-                self.admission.fail(request, copy.copy(failure))
+                self.queue.fail(request, copy.copy(failure))
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # other threads must not see drafted tokens in a sequence
                 engine.lock.acquire()
@@ -165,9 +165,9 @@ class Scheduler:
                 request.answer.timings.decode_s += took
             ended = [request for request in chosen if request.answer.done]
             if ended:
-                self.admission.inbox.extend(ended)
+                self.queue.inbox.extend(ended)
                 self.settle()
-        return self.admission.told() + chosen
+        return self.queue.told() + chosen
 
     def _run(
         self, parts: list[BatchItem], meanwhile: Callable[[], object] | None
@@ -207,16 +207,16 @@ class Scheduler:
                 decoding.append(request)
             else:
                 timings.prefill_s += waited + run
-            if len(ids) > max(n_outputs, 1) and not request.goes_on(len(ids) - n_outputs + 1):
+            if len(ids) > max(n_outputs, 1) and not request.is_decoding(len(ids) - n_outputs + 1):
                 n_read += len(ids)
             context += len(ids) * len(seq.ids)
         if n_read:
-            for request in self.admission.waiting:
+            for request in self.queue.waiting:
                 request.n_known = -1  # the cache may have more of it now
             if not compiled:
-                self.drafting.gate.read(run)
+                self.drafting.controller.read(run)
         if batch and not compiled:
-            self._pace.note(n_read, self.n_tokens - n_read, context, run)
+            self._cost_model.note(n_read, self.n_tokens - n_read, context, run)
         return decoding, n_read
 
     def _take_back(self, batch: Batch) -> None:
@@ -242,7 +242,7 @@ class Scheduler:
             n_drafted = sum(len(part.ids) - 1 for _, part in batch)
             n_accepted = sum(request.n_accepted for request, part in batch if part.n_outputs > 1)
             cost = self.drafting.cost
-            self.drafting.gate.note(len(batch), n_drafted, n_accepted, seconds, cost)
+            self.drafting.controller.note(len(batch), n_drafted, n_accepted, seconds, cost)
 
     def _choose(
         self, batch: Batch, rows: Iterator[LogitsRow], own: Request | None, allow: Allow

@@ -3,7 +3,8 @@ is no engine thread.
 
 A waiting thread steps if no other does. The others sleep until their own output has something or it
 is their turn to step. So a single caller never switches threads between two tokens, and concurrent
-callers share batches.
+callers share batches. Path of a token: ``Generation.wait`` -> ``until`` -> ``Scheduler.step`` ->
+``Request.take`` -> ``RequestOutput.push``.
 """
 
 from __future__ import annotations

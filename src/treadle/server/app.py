@@ -17,7 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,13 +41,14 @@ from treadle.server.protocols import (
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import chat, completions, response_lookup, responses
 from treadle.server.protocols.openai.answer import counter
+from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
     "/v1/chat/completions": chat.chat_completions,
@@ -132,23 +133,23 @@ def build_app(service: Service) -> Starlette:
                 allow_private_network=True,  # Chrome requires it for a server on loopback
             ),
         )
-    refusals: dict[Any, Any] = {  # handlers may return any ASGI application
+    error_handlers: dict[Any, Any] = {  # handlers may return any ASGI application
         ApiError: _refuse,
         TreadleError: _refuse,
         HTTPException: _refuse_http,
         GoneError: _gone,
         Exception: _refuse,
     }
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=refusals)
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=error_handlers)
     app.state.service = service
     return app
 
 
-async def _missing(request: Request) -> Response:
+async def _missing(request: HttpRequest) -> Response:
     raise not_yet(request.url.path)
 
 
-def refusal(path: str, problem: ApiError) -> Json:
+def error_response(path: str, problem: ApiError) -> Json:
     """Return the error response in the format of the path's protocol."""
     own = path.removeprefix("/v1")
     if own.startswith("/messages"):
@@ -160,22 +161,22 @@ def refusal(path: str, problem: ApiError) -> Json:
     return Json(value, problem.status, problem.headers)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+async def _refuse(request: HttpRequest, error: Exception) -> Response:
     problem = request.scope["treadle.problem"] = problem_of(error)  # for the log
-    return refusal(request.url.path, problem)
+    return error_response(request.url.path, problem)
 
 
-async def _refuse_http(request: Request, error: Exception) -> Response:
+async def _refuse_http(request: HttpRequest, error: Exception) -> Response:
     """Answer a path that does not exist (404), or not with this method (405)."""
     assert isinstance(error, HTTPException)
     what = {404: "unknown path", 405: "method not allowed for this path"}
     message = what.get(error.status_code, str(error.detail))
     problem = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {message}")
     problem.headers |= dict(error.headers or {})
-    return refusal(request.url.path, problem)
+    return error_response(request.url.path, problem)
 
 
-async def _gone(request: Request, error: Exception) -> Response:
+async def _gone(request: HttpRequest, error: Exception) -> Response:
     """Return status 499, as nginx logs it; the client has left, so only the log shows it."""
     return Response(status=499)
 
@@ -215,18 +216,18 @@ class RequestGuard:
         waited_for = not self._service.draining
         self._service.n_open += waited_for
         try:
-            problem = self.refusal(scope["path"], headers)
+            problem = self.check(scope["path"], headers)
             keys = self._service.settings.api_keys
             scope["treadle.key"] = which_key(headers, keys) if len(keys) > 1 else None
             if problem is None:
                 await self._app(scope, receive, noted)
             else:
-                await refusal(scope["path"], problem)(scope, receive, noted)
+                await error_response(scope["path"], problem)(scope, receive, noted)
         except Exception as error:  # answered here, for the id and the log's status
             if not status:
                 problem = problem_of(error)
                 problem.headers["Connection"] = "close"  # uvicorn closes it
-                await refusal(scope["path"], problem)(scope, receive, noted)
+                await error_response(scope["path"], problem)(scope, receive, noted)
             raise
         finally:
             self._service.n_open -= waited_for
@@ -235,11 +236,11 @@ class RequestGuard:
                 if "treadle.problem" in scope:
                     text = self._service.settings.log_text
                     line["error"] = told_of(scope["treadle.problem"], text=text)
-                if self._service.settings.log_text and "treadle.call" in scope:
-                    line |= said(scope["treadle.call"], self._service.model)
+                if self._service.settings.log_text and "treadle.stream" in scope:
+                    line |= said(scope["treadle.stream"], self._service.model)
                 log(**line)
 
-    def refusal(self, path: str, headers: Headers) -> ApiError | None:
+    def check(self, path: str, headers: Headers) -> ApiError | None:
         """Return the error for a request that is not allowed, else None."""
         keys = self._service.settings.api_keys
         if path in self._public:
@@ -335,21 +336,26 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
         "status": status or 499,
         "seconds": round(seconds, 3),
     }
-    call: RequestStream | None = scope.get("treadle.call")
-    if call is not None:
-        started = [text.request.started for text in call.texts if text.request.started]
-        first = [text.first_s for text in call.texts if text.first_s]
-        answers = [text.answer for text in call.texts]
+    stream: RequestStream | None = scope.get("treadle.stream")
+    if stream is not None:
+        started = [output.request.started for output in stream.outputs if output.request.started]
+        first = [output.first_s for output in stream.outputs if output.first_s]
+        answers = [output.answer for output in stream.outputs]
         line |= {
             "texts": len(answers),
             "n_prompt": sum(answer.timings.n_prompt for answer in answers),
             "n_cached": sum(answer.timings.n_cached for answer in answers),
-            "cache": [reuse(text) for text in {t.prompt: t for t in reversed(call.texts)}.values()],
+            "cache": [
+                reuse(output) for output in {t.prompt: t for t in reversed(stream.outputs)}.values()
+            ],
             "n_written": sum(len(answer.ids) for answer in answers),
-            "queue_s": round(min(started) - call.came_s, 3) if started else None,
-            "first_token_s": round(min(first) - call.came_s, 3) if first else None,
+            "queue_s": round(min(started) - stream.came_s, 3) if started else None,
+            "first_token_s": round(min(first) - stream.came_s, 3) if first else None,
             "finish": sorted({ending(answer) for answer in answers}),
         }
+        if n_media := sum(len(output.answer.media) for output in stream.outputs):
+            media_s = sum(answer.timings.media_s for answer in answers)
+            line |= {"media": n_media, "media_s": round(media_s, 3)}
     return line
 
 
@@ -367,9 +373,9 @@ def ending(answer: RequestOutput) -> str:
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
-def said(call: RequestStream, model: Model) -> dict[str, Any]:
+def said(stream: RequestStream, model: Model) -> dict[str, Any]:
     """Return prompts and outputs of a request, for logs with ``log_text``."""
     return {
-        "prompts": [model.detokenize(ids) for ids in call.asked.prompts],
-        "written": [model.detokenize(text.answer.ids) for text in call.texts],
+        "prompts": [prompt_text(ids, model) for ids in stream.generation.prompts],
+        "written": [model.detokenize(output.answer.ids) for output in stream.outputs],
     }

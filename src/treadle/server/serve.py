@@ -99,7 +99,7 @@ class _ServerProcess:
         self._n_signals += 1
         if self._n_signals > 1:
             os._exit(128 + number)
-        n = len(self.service.engine.texts)
+        n = len(self.service.engine.outputs)
         if n:
             print(
                 f"treadle: stopping: {n} requests have {self.grace_s:g} s to finish; "
@@ -116,7 +116,7 @@ class _ServerProcess:
         end = loop.time() + self.grace_s
         while self.service.n_open and loop.time() < end:
             await asyncio.sleep(0.02)
-        self.service.stop_calls()
+        self.service.stop_streams()
         self.server.should_exit = True
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.routing import Route
 
 from treadle.server.http.http_io import Response
@@ -31,10 +31,12 @@ KINDS = {
     ".txt": "text/plain",
 }
 # Nothing is loaded from elsewhere, nothing inline runs, and text becomes HTML only through
-# DOMPurify. So a script that a model writes, or that is pasted, stays text.
+# DOMPurify. So a script that a model writes, or that is pasted, stays text. Attached pictures have
+# blob: addresses, which only the page's own scripts can make.
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "object-src 'none'; require-trusted-types-for 'script'; trusted-types dompurify"
+    "object-src 'none'; img-src 'self' blob:; require-trusted-types-for 'script'; "
+    "trusted-types dompurify"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -44,7 +46,7 @@ HEADERS = {
     "cache-control": "no-cache",  # revalidate each time: another version may run
     "vary": "Accept",
 }
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
@@ -73,7 +75,7 @@ def _sending(content: bytes, kind: str) -> Handler:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**HEADERS, "etag": tag}
 
-    async def send(request: Request) -> Response:
+    async def send(request: HttpRequest) -> Response:
         if tag in request.headers.get("if-none-match", ""):
             return Response(None, 304, headers, kind)
         return Response(content, 200, headers, kind)
@@ -84,7 +86,7 @@ def _sending(content: bytes, kind: str) -> Handler:
 def _either(page: Handler, other: Handler) -> Handler:
     """Return a handler: ``page`` for clients that accept HTML, ``other`` for the rest."""
 
-    async def choose(request: Request) -> Response:
+    async def choose(request: HttpRequest) -> Response:
         html = "text/html" in request.headers.get("accept", "")
         return await (page if html else other)(request)
 

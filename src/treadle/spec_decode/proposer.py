@@ -30,7 +30,7 @@ class Drafting:
     """
 
     def __init__(self, max_tokens: int, clock: Callable[[], float]) -> None:
-        self.gate = DraftController()
+        self.controller = DraftController()
         self._most = max_tokens
         self._clock = clock
         self.drafter: Drafter | None = None
@@ -86,7 +86,7 @@ class Drafting:
         if self.drafter is not None:
             self.drafter.keep(running)
         drafts, right = self._guessed(decoding)
-        if self.drafter is not None and self.gate.times and self.gate.left >= 0:
+        if self.drafter is not None and self.controller.times and self.controller.left >= 0:
             began = self._clock()
             compiled = self.drafter.engine.kernels.seconds
             left = [request for request in decoding if request not in drafts and request.room > 0]
@@ -102,17 +102,17 @@ class Drafting:
 
     def _guessed(self, decoding: list[Request]) -> tuple[Drafts, float]:
         """Return the drafts that cost nothing, and the expected number of right ids among them."""
-        gate = self.gate
+        controller = self.controller
         found = []
         for request in decoding:
             for source, track in request.tracks.items():
-                gate.settled(source, track.settle(request.ids))
+                controller.settled(source, track.settle(request.ids))
             if guess := request.guess():
-                found.append((gate.right(guess), request, guess))
+                found.append((controller.right(guess), request, guess))
         if not found:
             return {}, 0.0
         found.sort(key=lambda each: -each[0] / len(each[2].ids))
-        n = gate.choose(len(decoding), [guess for *_, guess in found], self._most)
+        n = controller.choose(len(decoding), [guess for *_, guess in found], self._most)
         chosen = found[:n]
         return {request: guess.ids for _, request, guess in chosen}, sum(r for r, *_ in chosen)
 
@@ -120,37 +120,37 @@ class Drafting:
         self, drafter: Drafter, n: int, left: list[Request], drafts: Drafts, right: float
     ) -> Drafts:
         """Return the second model's drafts for the requests ``left`` in a step of ``n``."""
-        gate = self.gate
+        controller = self.controller
         promised = []
         for request in left:
             track = request.track(MODEL)
             length = min(request.room, track.length)
-            promised.append((gate.promise(MODEL, track, length), length, request))
+            promised.append((controller.promise(MODEL, track, length), length, request))
         promised.sort(key=lambda each: -each[0] / each[1])
         n_drafted = sum(map(len, drafts.values()))
-        step_s = gate.times.predicted(n)
+        step_s = controller.times.predicted(n)
         if not promised or n + n_drafted >= self._most:
             return {}
         # As many as gain most together; else one id, to measure whether drafting pays by now.
         best = 0
-        top = max(gate.gain(n, n_drafted, right), 0.0)
+        top = max(controller.gain(n, n_drafted, right), 0.0)
         ids = n_drafted
         longest = 0
         for i, (more, length, _) in enumerate(promised, 1):
             ids = ids + length
             right = right + more
             longest = max(longest, length)
-            gain = gate.gain(n, ids, right, drafter.seconds(i, longest, step_s))
+            gain = controller.gain(n, ids, right, drafter.seconds(i, longest, step_s))
             if gain > top and n + ids <= self._most:
                 best = i
                 top = gain
         chosen = {request: length for _, length, request in promised[:best]}
-        if not best and gate.allows(n, n_drafted + 1, 0.0, drafter.seconds(1, 1, step_s)):
+        if not best and controller.allows(n, n_drafted + 1, 0.0, drafter.seconds(1, 1, step_s)):
             chosen = {promised[0][2]: 1}
         known = {r: (r.ids, length) for r, length in chosen.items() if drafter.knows(r, r.ids)}
         for request in chosen:
             if request not in known:  # one per step
-                drafter.read(request, request.ids, gate.left)
+                drafter.read(request, request.ids, controller.left)
                 break
         made = drafter.write(known)
         return {request: own for request in known if (own := _usable(request, made[request]))}

@@ -25,9 +25,8 @@ ARM_HWCAPS: Mapping[int, Mapping[int, str]] = {
     AT_HWCAP2: {1: "sve2", 13: "i8mm", 14: "bf16", 23: "sme"},
 }
 # From Linux's asm/hwprobe.h of riscv: a key, and bits of its value.
-# linux/prctl.h: bytes of a streaming vector, and flags
-PR_SME_GET_VL = 64
-LENGTH_MASK = 0xFFFF
+PR_SME_GET_VL = 64  # linux/prctl.h: returns the bytes of a streaming vector, and flags
+LENGTH_MASK = 0xFFFF  # the bytes in that result
 RISCV_HWPROBE = 258
 IMA_EXT_0 = 4
 RISCV_BITS = {2: "v", 3: "zba", 4: "zbb", 5: "zbs", 27: "zfh", 30: "zvfh", 31: "zvfhmin"}

@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 FOREVER = 0xFFFF_FFFF  # milliseconds
 LOCKED_BYTE = 1 << 40  # beyond every file, since other processes cannot read a locked byte
-# an argument of GetStdHandle, and console mode bits
-INPUT = -10
-ECHO = 4
-BY_LINES = 2
+INPUT = -10  # argument of GetStdHandle
+ECHO = 4  # console mode bit
+BY_LINES = 2  # console mode bit
 # Arguments of IsProcessorFeaturePresent.
 ARM_FEATURES = {19: "neon", 34: "lse", 43: "dotprod", 66: "i8mm", 67: "fullfp16", 68: "bf16"}
 # GetLogicalProcessorInformationEx's relations

@@ -45,9 +45,8 @@ class LongestTokenizer(Tokenizer):
         data = text.encode()
         ids = list[int]()
         at = 0
-        # last character where a piece began; ids before it
-        begun = 0
-        n_before = 0
+        begun = 0  # last character where a piece began
+        n_before = 0  # number of ids before it
         lost: list[str] = []
         while at < len(data):
             if not _goes_on(data[at]):

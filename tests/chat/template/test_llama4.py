@@ -9,7 +9,7 @@ import pytest
 from tests.chat.template.test_template import CHAT, load
 from tests.tokenizer.vocabularies import CONTROL
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import find_manner
+from treadle.chat.tools import find_dialect
 from treadle.tokenizer.vocab import END_OF_GENERATION, END_OF_TURN
 
 # The parts of the published template that speak of calls; ``MARK`` stands before them or does not.
@@ -57,7 +57,7 @@ def test_ends() -> None:
 
 @pytest.mark.parametrize("mark", ["", "<|python_start|><|python_end|>"])
 def test_calls_are_found(mark: str) -> None:
-    manner = find_manner(ChatTemplate(CALLS.replace("MARK", mark), bos="<|begin_of_text|>"))
-    assert manner.row.name == "json"
-    assert manner.shows_tools
-    assert manner.writes_calls
+    dialect = find_dialect(ChatTemplate(CALLS.replace("MARK", mark), bos="<|begin_of_text|>"))
+    assert dialect.row.name == "json"
+    assert dialect.shows_tools
+    assert dialect.writes_calls

@@ -85,6 +85,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     renderer.RENDERER.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile(name: str, impatient: None) -> None:
     with pytest.raises(TemplateError):

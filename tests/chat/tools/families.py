@@ -46,7 +46,7 @@ def channels_of(own: ToolCallFormat) -> Channels:
 
 GPT_OSS = channels_of(HARMONY)
 OPEN = channels_of(SOLAR)
-# Words before a call, for rows that have them in a manner of their own.
+# Words before a call, for rows that have them in a dialect of their own.
 BEFORE = {
     "recipient": "all\nso ",
     "harmony": f"{GPT_OSS.final}so {GPT_OSS.end}{GPT_OSS.start}",

@@ -89,7 +89,7 @@ def told(plan: AnswerPlan, text: str) -> ParsedOutput:
     """The same whole and letter by letter."""
     found = []
     for parts in ([text], list(text)):
-        scanner = plan.speech.scanner()
+        scanner = plan.marks.scanner()
         said = [each for part in parts for each in scanner.feed(part)]
         found.append(ParsedOutput.of([*said, *scanner.feed("", last=True)]))
     whole, parted = found

@@ -396,6 +396,7 @@ def schema_of(value: Any) -> dict[str, Any]:
     return {"type": named[type(value)]}
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.dictionaries(NAME, VALUES, min_size=1, max_size=3))
 @pytest.mark.parametrize("row", PYTHON)

@@ -50,12 +50,12 @@ def grammars(tokenizer: Tokenizer) -> Grammars:
 
 
 def planned(
-    manner: TemplateDialect, grammars: Grammars, prompt: str = "", **wanted: Any
+    dialect: TemplateDialect, grammars: Grammars, prompt: str = "", **wanted: Any
 ) -> AnswerPlan:
-    return plan_answer(AnswerOptions(**{"tools": SMALL, **wanted}), manner, prompt, grammars)
+    return plan_answer(AnswerOptions(**{"tools": SMALL, **wanted}), dialect, prompt, grammars)
 
 
-def own_manner(name: str) -> TemplateDialect:
+def own_dialect(name: str) -> TemplateDialect:
     own = row(name)
     return TemplateDialect(row=own, channels=own.channels, writes_calls=True)
 
@@ -92,7 +92,7 @@ def written(guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, most: in
 
 
 def told(plan: AnswerPlan, text: str) -> ParsedOutput:
-    return ParsedOutput.of(plan.speech.scanner().feed(text, last=True))
+    return ParsedOutput.of(plan.marks.scanner().feed(text, last=True))
 
 
 def check(calls: list[Any]) -> None:
@@ -114,7 +114,7 @@ ENDING = [name for name in FAMILIES if row(name).channels is None]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENDING)
 def test_required(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
-    plan = planned(own_manner(name), grammars, forced=("f", "g"))
+    plan = planned(own_dialect(name), grammars, forced=("f", "g"))
     names = set()
     for seed in range(6):
         text = written(guide_of(plan), tokenizer, seed)
@@ -128,7 +128,7 @@ def test_required(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("name", ENDING)
 def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
-    plan = planned(own_manner(name), grammars, forced=("f",), parallel=False)
+    plan = planned(own_dialect(name), grammars, forced=("f",), parallel=False)
     (call,) = told(plan, written(guide_of(plan), tokenizer, 1)).calls
     assert call.name == "f"
 
@@ -136,7 +136,7 @@ def test_named(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
 @pytest.mark.slow
 def test_the_number_of_a_call_ends(tokenizer: Tokenizer, grammars: Grammars) -> None:
     """A model that likes digits would write them up to its limit, and no call."""
-    plan = planned(own_manner("kimi"), grammars, forced=("f",), parallel=False)
+    plan = planned(own_dialect("kimi"), grammars, forced=("f",), parallel=False)
     guide = guide_of(plan)
     text = ""
     while len(text) < 200 and not text.endswith("<|tool_call_argument_begin|>"):
@@ -152,7 +152,7 @@ def test_the_number_of_a_call_ends(tokenizer: Tokenizer, grammars: Grammars) -> 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_auto_binds_behind_the_mark(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     own = row(name)
-    plan = planned(own_manner(name), grammars)
+    plan = planned(own_dialect(name), grammars)
     guide = guide_of(plan)
     begun = {"json": '{"name": "', "harmony": "<|channel|>commentary to=functions."}
     begun["actions"] = f"{own.trigger}{own.before}f"  # another name begins an answer in words
@@ -182,7 +182,7 @@ def test_what_models_write_is_allowed(name: str, tokenizer: Tokenizer, grammars:
     """The canonical calls of a family, token by token, called or not."""
     family = FAMILIES[name]
     for forced in ((), ("f", "g")):
-        plan = planned(own_manner(name), grammars, tools=TOOLS, forced=forced)
+        plan = planned(own_dialect(name), grammars, tools=TOOLS, forced=forced)
         for text in filter(None, family):
             put(guide_of(plan), tokenizer, text)
 
@@ -194,16 +194,16 @@ def test_a_call_of_no_tool_is_an_answer_in_words(
 ) -> None:
     """Command R+ says so that it needs no tool."""
     own = row("actions")
-    plan = planned(own_manner("actions"), grammars)
+    plan = planned(own_dialect("actions"), grammars)
     none = f"{begin}{own.before}{own.content}{own.after}{{}}{own.behind}{own.wrap[1]}"
     guide = guide_of(plan)
     put(guide, tokenizer, none)
     assert not guide.accepting  # nothing is said yet
     put(guide, tokenizer, " 3 it is.")
     assert guide.accepting
-    speech = replace(plan.speech, sure=sure)
+    marks = replace(plan.marks, sure=sure)
     for text in (f"{none}\n 3 it is.", f"{none[:-9]}"):
-        scanner = speech.scanner()
+        scanner = marks.scanner()
         said = list[OutputPiece]()
         for char in text:
             said += scanner.feed(char)
@@ -217,18 +217,18 @@ def test_a_call_of_no_tool_is_an_answer_in_words(
     put(guide_of(plan), tokenizer, call)
     assert told(plan, call).calls[0].name == "f"
     with pytest.raises(AssertionError):  # where a call must be
-        put(guide_of(planned(own_manner("actions"), grammars, forced=("f",))), tokenizer, none)
+        put(guide_of(planned(own_dialect("actions"), grammars, forced=("f",))), tokenizer, none)
 
 
 def test_after_a_call_text_is_free_unless_one_is_the_most(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     text = FAMILIES["hermes"].g
-    guide = guide_of(planned(own_manner("hermes"), grammars))
+    guide = guide_of(planned(own_dialect("hermes"), grammars))
     put(guide, tokenizer, text)
     assert guide.bits() is None
     put(guide, tokenizer, f"\n{text} and so on")
-    once = guide_of(planned(own_manner("hermes"), grammars, parallel=False))
+    once = guide_of(planned(own_dialect("hermes"), grammars, parallel=False))
     put(once, tokenizer, text)
     logits = np.zeros(tokenizer.n_vocab, np.float32)
     once.mask(logits)
@@ -239,7 +239,7 @@ def test_a_grammar_holds_where_the_opening_mark_is_left_out(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """Qwen3-Coder begins calls so; words around them are free."""
-    plan = planned(own_manner("tags"), grammars)
+    plan = planned(own_dialect("tags"), grammars)
     text = FAMILIES["tags"].g.removeprefix("<tool_call>\n")
     guide = guide_of(plan)
     put(guide, tokenizer, "so:\n<function=")
@@ -256,7 +256,7 @@ def test_a_grammar_holds_where_the_opening_mark_is_left_out(
 def test_no_token_goes_past_a_mark_but_into_a_call(
     tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    guide = guide_of(planned(own_manner("hermes"), grammars))
+    guide = guide_of(planned(own_dialect("hermes"), grammars))
     put(guide, tokenizer, "x <tool_call")
     bits = guide.bits()
     if bits is not None:
@@ -278,8 +278,8 @@ def test_a_schema_holds_behind_reasoning(tokenizer: Tokenizer, grammars: Grammar
         "required": ["a"],
         "additionalProperties": False,
     }
-    manner = TemplateDialect(thought=THINK)
-    plan = planned(manner, grammars, "<think>\n", tools={}, schema=schema)
+    dialect = TemplateDialect(thought=THINK)
+    plan = planned(dialect, grammars, "<think>\n", tools={}, schema=schema)
     for gap in ("", "\n", "\n\n"):
         guide = guide_of(plan)
         put(guide, tokenizer, 'I {"b": 2} think</think>' + gap)
@@ -296,8 +296,8 @@ def test_what_must_follow_reasoning_does(
     wanted: dict[str, Any], tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """A model that would end its text within reasoning goes on with that."""
-    manner = replace(own_manner("hermes"), thought=THINK)
-    guide = guide_of(planned(manner, grammars, THINK.open, **wanted))
+    dialect = replace(own_dialect("hermes"), thought=THINK)
+    guide = guide_of(planned(dialect, grammars, THINK.open, **wanted))
     for text in ("", "hm", "hm </thi"):
         for id in tokenizer.encode_plain(text, start=False):
             guide.accept(id)
@@ -305,7 +305,7 @@ def test_what_must_follow_reasoning_does(
         guide.mask(logits)
         assert np.isneginf(logits[list(tokenizer.eog)]).all()
         assert np.isfinite(logits).sum() > 1
-    free = guide_of(planned(manner, grammars, THINK.open, forced=(), budget=9))
+    free = guide_of(planned(dialect, grammars, THINK.open, forced=(), budget=9))
     logits = np.zeros(tokenizer.n_vocab, np.float32)
     free.mask(logits)
     assert np.isfinite(logits).all()
@@ -373,15 +373,15 @@ def test_the_budget_is_of_all_reasoning(
     channels = GPT_OSS if thought is OF_CHANNELS else None
     if channels and opened:
         pytest.skip("no prompt of its templates opens it")
-    manner = TemplateDialect(
+    dialect = TemplateDialect(
         thought=thought, channels=channels, row=row("harmony") if channels else HERMES
     )
-    plan = planned(manner, grammars, thought.open if opened else "", tools=tools, budget=4)
+    plan = planned(dialect, grammars, thought.open if opened else "", tools=tools, budget=4)
     n_close = len(tokenizer.encode(thought.close, bos=False))
     message = f"{thought.between}{GPT_OSS.final}so" if channels else "so\n"
     for before in ("", "\n" if not channels else thought.between, message):
         ids = stubborn(guide_of(plan), tokenizer, f"{before}{thought.open}and so on", 120)
-        scanner = plan.speech.scanner()
+        scanner = plan.marks.scanner()
         n_thought = 0
         parts = list[OutputPiece]()
         for id in ids:
@@ -401,8 +401,8 @@ def test_without_a_budget_reasoning_may_be_opened_again(
     begun = "<tool_call>\nx"
     for thought, between in ((THINK, "\n"), (GPT_OSS.thought, GPT_OSS.start)):
         channels = GPT_OSS if thought is GPT_OSS.thought else None
-        manner = TemplateDialect(thought=thought, channels=channels, row=HERMES)
-        plan = planned(manner, grammars)
+        dialect = TemplateDialect(thought=thought, channels=channels, row=HERMES)
+        plan = planned(dialect, grammars)
         guide = guide_of(plan)
         one = f"{thought.open}{begun}{thought.close}"
         put(guide, tokenizer, f"{one}{between}{one}")
@@ -416,9 +416,9 @@ def test_without_anything_wanted_nothing_is_computed(grammars: Grammars) -> None
     assert planned(TemplateDialect(), grammars, tools={}).guide() is None
 
 
-def stopped(tokenizer: Tokenizer, speech: AnswerMarks, said: str, *stop: str) -> str:
+def stopped(tokenizer: Tokenizer, marks: AnswerMarks, said: str, *stop: str) -> str:
     """What an answer gives of all that was said."""
-    stop_filter = AnswerPlan(speech).stop_filter(stop)
+    stop_filter = AnswerPlan(marks).stop_filter(stop)
     answer = RequestOutput(tokenizer, [1], n_ctx=2000, stop=stop, stop_filter=stop_filter)
     for id in tokenizer.encode_plain(said, start=False):
         if not answer.done:
@@ -449,7 +449,7 @@ def test_stop_strings_do_not_count_within_calls(
 ) -> None:
     """Nor in their marks; they do in what is said beside them."""
     own = row(name)
-    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
+    marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=sure, streams=sure)
     said = FAMILIES[name].several or FAMILIES[name].f
     head = own.channels.final if own.channels else ""
     if name in ("recipient", "json"):
@@ -462,15 +462,15 @@ def test_stop_strings_do_not_count_within_calls(
         before = "Look:\n"
         behind = "\nso"
     for stop in ('"', "}", "text", "<", "[", "f", "\n", "a", own.trigger or "{", own.close or "}"):
-        found = stopped(tokenizer, speech, f"{before}{said}{behind}", stop)
-        calls = ParsedOutput.of(speech.scanner().feed(found, last=True)).calls
+        found = stopped(tokenizer, marks, f"{before}{said}{behind}", stop)
+        calls = ParsedOutput.of(marks.scanner().feed(found, last=True)).calls
         assert [call.name for call in calls] == (["f", "g"] if FAMILIES[name].several else ["f"])
         assert json.loads(calls[0].arguments) == ARGUMENTS
     if behind:
         whole = f"{before}{said}{behind} STOP it"
-        assert stopped(tokenizer, speech, whole, "STOP") == whole.removesuffix("STOP it")
+        assert stopped(tokenizer, marks, whole, "STOP") == whole.removesuffix("STOP it")
         begun = whole.replace("Look:", "Look: STOP")
-        assert stopped(tokenizer, speech, begun, "STOP") == f"{head}Look: "
+        assert stopped(tokenizer, marks, begun, "STOP") == f"{head}Look: "
 
 
 # -- schemas -----------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_stop_strings_do_not_count_within_calls(
 def test_calls_or_json(tokenizer: Tokenizer, grammars: Grammars) -> None:
     schema = {"type": "array", "items": {"enum": [1]}, "minItems": 1, "maxItems": 2}
     for name in FAMILIES:
-        plan = planned(own_manner(name), grammars, schema=schema)
+        plan = planned(own_dialect(name), grammars, schema=schema)
         own = row(name).channels
         final = own.final if own else ""
         put(guide_of(plan), tokenizer, f"{final}[1, 1]")
@@ -499,7 +499,7 @@ def test_objects_are_closed_in_every_notation(
     inner = {"type": "object", "properties": {}}
     tools: Any = {"f": {"type": "object", "properties": {"a": inner}, "required": ["a"]}}
     own = {"tools": tools, "forced": ("f",), "strict": frozenset({"f"} if strict else ())}
-    plan = planned(own_manner(name), grammars, **own)
+    plan = planned(own_dialect(name), grammars, **own)
     for seed in range(4):
         (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls[:1]
         assert json.loads(call.arguments) == {"a": {}}
@@ -529,7 +529,7 @@ def test_a_property_that_leads_to_nothing_is_left_out(
     }
     for name in ("hermes", "tags", "gemma"):
         own: dict[str, Any] = {"tools": {"f": schema}, "forced": ("f",), "strict": strict}
-        plan = planned(own_manner(name), grammars, **own)
+        plan = planned(own_dialect(name), grammars, **own)
         assert plan.warnings == ()
         (call,) = told(plan, written(guide_of(plan), tokenizer, 0)).calls[:1]
         assert json.loads(call.arguments) == {"b": 1, "c": 2}
@@ -537,23 +537,23 @@ def test_a_property_that_leads_to_nothing_is_left_out(
     put(guide_of(plan), tokenizer, '{"b": 1, "c": 2}')
     for broken in ({**schema, "required": ["a"]}, {"$ref": "#/$defs/N", "$defs": schema["$defs"]}):
         with pytest.raises(GrammarError):
-            planned(own_manner("hermes"), grammars, tools={"f": broken}, strict=frozenset({"f"}))
-        assert planned(own_manner("hermes"), grammars, tools={"f": broken}).warnings
+            planned(own_dialect("hermes"), grammars, tools={"f": broken}, strict=frozenset({"f"}))
+        assert planned(own_dialect("hermes"), grammars, tools={"f": broken}).warnings
 
 
 def test_what_cannot_be_enforced(grammars: Grammars) -> None:
     odd: Any = {"f": {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}}
-    lenient = planned(own_manner("hermes"), grammars, tools=odd)
+    lenient = planned(own_dialect("hermes"), grammars, tools=odd)
     assert any('"not"' in warning for warning in lenient.warnings)
     with pytest.raises(GrammarError, match=r"tool 'f'.*not"):
-        planned(own_manner("hermes"), grammars, tools=odd, strict=frozenset({"f"}))
+        planned(own_dialect("hermes"), grammars, tools=odd, strict=frozenset({"f"}))
     schema = odd["f"]
     with pytest.raises(GrammarError, match="not"):
         planned(TemplateDialect(), grammars, tools={}, schema=schema)
     said = planned(TemplateDialect(), grammars, tools={}, schema=schema, lenient=True)
     assert any('"not"' in warning for warning in said.warnings)
     broken: Any = {"f": {"$ref": "#/nowhere"}}
-    found = planned(own_manner("hermes"), grammars, tools=broken)
+    found = planned(own_dialect("hermes"), grammars, tools=broken)
     assert any("f" in warning for warning in found.warnings)
     assert found.plan is not None
 
@@ -571,7 +571,7 @@ def test_references_are_of_each_schema(tokenizer: Tokenizer, grammars: Grammars)
         for name, value in (("f", 1), ("g", 2))
     }
     for name in ("hermes", "tags", "gemma"):
-        plan = planned(own_manner(name), grammars, tools=tools, forced=("f", "g"))
+        plan = planned(own_dialect(name), grammars, tools=tools, forced=("f", "g"))
         for seed in range(4):
             for call in told(plan, written(guide_of(plan), tokenizer, seed)).calls:
                 assert json.loads(call.arguments) == {"x": 1 if call.name == "f" else 2}
@@ -606,7 +606,7 @@ def test_objects_within_arguments(
         "properties": {"a": schema, "b": STREET},
         "$defs": {"Street": STREET},
     }
-    plan = planned(own_manner(name), grammars, tools={"f": tool}, forced=("f",), parallel=False)
+    plan = planned(own_dialect(name), grammars, tools={"f": tool}, forced=("f",), parallel=False)
     guide = guide_of(plan)
     put(guide, tokenizer, NESTED[name])
     assert guide.accepting
@@ -616,17 +616,17 @@ def test_objects_within_arguments(
 
 def test_values_that_lead_to_themselves(tokenizer: Tokenizer, grammars: Grammars) -> None:
     tree = {"type": "object", "properties": {"n": {"type": "integer"}, "up": {"$ref": "#"}}}
-    plan = planned(own_manner("gemma"), grammars, tools={"f": tree}, forced=("f",))
+    plan = planned(own_dialect("gemma"), grammars, tools={"f": tree}, forced=("f",))
     put(guide_of(plan), tokenizer, "<|tool_call>call:f{n:1,up:{up:{n:2}}}<tool_call|>")
     loop: Any = {"$defs": {"A": {"allOf": [{"$ref": "#/$defs/A"}]}}, "$ref": "#/$defs/A"}
-    assert planned(own_manner("gemma"), grammars, tools={"f": loop}).warnings
+    assert planned(own_dialect("gemma"), grammars, tools={"f": loop}).warnings
 
 
 @pytest.mark.parametrize("name", ["x y", "", "a"])
 def test_names_and_choices_of_gemma(name: str, tokenizer: Tokenizer, grammars: Grammars) -> None:
     """Its names have no quotes."""
     tool = {"type": "object", "properties": {name: {"enum": [{"b": ["c", 1]}]}}, "required": [name]}
-    plan = planned(own_manner("gemma"), grammars, tools={"f": tool}, forced=("f",), parallel=False)
+    plan = planned(own_dialect("gemma"), grammars, tools={"f": tool}, forced=("f",), parallel=False)
     (call,) = told(plan, written(guide_of(plan), tokenizer, 1)).calls
     assert json.loads(call.arguments) == {name: {"b": ["c", 1]}}
 
@@ -693,7 +693,7 @@ SIZED: dict[str, Any] = {
 def test_calls_obey_sizes_in_every_notation(
     name: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    plan = planned(own_manner(name), grammars, tools={"f": SIZED}, forced=("f",), parallel=False)
+    plan = planned(own_dialect(name), grammars, tools={"f": SIZED}, forced=("f",), parallel=False)
     for seed in range(4):
         (call,) = told(plan, written(guide_of(plan), tokenizer, seed)).calls
         arguments = json.loads(call.arguments)

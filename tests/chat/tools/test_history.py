@@ -12,9 +12,9 @@ from tests.chat.tools.families import BARE_TEMPLATE, HERMES_TEMPLATE, TEMPLATES,
 from tests.chat.tools.test_manner import REAL, WITHOUT
 from treadle.chat.messages import lone_results
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools.detect import find_manner, manner_of
+from treadle.chat.tools.detect import dialect_of, find_dialect
 from treadle.chat.tools.history import CallContentStyle
-from treadle.chat.tools.messages import shaped
+from treadle.chat.tools.messages import messages_for_template
 
 # As the families' own have it, in short: a message that calls has text or reasoning, which is left
 # out once an answer follows; results stand behind calls; a later system's message is left out.
@@ -121,7 +121,7 @@ def check_order(name: str, data: Path, talk: list[Any], *words: str) -> None:
     """Each of the words stands in the prompt once, in this order; with tools and without."""
     template = template_of(name, data)
     for tools in ([], [F]):
-        made, shown = shaped(talk, tools, manner_of(template))
+        made, shown = messages_for_template(talk, tools, dialect_of(template))
         text = template.render(made, tools=shown)
         assert [text.count(word) for word in words] == [1] * len(words), text
         places = [text.index(word) for word in words]
@@ -190,17 +190,17 @@ def test_reasoning_words_and_a_call(name: str, data: Path) -> None:
 def test_the_three_of_gpt_oss() -> None:
     """As the model wrote them; with an answer behind it the reasoning is left out."""
     template = ChatTemplate(GPT_OSS)
-    manner = find_manner(template)
-    assert manner.beside.in_thought is not None
+    dialect = find_dialect(template)
+    assert dialect.call_content.in_thought is not None
     talk = [user("ASKED"), call(content="WORDS", thinking="REASONED"), result()]
     talk[1] |= {"reasoning_content": "REASONED"}
-    text = template.render(shaped(talk, [], manner)[0])
+    text = template.render(messages_for_template(talk, [], dialect)[0])
     assert (
         "<|start|>assistant<|channel|>analysis<|message|>REASONED<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>WORDS<|end|>"
         "<|start|>assistant to=functions.f"
     ) in text
-    text = template.render(shaped([*talk, ANSWER, user("MORE")], [], manner)[0])
+    text = template.render(messages_for_template([*talk, ANSWER, user("MORE")], [], dialect)[0])
     assert "REASONED" not in text
     assert text.index("WORDS") < text.index("ARGUMENT1") < text.index("ANSWER")
 
@@ -219,21 +219,23 @@ def test_an_empty_message_of_the_assistant(name: str, content: Any, data: Path) 
 def test_reasoning_as_a_part_of_the_content() -> None:
     """Ministral's template has it so: it was forgotten."""
     template = ChatTemplate(MINISTRAL)
-    manner = find_manner(template)
-    assert manner.thought_parts
-    assert manner.empty_raises
+    dialect = find_dialect(template)
+    assert dialect.thought_parts
+    assert dialect.empty_raises
     thought: dict[str, Any] = {"reasoning_content": "REASONED"}
     talk = [user("ASKED"), {**ANSWER, **thought}, user("MORE"), call(**thought), result()]
-    text = template.render(shaped(talk, [F], manner)[0], tools=[F])
+    text = template.render(messages_for_template(talk, [F], dialect)[0], tools=[F])
     assert "[/INST][THINK]REASONED[/THINK]ANSWER</s>" in text
     assert "[THINK]REASONED[/THINK][TOOL_CALLS]f[ARGS]" in text
     alone = [user("ASKED"), {"role": "assistant", "content": "", **thought}, user("MORE")]
-    text = template.render(shaped(alone, [], manner)[0])
+    text = template.render(messages_for_template(alone, [], dialect)[0])
     assert "[INST]ASKED[/INST][THINK]REASONED[/THINK]</s>[INST]MORE[/INST]" in text
-    assert not find_manner(ChatTemplate(MINISTRAL.replace("part['thinking']", "'-'"))).thought_parts
+    assert not find_dialect(
+        ChatTemplate(MINISTRAL.replace("part['thinking']", "'-'"))
+    ).thought_parts
 
 
 def test_none_is_apart_where_the_template_has_both() -> None:
-    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).beside == CallContentStyle()
-    assert find_manner(ChatTemplate(MINISTRAL)).beside == CallContentStyle()
-    assert find_manner(ChatTemplate(R1)).beside == CallContentStyle(apart=True)
+    assert find_dialect(ChatTemplate(HERMES_TEMPLATE)).call_content == CallContentStyle()
+    assert find_dialect(ChatTemplate(MINISTRAL)).call_content == CallContentStyle()
+    assert find_dialect(ChatTemplate(R1)).call_content == CallContentStyle(apart=True)

@@ -20,10 +20,10 @@ from tests.chat.tools.families import (
     row,
 )
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import AnswerMarks, ParsedOutput, find_manner
+from treadle.chat.tools import AnswerMarks, ParsedOutput, find_dialect
 from treadle.chat.tools.detect import TemplateDialect
 from treadle.chat.tools.formats import BARE, GENERIC, HERMES
-from treadle.chat.tools.messages import in_another_form, shaped, short_id
+from treadle.chat.tools.messages import in_another_form, messages_for_template, short_id
 from treadle.chat.tools.schemas import plainly
 from treadle.errors import TemplateError
 
@@ -64,16 +64,16 @@ def calling(arguments: Any = None) -> list[dict[str, Any]]:
     ]
 
 
-def check_found_again(template: ChatTemplate, manner: TemplateDialect) -> None:
+def check_found_again(template: ChatTemplate, dialect: TemplateDialect) -> None:
     """The call that is rendered for the model is the one that is read of it."""
-    messages, tools = shaped(calling()[:2], [F], manner)
+    messages, tools = messages_for_template(calling()[:2], [F], dialect)
     rendered = template.render(messages, tools=tools, add_generation_prompt=False)
-    own = manner.row
+    own = dialect.row
     mark = own.channels.start if own.channels else own.trigger or '{"name": "f"'
-    speech = AnswerMarks(row=own, channels=manner.channels, tools=TOOLS)
-    told = ParsedOutput.of(speech.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
+    marks = AnswerMarks(row=own, channels=dialect.channels, tools=TOOLS)
+    told = ParsedOutput.of(marks.scanner().feed(rendered[rendered.rindex(mark) :], last=True))
     assert [(c.name, json.loads(c.arguments)) for c in told.calls] == [("f", ARGUMENTS)]
-    messages, tools = shaped(calling(), [F], manner)
+    messages, tools = messages_for_template(calling(), [F], dialect)
     rendered = template.render(messages, tools=tools)
     assert "[2]" in rendered
     assert "F." in rendered  # the tool's description
@@ -82,57 +82,57 @@ def check_found_again(template: ChatTemplate, manner: TemplateDialect) -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_the_templates_of_models(name: str, data: Path) -> None:
     template = real(data, name)
-    manner = find_manner(template)
-    assert manner.row.name == REAL[name]
-    assert manner.writes_calls
-    if not manner.shows_tools:  # then the prompt shows them, and says how to call
-        messages, tools = shaped([USER], [F], manner)
+    dialect = find_dialect(template)
+    assert dialect.row.name == REAL[name]
+    assert dialect.writes_calls
+    if not dialect.shows_tools:  # then the prompt shows them, and says how to call
+        messages, tools = messages_for_template([USER], [F], dialect)
         assert tools is None
-        assert manner.row.write(("NAME", {"ARGUMENT": "VALUE"})) in template.render(messages)
-    check_found_again(template, manner)
+        assert dialect.row.write(("NAME", {"ARGUMENT": "VALUE"})) in template.render(messages)
+    check_found_again(template, dialect)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_families_that_have_no_template_there(name: str) -> None:
     template = ChatTemplate(TEMPLATES[name])
-    manner = find_manner(template)
-    assert manner.row.name == name
-    assert manner.shows_tools
-    assert manner.channels == row(name).channels
-    check_found_again(template, manner)
+    dialect = find_dialect(template)
+    assert dialect.row.name == name
+    assert dialect.shows_tools
+    assert dialect.channels == row(name).channels
+    check_found_again(template, dialect)
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_templates_that_leave_calls_to_contents(name: str) -> None:
     template = ChatTemplate(TOLD[name])
-    manner = find_manner(template)
-    assert manner.row.name == name
-    assert (manner.writes_calls, manner.shows_tools, manner.has_results) == (False, True, True)
-    check_found_again(template, manner)
-    messages, tools = shaped(calling(), [F], manner)
+    dialect = find_dialect(template)
+    assert dialect.row.name == name
+    assert (dialect.writes_calls, dialect.shows_tools, dialect.has_results) == (False, True, True)
+    check_found_again(template, dialect)
+    messages, tools = messages_for_template(calling(), [F], dialect)
     assert tools is not None
     rendered = template.render(messages, tools=tools)
-    assert f"<|turn|>assistant\n{manner.row.write(('f', ARGUMENTS))}<|end|>" in rendered
+    assert f"<|turn|>assistant\n{dialect.row.write(('f', ARGUMENTS))}<|end|>" in rendered
     assert "<|turn|>tool\n[2]<|end|>" in rendered
 
 
 def test_such_templates_without_a_place_for_results() -> None:
     source = TOLD["python"].replace("{{ m.content", "{{ '' if m.role == 'tool' else m.content")
     template = ChatTemplate(source)
-    manner = find_manner(template)
-    assert (manner.shows_tools, manner.has_results) == (True, False)
-    messages, _ = shaped(calling(), [F], manner)
+    dialect = find_dialect(template)
+    assert (dialect.shows_tools, dialect.has_results) == (True, False)
+    messages, _ = messages_for_template(calling(), [F], dialect)
     assert "<|turn|>user\n<tool_response>\n[2]\n</tool_response>" in template.render(messages)
 
 
 def test_ids_that_come_first() -> None:
     """Solar Open's template raises without one, and tells its model of ten letters and digits."""
     template = ChatTemplate(TEMPLATES["solar"])
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     for own in ("call_0123456789", None):
         talk = calling()
         talk[1]["tool_calls"][0]["id"] = talk[2]["tool_call_id"] = own
-        made, shown = shaped(talk, [F], manner)
+        made, shown = messages_for_template(talk, [F], dialect)
         text = template.render(made, tools=shown)
         ids = re.findall(r"<.tool_(?:call|response):begin.>([a-z0-9]{10})<", text)
         assert len(ids) == 2
@@ -142,31 +142,33 @@ def test_ids_that_come_first() -> None:
 def test_text_before_calls_that_a_template_leaves_out() -> None:
     """Solar Open's writes a message's text or its calls. The text is a message before them."""
     template = ChatTemplate(TEMPLATES["solar"])
-    manner = find_manner(template)
-    assert manner.beside.apart
+    dialect = find_dialect(template)
+    assert dialect.call_content.apart
     talk = calling()
     talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
-    made, shown = shaped(talk, [], manner)
+    made, shown = messages_for_template(talk, [], dialect)
     text = template.render(made, tools=shown)
     order = ("<|content|>let me look<|end|>", "<|tool_calls|>", '"n": -3', "[2]")
     assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
     assert text.count("let me look") == 1
     begun = "<|tool_calls|>"
     both = TEMPLATES["solar"].replace(begun, f"<|content|>{{{{ m.content }}}}{begun}")
-    assert not find_manner(ChatTemplate(both)).beside.apart
+    assert not find_dialect(ChatTemplate(both)).call_content.apart
 
 
 def test_ids_that_name_the_tool() -> None:
     """Kimi's template writes an id in place of the name, and counts calls."""
     template = ChatTemplate(TEMPLATES["kimi"])
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     calls = [{"id": id, "type": "function", "function": F["function"]} for id in ("a", "b")]
     for call in calls:
         call["function"] = {"name": "f", "arguments": {}}
     turn = {"role": "assistant", "content": "", "tool_calls": calls}
     results = [{"role": "tool", "tool_call_id": id, "content": id} for id in ("b", "a", "lost")]
     own = {"id": "a", "type": "function", "function": {"name": "g", "arguments": {}}}
-    messages, _ = shaped([USER, turn, *results, {**turn, "tool_calls": [own]}], [F], manner)
+    messages, _ = messages_for_template(
+        [USER, turn, *results, {**turn, "tool_calls": [own]}], [F], dialect
+    )
     assert [call["id"] for m in messages for call in m.get("tool_calls", ())] == [
         "functions.f:0",
         "functions.f:1",
@@ -182,9 +184,9 @@ def test_ids_that_name_the_tool() -> None:
 @pytest.mark.parametrize("name", WITHOUT)
 def test_templates_without_tools_are_told_by_the_prompt(name: str, data: Path) -> None:
     template = real(data, name)
-    manner = find_manner(template)
-    assert (manner.row, manner.writes_calls, manner.shows_tools) == (GENERIC, False, False)
-    messages, tools = shaped(calling(), [F], manner)
+    dialect = find_dialect(template)
+    assert (dialect.row, dialect.writes_calls, dialect.shows_tools) == (GENERIC, False, False)
+    messages, tools = messages_for_template(calling(), [F], dialect)
     assert tools is None
     rendered = template.render(messages)
     assert HERMES.write(("f", ARGUMENTS)) in rendered
@@ -201,7 +203,7 @@ def test_results_that_are_no_text(name: str, data: Path) -> None:
     template = real(data, name)
     for result in RESULTS:
         said = [*calling()[:2], {**calling()[2], "content": result}]
-        messages, tools = shaped(said, [F], find_manner(template))
+        messages, tools = messages_for_template(said, [F], find_dialect(template))
         expected = json.dumps(result, ensure_ascii=False)
         assert expected in template.render(messages, tools=tools)
         if "DeepSeek" in name or "functionary" in name:
@@ -214,14 +216,14 @@ def test_a_template_that_writes_objects_itself_is_given_them(data: Path) -> None
     """A text is quoted there."""
     template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
     said = [*calling()[:2], {**calling()[2], "content": {"x": 1}}]
-    messages, tools = shaped(said, [F], find_manner(template))
+    messages, tools = messages_for_template(said, [F], find_dialect(template))
     assert '\n\n{"x": 1}' in template.render(messages, tools=tools)
 
 
 def test_schemas_that_say_little(data: Path) -> None:
     """Command R+'s template wants a description of everything, and what is within."""
     template = real(data, "CohereForAI-c4ai-command-r-plus-tool_use")
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     inner: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "array"}}}
     inner["additionalProperties"] = False
     properties: dict[str, Any] = {"a": {"type": "string"}, "b": {}, "c": inner}
@@ -229,15 +231,17 @@ def test_schemas_that_say_little(data: Path) -> None:
     parameters = {"type": "object", "properties": properties}
     function = {"name": "f", "description": "F.", "parameters": parameters}
     for tool in (function, {"name": "f"}, {"name": "f", "parameters": {"type": "object"}}):
-        made, shown = shaped([USER], [{"type": "function", "function": tool}], manner)
+        made, shown = messages_for_template(
+            [USER], [{"type": "function", "function": tool}], dialect
+        )
         assert "def f(" in template.render(made, tools=shown)
 
 
 def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     """Llama 3's raises on two. Each result stands behind its call, by id or in order."""
     template = real(data, "meta-llama-Llama-3.1-8B-Instruct")
-    manner = find_manner(template)
-    assert manner.one_call
+    dialect = find_dialect(template)
+    assert dialect.one_call
     calls = [
         {"id": id, "type": "function", "function": {"name": "f", "arguments": {"x": id}}}
         for id in ("a", "b", "c")
@@ -245,7 +249,7 @@ def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     said = {"role": "assistant", "content": "so:", "tool_calls": calls}
     ids = ("c", "a", "z", "b")
     results = [{"role": "tool", "tool_call_id": id, "content": f"of {id}"} for id in ids]
-    made, tools = shaped([USER, said, *results, USER], [F], manner)
+    made, tools = messages_for_template([USER, said, *results, USER], [F], dialect)
     found = [m.get("tool_call_id") or (m.get("tool_calls") or [m])[0].get("id") for m in made]
     # The words are a message of their own: with a call the template leaves them out.
     assert found == [None, None, "a", "a", "b", "b", "c", "c", "z", None]
@@ -253,10 +257,10 @@ def test_calls_of_one_message_where_a_template_has_one(data: Path) -> None:
     text = template.render(made, tools=tools)
     assert text.index('"x": "b"') < text.index("of b") < text.index('"x": "c"')
     bare = [{"role": "tool", "content": str(i)} for i in range(3)]
-    made, _ = shaped([USER, said, *bare], [F], manner)
+    made, _ = messages_for_template([USER, said, *bare], [F], dialect)
     assert [m["content"] for m in made if m["role"] == "tool"] == ["0", "1", "2"]
     assert [m["role"] for m in made[1:]] == ["assistant", *["assistant", "tool"] * 3]
-    assert not find_manner(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
+    assert not find_dialect(real(data, "Qwen-Qwen2.5-7B-Instruct")).one_call
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -265,11 +269,11 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
     one without parameters, Llama 3's for a message with no calls in its list.
     """
     template = real(data, name)
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     bare: Any = {"type": "function", "function": {"name": "bare", "description": None}}
     said = {"role": "assistant", "content": "so", "tool_calls": []}
     for tools in ([], [bare]):
-        messages, shown = shaped([USER, said, USER], tools, manner)
+        messages, shown = messages_for_template([USER, said, USER], tools, dialect)
         assert ("bare" in template.render(messages, tools=shown)) == bool(tools)
 
 
@@ -281,12 +285,12 @@ def test_what_clients_leave_out(name: str, data: Path) -> None:
 def test_arguments_that_are_empty_or_were_cut(name: str, arguments: Any, expected: Any) -> None:
     """Clients have "" for none; templates raised, or wrote JSON in quotes."""
     template = ChatTemplate(TEMPLATES[name])
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     talk = calling()
     talk[1]["tool_calls"][0]["function"]["arguments"] = arguments
-    made, shown = shaped(talk, [F], manner)
+    made, shown = messages_for_template(talk, [F], dialect)
     found = made[1]["tool_calls"][0]["function"]["arguments"]
-    assert (json.loads(found) if manner.arguments_as_text else found) == expected
+    assert (json.loads(found) if dialect.arguments_as_text else found) == expected
     assert "[2]" in template.render(made, tools=shown)
 
 
@@ -296,7 +300,7 @@ def test_text_before_calls(name: str, data: Path) -> None:
     template = real(data, name)
     talk = calling()
     talk[1] |= {"content": "let me look", "reasoning_content": "hm"}
-    made, shown = shaped(talk, [], find_manner(template))
+    made, shown = messages_for_template(talk, [], find_dialect(template))
     text = template.render(made, tools=shown)
     assert text.index("let me look") < text.index('"n": -3') < text.index("[2]")
     assert made[2].keys() == {"role", "content", "tool_calls"}
@@ -309,7 +313,7 @@ def test_contents_that_are_none(name: str, data: Path) -> None:
     talk: list[Any] = [USER, {"role": "assistant", "content": None}, *calling(), USER]
     talk[-2]["content"] = None
     for tools in ([], [F]):
-        made, shown = shaped(talk, tools, find_manner(template))
+        made, shown = messages_for_template(talk, tools, find_dialect(template))
         assert "None" not in template.render(made, tools=shown).replace("] = None", "")
 
 
@@ -334,15 +338,15 @@ def test_schemas_of_other_words(name: str, data: Path) -> None:
     is true. Other templates are given them as they are.
     """
     template = real(data, name)
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     odd = {
         "type": "function",
         "function": {"name": "odd", "description": "", "parameters": ODD_SCHEMA},
     }
-    messages, shown = shaped([USER], [odd], manner)
+    messages, shown = messages_for_template([USER], [odd], dialect)
     assert "odd" in template.render(messages, tools=shown)
-    assert manner.plain_schemas == any(each in name for each in ("Hermes", "v3.2", "-plus"))
-    if shown is not None and not manner.plain_schemas:
+    assert dialect.plain_schemas == any(each in name for each in ("Hermes", "v3.2", "-plus"))
+    if shown is not None and not dialect.plain_schemas:
         assert shown == [odd]
 
 
@@ -367,13 +371,17 @@ def test_the_same_schema_in_plain_words() -> None:
 def test_a_user_who_speaks_behind_calls_and_results(name: str, data: Path) -> None:
     """Mistral's templates do not count calls and results, and raise on two users in a row."""
     template = real(data, name)
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     so = {"role": "user", "content": "so?"}
-    made, shown = shaped([*calling(), so, *calling()[1:], so, *calling()[1:2], so], [F], manner)
+    made, shown = messages_for_template(
+        [*calling(), so, *calling()[1:], so, *calling()[1:2], so], [F], dialect
+    )
     assert template.render(made, tools=shown).count("so?") == 3
     said = [m["content"] for m in made if m["role"] == "assistant" and not m.get("tool_calls")]
     assert (said == ["", "", ""]) == ("Mistral-Nemo" in name)
-    begun, _ = shaped([*calling()[1:], so], [], manner)  # where nobody has asked before
+    begun, _ = messages_for_template(
+        [*calling()[1:], so], [], dialect
+    )  # where nobody has asked before
     assert "so?" in template.render(begun)
 
 
@@ -384,7 +392,7 @@ def test_a_gap_that_must_have_text(data: Path) -> None:
     assert said in source
     check = "{% if not message.content %}{{ raise_exception('nothing') }}{% endif %}"
     template = ChatTemplate(source.replace(said, said + check))
-    made, shown = shaped([*calling(), USER], [F], find_manner(template))
+    made, shown = messages_for_template([*calling(), USER], [F], find_dialect(template))
     assert [m["content"] for m in made[-2:]] == ["Done.", "hi"]
     assert "Done." in template.render(made, tools=shown)
 
@@ -392,11 +400,11 @@ def test_a_gap_that_must_have_text(data: Path) -> None:
 @pytest.mark.parametrize("name", [*REAL, *WITHOUT])
 def test_a_greeting_of_the_assistant(name: str, data: Path) -> None:
     template = real(data, name)
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     greeting = {"role": "assistant", "content": "welcome"}
     for first in ([], [{"role": "system", "content": "be brief"}]):
         for tools in ([], [F]):
-            made, shown = shaped([*first, greeting, USER], tools, manner)
+            made, shown = messages_for_template([*first, greeting, USER], tools, dialect)
             text = template.render(made, tools=shown)
             assert "welcome" in text
             assert ("be brief" in text) == bool(first)
@@ -406,13 +414,15 @@ def test_a_greeting_of_the_assistant(name: str, data: Path) -> None:
 def test_a_system_where_a_template_raises(tools: list[Any], data: Path) -> None:
     """Gemma 2's: it stands before what the user says, as in Gemma 3's."""
     template = real(data, "google-gemma-2-2b-it")
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     system = {"role": "system", "content": "be brief"}
-    made, _ = shaped([system, USER, {"role": "assistant", "content": "so"}, USER], tools, manner)
+    made, _ = messages_for_template(
+        [system, USER, {"role": "assistant", "content": "so"}, USER], tools, dialect
+    )
     assert [m["role"] for m in made] == ["user", "assistant", "user"]
     assert made[0]["content"].startswith("be brief\n\nhi")
     assert "be brief" in template.render(made)
-    alone, _ = shaped([system], tools, manner)
+    alone, _ = messages_for_template([system], tools, dialect)
     assert "be brief" in template.render(alone)
 
 
@@ -428,12 +438,12 @@ def test_a_system_where_a_template_raises(tools: list[Any], data: Path) -> None:
 def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None:
     """Ollama joins them for each of its templates; some of the models' own raise on two."""
     template = real(data, name)
-    manner = find_manner(template)
-    assert manner.alternates == alternates
+    dialect = find_dialect(template)
+    assert dialect.alternates == alternates
     parts = [{"type": "text", "text": "two"}]
     said = [{"role": "assistant", "content": text} for text in ("a", "b")]
     talk: list[Any] = [USER, {"role": "user", "content": parts}, *said, USER]
-    messages, _ = shaped(talk, [], manner)
+    messages, _ = messages_for_template(talk, [], dialect)
     if alternates:
         assert [message["content"] for message in messages] == ["hi\ntwo", "a\nb", "hi"]
     else:
@@ -444,7 +454,7 @@ def test_neighbours_of_one_role(name: str, alternates: bool, data: Path) -> None
 def test_ids_for_calls_that_have_none(data: Path) -> None:
     """As Ollama's clients send them; Mistral's templates raise."""
     template = real(data, "mistralai-Mistral-Nemo-Instruct-2407")
-    manner = find_manner(template)
+    dialect = find_dialect(template)
     calls: Any = [{"function": {"name": name, "arguments": {}}} for name in ("f", "g", "f")]
     results = [
         {"role": "tool", "content": "of g", "tool_name": "g"},
@@ -452,33 +462,33 @@ def test_ids_for_calls_that_have_none(data: Path) -> None:
         {"role": "tool", "content": "of the second f"},
     ]
     talk: Any = [USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
-    made, shown = shaped(talk, [F], manner)
+    made, shown = messages_for_template(talk, [F], dialect)
     assert [call["id"] for call in made[1]["tool_calls"]] == ["call00001", "call00002", "call00003"]
     assert [m["tool_call_id"] for m in made[2:]] == ["call00002", "call00001", "call00003"]
     assert "of the second f" in template.render(made, tools=shown)
 
 
 def test_a_template_without_a_system_gets_the_tools_from_the_user(data: Path) -> None:
-    manner = find_manner(real(data, "google-gemma-2-2b-it"))
-    assert not manner.has_system
-    messages, _ = shaped([USER], [F], manner)
+    dialect = find_dialect(real(data, "google-gemma-2-2b-it"))
+    assert not dialect.has_system
+    messages, _ = messages_for_template([USER], [F], dialect)
     assert [message["role"] for message in messages] == ["user"]
     assert messages[0]["content"].startswith("hi\n\n")
-    with_system = find_manner(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
-    messages, _ = shaped([USER], [F], with_system)
+    with_system = find_dialect(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}"))
+    messages, _ = messages_for_template([USER], [F], with_system)
     assert [message["role"] for message in messages] == ["system", "user"]
 
 
 def test_results_and_questions_of_one_turn_are_one_message() -> None:
-    manner = TemplateDialect()
+    dialect = TemplateDialect()
     two = [*calling(), calling()[2], {"role": "user", "content": "so?"}]
-    messages, _ = shaped(two, [], manner)
+    messages, _ = messages_for_template(two, [], dialect)
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
     assert messages[-1]["content"].endswith("so?")
 
 
 def test_a_conversation_without_tools_is_left_alone() -> None:
-    messages, tools = shaped([USER], [], TemplateDialect())
+    messages, tools = messages_for_template([USER], [], TemplateDialect())
     assert (messages, tools) == ([USER], None)
 
 
@@ -492,32 +502,32 @@ def test_ids() -> None:
 
 
 def test_small_templates() -> None:
-    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).row == HERMES
-    assert find_manner(ChatTemplate(BARE_TEMPLATE)).row == BARE
+    assert find_dialect(ChatTemplate(HERMES_TEMPLATE)).row == HERMES
+    assert find_dialect(ChatTemplate(BARE_TEMPLATE)).row == BARE
     unknown = HERMES_TEMPLATE.replace("<tool_call>", "<unheard_of>")
-    found = find_manner(ChatTemplate(unknown.replace('{"name"', '("name"')))
+    found = find_dialect(ChatTemplate(unknown.replace('{"name"', '("name"')))
     assert not found.writes_calls
     assert not found.shows_tools  # what is not understood is not used
-    assert find_manner(ChatTemplate("{{ nothing.at.all }}")) == TemplateDialect(has_system=False)
+    assert find_dialect(ChatTemplate("{{ nothing.at.all }}")) == TemplateDialect(has_system=False)
 
 
 def test_reasoning_shows_in_the_template() -> None:
-    found = find_manner(ChatTemplate("{{ '<think></think>' }}")).thought
+    found = find_dialect(ChatTemplate("{{ '<think></think>' }}")).thought
     assert found is not None
     assert (found.open, found.close) == ("<think>", "</think>")
-    assert find_manner(ChatTemplate(HERMES_TEMPLATE)).thought is None
+    assert find_dialect(ChatTemplate(HERMES_TEMPLATE)).thought is None
     parts = (
         "{% set end = '</think{}>'.format(':opensource') %}{% if add_generation_prompt %}{{ end }}"
     )
-    found = find_manner(ChatTemplate(parts + "{% endif %}")).thought  # no mark is whole in it
+    found = find_dialect(ChatTemplate(parts + "{% endif %}")).thought  # no mark is whole in it
     assert found is not None
     assert found.open == "<think:opensource>"
 
 
 def test_whether_the_prompt_has_begun() -> None:
-    reasons = find_manner(ChatTemplate("{{ '<think></think>' }}"))
-    assert reasons.speech("...<think>\n").opened
-    assert not reasons.speech("...<think>\n\n</think>\n").opened
+    reasons = find_dialect(ChatTemplate("{{ '<think></think>' }}"))
+    assert reasons.marks("...<think>\n").opened
+    assert not reasons.marks("...<think>\n\n</think>\n").opened
     recipient = TemplateDialect(row=row("recipient"))
-    assert recipient.speech("assistant\n\n>>>").begun
-    assert not recipient.speech("assistant\n\n").begun
+    assert recipient.marks("assistant\n\n>>>").begun
+    assert not recipient.marks("assistant\n\n").begun

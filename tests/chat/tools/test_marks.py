@@ -11,11 +11,11 @@ import pytest
 from tests.chat.tools.families import ARGUMENTS, FAMILIES, JSON, TEMPLATES, TOOLS, F, row
 from tests.tokenizer.vocabularies import CONTROL, load_bpe
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools import OutputPiece, ParsedOutput, TemplateDialect, manner_of
+from treadle.chat.tools import OutputPiece, ParsedOutput, TemplateDialect, dialect_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.formats import ROWS, ToolCallFormat, core_of
-from treadle.chat.tools.messages import shaped
+from treadle.chat.tools.messages import messages_for_template
 from treadle.errors import GrammarError
 from treadle.grammar.compiled_cache import Grammars
 from treadle.tokenizer.tokenizer import Tokenizer
@@ -47,8 +47,8 @@ def grammars(control: bool, tmp_path_factory: pytest.TempPathFactory) -> Grammar
 
 def planned(name: str, grammars: Grammars, **wanted: Any) -> AnswerPlan:
     own = row(name)
-    manner = TemplateDialect(row=own, channels=own.channels, writes_calls=True)
-    return plan_answer(AnswerOptions(**{"tools": TOOLS, **wanted}), manner, "", grammars)
+    dialect = TemplateDialect(row=own, channels=own.channels, writes_calls=True)
+    return plan_answer(AnswerOptions(**{"tools": TOOLS, **wanted}), dialect, "", grammars)
 
 
 def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
@@ -68,7 +68,7 @@ def follow(plan: AnswerPlan, grammars: Grammars, text: str) -> ConstrainedDecode
 
 
 def told(plan: AnswerPlan, text: str, size: int) -> ParsedOutput:
-    scanner = plan.speech.scanner()
+    scanner = plan.marks.scanner()
     said = list[OutputPiece]()
     for at in range(0, len(text), size):
         said += scanner.feed(text[at : at + size])
@@ -174,10 +174,10 @@ BLANK = """\
 
 def test_a_template_with_a_blank_behind_its_mark(grammars: Grammars) -> None:
     template = ChatTemplate(BLANK)
-    manner = manner_of(template)
-    assert manner.row == row("mistral-list")
-    assert manner.writes_calls
-    plan = plan_answer(AnswerOptions(tools=TOOLS), manner, "", grammars)
+    dialect = dialect_of(template)
+    assert dialect.row == row("mistral-list")
+    assert dialect.writes_calls
+    plan = plan_answer(AnswerOptions(tools=TOOLS), dialect, "", grammars)
     function = {"name": "f", "arguments": ARGUMENTS}
     id = told(plan, f"[TOOL_CALLS] [{json.dumps(function)}]", 1).calls[0].id
     call = {"id": id, "type": "function", "function": function}
@@ -186,7 +186,7 @@ def test_a_template_with_a_blank_behind_its_mark(grammars: Grammars) -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": id, "content": "3"},
     ]
-    said, tools = shaped(messages, [F], manner)
+    said, tools = messages_for_template(messages, [F], dialect)
     text = template.render(said, tools=tools)
     calls = text[text.index("[TOOL_CALLS]") : text.index("</s>")]
     assert calls.startswith('[TOOL_CALLS] [{"name": "f"')
@@ -199,7 +199,7 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
     """A call of a conversation is written as its model may write it, too."""
     own = row(name)
     template = ChatTemplate(TEMPLATES[name])
-    manner = manner_of(template)
+    dialect = dialect_of(template)
     arguments = {"text": "a b", "n": 3, "list": ["x"]}
     ids = {"kimi": "functions.f:0", "solar": "a1b2c3d4e5"}
     call = {
@@ -208,12 +208,12 @@ def test_what_a_template_writes_is_allowed(name: str, grammars: Grammars) -> Non
         "function": {"name": "f", "arguments": arguments},
     }
     calling: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [call]}
-    said, tools = shaped([{"role": "user", "content": "hi"}, calling], [F], manner)
+    said, tools = messages_for_template([{"role": "user", "content": "hi"}, calling], [F], dialect)
     text = template.render(said, tools=tools, add_generation_prompt=False)
     if own.by_header:
         return
     written = text[text.rindex(own.sign) :]
-    plan = plan_answer(AnswerOptions(tools=TOOLS, forced=("f",)), manner, "", grammars)
+    plan = plan_answer(AnswerOptions(tools=TOOLS, forced=("f",)), dialect, "", grammars)
     guide = plan.guide()
     assert guide is not None
     ends = written.find(own.wrap[1] or own.close or "}", written.index("x"))

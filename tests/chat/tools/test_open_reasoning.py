@@ -29,12 +29,12 @@ FINAL = f"{GPT_OSS.end}{GPT_OSS.start}{GPT_OSS.final}"
 Found = tuple[str, str, list[Any]]
 
 
-def tell(text: str, **speech: Any) -> Found:
+def tell(text: str, **marks: Any) -> Found:
     """Reasoning, content and calls: the same of a whole text and letter by letter."""
     found: list[Found] = []
     for parts in ([text], list(text)):
         for streams in (False, True):
-            scanner = AnswerMarks(**{"tools": TOOLS, "streams": streams, **speech}).scanner()
+            scanner = AnswerMarks(**{"tools": TOOLS, "streams": streams, **marks}).scanner()
             said = [each for part in parts for each in scanner.feed(part)]
             told = ParsedOutput.of([*said, *scanner.feed("", last=True)])
             calls = [(call.name, json.loads(call.arguments)) for call in told.calls]
@@ -74,14 +74,14 @@ CALLS = [
 def test_a_call_ends_open_reasoning(name: str, text: str, calls: Any, sure: bool) -> None:
     own = row(name)
     thought = thought_of(own)
-    speech: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
+    marks: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
     for gap in ("", "\n"):
-        found = tell(f"{thought.open}Let me think{gap}{text}\n", sure=sure, **speech)
+        found = tell(f"{thought.open}Let me think{gap}{text}\n", sure=sure, **marks)
         assert found == ("Let me think", "", calls)
     if not own.channels:  # which no prompt opens
-        found = tell(f"Let me think{text}", sure=sure, opened=True, **speech)
+        found = tell(f"Let me think{text}", sure=sure, opened=True, **marks)
         assert found == ("Let me think", "", calls)
-    one = tell(f"{thought.open}Let me think{text}", parallel=False, **speech)
+    one = tell(f"{thought.open}Let me think{text}", parallel=False, **marks)
     assert one == ("Let me think", "", calls[:1])
 
 
@@ -92,27 +92,27 @@ def test_a_call_in_reasoning_that_is_closed_is_reasoning(
 ) -> None:
     own = row(name)
     thought = thought_of(own)
-    speech: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
+    marks: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
     said = f"Let me think\n{text}{behind}"
     whole = f"{thought.open}{said}{thought.close}{final_of(own)}Hi"
-    assert tell(whole, **speech) == (said, "Hi", [])
+    assert tell(whole, **marks) == (said, "Hi", [])
     if behind.strip():  # the model has reasoned on: it was none
-        assert tell(f"{thought.open}{said}", **speech) == (said, "", [])
+        assert tell(f"{thought.open}{said}", **marks) == (said, "", [])
 
 
 @pytest.mark.parametrize("name", MARKED)
 def test_a_mark_that_is_named_is_reasoning(name: str) -> None:
     own = row(name)
     thought = thought_of(own)
-    speech: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
+    marks: dict[str, Any] = {"thought": thought, "channels": own.channels, "row": own}
     named = f"Use {own.trigger} or\n\n{own.trigger}, then {FAMILIES[name].f.partition('é')[0]}"
-    assert tell(f"{thought.open}{named}", **speech) == (named, "", [])
+    assert tell(f"{thought.open}{named}", **marks) == (named, "", [])
     closed = f"{thought.open}Use {own.trigger} tags.{thought.close}{final_of(own)}Hi"
-    assert tell(closed, **speech) == (f"Use {own.trigger} tags.", "Hi", [])
+    assert tell(closed, **marks) == (f"Use {own.trigger} tags.", "Hi", [])
     if own.by_header:
         return  # all up to the next message is one header
     both = f"{thought.open}Use {own.trigger} tags: {FAMILIES[name].g}"
-    assert tell(both, **speech) == (f"Use {own.trigger} tags: ", "", [("g", {})])
+    assert tell(both, **marks) == (f"Use {own.trigger} tags: ", "", [("g", {})])
 
 
 def test_reasoning_is_told_on_as_soon_as_it_is_none() -> None:
@@ -146,17 +146,15 @@ def test_stop_strings_do_not_count_in_a_call_within_reasoning() -> None:
 @pytest.mark.parametrize("thought", THOUGHTS, ids=lambda t: t.open)
 @pytest.mark.parametrize("own", [None, HERMES, row("gemma")])
 def test_reasoning_within_content(thought: Thought, own: ToolCallFormat | None) -> None:
-    speech: dict[str, Any] = {"thought": thought, "row": own}
+    marks: dict[str, Any] = {"thought": thought, "row": own}
     one = f"{thought.open}b{thought.close}"
-    assert tell(f"a{one}c", **speech) == ("b", "ac", [])
-    assert tell(f"{one}\na\n{one}\nc{one}", **speech) == ("bbb", "a\nc", [])
-    assert tell(f"x{thought.open}", **speech)[1] == (
-        "x" if thought.reserved else f"x{thought.open}"
-    )
+    assert tell(f"a{one}c", **marks) == ("b", "ac", [])
+    assert tell(f"{one}\na\n{one}\nc{one}", **marks) == ("bbb", "a\nc", [])
+    assert tell(f"x{thought.open}", **marks)[1] == ("x" if thought.reserved else f"x{thought.open}")
     if own is HERMES:
         call = FAMILIES["hermes"].g
-        assert tell(f"a{one}{call}{one}c", **speech) == ("bb", "ac", [("g", {})])
-        assert tell(f"a{thought.open}b{call}", **speech)[2] == [("g", {})]
+        assert tell(f"a{one}{call}{one}c", **marks) == ("bb", "ac", [("g", {})])
+        assert tell(f"a{thought.open}b{call}", **marks)[2] == [("g", {})]
 
 
 def test_a_mark_of_reasoning_that_prose_names_is_text() -> None:
@@ -218,8 +216,8 @@ def test_marks_of_gemma_that_stand_alone(text: str, own: ToolCallFormat | None) 
 @pytest.mark.parametrize("tools", [{}, TOOLS])
 def test_what_is_an_answer(text: str, reasoning: str, content: str, tools: Any) -> None:
     """Not what is said to a tool that was not offered, and what has no header at all."""
-    speech: dict[str, Any] = {"thought": GPT_OSS.thought, "channels": GPT_OSS, "tools": tools}
-    assert tell(text, row=HARMONY if tools else None, **speech) == (reasoning, content, [])
+    marks: dict[str, Any] = {"thought": GPT_OSS.thought, "channels": GPT_OSS, "tools": tools}
+    assert tell(text, row=HARMONY if tools else None, **marks) == (reasoning, content, [])
 
 
 # -- what may be written ------------------------------------------------------------------------
@@ -302,7 +300,7 @@ def insists(
             break
         ids.append(id)
     text = b"".join(map(tokenizer.token_bytes, ids)).decode(errors="replace")
-    scanner = plan.speech.scanner()
+    scanner = plan.marks.scanner()
     return text, ParsedOutput.of(scanner.feed(text, last=True))
 
 
@@ -316,14 +314,14 @@ REASON = "abcdefghijklmnopqrst"
 def test_a_budget_beside_what_must_hold(
     name: str, budget: int, wanted: dict[str, Any], tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    manner = MANNERS[name]
-    assert manner.thought is not None
-    plan = planned(manner, grammars, budget=budget, **wanted)
-    text, found = insists(plan, tokenizer, f"{manner.thought.open}{REASON}")
+    dialect = MANNERS[name]
+    assert dialect.thought is not None
+    plan = planned(dialect, grammars, budget=budget, **wanted)
+    text, found = insists(plan, tokenizer, f"{dialect.thought.open}{REASON}")
     assert found.reasoning == REASON[:budget]
     assert found.calls or json.loads(found.content) in ([1], [1, 1])
-    free = planned(manner, grammars, **wanted)  # the model may reason as long as it likes
-    whole = f"{manner.thought.open}{REASON}{manner.thought.close}"
+    free = planned(dialect, grammars, **wanted)  # the model may reason as long as it likes
+    whole = f"{dialect.thought.open}{REASON}{dialect.thought.close}"
     text, found = insists(free, tokenizer, whole)
     assert text.startswith(whole)
     assert found.reasoning == REASON
@@ -337,15 +335,15 @@ def test_a_grammar_of_ones_own_is_of_the_answer(
     name: str, tools: Any, own: dict[str, str], tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """Its header is written before; a grammar that has the marks itself holds for all."""
-    manner = MANNERS[name]
-    assert manner.channels is not None
-    plan = planned(manner, grammars, tools=tools, **own)
-    for text in ("yes", "no", f"{manner.channels.final}yes"):
+    dialect = MANNERS[name]
+    assert dialect.channels is not None
+    plan = planned(dialect, grammars, tools=tools, **own)
+    for text in ("yes", "no", f"{dialect.channels.final}yes"):
         written, found = insists(plan, tokenizer, text)
         assert (found.reasoning, found.content, found.calls) == ("", "yes", [])
-        assert written.endswith(f"{manner.channels.final}yes")
-    marked = json.dumps(f"{manner.channels.final}yes")
-    plan = planned(manner, grammars, tools=tools, grammar=f"root ::= {marked}")
+        assert written.endswith(f"{dialect.channels.final}yes")
+    marked = json.dumps(f"{dialect.channels.final}yes")
+    plan = planned(dialect, grammars, tools=tools, grammar=f"root ::= {marked}")
     assert insists(plan, tokenizer, "no")[1].content == "yes"
 
 
@@ -355,17 +353,17 @@ def test_reasoning_that_is_off_is_not_opened(
     name: str, tools: Any, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """Neither at the beginning nor behind some words, whatever the model would rather write."""
-    manner = MANNERS[name]
-    assert manner.thought is not None
-    plan = planned(manner, grammars, tools=tools, budget=0)
-    before = f"{manner.channels.final}so " if manner.channels else "so "
+    dialect = MANNERS[name]
+    assert dialect.thought is not None
+    plan = planned(dialect, grammars, tools=tools, budget=0)
+    before = f"{dialect.channels.final}so " if dialect.channels else "so "
     for first in ("", before):
-        text, found = insists(plan, tokenizer, f"{first}{manner.thought.open}{REASON}", 40)
-        assert manner.thought.sign not in text
+        text, found = insists(plan, tokenizer, f"{first}{dialect.thought.open}{REASON}", 40)
+        assert dialect.thought.sign not in text
         assert found.reasoning == ""
-    opened = planned(manner, grammars, f"hi{manner.thought.open}", tools=tools, budget=0)
+    opened = planned(dialect, grammars, f"hi{dialect.thought.open}", tools=tools, budget=0)
     text, found = insists(opened, tokenizer, "so", 40)
-    assert text.startswith(manner.thought.close)
+    assert text.startswith(dialect.thought.close)
     assert found.reasoning == ""
 
 
@@ -378,21 +376,21 @@ def test_a_call_within_open_reasoning_follows_its_schema(
     name: str, tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
     """From its arguments on; marks that are only named bind nothing."""
-    manner = MANNERS[name]
-    assert manner.thought is not None
-    call = written_call(manner.row.name)
-    plan = planned(manner, grammars)
-    text, found = insists(plan, tokenizer, f"{manner.thought.open}hm{call}")
+    dialect = MANNERS[name]
+    assert dialect.thought is not None
+    call = written_call(dialect.row.name)
+    plan = planned(dialect, grammars)
+    text, found = insists(plan, tokenizer, f"{dialect.thought.open}hm{call}")
     assert [each.name for each in found.calls] == ["f"]
     assert (found.reasoning, found.content) == ("hm", "")
     wrong = call.replace('"n": 1', '"n": 2')
-    text, found = insists(plan, tokenizer, f"{manner.thought.open}hm{wrong}", 99)
+    text, found = insists(plan, tokenizer, f"{dialect.thought.open}hm{wrong}", 99)
     assert '"n": 2' not in text
-    named = f"{manner.thought.open}Use {manner.row.trigger} or to=functions.f now"
+    named = f"{dialect.thought.open}Use {dialect.row.trigger} or to=functions.f now"
     assert insists(plan, tokenizer, named)[0] == named
     if name == "solar":
         return  # whose mark behind calls ends a text
-    again = f"{manner.thought.open}hm{call} so{manner.thought.close}"
+    again = f"{dialect.thought.open}hm{call} so{dialect.thought.close}"
     assert insists(plan, tokenizer, again)[1].reasoning == f"hm{call} so"
 
 
@@ -401,12 +399,12 @@ def test_a_call_within_open_reasoning_follows_its_schema(
 def test_a_call_that_must_be_may_end_open_reasoning(
     name: str, wanted: dict[str, Any], tokenizer: Tokenizer, grammars: Grammars
 ) -> None:
-    manner = MANNERS[name]
-    assert manner.thought is not None
-    prompt = "" if manner.channels else manner.thought.open
-    opening = "" if prompt else manner.thought.open
-    plan = planned(manner, grammars, prompt, **wanted)
-    _, found = insists(plan, tokenizer, f"{opening}hm{written_call(manner.row.name)}")
+    dialect = MANNERS[name]
+    assert dialect.thought is not None
+    prompt = "" if dialect.channels else dialect.thought.open
+    opening = "" if prompt else dialect.thought.open
+    plan = planned(dialect, grammars, prompt, **wanted)
+    _, found = insists(plan, tokenizer, f"{opening}hm{written_call(dialect.row.name)}")
     assert [each.name for each in found.calls] == ["f"]
     assert (found.reasoning, found.content) == ("hm", "")
 

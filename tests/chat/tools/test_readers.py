@@ -123,8 +123,8 @@ def test_texts_in_quotes_or_not(written: str, text: str) -> None:
 
 
 def told(name: str, text: str) -> ParsedOutput:
-    speech = AnswerMarks(row=row(name), tools=TOOLS)
-    return ParsedOutput.of(speech.scanner().feed(text, last=True))
+    marks = AnswerMarks(row=row(name), tools=TOOLS)
+    return ParsedOutput.of(marks.scanner().feed(text, last=True))
 
 
 @pytest.mark.parametrize(

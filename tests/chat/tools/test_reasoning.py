@@ -10,7 +10,7 @@ import pytest
 from treadle.chat.messages import read_messages
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import reasoning_said
-from treadle.chat.tools.messages import gone_on
+from treadle.chat.tools.messages import prompt_with_last_message
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -123,7 +123,7 @@ def test_a_begun_answer_has_the_familys_marks(source: str, thought: str, plain: 
     asked = own.render(HI, add_generation_prompt=True)
     for reasoning, added in (("hm", thought), ("", plain)):
         (last,) = read_messages([{"role": "assistant", "content": "So", "reasoning": reasoning}])
-        assert gone_on(own, asked, last) == f"<|u|>hi<|e|><|a|>{added}"
+        assert prompt_with_last_message(own, asked, last) == f"<|u|>hi<|e|><|a|>{added}"
 
 
 def test_reasoning_that_is_begun_stands_in_a_prompt_that_closed_it() -> None:
@@ -131,8 +131,8 @@ def test_reasoning_that_is_begun_stands_in_a_prompt_that_closed_it() -> None:
     asked = own.render(HI, add_generation_prompt=True, enable_thinking=False)
     assert asked.endswith("</think>\n\n")
     last = {"role": "assistant", "content": "So", "reasoning_content": "hm"}
-    assert gone_on(own, asked, last).endswith("<|a|><think>\nhm\n</think>\n\nSo")
-    assert gone_on(own, asked, {**last, "reasoning_content": ""}) == f"{asked}So"
+    assert prompt_with_last_message(own, asked, last).endswith("<|a|><think>\nhm\n</think>\n\nSo")
+    assert prompt_with_last_message(own, asked, {**last, "reasoning_content": ""}) == f"{asked}So"
 
 
 def test_marks_of_real_templates(data: Path) -> None:
@@ -146,7 +146,7 @@ def test_marks_of_real_templates(data: Path) -> None:
         own = ChatTemplate((data / f"templates/{name}.jinja").read_text("utf-8"))
         asked = own.render(HI, add_generation_prompt=True)
         last = {"role": "assistant", "content": "So", "reasoning_content": "hm"}
-        assert gone_on(own, asked, last).endswith(added)
+        assert prompt_with_last_message(own, asked, last).endswith(added)
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def call(name: str, **arguments: Any) -> str:
     return json.dumps({"name": name, "arguments": arguments})
 
 
-def tell(text: str, sizes: list[int] | None = None, **speech: Any) -> tuple[str, str, list[Any]]:
+def tell(text: str, sizes: list[int] | None = None, **marks: Any) -> tuple[str, str, list[Any]]:
     """Reasoning, content and calls of a text that comes in parts."""
-    scanner = AnswerMarks(**{"tools": TOOLS, **speech}).scanner()
+    scanner = AnswerMarks(**{"tools": TOOLS, **marks}).scanner()
     parts: list[OutputPiece] = []
     at = 0
     for size in sizes or [len(text)]:
@@ -164,9 +164,9 @@ ANSWERS: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "speech", "told"), ANSWERS, ids=range(len(ANSWERS)))
-def test_answers(text: str, speech: dict[str, Any], told: Any) -> None:
-    assert tell(text, **speech) == told
+@pytest.mark.parametrize(("text", "marks", "told"), ANSWERS, ids=range(len(ANSWERS)))
+def test_answers(text: str, marks: dict[str, Any], told: Any) -> None:
+    assert tell(text, **marks) == told
 
 
 SEEDS = st.integers(0, 2**32)
@@ -180,8 +180,8 @@ def cut(seed: int, least: int = 0) -> list[int]:
 
 @given(st.sampled_from(ANSWERS), SEEDS)
 def test_how_it_is_cut_changes_nothing(answer: Any, seed: int) -> None:
-    text, speech, told = answer
-    assert tell(text, cut(seed), **speech) == told
+    text, marks, told = answer
+    assert tell(text, cut(seed), **marks) == told
 
 
 WRITTEN: list[tuple[str, str, Any]] = [
@@ -204,8 +204,8 @@ def test_every_row_is_tried() -> None:
 def test_calls_of_every_family(written: Any, streams: bool, seed: int) -> None:
     name, text, calls = written
     own = row(name)
-    speech = {"row": own, "channels": own.channels, "streams": streams, "sure": streams}
-    assert tell(text, cut(seed), **speech) == ("", "", calls)
+    marks = {"row": own, "channels": own.channels, "streams": streams, "sure": streams}
+    assert tell(text, cut(seed), **marks) == ("", "", calls)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -213,8 +213,8 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
     """Each character of the text in it by itself, as soon as no mark can begin with it."""
     own = row(name)
     text = FAMILIES[name].f
-    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
-    scanner = speech.scanner()
+    marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=True)
+    scanner = marks.scanner()
     parts = [part for char in text for part in scanner.feed(char)]
     assert [part.kind for part in parts[:1]] == ["call"]
     fragments = [part.text for part in parts[1:] if part.kind == "arguments"]
@@ -225,9 +225,9 @@ def test_arguments_are_told_as_they_come(name: str) -> None:
 Cut = tuple[str, list[tuple[str, str]]]
 
 
-def told_of(text: str, sizes: list[int], speech: AnswerMarks) -> Cut:
+def told_of(text: str, sizes: list[int], marks: AnswerMarks) -> Cut:
     """Content, and calls with their arguments as written, of a text that is cut."""
-    scanner = speech.scanner()
+    scanner = marks.scanner()
     parts = list[OutputPiece]()
     at = 0
     for size in sizes:
@@ -238,6 +238,7 @@ def told_of(text: str, sizes: list[int], speech: AnswerMarks) -> Cut:
     return told.content, [(call.name, call.arguments) for call in told.calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_call_that_is_cut(name: str, forced: bool) -> None:
@@ -249,16 +250,16 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
     bare = not own.trigger
     before = "" if forced or bare else BEFORE.get(name, "so ")
     begun = before.startswith("all")
-    speech = AnswerMarks(
+    marks = AnswerMarks(
         row=own, channels=own.channels, tools=TOOLS, forced=forced, sure=True, begun=begun
     )
     text = before + (family.several or family.f)
-    whole = told_of(text, [], speech)
+    whole = told_of(text, [], marks)
     n_before = 0
     for end in range(len(before), len(text) + 1):
-        content, calls = found = told_of(text[:end], [], speech)
-        assert found == told_of(text[:end], cut(end), speech)
-        assert found == told_of(text[:end], cut(end), replace(speech, streams=True))
+        content, calls = found = told_of(text[:end], [], marks)
+        assert found == told_of(text[:end], cut(end), marks)
+        assert found == told_of(text[:end], cut(end), replace(marks, streams=True))
         if not bare or forced or calls:
             mark = content.removeprefix("so ")  # a beginning of it may be text
             assert not mark or (not forced and own.sign.startswith(mark) and mark != own.sign)
@@ -299,8 +300,8 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
 )
 def test_when_a_call_has_begun(name: str, text: str, calls: list[Any]) -> None:
     own = row(name)
-    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=True)
-    assert told_of(text, [], speech) == ("", calls)
+    marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, sure=True)
+    assert told_of(text, [], marks) == ("", calls)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -308,16 +309,16 @@ def test_where_it_may_be_none_a_cut_call_is_content(name: str) -> None:
     own = row(name)
     text = FAMILIES[name].f
     for end in range(1, len(text) - 12):
-        speech: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
-        told = ParsedOutput.of(AnswerMarks(**speech).scanner().feed(text[:end], last=True))
+        marks: dict[str, Any] = {"row": own, "channels": own.channels, "tools": TOOLS}
+        told = ParsedOutput.of(AnswerMarks(**marks).scanner().feed(text[:end], last=True))
         assert own.channels or (told.content or told.calls)
 
 
 def test_json_that_may_be_none_is_content_where_no_call_is_forced() -> None:
-    speech = AnswerMarks(row=BARE, tools=TOOLS, sure=True)
+    marks = AnswerMarks(row=BARE, tools=TOOLS, sure=True)
     for text in ('{"x', '{"name": "x", "age": 1', "{", " "):
-        assert told_of(text, [], speech) == (text, [])
-        assert told_of(text, [], replace(speech, forced=True)) == ("", [])
+        assert told_of(text, [], marks) == (text, [])
+        assert told_of(text, [], replace(marks, forced=True)) == ("", [])
 
 
 def test_text_is_told_as_soon_as_it_is_certain() -> None:
@@ -333,8 +334,8 @@ def test_text_is_told_as_soon_as_it_is_certain() -> None:
 def test_ids_are_as_templates_want_them() -> None:
     for own in ROWS:
         text = FAMILIES[own.name].f
-        speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
-        (found,) = ParsedOutput.of(speech.scanner().feed(text, last=True)).calls
+        marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
+        (found,) = ParsedOutput.of(marks.scanner().feed(text, last=True)).calls
         if own.id_mark or own.id_first:
             assert found.id in ("functions.f:0", "abcdefgh1", "a1b2c3d4e5")
             assert found.id in text
@@ -346,8 +347,8 @@ def test_an_id_that_a_model_repeats_is_another() -> None:
     """Random ids of one answer are the same where each token is the likeliest."""
     own = row("solar")
     text = FAMILIES["solar"].several.replace("a1b2c3d4e6", "a1b2c3d4e5")
-    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
-    one, two = ParsedOutput.of(speech.scanner().feed(text, last=True)).calls
+    marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS)
+    one, two = ParsedOutput.of(marks.scanner().feed(text, last=True)).calls
     assert one.id == "a1b2c3d4e5" != two.id
     assert re.fullmatch(own.id_form, two.id)
 
@@ -376,10 +377,10 @@ def test_rows_have_names_of_their_own() -> None:
 def test_what_no_arguments_follow_is_the_same_in_parts(name: str, text: str, sure: bool) -> None:
     """A call was told before the first character behind its name said that it is none."""
     own = row(name)
-    speech = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=sure)
+    marks = AnswerMarks(row=own, channels=own.channels, tools=TOOLS, streams=True, sure=sure)
 
     def found(parts: list[str]) -> tuple[str, list[tuple[str, str]]]:
-        scanner = speech.scanner()
+        scanner = marks.scanner()
         said = [each for part in parts for each in scanner.feed(part)]
         told = ParsedOutput.of([*said, *scanner.feed("", last=True)])
         return told.content, [(call.name, call.arguments) for call in told.calls]

@@ -11,8 +11,8 @@ import pytest
 from tests.chat.tools.families import TEMPLATES, F
 from tests.chat.tools.test_manner import REAL, USER, WITHOUT, real
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.tools.detect import find_manner
-from treadle.chat.tools.messages import shaped
+from treadle.chat.tools.detect import find_dialect
+from treadle.chat.tools.messages import messages_for_template
 from treadle.chat.tools.system_messages import system_in_place
 
 FIRST, LATE = ({"role": "system", "content": f"{word} says so"} for word in ("first", "late"))
@@ -43,17 +43,17 @@ STAYS = {
 @pytest.mark.parametrize("name", [*REAL, *WITHOUT])
 def test_it_is_written_once_where_the_template_has_it(name: str, data: Path) -> None:
     template = real(data, name)
-    manner = find_manner(template)
-    assert manner.system_stays == STAYS.get(name, manner.system_stays)
+    dialect = find_dialect(template)
+    assert dialect.system_stays == STAYS.get(name, dialect.system_stays)
     called = [] if "Mistral" in name else [[*CALLED, LATE]]  # behind a result it writes no system's
     for tools in ([], [F]):
         for first in ([], [FIRST]):
             for talk in ([LATE], [SAID, LATE, USER], *(called if tools else [])):
-                made, shown = shaped([*first, USER, *talk], tools, manner)
+                made, shown = messages_for_template([*first, USER, *talk], tools, dialect)
                 text = template.render(made, tools=shown)
                 assert text.count(LATE["content"]) == 1
                 assert text.count(FIRST["content"]) == len(first)
-                if manner.system_stays and SAID in talk:
+                if dialect.system_stays and SAID in talk:
                     assert text.index(SAID["content"]) < text.index(LATE["content"])
 
 
@@ -73,9 +73,9 @@ def test_it_is_written_once_where_the_template_has_it(name: str, data: Path) -> 
     ],
 )
 def test_it_does_not_stay(source: str) -> None:
-    assert not find_manner(ChatTemplate(source)).system_stays
+    assert not find_dialect(ChatTemplate(source)).system_stays
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    assert find_manner(ChatTemplate(plain)).system_stays
+    assert find_dialect(ChatTemplate(plain)).system_stays
 
 
 def test_the_system_in_place() -> None:
@@ -135,17 +135,19 @@ def test_what_was_read_is_the_beginning_of_the_next_prompt(name: str, data: Path
     """The system's words moved to the front, and all of the conversation was read again."""
     own = name.removeprefix("own ")
     template = real(data, name) if own == name else ChatTemplate(TEMPLATES[own], bos="<s>")
-    manner = find_manner(template)
+    dialect = find_dialect(template)
 
     def lost(turns: list[Any]) -> list[int]:
         """Characters behind the first that is another one in the next prompt."""
-        made = [shaped(turn, [F], manner) for turn in turns]
+        made = [messages_for_template(turn, [F], dialect) for turn in turns]
         texts = [template.render(said, tools=shown) for said, shown in made]
         return [len(one) - n_alike(one, other) for one, other in pairwise(texts)]
 
     turns = [TURNS[:end] for end in ENDS]
     without = [[m for m in turn if m == FIRST or m["role"] != "system"] for turn in turns]
-    assert all(LATE["content"] in template.render(shaped(t, [], manner)[0]) for t in turns)
+    assert all(
+        LATE["content"] in template.render(messages_for_template(t, [], dialect)[0]) for t in turns
+    )
     if name not in MOVES:
         few = len("\n\nmore of it")  # a mark behind a text that goes on
         assert all(a <= b + few for a, b in zip(lost(turns), lost(without), strict=True))

@@ -197,6 +197,7 @@ def explored(plain: set[str], n_workers: int = 2, *, trusts: bool = False) -> in
     return Explorer(PLACES, orders).explore(programs, n_workers)
 
 
+@pytest.mark.slow
 def test_a_run_is_right_whatever_is_seen_when() -> None:
     """Every item once, each on what the step before or the caller wrote; no record of a step that
     is not there; and from wherever they are, the runs can end.

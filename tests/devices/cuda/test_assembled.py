@@ -29,6 +29,8 @@ from treadle.kernels.moe.dispatch import Combine
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.spec import Spec
 
+pytestmark = pytest.mark.slow  # ptxas comes with the extra dev
+
 ROWS = [nvptx.SM_80, nvptx.SM_90]
 FEWEST_SHARED = 99 << 10  # bytes that a launch may ask for on every card from 8.0 on
 SPECS: list[Spec] = [

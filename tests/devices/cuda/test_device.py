@@ -30,6 +30,8 @@ from treadle.errors import NoMemoryError, TreadleError, UnsupportedError
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 
+pytestmark = pytest.mark.slow  # whole models on an emulated card
+
 
 @pytest.fixture
 def drivers() -> Iterator[list[EmulatedDriver]]:

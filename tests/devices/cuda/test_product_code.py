@@ -18,6 +18,8 @@ from treadle.isa import nvptx
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select_activation import gemm_act
 
+pytestmark = pytest.mark.slow  # ptxas comes with the extra dev
+
 
 def gemv(w: str, tokens: int) -> SimtGemv:
     return SimtGemv(w, "f32", 2048, rows_together(by_name(w), tokens), tokens)

@@ -36,6 +36,7 @@ def test_a_card_gets_the_best_row_that_it_can_run() -> None:
     assert nvptx.row(12, 0) is nvptx.SM_90
 
 
+@pytest.mark.slow  # ptxas comes with the extra dev
 @pytest.mark.parametrize("isa", ROWS, ids=lambda isa: isa.name)
 @pytest.mark.parametrize("spec", GENERIC, ids=lambda spec: spec.op)
 def test_kernels_of_a_thread_assemble(spec: Spec, isa: Isa, tmp_path: Path) -> None:
@@ -51,6 +52,7 @@ def test_memory_is_global_and_bytes_move_in_words() -> None:
     assert "lshr <16 x i8>" not in trace(Embed("Q4_0", 64), nvptx.SM_80)
 
 
+@pytest.mark.slow  # ptxas comes with the extra dev
 def test_a_lookup_is_byte_permutes(tmp_path: Path) -> None:
     """Five for four codes."""
     ops = assemble(Embed("IQ4_NL", 32), nvptx.SM_80, tmp_path).opcodes()

@@ -47,6 +47,8 @@ from tests.server.test_streams import (
 )
 from treadle.server.requests.service import ServerSettings, Service
 
+pytestmark = pytest.mark.slow  # whole models on an emulated card
+
 PROMPTS = ["def f(", "One day, a small dog", "x"]
 
 
@@ -89,7 +91,7 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
     step, come = turns.step, threading.Event()
 
     def wait(*given: Any) -> Any:
-        until(lambda: come.is_set() or len(service.engine.texts) == len(PROMPTS))
+        until(lambda: come.is_set() or len(service.engine.outputs) == len(PROMPTS))
         come.set()
         return step(*given)
 
@@ -97,8 +99,8 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
         found[prompt] = completed(client, prompt)
 
     monkeypatch.setattr(turns, "step", wait)
-    steps = service.tally.n_steps
-    fed = service.tally.n_fed
+    steps = service.stats.n_steps
+    fed = service.stats.n_fed
     threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
         thread.start()
@@ -106,7 +108,7 @@ def test_calls_at_once_have_the_texts_of_the_cpu(
         thread.join(PATIENCE_S)
     assert list(found.values()) == expected
     assert len(set(expected)) == len(PROMPTS)
-    assert service.tally.n_fed - fed > 2 * (service.tally.n_steps - steps)
+    assert service.stats.n_fed - fed > 2 * (service.stats.n_steps - steps)
 
 
 def test_it_is_healthy_when_all_is_compiled(

@@ -113,6 +113,7 @@ def test_a_stage_reads_and_writes_for_its_own_layers_alone(tiny: WriteTiny, stag
     assert set(used) == set(engine.gguf.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_lost_stage_is_replaced_and_what_it_held_read_again(
     tiny: WriteTiny, staged: Staged, victim: int

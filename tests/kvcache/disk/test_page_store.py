@@ -86,6 +86,7 @@ def found(model: treadle.Model, ids: list[int]) -> tuple[int, int, str]:
     return use.memory, use.files, use.why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [PAGE, PAGE + 1, 5 * PAGE + 3, (2 * AT_ONCE + 1) * PAGE + 7])
 @pytest.mark.parametrize("kv", ["f16", "q8_0"])
 @pytest.mark.parametrize("sizes", [{}, WINDOWED], ids=["llama", "window"])
@@ -247,6 +248,7 @@ def test_what_is_no_file(
     assert not outside.exists() or outside.read_bytes() in kept.values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "other",
     [{"kv": "q8_0"}, {"deterministic": False}, {"isa": "portable"}],

@@ -77,6 +77,7 @@ def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path)
         check_pages(model.engine.cache, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_what_others_left_in_the_last_page_is_not_saved(
     kv: str, tiny: WriteTiny, tmp_path: Path

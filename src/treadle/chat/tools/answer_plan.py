@@ -56,7 +56,7 @@ class AnswerOptions:
 class AnswerPlan:
     """Marks to parse in an answer, its constraint, and warnings about schema parts not enforced."""
 
-    speech: AnswerMarks = field(default_factory=AnswerMarks)
+    marks: AnswerMarks = field(default_factory=AnswerMarks)
     plan: ConstraintPlan | None = None
     warnings: tuple[str, ...] = ()
     shown: frozenset[int] = frozenset()  # control tokens that the parser reads
@@ -69,14 +69,14 @@ class AnswerPlan:
         """Return a filter that hides reasoning and calls of one output, which end by their marks
         and grammar, from the search of ``stop`` strings; None where there is nothing to hide.
         """
-        speech = self.speech
-        if stop and (speech.thought or speech.row or speech.channels):
-            return StopFilter(speech, stop)
+        marks = self.marks
+        if stop and (marks.thought or marks.row or marks.channels):
+            return StopFilter(marks, stop)
         return None
 
 
 def plan_answer(
-    wanted: AnswerOptions, manner: TemplateDialect, prompt: str, grammars: Grammars
+    wanted: AnswerOptions, dialect: TemplateDialect, prompt: str, grammars: Grammars
 ) -> AnswerPlan:
     """Plan an answer to ``prompt``. Raises GrammarError for what must be enforced and cannot be."""
     with of_setting("tools"):
@@ -87,7 +87,7 @@ def plan_answer(
         wanted = replace(wanted, schema=schema)
         warnings = [*warnings, *left_out]
     own = wanted.grammar is not None or wanted.regex is not None
-    speech = manner.speech(
+    marks = dialect.marks(
         prompt,
         tools=tools,
         parallel=wanted.parallel,
@@ -95,24 +95,24 @@ def plan_answer(
         sure=bool(tools) and not own,
         forced=bool(wanted.forced) and not own,
     )
-    bound = _bound(wanted, manner, tools, speech, grammars)
+    bound = _bound(wanted, dialect, tools, marks, grammars)
     lazy = None
-    row = manner.row
+    row = dialect.row
     plan = None
     if bound is None and tools:
-        if speech.begun:
+        if marks.begun:
             source = recipients(row, tools, grammars.tokenizer, parallel=wanted.parallel)
             bound = _of_tools(source, grammars)
         else:
             lazy = _of_tools(calls_behind(row, tools, grammars.tokenizer), grammars)
-    if bound or lazy or (manner.thought and wanted.budget is not None):
+    if bound or lazy or (dialect.thought and wanted.budget is not None):
         plan = ConstraintPlan(
             grammars.tokenizer,
-            manner.thought,
-            speech.opened,
-            _may_open(wanted, manner, grammars),
+            dialect.thought,
+            marks.opened,
+            _may_open(wanted, dialect, grammars),
             wanted.budget,
-            _header(wanted, manner, speech, grammars),
+            _header(wanted, dialect, marks, grammars),
             bound,
             lazy,
             triggers=_triggers(row, grammars.tokenizer),
@@ -123,18 +123,18 @@ def plan_answer(
         )
     found = bound or lazy
     said = (*warnings, *(found.warnings if found is not None else ()))
-    return AnswerPlan(speech, plan, tuple(dict.fromkeys(said)), _shown(speech, grammars))
+    return AnswerPlan(marks, plan, tuple(dict.fromkeys(said)), _shown(marks, grammars))
 
 
 def _bound(
     wanted: AnswerOptions,
-    manner: TemplateDialect,
+    dialect: TemplateDialect,
     tools: Schemas,
-    speech: AnswerMarks,
+    marks: AnswerMarks,
     grammars: Grammars,
 ) -> Grammar | None:
     """Return the grammar of the whole answer, or None."""
-    row = manner.row
+    row = dialect.row
     tokenizer = grammars.tokenizer
     schema = wanted.schema
     if wanted.grammar is not None:
@@ -146,15 +146,15 @@ def _bound(
     if wanted.forced or (tools and schema is not None):
         chosen = {name: tools[name] for name in wanted.forced or tools}
         parallel = wanted.parallel
-        begun = speech.begun
+        begun = marks.begun
         other = None if wanted.forced else schema
         source = whole_answer(row, chosen, tokenizer, parallel=parallel, begun=begun, schema=other)
         return _of_tools(source, grammars)
     if schema is None:
         return None
-    if manner.channels or speech.begun:
+    if dialect.channels or marks.begun:
         with of_setting("json_schema"):
-            return grammars.lark(whole_json(row, schema, tokenizer, begun=speech.begun))
+            return grammars.lark(whole_json(row, schema, tokenizer, begun=marks.begun))
     return grammars.schema(schema, lenient=wanted.lenient)
 
 
@@ -187,35 +187,35 @@ def _enforceable(wanted: AnswerOptions, grammars: Grammars) -> tuple[Schemas, li
 
 
 def _header(
-    wanted: AnswerOptions, manner: TemplateDialect, speech: AnswerMarks, grammars: Grammars
+    wanted: AnswerOptions, dialect: TemplateDialect, marks: AnswerMarks, grammars: Grammars
 ) -> Grammar | None:
     """Return the grammar of the header before an answer of the caller's own grammar, or None where
     that grammar writes it.
     """
     own = wanted.grammar or wanted.regex
-    row = manner.row
-    channels = manner.channels
+    row = dialect.row
+    channels = dialect.channels
     if own is None:
         return None
     written = own.replace("\\", "")
     if channels is not None and not any(mark in written for mark in channels.known_by):
         return grammars.lark(final_header(row, grammars.tokenizer))
-    if speech.begun and row.content and channels is None:
+    if marks.begun and row.content and channels is None:
         return grammars.lark(final_header(row, grammars.tokenizer))
     return None
 
 
-def _may_open(wanted: AnswerOptions, manner: TemplateDialect, grammars: Grammars) -> bool:
+def _may_open(wanted: AnswerOptions, dialect: TemplateDialect, grammars: Grammars) -> bool:
     """Whether reasoning may come before a constrained answer: its opening mark is one token or
     begins with a special one, or answers are messages with headers. Before a caller's own grammar
     it must be one token.
     """
-    if manner.thought is None:
+    if dialect.thought is None:
         return False
-    ids = grammars.tokenizer.encode(manner.thought.open, bos=False, special=True)
+    ids = grammars.tokenizer.encode(dialect.thought.open, bos=False, special=True)
     if len(ids) == 1 or wanted.grammar is not None or wanted.regex is not None:
         return len(ids) == 1
-    return manner.channels is not None or grammars.tokenizer.is_special(ids[0])
+    return dialect.channels is not None or grammars.tokenizer.is_special(ids[0])
 
 
 def _drafts(row: ToolCallFormat, tools: Schemas) -> list[str]:
@@ -255,13 +255,13 @@ def _heads(row: ToolCallFormat, tools: Schemas) -> list[str]:
     return heads
 
 
-def _shown(speech: AnswerMarks, grammars: Grammars) -> frozenset[int]:
-    marks: tuple[str, ...] = ()
-    if speech.thought is not None:
-        marks += speech.thought.open, speech.thought.close
-    if speech.row is not None:
-        marks += speech.row.marks
-    if speech.channels:
-        marks += speech.channels.marks
-    parts = [part for mark in marks for part in grammars.tokenizer.cut(mark)]
+def _shown(marks: AnswerMarks, grammars: Grammars) -> frozenset[int]:
+    found: tuple[str, ...] = ()
+    if marks.thought is not None:
+        found += marks.thought.open, marks.thought.close
+    if marks.row is not None:
+        found += marks.row.marks
+    if marks.channels:
+        found += marks.channels.marks
+    parts = [part for mark in found for part in grammars.tokenizer.cut(mark)]
     return frozenset(part for part in parts if isinstance(part, int))

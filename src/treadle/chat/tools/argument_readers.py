@@ -387,7 +387,7 @@ class PythonReader(ArgumentReader):
 
 class OwnReader(ArgumentReader):
     """Reader of Gemma 4's notation: names without quotes, strings between marks of their own.
-    ``names``: those that are read correctly only if known.
+    ``names``: argument names with characters that end a plain name; matched whole, longest first.
     """
 
     _WORD = re.compile(r"[^\s,:{}\[\]<]+|<")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools.formats import MAX_SPACE, Thought, bytes_of
+from treadle.chat.tools.formats import MAX_SPACE, Thought, mark_pattern
 from treadle.errors import GrammarError
 from treadle.grammar.grammar import Grammar, Matcher
 from treadle.tokenizer.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class Trigger:
     @cached_property
     def pattern(self) -> re.Pattern[bytes]:
         """Pattern of the mark in an output's bytes."""
-        return bytes_of(self.mark)
+        return mark_pattern(self.mark)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class TemplateDialect:
     has_results: bool = False  # it renders tool results, though not calls
     arguments_as_text: bool = False
     content_is_none: bool = False  # in a message with calls
-    beside: CallContentStyle = (
+    call_content: CallContentStyle = (
         CallContentStyle()
     )  # how it writes text and reasoning of a message with calls
     one_call: bool = False  # at most one call per message
@@ -111,7 +111,7 @@ class TemplateDialect:
         row = GENERIC if self.channels else self.row
         return replace(self, thought=None, channels=None, row=row)
 
-    def speech(self, prompt: str, **more: Any) -> AnswerMarks:
+    def marks(self, prompt: str, **more: Any) -> AnswerMarks:
         """Return the marks to look for in an answer to ``prompt``."""
         thought = self.thought
         row = self.row if more.get("tools") or self.row.content else None
@@ -127,16 +127,16 @@ class TemplateDialect:
         )
 
 
-def manner_of(template: ChatTemplate) -> TemplateDialect:
+def dialect_of(template: ChatTemplate) -> TemplateDialect:
     """Return a template's dialect; detected once."""
     with _LOCK:
         found = _MANNERS.get(template)
         if found is None:
-            found = _MANNERS[template] = find_manner(template)
+            found = _MANNERS[template] = find_dialect(template)
         return found
 
 
-def find_manner(template: ChatTemplate) -> TemplateDialect:
+def find_dialect(template: ChatTemplate) -> TemplateDialect:
     """Detect a template's dialect by rendering it a few times; the prompt makes up for what it
     lacks.
     """
@@ -171,7 +171,7 @@ def find_manner(template: ChatTemplate) -> TemplateDialect:
                 own |= {"arguments_as_text": as_text, "content_is_none": none}
                 own["one_call"] = not _has_several(template, form, tools=shows)
                 own["gap"] = _gap(template, form, tools=shows)
-                own["beside"], none = _beside(template, form, own, tools=shows)
+                own["call_content"], none = _call_content(template, form, own, tools=shows)
                 own["content_is_none"] = none
                 own["results_as_text"] = not _has_objects(template, form, tools=shows)
                 talk = [_calling([_ARGUMENTS], form), _result(form, _GIVEN), _LATE]
@@ -214,8 +214,8 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
             mark = row.channels.start
         starts = (i for i in range(max(at - len(mark), 0), len(whole)) if whole.startswith(mark, i))
         for start in islice(starts, MAX_TRIED):
-            speech = AnswerMarks(row=row, channels=row.channels, tools=schemas)
-            found = ParsedOutput.of(speech.scanner().feed(whole[start:], last=True)).calls
+            marks = AnswerMarks(row=row, channels=row.channels, tools=schemas)
+            found = ParsedOutput.of(marks.scanner().feed(whole[start:], last=True)).calls
             if len(found) == 1 and json.loads(found[0].arguments) == _ARGUMENTS:
                 return row
     return None
@@ -229,7 +229,7 @@ def _has_several(template: ChatTemplate, form: CallForm, *, tools: bool) -> bool
     return all(mark in text for mark in marks)
 
 
-def _beside(
+def _call_content(
     template: ChatTemplate, form: CallForm, own: Mapping[str, Any], *, tools: bool
 ) -> tuple[CallContentStyle, bool]:
     """Return the style in which it renders text and reasoning before a call, in order as far as

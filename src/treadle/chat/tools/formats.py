@@ -58,8 +58,7 @@ THOUGHTS = (
 
 
 _RECIPIENT = re.compile(r"to=([^\s<]+)")  # in a header
-# characters of white space within a mark of calls
-MAX_SPACE = 8
+MAX_SPACE = 8  # characters of white space within a mark of calls
 _SPACE = " \t\r\n"
 QUOTE = '<|"|>'  # around strings, in the style "own"
 
@@ -272,7 +271,7 @@ def begun_mark(text: str, mark: str) -> int:
     return overlap(text, core)
 
 
-def bytes_of(mark: str) -> re.Pattern[bytes]:
+def mark_pattern(mark: str) -> re.Pattern[bytes]:
     """Return the pattern of a mark of calls, for a text's bytes."""
     return re.compile(_spaced(mark).pattern.encode())
 

@@ -112,7 +112,7 @@ def system_alone_as_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]
     return [*messages[:-1], {**messages[-1], "role": "user"}]
 
 
-def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict[str, Any]]:
+def text_before_calls(messages: Messages, style: CallContentStyle) -> list[dict[str, Any]]:
     """Return the messages, with text and reasoning beside calls moved to where they render before
     these.
     """
@@ -123,10 +123,10 @@ def text_before_calls(messages: Messages, beside: CallContentStyle) -> list[dict
         reasoning = _reasoning(message)
         if not message.get("tool_calls") or not words:
             result.append(dict(message))
-        elif beside.apart or (beside.in_thought is not None and i < last_words):
-            result += _apart(message, beside)
-        elif beside.in_thought is not None and reasoning:
-            said = f"{reasoning}{beside.in_thought}{words}"
+        elif style.apart or (style.in_thought is not None and i < last_words):
+            result += _apart(message, style)
+        elif style.in_thought is not None and reasoning:
+            said = f"{reasoning}{style.in_thought}{words}"
             result.append({**message, "content": "", **dict.fromkeys(REASONING, said)})
         else:
             result.append(dict(message))
@@ -144,14 +144,14 @@ def _last_words(messages: Messages) -> int:
     return found
 
 
-def _apart(message: Mapping[str, Any], beside: CallContentStyle) -> list[dict[str, Any]]:
+def _apart(message: Mapping[str, Any], style: CallContentStyle) -> list[dict[str, Any]]:
     """Return a message with calls as two: its text first, then the calls."""
     reasoning = {key: message[key] for key in REASONING if key in message}
     words = {key: value for key, value in message.items() if key not in ("tool_calls", *REASONING)}
     call = {"role": message["role"], "content": "", "tool_calls": message["tool_calls"]}
-    if beside.thought_with_call:
+    if style.thought_with_call:
         call |= reasoning
     else:
         words |= reasoning
-    gap = [{"role": "user", "content": ""}] if beside.turn_between else []
+    gap = [{"role": "user", "content": ""}] if style.turn_between else []
     return [words, *gap, call]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.chat.messages import (
     SPEAKERS,
     can_join,
-    goes_on,
+    ends_with_open_answer,
     is_parts,
     join_contents,
     joined,
@@ -23,7 +23,7 @@ from treadle.chat.messages import (
 )
 from treadle.chat.template.renderer import LimitError
 from treadle.chat.tools.arguments import arguments_of
-from treadle.chat.tools.detect import TemplateDialect, manner_of
+from treadle.chat.tools.detect import TemplateDialect, dialect_of
 from treadle.chat.tools.formats import ToolCallFormat
 from treadle.chat.tools.history import (
     results_behind_calls,
@@ -53,92 +53,96 @@ To call one, write this and nothing behind it, with the function's own name and 
 Results are given to you in the next message. Where no function is needed, answer in words."""
 
 
-def shaped(
+def messages_for_template(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    manner: TemplateDialect,
+    dialect: TemplateDialect,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Return the messages of a ``ChatMessages``, and tools, in the form that a template renders;
     both as OpenAI's API has them.
     """
     placed = results_behind_calls(messages)
-    placed = placed if manner.system_stays else system_in_place(placed)
-    placed = placed if manner.system_alone else system_alone_as_user(placed)
+    placed = placed if dialect.system_stays else system_in_place(placed)
+    placed = placed if dialect.system_alone else system_alone_as_user(placed)
     result = [_with_objects(message) for message in placed]
-    result = without_empty(result, thoughts=manner.thought_parts) if manner.empty_raises else result
-    result = _begun_by_user(result, manner) if manner.alternates else result
-    result = _told_by_user(result) if manner.system_raises else result
-    result = in_turns(result) if manner.alternates else result
-    result = [with_thought_parts(message) for message in result] if manner.thought_parts else result
+    result = (
+        without_empty(result, thoughts=dialect.thought_parts) if dialect.empty_raises else result
+    )
+    result = _begun_by_user(result, dialect) if dialect.alternates else result
+    result = _told_by_user(result) if dialect.system_raises else result
+    result = in_turns(result) if dialect.alternates else result
+    result = (
+        [with_thought_parts(message) for message in result] if dialect.thought_parts else result
+    )
     calls = bool(tools) or any(m.get("tool_calls") or m.get("role") == "tool" for m in result)
     if not calls:
         return result, None
-    result = [_with_text(message, manner) for message in result]
-    if manner.writes_calls:
-        result = _one_by_one(result) if manner.one_call else result
-        result = text_before_calls(result, manner.beside)
-        if manner.row.id_size or manner.row.named_ids:
+    result = [_with_text(message, dialect) for message in result]
+    if dialect.writes_calls:
+        result = _one_by_one(result) if dialect.one_call else result
+        result = text_before_calls(result, dialect.call_content)
+        if dialect.row.id_size or dialect.row.named_ids:
             _give_ids(result)
-        if manner.row.named_ids:
+        if dialect.row.named_ids:
             _name_ids(result)
-        if manner.gap is not None:
-            result = _with_gaps(result, manner.gap)
-        result = [_call_shaped(message, manner) for message in result]
+        if dialect.gap is not None:
+            result = _with_gaps(result, dialect.gap)
+        result = [_call_shaped(message, dialect) for message in result]
     else:
-        result = _in_words(result, manner)
+        result = _in_words(result, dialect)
     if not tools:
         return result, None
-    if manner.shows_tools:
-        return result, [{**tool, "function": _whole(tool["function"], manner)} for tool in tools]
-    return _with_prompt(result, tools, manner), None
+    if dialect.shows_tools:
+        return result, [{**tool, "function": _whole(tool["function"], dialect)} for tool in tools]
+    return _with_prompt(result, tools, dialect), None
 
 
-def begun(
-    messages: Sequence[Mapping[str, Any]], manner: TemplateDialect, *, within: bool = False
+def continued_dialect(
+    messages: Sequence[Mapping[str, Any]], dialect: TemplateDialect, *, within: bool = False
 ) -> TemplateDialect:
     """Return the dialect of an answer that may continue the last message of a ``ChatMessages``.
     ``within``: it continues the reasoning.
     """
     if within:
-        return replace(manner, within=True)
-    if not goes_on(messages):
-        return manner
+        return replace(dialect, within=True)
+    if not ends_with_open_answer(messages):
+        return dialect
     last = messages[-1]
     said = joined(last.get("content"))
-    if manner.thought is not None and said.rstrip().endswith(manner.thought.open.rstrip()):
-        return manner  # text that opens reasoning
-    return manner.begun() if said or last.get("reasoning_content") else manner
+    if dialect.thought is not None and said.rstrip().endswith(dialect.thought.open.rstrip()):
+        return dialect  # text that opens reasoning
+    return dialect.begun() if said or last.get("reasoning_content") else dialect
 
 
-def gone_on(
-    template: ChatTemplate, asked: str, last: Mapping[str, Any], *, within: bool = False
+def prompt_with_last_message(
+    template: ChatTemplate, prompt: str, last: Mapping[str, Any], *, within: bool = False
 ) -> str:
-    """Return the prompt ``asked`` with the assistant's last message appended: its reasoning between
-    marks, also where the prompt opens it, and its content in the row's format. ``within``: only its
+    """Return ``prompt`` with the assistant's last message appended: its reasoning between marks,
+    also where the prompt opens it, and its content in the row's format. ``within``: only its
     reasoning, left open.
     """
-    manner = manner_of(template)
+    dialect = dialect_of(template)
     content = joined(last.get("content"))
-    row = manner.row
-    thought = manner.thought
+    row = dialect.row
+    thought = dialect.thought
     reasoning = str(last.get("reasoning_content") or "")
     if not content and not reasoning:
-        return asked
+        return prompt
     if within and thought is not None:
-        style = ReasoningStyle() if manner.channels else style_of(template, thought)
-        return style.write(thought, asked, reasoning, within=True)
-    if (own := manner.channels) is not None:
+        style = ReasoningStyle() if dialect.channels else style_of(template, thought)
+        return style.write(thought, prompt, reasoning, within=True)
+    if (own := dialect.channels) is not None:
         said = reasoning and f"{own.thought.open}{reasoning}{own.end}{own.start}"
-        return f"{asked}{said}{own.final}{content}"
-    if row.content and row.open and asked.endswith(row.open):
-        return f"{asked}{row.content}{row.after}{content}"
-    ends = asked.rstrip()
+        return f"{prompt}{said}{own.final}{content}"
+    if row.content and row.open and prompt.endswith(row.open):
+        return f"{prompt}{row.content}{row.after}{content}"
+    ends = prompt.rstrip()
     if thought is not None and content.lstrip().startswith(thought.open.rstrip()):
         opened = ends.endswith(thought.open.rstrip())
-        return f"{ends.removesuffix(thought.open.rstrip()) if opened else asked}{content}"
+        return f"{ends.removesuffix(thought.open.rstrip()) if opened else prompt}{content}"
     if thought is not None:
-        asked = style_of(template, thought).write(thought, asked, reasoning)
-    return f"{asked}{content}"
+        prompt = style_of(template, thought).write(thought, prompt, reasoning)
+    return f"{prompt}{content}"
 
 
 def in_another_form(
@@ -149,7 +153,7 @@ def in_another_form(
     """
     if isinstance(error, LimitError):
         raise error
-    result, _ = shaped(messages, [], manner_of(template))
+    result, _ = messages_for_template(messages, [], dialect_of(template))
     if result == list(messages):
         raise error
     return result
@@ -172,13 +176,13 @@ def _with_objects(message: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _with_text(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
+def _with_text(message: dict[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
     """Return a tool result as text: as JSON, unless it is a string, parts, or an object or list
     that the template itself writes as JSON.
     """
     content = message.get("content")
     text = content is None or isinstance(content, str) or (is_parts(content) and content)
-    written = isinstance(content, Mapping | Sequence) and not manner.results_as_text
+    written = isinstance(content, Mapping | Sequence) and not dialect.results_as_text
     if text or written or message["role"] in SPEAKERS:
         return message
     return {**message, "content": json.dumps(plain(content), ensure_ascii=False)}
@@ -221,13 +225,15 @@ def _told_by_user(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*result, {"role": "user", "content": join_contents(said, BETWEEN)}] if said else result
 
 
-def _begun_by_user(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
+def _begun_by_user(
+    messages: list[dict[str, Any]], dialect: TemplateDialect
+) -> list[dict[str, Any]]:
     """Return the messages, with an empty user message before an assistant message that comes first
     (a greeting): templates that raise on two of one role raise on that, too.
     """
     at = int(bool(messages) and messages[0].get("role") == "system")
     first = messages[at] if at < len(messages) else {}
-    if first.get("role") != "assistant" or (manner.writes_calls and first.get("tool_calls")):
+    if first.get("role") != "assistant" or (dialect.writes_calls and first.get("tool_calls")):
         return messages
     return [*messages[:at], {"role": "user", "content": ""}, *messages[at:]]
 
@@ -248,14 +254,14 @@ def _with_gaps(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any]
     return result
 
 
-def _whole(function: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
+def _whole(function: Mapping[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
     """Return a function with all that templates read: Hermes' raises without a description."""
     result = {key: value for key, value in function.items() if value is not None}
     result.setdefault("description", "")
     result.setdefault("parameters", {"type": "object", "properties": {}})
-    if manner.plain_schemas:
+    if dialect.plain_schemas:
         result["parameters"] = plainly(result["parameters"])
-    if manner.full_schemas:
+    if dialect.full_schemas:
         result["parameters"] = fully(result["parameters"])
     return result
 
@@ -333,24 +339,24 @@ def _name_ids(messages: list[dict[str, Any]]) -> None:
             message["tool_call_id"] = named.get(id, id)
 
 
-def _call_shaped(message: dict[str, Any], manner: TemplateDialect) -> dict[str, Any]:
-    if manner.row.id_size and isinstance(message.get("tool_call_id"), str):
-        message["tool_call_id"] = short_id(message["tool_call_id"], manner.row)
+def _call_shaped(message: dict[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
+    if dialect.row.id_size and isinstance(message.get("tool_call_id"), str):
+        message["tool_call_id"] = short_id(message["tool_call_id"], dialect.row)
     if not message.get("tool_calls"):
         return message
-    message["tool_calls"] = [_shaped_call(call, manner) for call in message["tool_calls"]]
-    if manner.content_is_none and not message.get("content"):
+    message["tool_calls"] = [_shaped_call(call, dialect) for call in message["tool_calls"]]
+    if dialect.content_is_none and not message.get("content"):
         message["content"] = None
     return message
 
 
-def _shaped_call(call: Mapping[str, Any], manner: TemplateDialect) -> dict[str, Any]:
+def _shaped_call(call: Mapping[str, Any], dialect: TemplateDialect) -> dict[str, Any]:
     function = dict(call["function"])
-    if manner.arguments_as_text and not isinstance(function.get("arguments"), str):
+    if dialect.arguments_as_text and not isinstance(function.get("arguments"), str):
         function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     result = {"type": "function", **call, "function": function}
-    if manner.row.id_size and isinstance(result.get("id"), str):
-        result["id"] = short_id(result["id"], manner.row)
+    if dialect.row.id_size and isinstance(result.get("id"), str):
+        result["id"] = short_id(result["id"], dialect.row)
     return result
 
 
@@ -361,7 +367,7 @@ def short_id(id: str, row: ToolCallFormat) -> str:
     return hashlib.sha256(id.encode()).hexdigest()[: row.id_size]
 
 
-def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[dict[str, Any]]:
+def _in_words(messages: list[dict[str, Any]], dialect: TemplateDialect) -> list[dict[str, Any]]:
     """Return the messages, with calls inside contents and results as user messages; adjacent user
     messages are joined.
     """
@@ -370,10 +376,10 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
         content = join_contents([message.get("content")], "")
         if message.get("tool_calls"):
             functions = [call["function"] for call in message.pop("tool_calls")]
-            written = manner.row.write(*((f["name"], f["arguments"] or {}) for f in functions))
+            written = dialect.row.write(*((f["name"], f["arguments"] or {}) for f in functions))
             content = join_contents([content, written], "\n")
         role = message["role"]
-        if role == "tool" and not manner.has_results:
+        if role == "tool" and not dialect.has_results:
             message.pop("tool_call_id", None)
             role = "user"
             content = wrap_content("<tool_response>\n", content, "\n</tool_response>")
@@ -386,14 +392,14 @@ def _in_words(messages: list[dict[str, Any]], manner: TemplateDialect) -> list[d
 
 
 def _with_prompt(
-    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], manner: TemplateDialect
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], dialect: TemplateDialect
 ) -> list[dict[str, Any]]:
     """Add the tools to the system message, or to the first user one if the template has none."""
     shown = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    call = manner.row.write(("NAME", {"ARGUMENT": "VALUE"}))
+    call = dialect.row.write(("NAME", {"ARGUMENT": "VALUE"}))
     words = _PROMPT.format(tools=shown, call=call)
     first, *others = messages
-    if first["role"] == "system" or (not manner.has_system and first["role"] == "user"):
+    if first["role"] == "system" or (not dialect.has_system and first["role"] == "user"):
         content = wrap_content("", first.get("content"), f"\n\n{words}")
         return [{**first, "content": content}, *others]
-    return [{"role": "system" if manner.has_system else "user", "content": words}, *messages]
+    return [{"role": "system" if dialect.has_system else "user", "content": words}, *messages]

@@ -12,8 +12,8 @@ class StopFilter:
     contains replaces everything but content.
     """
 
-    def __init__(self, speech: AnswerMarks, stop: Iterable[str]) -> None:
-        self._scanner = speech.scanner()
+    def __init__(self, marks: AnswerMarks, stop: Iterable[str]) -> None:
+        self._scanner = marks.scanner()
         letters = set().union(*stop)
         self._mask = next(char for char in map(chr, range(0x110000)) if char not in letters)
         self._open = ""  # text not yet known to be content or not

@@ -55,30 +55,29 @@ class AnswerMarks:
 class StreamParser:
     """Parser of one answer: text in, pieces out. Text that may begin a mark is held back."""
 
-    def __init__(self, speech: AnswerMarks) -> None:
-        self._speech = speech
-        self._row = speech.row
+    def __init__(self, marks: AnswerMarks) -> None:
+        self._marks = marks
+        self._row = marks.row
         self._state = "content"
         self._next = "start"
-        if speech.within:
+        if marks.within:
             self._state = "reasoning"
-        elif speech.channels is not None:
+        elif marks.channels is not None:
             self._state = "header"
-        elif speech.begun:
+        elif marks.begun:
             self._state = "head"
-        elif speech.thought is not None:
+        elif marks.thought is not None:
             self._state = "gap"
-            self._next = "reasoning" if speech.opened else "start"
-        elif speech.row is not None:
+            self._next = "reasoning" if marks.opened else "start"
+        elif marks.row is not None:
             self._state = "start"
         self._buffer = ""
         self._breaks = ""  # line breaks that stood before the last mark
         self._spoke = False  # content was output
         self._draft: StreamParser | None = None  # reads a possible call inside reasoning
         self._drafted: list[OutputPiece] = []  # its pieces
-        # characters of it that were read; number of drafts
-        self._n_fed = 0
-        self._n_drafts = 0
+        self._n_fed = 0  # characters of it that were read
+        self._n_drafts = 0  # number of drafts
         self._raw = ""  # text read of a call, in case it turns out to be none
         self._object, self._reader = CallObject(), ArgumentReader()
         self._call: ToolCall | None = None  # the one being read
@@ -97,7 +96,7 @@ class StreamParser:
             if (self._state, len(self._buffer)) == before:
                 break
         self._spoke |= any(part.kind == "content" for part in out)
-        if self._speech.forced:  # any content is the beginning of a mark that was cut
+        if self._marks.forced:  # any content is the beginning of a mark that was cut
             out = [part for part in out if part.kind != "content"]
         return merged(out)
 
@@ -118,14 +117,14 @@ class StreamParser:
         """
         if self._state in ("content", "rest", "start"):
             return True, len(self._buffer)
-        sure = self._speech.sure
+        sure = self._marks.sure
         call = ("aside", "head", "between", *(() if sure else ("arguments", "tail", "close")))
         return False, None if self._state in call else 0
 
     # -- outside calls --------------------------------------------------------------------------
 
     def _in_gap(self, last: bool) -> list[OutputPiece]:
-        """Next to a mark: drop line breaks."""
+        """Drop line breaks next to a mark; at other text enter the state ``_next``."""
         self._buffer = self._buffer.lstrip("\n")
         if self._buffer or last:
             self._state = self._next
@@ -141,7 +140,7 @@ class StreamParser:
         """Before any output: drop white space if a mark follows."""
         text = self._buffer.lstrip()
         row = self._row
-        thought = self._speech.thought
+        thought = self._marks.thought
         marks = [] if thought is None else [thought.begin]
         bare = row is not None and not row.trigger
         if row is not None and bare and row.lead:
@@ -157,16 +156,16 @@ class StreamParser:
         return []
 
     def _in_reasoning(self, last: bool) -> list[OutputPiece]:
-        speech = self._speech
-        thought = speech.thought or (speech.channels and speech.channels.thought)
+        marks = self._marks
+        thought = marks.thought or (marks.channels and marks.channels.thought)
         assert thought
         calls = self._call_marks() if self._n_drafts < MAX_DRAFTS else ()
         text, found = self._until((thought.close, *calls), last)
         if found == thought.close:
             after = "content" if self._spoke else "start"
-            self._behind(self._buffer, "header" if speech.channels else after)
+            self._behind(self._buffer, "header" if marks.channels else after)
         elif found:
-            own = replace(speech, thought=None, opened=False, begun=False, within=False)
+            own = replace(marks, thought=None, opened=False, begun=False, within=False)
             own = replace(own, parallel=True, streams=False, sure=False, forced=False)
             self._draft = own.scanner()
             self._drafted = []
@@ -180,7 +179,7 @@ class StreamParser:
     def _call_marks(self) -> tuple[str, ...]:
         """Return the marks that begin a call inside reasoning."""
         row = self._row
-        channels = self._speech.channels
+        channels = self._marks.channels
         if row is None or not row.trigger:
             return ()
         marks = (row.trigger,) if row.by_header else row.starts
@@ -211,7 +210,7 @@ class StreamParser:
         self._state = "end"
         first = self.n_calls
         calls = [p._replace(number=first + p.number) for p in self._drafted if p.kind not in KINDS]
-        if not self._speech.parallel:
+        if not self._marks.parallel:
             calls = [part for part in calls if part.number == first]
         self.n_calls += sum(part.call is not None for part in calls)
         return calls
@@ -220,7 +219,7 @@ class StreamParser:
         """After an opening mark of reasoning inside content: still content if no closing mark
         comes.
         """
-        thought = self._speech.thought
+        thought = self._marks.thought
         assert thought is not None
         text, found, rest = self._buffer.partition(thought.close)
         if found:
@@ -233,8 +232,8 @@ class StreamParser:
 
     def _in_content(self, last: bool) -> list[OutputPiece]:
         row = self._row
-        channels = self._speech.channels
-        thought = self._speech.thought
+        channels = self._marks.channels
+        thought = self._marks.thought
         marks = [] if channels is None else [channels.end]
         stray: tuple[str, ...] = ()
         if channels is None and thought is not None:
@@ -256,7 +255,7 @@ class StreamParser:
                     self._state = "aside"
                 return [OutputPiece("content", text + self._breaks)]
         cut = text.rstrip()
-        if last and self._speech.sure and row is not None and row.sign and cut.endswith(row.sign):
+        if last and self._marks.sure and row is not None and row.sign and cut.endswith(row.sign):
             text = cut.removesuffix(row.sign).rstrip("\n")  # its mark was cut
         if found:
             self._raw = found
@@ -266,7 +265,7 @@ class StreamParser:
 
     def _in_header(self, last: bool) -> list[OutputPiece]:
         """In the header of a message."""
-        channels = self._speech.channels
+        channels = self._marks.channels
         assert channels is not None
         if not channels.message:
             return self._in_mark(channels, last)
@@ -279,8 +278,8 @@ class StreamParser:
         self._buffer, to = body, channels.call.search(header) if channels.call else None
         if to is not None and not found and to.end() == len(header):
             to = None  # the name was cut
-        own = to is not None and (found or self._speech.sure) and self._row is not None
-        if to is not None and own and to.group(1) in self._speech.tools:
+        own = to is not None and (found or self._marks.sure) and self._row is not None
+        if to is not None and own and to.group(1) in self._marks.tools:
             self._begin(to.group(1), JsonReader())
         elif not found:
             self._state = "end"
@@ -356,13 +355,13 @@ class StreamParser:
         if last and not found:
             name = self._named(said)
             id = "" if row.id_mark else id
-            if not (self._speech.sure and name):
+            if not (self._marks.sure and name):
                 return self._cut()
-        elif name not in self._speech.tools:
+        elif name not in self._marks.tools:
             return self._no_call()
         self._raw = self._raw + text[: len(text) - len(rest)]
         self._buffer = rest
-        self._begin(name, reader_of(row, self._speech.tools[name]), id)
+        self._begin(name, reader_of(row, self._marks.tools[name]), id)
         return []
 
     def _in_object(self, last: bool) -> list[OutputPiece]:
@@ -381,7 +380,7 @@ class StreamParser:
         object.walk(held)
         name = object.name
         at = object.arguments_at
-        begun = self._speech.sure and name in self._speech.tools
+        begun = self._marks.sure and name in self._marks.tools
         if begun and (at is not None or (last and object.end is None)):
             at = len(held) if at is None else at
             self._raw = self._raw + held[:at]
@@ -393,7 +392,7 @@ class StreamParser:
             self._object = CallObject()
             self._state = "between"
         elif object.end is not None:
-            found = read_call(held[: object.end], self._speech.tools, at)
+            found = read_call(held[: object.end], self._marks.tools, at)
             if found is None:
                 return self._no_call()
             self._begin(found[0], ArgumentReader())
@@ -411,7 +410,7 @@ class StreamParser:
         """
         assert self._row is not None
         mark = self._row.id_mark or self._row.after
-        for name in self._speech.tools:
+        for name in self._marks.tools:
             rest = head.removeprefix(name)
             if mark and rest != head and rest and (mark.startswith(rest) or rest.startswith(mark)):
                 return name
@@ -436,8 +435,8 @@ class StreamParser:
                     return self._no_call()
                 if not last:  # a piece of a call must not be output before it is certain
                     return []
-        sure = self._speech.sure
-        streams = self._speech.streams
+        sure = self._marks.sure
+        streams = self._marks.streams
         fragment, rest = self._reader.take(held, last and not sure)
         self._raw += self._buffer[: len(self._buffer) - len(rest)]
         self._buffer = rest
@@ -467,7 +466,7 @@ class StreamParser:
         call = self._call
         assert row is not None
         assert call is not None
-        if not self._speech.sure and not is_object(self._written):
+        if not self._marks.sure and not is_object(self._written):
             return self._no_call()
         behind = self._buffer.lstrip()
         close = row.close
@@ -482,7 +481,7 @@ class StreamParser:
         self._raw = ""
         self._call = None
         self._object = CallObject()
-        if not self._speech.parallel:
+        if not self._marks.parallel:
             self._state = "end"
         elif row.wrap[0]:
             self._state = "between"
@@ -493,14 +492,14 @@ class StreamParser:
         return out
 
     def _in_between(self, last: bool) -> list[OutputPiece]:
-        """Between the calls of a row that wraps them."""
+        """Read text between the calls of a format that wraps them."""
         row = self._row
         assert row is not None
         text = self._buffer.lstrip().removeprefix(row.between.strip()).lstrip()
         end = row.wrap[1].lstrip()
         open = row.first.lstrip()
         if text.startswith(end):
-            self._behind(text[len(end) :], "header" if self._speech.channels else "content")
+            self._behind(text[len(end) :], "header" if self._marks.channels else "content")
         elif text.startswith(open) and text and not end.startswith(text):
             size = len(open) if row.open else 0
             self._raw += text[:size]
@@ -528,7 +527,7 @@ class StreamParser:
         said = self._raw
         self._raw = ""
         self._object = CallObject()
-        if self._speech.channels:  # a message that is not for the user
+        if self._marks.channels:  # a message that is not for the user
             self._state = "reasoning"
             return [OutputPiece("reasoning", said)]
         trigger = self._row is not None and self._row.trigger
@@ -538,7 +537,7 @@ class StreamParser:
     def _cut(self) -> list[OutputPiece]:
         """Handle the end of output inside the mark of a call, or before its name is complete."""
         assert self._row is not None
-        if not (self._speech.sure and (self._row.trigger or self._raw)):
+        if not (self._marks.sure and (self._row.trigger or self._raw)):
             return self._no_call()
         self._buffer = ""
         self._state = "end"

@@ -65,7 +65,7 @@ class Tagged:
         own = [limits(each) for each in texts.schemas if not choices(each)]
         barred = [not_beginning(before)] if before else []
         if own and all(own):
-            barred += [not_beginning(first) for first in _first(others)]
+            barred += [not_beginning(first) for first in _opening_brackets(others)]
         said = self._said(words + nulls, own, barred, self._tags.gap, self._tags.close)
         if before:
             quoted = self._said(words, own, [], "", behind + self._tags.close)
@@ -84,7 +84,7 @@ class Tagged:
         return [rules.text_within([f"({' | '.join(ways)})", *barred], gap, close)]
 
 
-def _first(schemas: Sequence[Any]) -> list[str]:
+def _opening_brackets(schemas: Sequence[Any]) -> list[str]:
     """Return the opening brackets of objects and arrays that these schemas allow."""
     kinds: set[str] = set()
     for schema in schemas:

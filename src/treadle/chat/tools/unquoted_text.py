@@ -38,7 +38,7 @@ def limits(schema: Any) -> list[str]:
     """Return regular expressions that a string of this schema matches, each as a whole. A pattern
     with an anchor that is not at an end of an alternative is left out.
     """
-    found = _limits(schema) if isinstance(schema, Mapping) else ()
+    found = _patterns(schema) if isinstance(schema, Mapping) else ()
     return [f"/{regex}/" for regex in map(_spelled, found) if fits(f"/{regex}/")]
 
 
@@ -72,7 +72,7 @@ def not_beginning(mark: str) -> str:
     return f"/(?:{_spelled('|'.join([*ends, *ways]))})?/"
 
 
-def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
+def _patterns(schema: Mapping[str, Any]) -> Iterator[str]:
     least, most = (schema.get(key) for key in ("minLength", "maxLength"))
     if least or most is not None:
         yield f"(?s:.{{{int(least or 0)},{'' if most is None else int(most)}}})"
@@ -86,7 +86,7 @@ def _limits(schema: Mapping[str, Any]) -> Iterator[str]:
     every = schema.get("allOf")
     for part in every if isinstance(every, list) else ():
         if isinstance(part, Mapping):
-            yield from _limits(part)
+            yield from _patterns(part)
 
 
 def _whole(pattern: str) -> str | None:

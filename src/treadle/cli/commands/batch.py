@@ -12,10 +12,16 @@ import click
 
 from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model, find_projector, load_model
-from treadle.cli.options import ModelCommand, media_load_options
+from treadle.cli.options import (
+    MEDIA_HOSTS,
+    MEDIA_URLS,
+    ModelCommand,
+    check_media_hosts,
+    media_load_options,
+)
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,6 +109,8 @@ class JobProgress:
     metavar="N",
     help="Copies of the model, with --cluster; each uses --threads processors.",
 )
+@MEDIA_URLS
+@MEDIA_HOSTS
 @default_options
 @media_load_options
 def command(
@@ -115,6 +123,8 @@ def command(
     deterministic: bool,
     cluster: str | None,
     replicas: int,
+    media_urls: bool,
+    media_hosts: tuple[str, ...],
     load: dict[str, Any],
     defaults: dict[str, Any],
 ) -> None:
@@ -132,9 +142,17 @@ def command(
 
     if replicas != 1 and cluster is None:
         raise click.UsageError("--replicas needs --cluster")
+    check_media_hosts(media_urls, media_hosts)
     fields = {} if max_tokens is None else {"max_tokens": max_tokens}
     load |= {"deterministic": deterministic, "n_sequences": sequences, **defaults}
-    settings = ServerSettings(alias=alias, max_requests=4096, max_queue_s=math.inf, log=False)
+    settings = ServerSettings(
+        alias=alias,
+        max_requests=4096,
+        max_queue_s=math.inf,
+        log=False,
+        media_urls=media_urls,
+        media_hosts=media_hosts,
+    )
     for name in (source, target):
         file_name(name)  # raises for an empty one
     file = open_input(source)

@@ -15,7 +15,7 @@ from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.media_files import MediaFile, check_reads
 from treadle.cli.options import ModelCommand, writing_load_options
-from treadle.cli.reply_view import ReplyView, speech_of
+from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
 from treadle.cli.transcript import read_record
 from treadle.cli.ui.progress import ProgressBar
@@ -24,7 +24,7 @@ from treadle.cli.ui.table import is_styled, typed
 from treadle.cli.ui.terminal import KeyboardGuard, LineSource, PipedLines, open_lines
 from treadle.cli.usage import as_usage
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError, printable
-from treadle.files.target import file_name
+from treadle.files.paths import file_name
 
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
@@ -89,7 +89,7 @@ def command(
         conversation.system = system
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **load, **defaults)
-        conversation.settings = settings = settings.of(loaded)
+        conversation.settings = settings = settings.with_model_defaults(loaded)
         chat = Chat(loaded, conversation, progress)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
@@ -131,7 +131,7 @@ class Chat:
         """Raise SamplingError or GrammarError for settings that this model cannot have. Nothing is
         run.
         """
-        with settings.named():
+        with settings.naming_file():
             self.model.generate([0], session=self.session, **settings.settings())
 
     def look(self, file: MediaFile) -> str:
@@ -212,8 +212,8 @@ class Chat:
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
         """Return the view that takes the pieces of an answer."""
         settings = self.conversation.settings
-        speech = speech_of(self.model, reply, bound=settings.constraint is not None)
-        return ReplyView(screen, speech, whole=settings.show_reasoning)
+        marks = marks_of(self.model, reply, bound=settings.constraint is not None)
+        return ReplyView(screen, marks, whole=settings.show_reasoning)
 
     def clean(self, heard: ReplyView | None) -> None:
         """Remove partial output from the screen: a progress bar, a reasoning line."""

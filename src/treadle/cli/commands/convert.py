@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +17,21 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, print_json, printable, remark
 from treadle.cli.usage import as_usage, refuse_options
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.target import check_not_read, files_of
+from treadle.files.splits import is_hf
+from treadle.files.target import check_not_read, check_target, files_of
 
 if TYPE_CHECKING:
     from treadle.convert.recipe import Options as OptionsOf
+    from treadle.convert.sources.source import Source
+    from treadle.formats import Format
 
 ADAPTER = "adapter_config.json"  # in PEFT's folders
-OF_MODELS = ("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite")
+OF_MODELS = (
+    *("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite"),
+    *("mmproj", "no_mmproj"),
+)
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # keys that every text model has
+PLAIN = ("F32", "F16", "BF16")  # formats of a projector's matrices
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}  # as llama.cpp's gguf-split counts
 
 
@@ -79,6 +88,13 @@ def size(text: str) -> int:
     help="Set a key of the metadata, such as llama.context_length=4096; may be repeated.",
 )
 @click.option(
+    "--mmproj",
+    type=click.Path(readable=False),
+    metavar="FILE",
+    help="The projector's file, if the model reads pictures or sound.  [mmproj-DST beside DST]",
+)
+@click.option("--no-mmproj", is_flag=True, help="Write no projector.")
+@click.option(
     "--base",
     type=click.Path(readable=False),
     metavar="MODEL",
@@ -100,6 +116,8 @@ def command(
     split_max_size: int | None,
     tokenizer: str | None,
     settings: tuple[str, ...],
+    mmproj: str | None,
+    no_mmproj: bool,
     base: str | None,
     force: bool,
     resume: bool,
@@ -111,14 +129,17 @@ def command(
     The format of SRC is detected: a Hugging Face folder, Meta's folder of .pth shards, a llama2.c
     checkpoint, a GGML, GGMF or GGJT file, or GGUF of any version (shards are joined). A PEFT
     adapter folder becomes a GGUF adapter. hf:OWNER/REPO is downloaded.
+
+    The picture and sound parts of a Hugging Face folder become a second file, the projector. Its
+    matrices are F16, or F32 or BF16 if --type is; `treadle quantize` makes it smaller.
     """
+    if mmproj is not None and (no_mmproj or not mmproj):
+        what = "--mmproj is empty" if not mmproj else "--mmproj and --no-mmproj exclude each other"
+        raise click.UsageError(what)
     for text in settings:
         if text.find("=") < 1:
             raise click.UsageError(f"--set {text!r:.80}: expected KEY=VALUE")
-    from treadle.convert.detect import find_kind, open_source
-    from treadle.convert.page_cache import before_opening
-    from treadle.convert.recipe import Options, notes
-    from treadle.convert.writer import STAGE, convert
+    from treadle.convert.recipe import Options
     from treadle.formats import by_name
 
     with as_usage(UnsupportedError):
@@ -145,24 +166,90 @@ def command(
         return show_written(path, "an adapter", [adapted(path, base, target, options)], as_json)
     if base is not None:
         raise click.UsageError(f"--base: {path} is not a folder with {ADAPTER}")
-    cache = before_opening(path)
-    source = None
-    try:
+    beside = None
+    if not no_mmproj:
+        beside = Path(mmproj).expanduser() if mmproj else target.with_name(f"mmproj-{target.name}")
+    kind, written, remarks = write_files(
+        path,
+        target,
+        options,
+        tokenizer=None if tokenizer is None else Path(tokenizer).expanduser(),
+        projector=beside,
+        asked=mmproj is not None,
+    )
+    return show_written(path, kind, written, as_json, remarks)
+
+
+def write_files(
+    path: Path,
+    target: Path,
+    options: OptionsOf,
+    *,
+    tokenizer: Path | None,
+    projector: Path | None,
+    asked: bool,
+) -> tuple[str, list[Path], list[str]]:
+    """Write a checkpoint as ``target``, and its picture and sound parts as ``projector`` (None: not
+    at all; ``asked``: the user named the file). Return its kind, the paths written, and remarks.
+    """
+    from treadle.convert.detect import find_kind, open_source
+    from treadle.convert.page_cache import before_opening
+    from treadle.convert.recipe import notes
+    from treadle.convert.sources.source import PARTS_LEFT_OUT
+    from treadle.convert.writer import STAGE, convert
+
+    with ExitStack() as stack:
+        cache = stack.enter_context(closing(before_opening(path)))
         kind = find_kind(path)
-        source = open_source(path, None if tokenizer is None else Path(tokenizer).expanduser())
+        parts = None
+        if projector is not None:
+            parts = open_parts(path, options.type, asked=asked)
+        if parts is not None and projector is not None:
+            stack.enter_context(closing(parts))
+            if projector.resolve() == target.resolve():
+                raise click.UsageError("--mmproj is also DST: choose another name")
+            read = {part.path for t in parts.tensors.values() for part in t.ranges}
+            check_target(projector, [*read, *files_of(tokenizer)], force=options.force)
+        source = stack.enter_context(closing(open_source(path, tokenizer)))
         check_not_read(target, files_of(tokenizer))
         remarks = notes(source, options)
+        if parts is not None:
+            remarks = [note for note in remarks if not note.startswith(PARTS_LEFT_OUT)]
+            remarks += parts.notes
         for note in remarks:
             remark(note)
         if not source.verbatim and source.metadata.keys().isdisjoint(TOKENIZER):
             remark(f"{path} has no supported tokenizer: {target} will accept token ids only")
         with ProgressBar(STAGE, "B") as meter:
             written = convert(source, target, options, progress=meter, say=remark, cache=cache)
-    finally:
-        if source is not None:
-            source.close()
-        cache.close()
-    return show_written(path, kind.name, written, as_json, remarks)
+            if parts is not None and projector is not None:
+                own = replace(options, type=None, split_max=0, settings=())
+                written += convert(parts, projector, own, progress=meter, say=remark)
+    return kind.name, written, remarks
+
+
+def open_parts(path: Path, wanted: Format | None, *, asked: bool) -> Source | None:
+    """Open the picture and sound parts of a folder; None if it has none that treadle supports.
+
+    wanted: the format of the model's matrices. asked: whether the user named the projector's file;
+    then it is an error if there is none.
+    """
+    from treadle.formats import by_name
+    from treadle.media.hf_projector import is_media_folder
+    from treadle.media.projector_source import open_projector_source
+
+    if not is_hf(path) or not is_media_folder(path if path.is_dir() else path.parent):
+        if asked:
+            raise click.UsageError(f"--mmproj: {path} is not a folder with a picture or sound part")
+        return None
+    plain = wanted if wanted is not None and wanted.name in PLAIN else by_name("F16")
+    try:
+        return open_projector_source(path, plain)
+    except (FileError, UnsupportedError) as error:
+        if asked:
+            raise
+        remark(f"no projector is written: {error}")
+        return None
 
 
 def checkpoint(src: str) -> Path:

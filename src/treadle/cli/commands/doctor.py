@@ -124,7 +124,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
     """
     from treadle.chat.template.override import choose_template
     from treadle.chat.template.template import load_template
-    from treadle.chat.tools import find_manner
+    from treadle.chat.tools import find_dialect
     from treadle.errors import TreadleError
 
     names = ("template", "reasoning", "tools", "calls", "problem")
@@ -138,18 +138,18 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
             template = load_template(gguf, "", choose_template(chat_template))
         told["template"] = template.origin
         template.render([{"role": "user", "content": "hi"}])
-        manner = find_manner(template)
+        dialect = find_dialect(template)
     except TreadleError as error:
         return {**told, "problem": f"the chat template cannot be used: {error}"}
-    if manner.thought:
-        told["reasoning"] = f"{manner.thought.open.strip()} ... {manner.thought.close.strip()}"
-    told["tools"] = "by the template" if manner.shows_tools else "by a sentence in the prompt"
-    told["calls"] = f"{manner.row.name}: {' '.join(manner.row.trigger.split()) or 'JSON'}"
-    if not manner.writes_calls and re.search(r"\btools\b", template.source):
+    if dialect.thought:
+        told["reasoning"] = f"{dialect.thought.open.strip()} ... {dialect.thought.close.strip()}"
+    told["tools"] = "by the template" if dialect.shows_tools else "by a sentence in the prompt"
+    told["calls"] = f"{dialect.row.name}: {' '.join(dialect.row.trigger.split()) or 'JSON'}"
+    if not dialect.writes_calls and re.search(r"\btools\b", template.source):
         told["problem"] = (
             "the chat template supports tools, but its calls cannot be parsed: tools are "
             "described by a sentence in the prompt, and calls are parsed in the format "
-            f"{manner.row.name}"
+            f"{dialect.row.name}"
         )
     return told
 

@@ -12,7 +12,8 @@ from treadle.cli.load import load_model, read_text
 from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import printable, show
-from treadle.files.target import check_target, file_name, files_of
+from treadle.files.paths import file_name
+from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
     from treadle.api.model import Model

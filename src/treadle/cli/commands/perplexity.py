@@ -14,7 +14,8 @@ from treadle.cli.options import DEVICE, KV, LORA, THREADS
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, show
 from treadle.errors import TreadleError
-from treadle.files.target import check_target, file_name, files_of
+from treadle.files.paths import file_name
+from treadle.files.target import check_target, files_of
 
 if TYPE_CHECKING:
     from treadle.api.model import Model

@@ -210,7 +210,7 @@ def work_cells(row: dict[str, Any], profile: bool) -> list[str]:
 
 
 def print_kinds(kinds: list[dict[str, Any]], profile: Profile) -> None:
-    """Print the sums by kind, and compare them with the whole."""
+    """Print totals by kind of step, and their sum beside the time of one whole run."""
     print()
     heading("by kind, of all steps")
     headers = ["kind", "steps ", "bytes ", "operations ", *SPEEDS]

@@ -264,7 +264,7 @@ def trained(recipe: Recipe) -> list[str]:
 
 
 def matrices(n: int) -> str:
-    """``1 matrix``, ``2 matrices``."""
+    """Return ``1 matrix`` or ``2 matrices``."""
     return f"{n} {'matrix' if n == 1 else 'matrices'}"
 
 

@@ -65,9 +65,9 @@ def command(
     parts = message_parts(prompt, files)
     with ProgressBar() as progress:
         model = load_model(model_ref, progress, reads_media=bool(files), **load)
-        options = options.of(model)
+        options = options.with_model_defaults(model)
         check_reads(model, files)
-        with options.named():
+        with options.naming_file():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary
                 generation = begin(model, prompt, parts, options, raw=raw)
             if as_json:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.load import device_name, load_model
-from treadle.cli.options import ModelCommand, Number, writing_load_options
+from treadle.cli.options import (
+    MEDIA_HOSTS,
+    MEDIA_URLS,
+    ModelCommand,
+    Number,
+    check_media_hosts,
+    writing_load_options,
+)
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
 
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
@@ -118,6 +128,8 @@ def origin(text: str) -> str:
     type=origin,
     help="Origin of web pages that may call the server (https://example.org); may be repeated.",
 )
+@MEDIA_URLS
+@MEDIA_HOSTS
 @click.option(
     "--deterministic",
     is_flag=True,
@@ -162,6 +174,7 @@ def command(
         )
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
+    check_media_hosts(settings["media_urls"], settings["media_hosts"])
     make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
@@ -169,7 +182,12 @@ def command(
         load |= shared_room()
     with ProgressBar() as progress:
         loaded = load_model(
-            model, progress, deterministic=deterministic, max_tokens=max_tokens, **load, **defaults
+            model,
+            progress,
+            deterministic=deterministic,
+            max_tokens=max_tokens,
+            **load,
+            **defaults,
         )
 
     from treadle.server.requests.service import ServerSettings
@@ -181,13 +199,24 @@ def command(
         remark(
             f"{loaded.path.name} is ready: {device_name(loaded) or f'{loaded.n_threads} threads'}, "
             f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens per request, "
-            f"{pages} of KV cache"
+            f"{pages} of KV cache{_senses(loaded)}"
         )
         click.echo(url)
 
     own = ServerSettings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
+
+
+def _senses(model: Model) -> str:
+    """Return what the model reads besides text, for the line that says that it is ready."""
+    nouns = {"image": "pictures", "audio": "sounds"}
+    kinds = [nouns[kind] for kind in sorted(model.modalities)]
+    if not kinds:
+        return ""
+    if "image" in model.modalities and find_spec("PIL") is None:
+        return ", but no pictures: they need pip install 'treadle[pictures]'"
+    return f", reads {' and '.join(kinds)}"
 
 
 def make_folder(path: Path | None) -> None:

@@ -205,7 +205,7 @@ Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
 def _heads(keys: MetadataReader, family: Family, n_layer: int) -> tuple[Size, Size]:
-    """Return the sizes for queries and for keys."""
+    """Return the numbers of query heads and of key/value heads; null stands for as many."""
     heads = _size(keys, family.word("num_attention_heads"), n_layer)
     word = family.word("num_key_value_heads")
     if keys.values.get(word, 0) is None:  # null: as many as queries

@@ -53,6 +53,7 @@ from treadle.convert.quantized.mlx import PackedModule
 from treadle.convert.sources.derived_tensors import stored
 from treadle.convert.sources.source import (
     FILE_TYPES,
+    PARTS_LEFT_OUT,
     Bytes,
     Source,
     SourceTensor,
@@ -292,7 +293,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
     notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
-        notes.append(f"the image and audio parts ({n_others} tensors) are left out")
+        notes.append(f"{PARTS_LEFT_OUT} ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
         notes.append(
             "rope_type is 'dynamic': valid up to the model's context; beyond it llama.cpp's RoPE "

@@ -42,7 +42,7 @@ class Workshop:
         self._lock = threading.Lock()
 
     def tensor(self, named: MappedTensor) -> MadeTensor:
-        """Return one of them in the engine's form."""
+        """Return a tensor in the engine's form."""
         fmt = FORMATS[named.ggml_type]
         size = _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file

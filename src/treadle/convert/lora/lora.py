@@ -30,7 +30,8 @@ from treadle.convert.lora.tasks import is_task, open_task
 from treadle.convert.open import open_model
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.files.target import check_target, file_name, files_of
+from treadle.files.paths import file_name
+from treadle.files.target import check_target, files_of
 from treadle.formats import by_name
 from treadle.models.archs import ARCHS
 from treadle.models.load import ROPE_KEY, load_config, renamed

@@ -219,7 +219,9 @@ def _n_expert(gguf: GGUF, part: PeftModule, each: Mapping[int, ExpertPair]) -> i
 
 
 def _pair(part: PeftModule, pair: ExpertPair, config: Config) -> LowRank:
-    """Return a pair with the rows and columns of the model's matrix."""
+    """Return A and B as ``LowRank``; the side that ``part`` derives is converted to the order of
+    the GGUF's matrix.
+    """
     a = pair.a
     b = pair.b
     rank = a.shape[-2] if len(a.shape) > 1 else 0
@@ -245,7 +247,7 @@ def _targets(keys: MetadataReader) -> list[str]:
 
 
 def _factor(keys: MetadataReader, module: str, rank: int) -> float:
-    return _alpha(keys, module) / (math.sqrt(max(rank, 1)) if _is_root(keys) else max(rank, 1))
+    return _alpha(keys, module) / (math.sqrt(max(rank, 1)) if _is_rslora(keys) else max(rank, 1))
 
 
 def _alpha(keys: MetadataReader, module: str) -> float:
@@ -265,7 +267,7 @@ def _alpha(keys: MetadataReader, module: str) -> float:
     return keys.number("lora_alpha", 8.0, lo=0.0)
 
 
-def _is_root(keys: MetadataReader) -> bool:
+def _is_rslora(keys: MetadataReader) -> bool:
     """Whether the adapter is rsLoRA, which divides by the root of the rank."""
     return keys.flag("use_rslora", False)
 

@@ -178,7 +178,9 @@ def _rule(parameter: str, modules: Modules) -> tuple[Family, DerivationRule] | N
 
 
 def _is_turned(parameter: str, modules: Modules) -> bool:
-    """Whether the model stores it as ``[E, k, m]``."""
+    """Whether the checkpoint's model (transformers) stores ``parameter`` as ``[E, k, m]``, which
+    conversion transposes.
+    """
     own = _rule(parameter, modules)
     makes = own[1].gives.values() if own else ()
     return any(np.asarray(make(np.zeros((1, 2, 6), np.float32))).shape[-1] == 2 for make in makes)

@@ -43,7 +43,7 @@ def tasks_of(folder: Path) -> list[str]:
 
 
 def is_task(path: Path) -> bool:
-    """Whether the path is no file but lies in the folder of a model with tasks."""
+    """Whether ``path`` names a task of a model's folder, not a file."""
     return not path.exists() and bool(tasks_of(path.parent))
 
 

@@ -67,8 +67,8 @@ def numbers(tensor: SafeTensor) -> Array:
 
 
 def take(found: Found, first: SafeTensor, name: str, kinds: Sequence[str] = FLOATS) -> SafeTensor:
-    """Remove and return the part of this name. Raises FileError if ``first`` lacks it, or if its
-    type is none of ``kinds``.
+    """Remove ``name``, a companion of the quantised tensor ``first`` (such as its scale), from
+    ``found`` and return it. Raises FileError if it is missing, or if its type is none of ``kinds``.
     """
     if (part := take_if(found, name, kinds)) is None:
         raise first.error(f"is quantised but {name} is missing", f"{name} in the same checkpoint")
@@ -97,11 +97,11 @@ def matrix(tensor: SafeTensor) -> tuple[int, int]:
     """Return rows and columns. Raises FileError for another number of axes, or an empty one."""
     if len(tensor.shape) != 2:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")
-    m, k = matrices(tensor)
+    m, k = matrix_shape(tensor)
     return m, k
 
 
-def matrices(tensor: SafeTensor) -> tuple[int, ...]:
+def matrix_shape(tensor: SafeTensor) -> tuple[int, ...]:
     """Return the shape [.., M, K]. Raises FileError for a vector, or an empty one."""
     if len(tensor.shape) < 2 or 0 in tensor.shape:
         raise tensor.error(f"shape {list(tensor.shape)}", "a matrix")

@@ -15,7 +15,7 @@ from treadle.convert.quantized.dequantized_tensor import (
     FLOATS,
     Array,
     Found,
-    matrices,
+    matrix_shape,
     one_number,
     shared,
     take,
@@ -58,7 +58,7 @@ def read_float8(found: Found, name: str, tensor: SafeTensor, said: Sizes) -> Non
     powers of two.
     """
     end = "_scale_inv" if f"{name}_scale_inv" in found else "_scale"
-    scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrices(tensor)
+    scale, shape = take(found, tensor, name + end, (*FLOATS, *EXPONENTS)), matrix_shape(tensor)
     grid = _grid(scale.shape, shape)
     (n, k), (rows, columns) = shape[-2:], grid[-2:]
     if (rows, columns) in ((1, 1), (n, 1)):
@@ -97,7 +97,7 @@ def read_float4(
     make NVFP4, with an optional factor tensor ``whole`` that multiplies (or divides) all weights.
     """
     scale = take(found, tensor, f"{name}_scale", (E4M3, *EXPONENTS))
-    *others, half = matrices(tensor)
+    *others, half = matrix_shape(tensor)
     shape = (*others, 2 * half)
     group = NV_GROUP if scale.dtype == E4M3 else MX_GROUP
     if scale.shape != (*others, shape[-1] // group) or shape[-1] % group:
@@ -165,8 +165,7 @@ def read_table(found: Found, name: str, state: SafeTensor) -> None:
     m, k = shape
     scale = take(found, tensor, f"{name}.absmax", (*FLOATS, "U8"))
     table = take(found, tensor, f"{name}.quant_map")
-    # the last block may be short
-    n_scales = -(-m * k // block)
+    n_scales = -(-m * k // block)  # the last block may be short
     n_bytes = -(-m * k // 2)
     if (tensor.n_bytes, math.prod(scale.shape)) != (n_bytes, n_scales) or block % 2:
         what = f"{tensor.n_bytes} bytes and {math.prod(scale.shape)} scales"

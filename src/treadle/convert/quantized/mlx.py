@@ -23,7 +23,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.quantized.dequantized_tensor import Array, Found, floats_of, matrices, unpacked
+from treadle.convert.quantized.dequantized_tensor import (
+    Array,
+    Found,
+    floats_of,
+    matrix_shape,
+    unpacked,
+)
 from treadle.convert.quantized.float_formats import is_float8, read_float4, read_float8
 from treadle.convert.quantized.unpack import BLOCK, E4M3, MX_GROUP, affine, split_words
 from treadle.convert.sources.derived_tensors import DerivedTensor
@@ -130,7 +136,7 @@ def unpack_floats(tensors: Mapping[str, SafeTensor], found: Quantization) -> Fou
         if codes.dtype != CODES or scales.dtype != BYTES:
             what = f"is in {codes.dtype}, with scales in {scales.dtype}"
             raise codes.error(what, f"{CODES} and {BYTES} ({mode})")
-        *others, n_words = matrices(codes)
+        *others, n_words = matrix_shape(codes)
         codes = replace(codes, dtype=codes_in, shape=(*others, n_words * WORD // 8))
         result[f"{weight}_scale"] = replace(result.pop(name), dtype=scales_in)
         if is_float8(codes):

@@ -21,9 +21,8 @@ F32Array = npt.NDArray[np.float32]
 
 WORD = 32  # bits
 BLOCK = 32  # weights per block of Q4_0, Q4_1 and Q8_0
-# weights per NVFP4 block, and per scale
-NV_BLOCK = 64
-NV_GROUP = 16
+NV_BLOCK = 64  # weights per NVFP4 block
+NV_GROUP = 16  # weights per NVFP4 scale
 MX_GROUP = 32
 _AT_ONCE = 1 << 16  # weights converted at a time: the floats stay in cache
 

@@ -50,6 +50,8 @@ FILE_TYPES = {
     "Q2_0": 41,
 }
 
+PARTS_LEFT_OUT = "the image and audio parts"  # a note's first words
+
 Bytes = npt.NDArray[np.uint8]
 Read = Callable[[], Bytes]
 

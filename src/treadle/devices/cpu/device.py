@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from treadle.devices.cpu.abort_flag import AbortFlag
+from treadle.devices.cpu.item_range import ItemRange, ItemRangeStep
 from treadle.devices.cpu.step_loop import STEP, StepLoop
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
@@ -17,6 +18,7 @@ from treadle.kernels.spec import run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
 if TYPE_CHECKING:
+    from treadle.devices.protocol import DeviceProgram
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
 
@@ -57,6 +59,19 @@ class CpuProgram:
                 grid.whole,
             )
             at += 8 * len(row)
+        self.part: ItemRangeStep | None = None
+
+    def n_items(self, step: int) -> int:
+        """Return the items of a step in the next run; 1 if another step counts them."""
+        _, _, base, count, per, _ = self.records[step].tolist()
+        if not count:
+            return int(base)
+        inputs = self._memory[1]
+        offset = count - inputs.address
+        if not 0 <= offset < inputs.n_bytes:
+            return 1
+        n = int(inputs.bytes[offset : offset + 8].view(np.int64)[0])
+        return int(base) * -(-n // int(per))
 
 
 class Cpu(Device):
@@ -136,6 +151,25 @@ class Cpu(Device):
         if times is not None and stamps is not None and not rung:
             times += step_times(stamps).tolist()
         return not rung
+
+    def n_items(self, program: DeviceProgram, step: int) -> int:
+        assert isinstance(program, CpuProgram)
+        return program.n_items(step)
+
+    def _run_items(self, program: CpuProgram, step: int, items: range) -> int:
+        assert self._team is not None
+        record = program.records[step]
+        n_items = program.n_items(step)
+        whole = max(1, int(record["whole"]))
+        assert items.start % whole == 0, (items, whole)
+        stop = min(-(-items.stop // whole) * whole, n_items)
+        if program.part is None:
+            spec = ItemRange()
+            kernel = load_kernels([spec], self.isa, tally=self.kernels)[spec.name]
+            program.part = ItemRangeStep(kernel)
+        program.part.set(record, range(items.start, stop))
+        self._team.run(program.part.address, 1, program.job[2])
+        return stop
 
     def close(self) -> None:
         if self._team is not None:

@@ -48,14 +48,12 @@ class SignalLayout(NamedTuple):
     map_flags: int  # MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS
 
 
-# SIG_DFL, SIG_IGN
-DEFAULT = 0
-IGNORE = 1
+DEFAULT = 0  # SIG_DFL
+IGNORE = 1  # SIG_IGN
 PROT_READ = 1
 CODE_OFF = 8  # of siginfo_t's si_code
-# BUS_ADRERR; the processor raises codes from 1 to the last
-NO_PAGE = 2
-LAST_CODE = 5
+NO_PAGE = 2  # BUS_ADRERR
+LAST_CODE = 5  # the processor raises codes from 1 to this one
 FIELDS = (
     "faults",  # *row of FAULTS
     "signal",  # SIGBUS

@@ -15,7 +15,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from treadle.distributed.cluster.affinity import beginning
@@ -93,7 +93,7 @@ class FrontServer:
     def __init__(self, replica: Any) -> None:
         self._call = replica.options(stream=True).call
 
-    async def __call__(self, request: Request) -> Response:
+    async def __call__(self, request: HttpRequest) -> Response:
         """Handle one request."""
         body = bytearray()
         async for part in request.stream():

@@ -132,7 +132,9 @@ class WordTile(WideTile):
         self._load_values(home + self.spec.page.v_off, i, n_keys)
 
     def _load_keys(self, home: Val, i: Val) -> None:
-        """Load keys into lanes; their lengths are a vector."""
+        """Scale a page's keys by their Euclidean lengths to int16, store them as pairs of dims, and
+        store the lengths.
+        """
         k = self.k
         at = self.at
         lanes = self.isa.lanes
@@ -336,7 +338,7 @@ class WordTile(WideTile):
         k.store(self.scratch + at.d_weights, whole * (1 / LIMIT), offset=r * 4)
 
     def _number(self, place: int, r: Val) -> Val:
-        """Return the number of row ``r``."""
+        """Load the f32 of row ``r`` from the array at ``place`` in scratch."""
         return self.k.load(self.scratch + place, f32, offset=r * 4)
 
     def _scale(self, r: Val, ty: Ty) -> Val:

@@ -177,7 +177,9 @@ class VectorTile(AttentionItem):
             k.store(self.p + at, score, offset=4 * (r * SPAN * PAGE + column))
 
     def _softmax(self, m: Var, total: Var, n_pages: Val, tops: list[Var]) -> Val:
-        """P = 2**(S - m'). Update m and l; return the correction of the earlier sums."""
+        """Replace the scores S by ``2**(S - m')``, m' the new maximum. Updates ``m`` and ``total``;
+        returns ``2**(m - m')``, by which earlier sums are multiplied.
+        """
         k = self.k
         lanes = self.isa.lanes
         old = m.v

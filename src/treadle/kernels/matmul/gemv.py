@@ -27,7 +27,7 @@ from treadle.jit.types import f32, i32, i64
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.gemv_int16 import GemvInt16
-from treadle.kernels.matmul.gemv_q8 import Q8, grid, prepared_bytes
+from treadle.kernels.matmul.gemv_q8 import Q8, accumulators, prepared_bytes
 from treadle.kernels.matmul.gemv_spans import kind_of
 from treadle.kernels.matmul.matmul import (
     EACH,
@@ -285,7 +285,7 @@ def _dot_floats(
     assert fmt.load is not None
     load = fmt.load
     depth = max(1, 8 // (spec.mr * spec.nr))
-    sums = [grid(k, spec, lanes) for _ in range(depth)]
+    sums = [accumulators(k, spec, lanes) for _ in range(depth)]
     step = lanes * depth
 
     def run(c: Val, count: int) -> None:

@@ -14,7 +14,7 @@ from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i8, i16, i32
 from treadle.kernels.activation_layout import BLOCK, SPAN
 from treadle.kernels.format_blocks import BlockAddress, load_scale_run, ordered_codes
-from treadle.kernels.matmul.gemv_q8 import grid
+from treadle.kernels.matmul.gemv_q8 import accumulators
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
@@ -36,7 +36,7 @@ class GemvInt16:
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products of some rows with all tokens."""
-        k, sums = self.k, grid(self.k, self.spec, self.lanes)
+        k, sums = self.k, accumulators(self.k, self.spec, self.lanes)
 
         def span(i: Val, n: int) -> None:
             n_blocks = n // BLOCK

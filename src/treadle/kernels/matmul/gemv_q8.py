@@ -12,8 +12,8 @@ from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 
-def grid(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
-    """Return an accumulator for each row and token."""
+def accumulators(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
+    """Return sums ``[row][token]``, vectors of f32, all zero."""
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
@@ -125,7 +125,7 @@ class BlockSums:
         self.pieces = self._plan()
         kinds = {piece.subs: piece for piece in reversed(self.pieces)}
         self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
-        self.sums = grid(k, spec, len(self.pieces[0].fours))
+        self.sums = accumulators(k, spec, len(self.pieces[0].fours))
         if self.codes.minimums:  # one accumulator for all rows, in order
             self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
 

@@ -22,15 +22,14 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i8, i16, i32, u8
 from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
 from treadle.kernels.format_blocks import BlockAddress, fields_of, scales_of, unpack_codes
-from treadle.kernels.matmul.gemv_q8 import grid, prepared_bytes
+from treadle.kernels.matmul.gemv_q8 import accumulators, prepared_bytes
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
 
 SPAN = 256  # values of K that are multiplied together
-# vectors, and pairs of vectors, of a span's codes
-VECTORS = 8
-PAIRS = 4
+VECTORS = 8  # vectors of a span's codes
+PAIRS = 4  # pairs of vectors of a span's codes
 HALF = SPAN // 2
 RUN = 16
 SCALES = SPAN // BLOCK  # scales of x for a span
@@ -114,7 +113,7 @@ class GemvSpans:
         return [first + i * each for i in range(n)]
 
     def of_rows(self, n: int, size: int) -> list[Val]:
-        """The same for the spans of a chunk."""
+        """Return the next ``n`` addresses in scratch, for ``size`` bytes per span of a chunk."""
         return self._places(n, size, min(CHUNK, self.n_spans))
 
     def make_room(self) -> None:
@@ -138,13 +137,13 @@ class GemvSpans:
         raise NotImplementedError
 
     def scaled(self, r: int, i: Val, part: Val, total: Val) -> Val:
-        """Return ``total`` plus such a sum."""
+        """Return ``total`` plus ``part``, a sum of ``multiply``, times the scale if it lacks it."""
         return total + part
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products of some rows with all tokens."""
         k = self.k
-        sums = grid(k, self.spec, self.lanes)
+        sums = accumulators(k, self.spec, self.lanes)
         with k.loop(-(-self.n_spans // CHUNK)) as chunk:
             start = chunk * CHUNK
             n_spans = k.min(self.n_spans - start, CHUNK)
@@ -187,7 +186,7 @@ class GemvSpans:
         return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
-        """Return codes as the dots take them."""
+        """Return the codes less ``less``, signed as the dots take them."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
     def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:

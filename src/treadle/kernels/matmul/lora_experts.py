@@ -114,12 +114,12 @@ class OfExperts(Spec):
 
 @dataclass(frozen=True)
 class ExpertDown(OfExperts):
-    """``t[n, r] = s factor (A[e, r] . x[n])`` for each row r of an adapter that the token of ``n``
-    uses; ``e`` is the expert of ``n``.
+    """First LoRA product of experts: ``t[n, r] = s factor (A[e, r] . x[n])``.
 
-    ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32 has a row for each of
-    t's, or, if ``of_tokens``, for each token. Parts of t that no adapter uses are not written, or
-    0.
+    n counts the rows that are routed to experts, e is the expert of n, and r each row of an adapter
+    that the token of n uses. ``w``: ``[n_groups, E, GROUP, k up to whole blocks of 32]``. ``x`` f32
+    has a row for each routed row, or for each token if ``of_tokens``. Parts of t of unused adapters
+    are unwritten or 0.
     """
 
     op: ClassVar[str] = "expert_lora_down"

@@ -41,9 +41,8 @@ GEMV_TOKENS = (1, 2, 4)
 # (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
-# tokens: largest batch with one size of groups; default if unknown
-FEW = 16
-MANY = 512
+FEW = 16  # tokens: the largest batch with one size of groups
+MANY = 512  # tokens of a batch whose size is unknown
 FEW_ROWS = 8  # rows of an expert: packing a panel takes longer than gemvs of GROUPED rows
 WAITED = 1.2  # the longest that the last items may take, relative to perfect balance
 GATHERED = 2  # rows processed together for one token, if codes are gathered; four are slower

@@ -37,14 +37,14 @@ def by_strips(fmt: Format, isa: Isa, k: int, tokens: int, **fields: Any) -> Stri
             return None
         if isa.shorts and short_dots(codes, isa) < 2:  # signed codes: a dot takes five instructions
             return None
-        nr, groups = (isa.lanes // 2, 1) if few else (whole_lanes(isa), STRIP_GROUPS)
+        nr, groups = (isa.lanes // 2, 1) if few else (tokens_per_group(isa), STRIP_GROUPS)
         return LanesGemm(fmt.name, "q8", k, STRIP_ROWS, nr, groups=groups, **fields)
     if unit.dot_bytes is None or tokens > STRIP_TOKENS or codes.top - codes.offset > 127:
         return None
     return BytesGemm(fmt.name, "q8", k, STRIP_ROWS, STRIP_TOKENS, **fields)
 
 
-def whole_lanes(isa: Isa) -> int:
+def tokens_per_group(isa: Isa) -> int:
     """Return the tokens of a group of bytes: one vector, or two narrow ones that share the
     broadcast of a row's dword.
     """
@@ -70,5 +70,5 @@ def fits_strips(spec: StripGemm, isa: Isa) -> bool:
     elif isinstance(spec, FloatLanes):
         fits = spec.nr in (few, 2 * isa.lanes)
     else:
-        fits = isa.matrix is None and spec.nr in (few, whole_lanes(isa))
+        fits = isa.matrix is None and spec.nr in (few, tokens_per_group(isa))
     return fits and rows > 0 and COLUMNS % rows == rows % SIDE == 0

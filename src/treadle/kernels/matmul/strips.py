@@ -79,7 +79,7 @@ class StripGemm(Gemm):
         """Emit code before all products of a call. ``made``: the scratch of ``made_bytes``."""
 
     def end(self, k: Builder) -> None:
-        """Emit code after them."""
+        """Emit code after all products of a call."""
 
     def unpack(self, k: Builder, strip: Strip) -> None:
         """Unpack a strip's rows to its place in scratch."""
@@ -234,7 +234,7 @@ class Tokens:
             yield g, Tokens(k, self.spec, self.x_all, self.first + g * nr, self.stop, room)
 
     def prepare(self) -> None:
-        """Compute those sums."""
+        """Compute the sums of the tokens' values, if the format has minimums."""
         if self.spec.has_m:
             for _, group in self.each():
                 with self.k.loop(self.spec.n_products) as at:

@@ -213,8 +213,7 @@ class MatmulTile:
         assert codes is not None
         floats = f32 * lanes
         group = b * (4 * spec.nr)
-        # index of the scale
-        piece = b * (BLOCK // codes.sub) + part
+        piece = b * (BLOCK // codes.sub) + part  # index of the scale
         n_sums = spec.n_sums
 
         def in_lanes(p: Val, ty: Ty, t: int, offset: Operand = 0) -> Val:

@@ -171,7 +171,7 @@ class OuterTile:
         return found if self.n_runs == 1 else found.to(i32)
 
     def results(self) -> Sums:
-        """Yield the tile for ``Epilogue``."""
+        """Yield (first row, token, sums) for each piece of up to PIECE vectors of the tile."""
         wide = min(PIECE * self.lanes, self.rows)
         for t in range(self.spec.nr):
             for row in range(0, self.rows, wide):

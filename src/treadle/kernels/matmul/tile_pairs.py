@@ -57,7 +57,7 @@ class PairScratch:
 
 
 def pairs_bytes(spec: Tiled, rows: int) -> int:
-    """Return the scratch after a panel."""
+    """Return the bytes of ``PairScratch`` behind a panel, in whole cache lines."""
     at = PairScratch(spec, rows)
     return round_up(at.end - at.starts, 64)
 

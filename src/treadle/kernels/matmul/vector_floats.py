@@ -97,7 +97,7 @@ class FloatLanes(StripGemm):
             k.fence()
 
     def _dot(self, k: Builder, acc: Val, w: Val, x: Val) -> Val:
-        """Multiply-add a dword in each lane."""
+        """Return ``acc`` plus the product of each lane's dword: one f32, or two bf16."""
         if self.act == "f32":
             return k.fma(w.bits(acc.ty), x.bits(acc.ty), acc)
         assert k.isa.dot_bf16 is not None

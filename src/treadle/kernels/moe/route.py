@@ -115,14 +115,14 @@ class Route(Spec):
         tops, sums = k.var(k.const(float("-inf"), f32 * lanes)), k.var(k.zero(f32 * lanes))
 
         def top(c: Val, count: int) -> None:
-            v = first_of(k, row + c * (4 * lanes), count, float("-inf"))
+            v = load_padded(k, row + c * (4 * lanes), count, float("-inf"))
             tops.v = k.max(tops.v, v)
 
         k.runs(self.n, lanes, top)
         most = k.splat(k.reduce(tops.v, k.max), f32 * lanes)
 
         def power(c: Val, count: int) -> None:
-            v = math.exp(k, first_of(k, row + c * (4 * lanes), count, float("-inf")) - most)
+            v = math.exp(k, load_padded(k, row + c * (4 * lanes), count, float("-inf")) - most)
             k.store_first(p + c * (4 * lanes), v, count)
             sums.v = sums.v + v
 
@@ -137,7 +137,7 @@ class Route(Spec):
         most, sums = k.splat(top, ty), k.var(k.zero(ty))
 
         def add(c: Val, count: int) -> None:
-            v = first_of(k, rank + c * (4 * lanes), count, float("-inf"))
+            v = load_padded(k, rank + c * (4 * lanes), count, float("-inf"))
             far = most - v > k.max(k.abs(v), most) * (2 * self.jitter)
             sums.v = sums.v + k.select(far, k.zero(ty), math.exp(k, v - most))
 
@@ -211,7 +211,7 @@ def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     best, place = k.var(k.const(float("-inf"), ty)), k.var(k.zero(places))  # in each lane
 
     def look(c: Val, count: int) -> None:
-        v = first_of(k, at + c * (4 * lanes), count, float("-inf"))
+        v = load_padded(k, at + c * (4 * lanes), count, float("-inf"))
         better = v > best.v
         here = k.splat((c * lanes).to(i32), places) + k.const(range(lanes), places)
         best.v, place.v = k.select(better, v, best.v), k.select(better, here, place.v)
@@ -224,7 +224,7 @@ def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:
     return first, top
 
 
-def first_of(k: Builder, at: Val, count: int, rest: float) -> Val:
+def load_padded(k: Builder, at: Val, count: int, rest: float) -> Val:
     """Load ``count`` values into a vector, and fill it with ``rest``."""
     ty = f32 * k.isa.lanes
     v = k.load_first(at, ty, count)

@@ -55,7 +55,9 @@ def near_f16(k: Builder, d: Val) -> Val:
 
 
 def wide_f16(k: Builder, largest: Val, top: Val) -> Val:
-    """Return an f16 magnitude such that ``top`` times it about reaches ``largest``."""
+    """Return the f16 nearest to ``largest / top``, or the next one up if ``top`` times it is below
+    0.998 ``largest``.
+    """
     d = near_f16(k, k.max(largest / top, 0.0))
     short = (d * top < largest * 0.998) & (d < F16_MAX)
     return k.select(short, next_f16(k, d, 1), d)

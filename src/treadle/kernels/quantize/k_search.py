@@ -349,7 +349,9 @@ class SearchKernel(Spec):
         raise NotImplementedError
 
     def fit(self, k: Builder, c: ScratchColumns) -> None:
-        """Store each sub-block's own best real values in ``fit_``, and the largest in ``most_``."""
+        """Store each sub-block's best unrounded scale (and minimum) in ``fit_``, the block's
+        largest in ``most_``.
+        """
         raise NotImplementedError
 
     def look(self, k: Builder, c: ScratchColumns, source: str, steps: tuple[int, ...]) -> None:

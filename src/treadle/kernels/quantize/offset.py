@@ -19,7 +19,7 @@ AT_ONCE = 2  # grid points tried together: their sums are independent
 
 @dataclass(frozen=True)
 class OffsetSearchKernel(SearchKernel):
-    """``w = d * sc * q - dmin * m``."""
+    """Search of scales and minimums: ``w = d * sc * q - dmin * m``."""
 
     op: ClassVar[str] = "search_offset"
     scales: ClassVar[tuple[str, ...]] = ("d", "dmin")

@@ -22,7 +22,7 @@ AT_ONCE = 3  # grid points tried together: their sums are independent
 
 @dataclass(frozen=True)
 class SignedSearchKernel(SearchKernel):
-    """``w = d * sc * q``."""
+    """Search of scales for formats without minimums, ``w = d * sc * q``."""
 
     op: ClassVar[str] = "search_signed"
     scales: ClassVar[tuple[str, ...]] = ("d",)

@@ -191,7 +191,7 @@ class Chunk:
         self.k.prefetch(at, NEXT_LEVEL)
 
     def _ask_for_out(self, t: Val, j: int) -> None:
-        """The same for a line of a token's output."""
+        """Prefetch a line of a token's output in the next chunk, for writing."""
         at = self.out + ((t + CHUNK) * self.out_stride + j * LINE)
         self.k.prefetch(at, NEXT_LEVEL, write=True)
 
@@ -298,8 +298,8 @@ class Chunk:
                     k.store(scratch + at.added + t * PITCH, x, offset=LINE * j)
 
     def _add(self) -> None:
-        """Compute what each token adds, that times the decay until the chunk's end, and its output
-        from the state alone.
+        """Store for each token: its update of the state (``new``), that decayed to the chunk's end
+        (``kept``), and its output from the earlier state (``seen``).
         """
         k = self.k
         at = self.at

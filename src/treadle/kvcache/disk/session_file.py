@@ -35,8 +35,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import why
 from treadle.base.interrupts import interrupts_held
 from treadle.errors import FileError, TreadleError
+from treadle.files.paths import file_name
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
-from treadle.files.target import check_target, file_name, new_file
+from treadle.files.target import check_target, new_file
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.cache import Sequence
 from treadle.kvcache.page_pool import GONE, Pool, StatePool

@@ -119,6 +119,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
     return {
         "has_vision_encoder": True,
         "projector_type": "gemma3",
+        "use_gelu": True,
         "vision.embedding_length": vision.integer("hidden_size", 1152),
         "vision.feed_forward_length": vision.integer("intermediate_size", 4304),
         "vision.block_count": vision.integer("num_hidden_layers", 27),

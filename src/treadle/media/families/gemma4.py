@@ -19,7 +19,7 @@ from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.gemma3 import pooled
 from treadle.media.family import GridInputs, MediaFamily
-from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
+from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
 from treadle.models.towers.config import tower_config, tower_layer
@@ -27,6 +27,7 @@ from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
 POOL = 3  # patches of a pool's side
 DEFAULT_ROWS = 280
+IMAGE_SIZE = 224  # in files: llama.cpp requires the key, and nothing reads it
 ROPE_BASE = 100.0
 EPS = 1e-6
 BEGIN = "<|image>"
@@ -216,6 +217,7 @@ def read_squares(
     return {
         "has_vision_encoder": True,
         "vision.projection_dim": text.get("hidden_size"),
+        "vision.image_size": IMAGE_SIZE,
         "vision.patch_size": patch_size,
         "vision.projector.scale_factor": pool,
         "vision.image_max_pixels": rows * (pool * patch_size) ** 2,
@@ -230,6 +232,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
     return {
         **read_squares(config, preprocessor, vision),
         "vision.projector_type": "gemma4v",
+        "use_gelu": True,  # llama.cpp takes the quick GELU without
         "vision.embedding_length": vision.integer("hidden_size"),
         "vision.feed_forward_length": vision.integer("intermediate_size"),
         "vision.block_count": vision.integer("num_hidden_layers"),
@@ -262,5 +265,5 @@ GEMMA4 = HfNames(
         "embed_vision.embedding_projection": "mm.input_projection",
     },
     prefixes=("vision_tower.", "embed_vision."),
-    made={"v.patch_embd.weight": colours_first},
+    made={"v.patch_embd.weight": patch_convolution},
 )

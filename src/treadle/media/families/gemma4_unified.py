@@ -20,6 +20,7 @@ from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
 LAYER_NORM_EPS = 1e-5
+N_MELS = 128  # in files: llama.cpp requires the key, and nothing reads it
 
 
 class Gemma4UnifiedVision(GemmaSquares):
@@ -107,6 +108,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
     keys |= {
         "vision.projector_type": "gemma4uv",
         "vision.embedding_length": vision.integer("mm_embed_dim"),
+        **no_layers("vision"),
     }
     if sound is not None:
         keys |= {
@@ -114,8 +116,19 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
             "audio.projector_type": "gemma4ua",
             "audio.embedding_length": sound.integer("audio_embed_dim"),
             "audio.projection_dim": keys["vision.projection_dim"],
+            "audio.num_mel_bins": N_MELS,
+            **no_layers("audio"),
         }
     return keys
+
+
+def no_layers(modality: str) -> dict[str, Any]:
+    """Return the keys that llama.cpp requires of a tower without layers."""
+    zero = ("feed_forward_length", "block_count", "attention.head_count")
+    return {
+        **{f"{modality}.{key}": 0 for key in zero},
+        f"{modality}.attention.layer_norm_epsilon": EPS,
+    }
 
 
 GEMMA4_UNIFIED = HfNames(

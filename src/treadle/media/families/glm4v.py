@@ -131,6 +131,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
     return {
         "has_vision_encoder": True,
         "projector_type": "glm4v",
+        "use_silu": True,
         "vision.embedding_length": vision.integer("hidden_size"),
         "vision.feed_forward_length": vision.integer("intermediate_size"),
         "vision.block_count": vision.integer("depth"),
@@ -140,8 +141,8 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
         "vision.image_size": vision.integer("image_size"),
         "vision.patch_size": vision.integer("patch_size"),
         "vision.spatial_merge_size": vision.integer("spatial_merge_size", MERGE),
-        "vision.image_min_pixels": least,
-        "vision.image_max_pixels": most,
+        "vision.image_min_pixels": least or None,
+        "vision.image_max_pixels": most or None,
         **colours(preprocessor, 0.5, 0.5),
     }
 

@@ -197,6 +197,7 @@ INTERNVL = HfNames(
 )
 INTERNVL_CHAT = replace(
     INTERNVL,
+    splits_qkv=True,
     names={
         "vision_model.embeddings.class_embedding": "v.class_embd",
         "vision_model.embeddings.position_embedding": "v.position_embd.weight",

@@ -13,7 +13,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.media.families.gemma3 import siglip_names
 from treadle.media.family import GridInputs, PreparedMedia
-from treadle.media.hf_projector import HfNames, colours, colours_first, part_of
+from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
 from treadle.media.picture_family import (
     PATCHES,
     POSITIONS,
@@ -286,5 +286,5 @@ LFM2_VL = HfNames(
         "multi_modal_projector.linear_2": "mm.2",
     },
     prefixes=("vision_tower.", "multi_modal_projector."),
-    made={"v.patch_embd.weight": colours_first},
+    made={"v.patch_embd.weight": patch_convolution},
 )

@@ -307,7 +307,11 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
     pins = config.get(PINPOINTS) or []
     if not isinstance(pins, list) or any(type(pin) is not list or len(pin) != 2 for pin in pins):
         config.fail(PINPOINTS, f"is {pins!r:.60}", "pairs of height and width")
+    n_layer = vision.integer("num_hidden_layers", 24)
     layer = config.get("vision_feature_layer")
+    layer = -2 if layer is None else layer
+    if type(layer) is int:  # as llama.cpp reads it
+        layer = [layer + n_layer + 1 if layer < 0 else layer]
     activation = vision.text("hidden_act", "quick_gelu")
     return {
         "has_vision_encoder": True,
@@ -315,13 +319,13 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
         "use_gelu": activation != "quick_gelu",
         "vision.embedding_length": vision.integer("hidden_size", 1024),
         "vision.feed_forward_length": vision.integer("intermediate_size", 4096),
-        "vision.block_count": vision.integer("num_hidden_layers", 24),
+        "vision.block_count": n_layer,
         "vision.attention.head_count": vision.integer("num_attention_heads", 16),
         "vision.attention.layer_norm_epsilon": vision.number("layer_norm_eps", 1e-5, lo=0.0),
         "vision.projection_dim": text.get("hidden_size"),
         "vision.image_size": vision.integer("image_size", 336),
         "vision.patch_size": vision.integer("patch_size", 14),
-        "vision.feature_layer": -2 if layer is None else layer,
+        "vision.feature_layer": layer,
         f"vision.{PINPOINTS}": [n for pin in pins for n in reversed(pin)] or None,
         "vision.image_mean": preprocessor.get("image_mean") or CLIP_MEAN,
         "vision.image_std": preprocessor.get("image_std") or CLIP_STD,

@@ -10,6 +10,7 @@ states of some layers are added in the decoder (deepstack).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -37,6 +38,12 @@ MERGE = 2  # patches of a block's side
 DEFAULT_ROWS = 576  # about 10 to 40 s of a tower on two CPU cores
 EPS = 1e-6  # of all towers; Qwen3-VL's files state the decoder's epsilon instead
 WINDOW = 112  # pixels of a window's side, where the file does not state it
+# Of folders: transformers' defaults, and the size that llama.cpp's converter writes for the towers
+# without learned positions, which read pictures of any size.
+WHOLE_LAYERS = (7, 15, 23, 31)
+POSITIONS = 2304
+IMAGE_SIZE = 560
+DEEPSTACK = "vision.deepstack"  # numbers of layers, in the order of the folder's tensors
 
 
 class BlockFamily(MediaFamily):
@@ -318,30 +325,59 @@ def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str
     n_out = vision.integer("hidden_size" if old else "out_hidden_size")
     types = {"qwen2_vl": "qwen2vl_merger", "qwen2_5": "qwen2.5vl_merger"}
     found = (name for start, name in types.items() if kind.startswith(start))
+    projector_type = next(found, "qwen3vl_merger")
+    n_layer = vision.integer("depth")
+    patch_size = vision.integer("patch_size")
+    deep = vision.get("deepstack_visual_indexes") or []
     size = preprocessor.within("size")
     least, most = "min_pixels", "max_pixels"
     pixels = [preprocessor.integer(key, 0, lo=0, hi=1 << 40) for key in (least, most)]
     if size is not None and not any(pixels):
         edges = "shortest_edge", "longest_edge"
         pixels = [size.integer(key, 0, lo=0, hi=1 << 40) for key in edges]
-    return {
+    keys: dict[str, Any] = {
         "has_vision_encoder": True,
-        "projector_type": next(found, "qwen3vl_merger"),
+        "projector_type": projector_type,
         "vision.embedding_length": n_embd,
         "vision.feed_forward_length": n_ff,
-        "vision.block_count": vision.integer("depth"),
+        "vision.block_count": n_layer,
         "vision.attention.head_count": vision.integer("num_heads"),
         "vision.attention.layer_norm_epsilon": EPS,
         "vision.projection_dim": n_out,
-        "vision.patch_size": vision.integer("patch_size"),
+        "vision.image_size": vision.integer("image_size", IMAGE_SIZE),
+        "vision.patch_size": patch_size,
         "vision.spatial_merge_size": vision.integer("spatial_merge_size", MERGE),
-        "vision.window_size": vision.get("window_size"),
-        "vision.wa_layer_indexes": vision.get("fullatt_block_indexes"),
-        "vision.deepstack": vision.get("deepstack_visual_indexes") or [],
-        "vision.image_min_pixels": pixels[0],
-        "vision.image_max_pixels": pixels[1],
+        "vision.image_min_pixels": pixels[0] or None,
+        "vision.image_max_pixels": pixels[1] or None,
         **colours(preprocessor, 0.5, 0.5),
     }
+    if projector_type == "qwen2.5vl_merger":
+        keys |= {"use_silu": True, **_windows(vision, n_layer)}
+    if projector_type == "qwen3vl_merger":
+        side = math.isqrt(vision.integer("num_position_embeddings", POSITIONS))
+        keys |= {
+            "use_gelu": True,
+            "vision.image_size": side * patch_size,
+            "vision.is_deepstack_layers": [i in deep for i in range(n_layer)],
+            DEEPSTACK: deep,
+        }
+    return keys
+
+
+def _windows(vision: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of windows: the layers without them as a pattern, as llama.cpp reads it, or
+    one by one where there is none; the windows' size unless it is the usual one.
+    """
+    found = vision.get("fullatt_block_indexes")
+    whole = list(WHOLE_LAYERS) if found is None else found
+    if not isinstance(whole, list) or not all(type(i) is int for i in whole):
+        vision.fail("fullatt_block_indexes", f"is {whole!r:.60}", "numbers of layers")
+    size = vision.integer("window_size", WINDOW)
+    keys: dict[str, Any] = {"vision.window_size": None if size == WINDOW else size}
+    every = min(whole, default=0) + 1
+    if sorted(whole) == list(range(every - 1, n_layer, every)):
+        return keys | {"vision.n_wa_pattern": every}
+    return keys | {"vision.wa_layer_indexes": whole}
 
 
 _BLOCKS = {
@@ -373,6 +409,7 @@ QWEN2_VL = HfNames(
     },
     prefixes=("visual.",),
     made=_FRAMES,
+    splits_qkv=True,
 )
 QWEN25_VL = replace(QWEN2_VL, names={**GATED_BLOCKS, **_MERGER_2})
 QWEN3_VL = replace(
@@ -389,5 +426,6 @@ QWEN3_VL = replace(
         "visual.deepstack_merger_list.{}.linear_fc1": "v.deepstack.{}.fc1",
         "visual.deepstack_merger_list.{}.linear_fc2": "v.deepstack.{}.fc2",
     },
-    numbered={"visual.deepstack_merger_list.": "vision.deepstack"},
+    numbered={"visual.deepstack_merger_list.": DEEPSTACK},
+    splits_qkv=False,
 )

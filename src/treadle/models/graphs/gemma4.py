@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.ffns.beside import BESIDE
 from treadle.models.ffns.own import OWN
+from treadle.models.ffns.parallel import BESIDE
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, build, halves_of
 from treadle.models.mixers.names import KEYS_ALONE, SHARED

@@ -34,9 +34,8 @@ POOLINGS = {0: "none", 2: "first", 3: "last"}  # llama.cpp's numbers; all others
 RANK = 4
 Q_NORM = "attn_q_norm.weight"
 Q_RANK = "attention.q_lora_rank"
-# KV_B: one matrix makes keys and values
 LATENT = "latent"
-KV_B = "_kv_b"
+KV_B = "_kv_b"  # one matrix makes keys and values
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN, which then needs no input norm
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 

@@ -18,9 +18,8 @@ RMS_EPS = "attention.layer_norm_rms_epsilon"
 LAYER_EPS = "attention.layer_norm_epsilon"
 FLAGS = "attention.recurrent_layers"
 INTERVAL = "full_attention_interval"
-# the second is treadle's own
 PARTS_NORM = "ssm.dt_b_c_rms"
-PARTS_EPS = "ssm.dt_b_c_rms_epsilon"
+PARTS_EPS = "ssm.dt_b_c_rms_epsilon"  # treadle's own key
 KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 

@@ -37,7 +37,7 @@ MIXERS = LateConstants[Sublayer](
         "shortconv": "shortconv.SHORTCONV",
         "mamba2": "mamba2.MAMBA2",
         "mamba1": "mamba1.MAMBA1",
-        "attention_mamba2": "beside.ATTENTION_MAMBA2",
+        "attention_mamba2": "parallel.ATTENTION_MAMBA2",
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
         "kda": "kda.KDA",

@@ -8,8 +8,7 @@ SOFTPLUS = "attention_softplus"  # a matrix makes a gate of the output, used thr
 SOFTPLUS_HEADS = "attention_softplus_heads"  # the same with one gate value per head
 SIGMOID_HEADS = "attention_sigmoid"  # one gate value per head, used through sigmoid
 OWN_DISTANCES = "attention_distances"  # the layer has its own relative bias
-# sinks are required
-SINKS = "attention_sinks"
-SINKS_FUSED = "attention_qkv_sinks"
+SINKS = "attention_sinks"  # the sinks are required
+SINKS_FUSED = "attention_qkv_sinks"  # the sinks are required
 BEHIND = "attention_behind"  # a norm of its output, and none of its input
 HEAD_NORMS = "attention_head_norms"  # q/k norms have separate weights for each head

@@ -66,7 +66,7 @@ class RopeOf(Value):
 
 @dataclass(eq=False)
 class GateUp(Value):
-    """``fn(gate) * up``."""
+    """The deferred result of ``fn(gate) * up``."""
 
     gate: Rows
     up: Rows
@@ -75,7 +75,7 @@ class GateUp(Value):
 
 @dataclass(eq=False)
 class ActivationOf(Value):
-    """``fn(x)``."""
+    """The deferred result of ``fn(x)``, an activation."""
 
     x: Rows
     fn: str

@@ -190,7 +190,7 @@ class Mixture:
     def has_factor(self, stem: TensorName) -> bool:
         """Return whether a product is multiplied by a factor.
 
-        That of ``down`` is folded into the experts' weights, unless a bias is added before.
+        The factor of ``down`` is folded into the routing weights unless a bias is added first.
         """
         steps = self.steps
         last = f"{self.blk}_down_{self.exps}"
@@ -241,7 +241,9 @@ class Mixture:
         return out
 
     def packed(self, branch: Branch, name: str, act: ActivationLayout) -> Buffer:
-        """Return a buffer for the branch's rows, in whole groups."""
+        """Return a buffer for the rows of ``branch`` in the layout ``act``, one record per group of
+        ``act.group`` rows.
+        """
         return Buffer(f"{branch.label}.{name}", branch.n_rows // act.group, act.group_bytes, "u1")
 
     def adapted(self, matrices: list[ExpertMatrix]) -> bool:

@@ -1,4 +1,4 @@
-"""The CPU's lowering: chooses kernels, layouts and tiles for a graph's ops.
+"""The lowering of the CPU and CUDA devices: chooses kernels, layouts and tiles for a graph's ops.
 
 Most ops are deferred until their result is used, and the consumer decides: a norm is written in the
 layout of the next product, an addition becomes a product's residual, products of one input are one

@@ -32,14 +32,14 @@ OVERLOADED = 503
 
 
 async def _chat(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    call = await service.start(read_chat, body)
-    return chat_answer(service, call, await read_to_end(call))
+    stream = await service.start(read_chat, body)
+    return chat_answer(service, stream, await read_to_end(stream))
 
 
 async def _completions(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    call = await service.start(read_completion, body)
-    await measure_prompts(service, call)
-    return completion_answer(service, call, await read_to_end(call))
+    stream = await service.start(read_completion, body)
+    await measure_prompts(service, stream)
+    return completion_answer(service, stream, await read_to_end(stream))
 
 
 ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]]] = {

@@ -21,10 +21,11 @@ from treadle.server.http import json_pieces
 from treadle.server.http.api_errors import ApiError, GoneError, busy, timed_out
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
     from starlette.types import Receive, Scope, Send
 
 MAX_BODY = 16 << 20  # bytes
+MAX_MEDIA_BODY = 64 << 20  # of a server whose model reads pictures or sounds
 MAX_BODIES = 256 << 20  # of all large bodies being read: slow clients cannot fill memory
 BODY_S = 30.0  # longest wait for the next bytes of a body
 WHOLE_BODY_S = 120.0  # longest time for a whole body
@@ -117,6 +118,9 @@ class Bodies:
 
     n_bytes = 0
 
+    def __init__(self, most: int = MAX_BODY) -> None:
+        self.most = most  # bytes of one body
+
     @contextmanager
     def weighing(self) -> Iterator[Callable[[int], None]]:
         """Yield a function to call with the length of one body so far; it raises ApiError if all
@@ -137,9 +141,10 @@ class Bodies:
             self.n_bytes -= held
 
 
-async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
+async def read_body(
+    request: HttpRequest, weigh: Callable[[int], None], most: int = MAX_BODY
+) -> bytes:
     """Return the whole body. Raises ApiError if it is too large, compressed, or late."""
-    most = MAX_BODY
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":
         raise ApiError(
@@ -147,7 +152,7 @@ async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
         )
     told = request.headers.get("content-length", "0")
     if told.isdigit() and int(told[:20]) > most:
-        raise _too_large()
+        raise _too_large(most)
     out = bytearray()
     loop = asyncio.get_running_loop()
     end = loop.time() + WHOLE_BODY_S
@@ -163,26 +168,26 @@ async def read_body(request: Request, weigh: Callable[[int], None]) -> bytes:
             raise GoneError
         out += message.get("body", b"")
         if len(out) > most:
-            raise _too_large()
+            raise _too_large(most)
         weigh(len(out))
         if not message.get("more_body", False):
             return bytes(out)
 
 
-def _too_large() -> ApiError:
-    return ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB", code="too_large")
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than {most >> 20} MiB", code="too_large")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
+async def read_json(request: HttpRequest) -> dict[str, Any]:
     """Return the body as a JSON object, whatever its content type. Raises ApiError."""
     return _object(await read_any(request))
 
 
-async def read_any(request: Request) -> Any:
+async def read_any(request: HttpRequest) -> Any:
     """Return the body as a JSON value. Raises ApiError."""
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
-        raw = await read_body(request, weigh)
+        raw = await read_body(request, weigh, bodies.most)
         is_large.set(len(raw) > LARGE)
         return await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
 
@@ -238,7 +243,7 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
             await task
 
 
-def seconds_of(request: Request) -> float:
+def seconds_of(request: HttpRequest) -> float:
     """Return the time limit in the request's header, in seconds. Raises ApiError."""
     said = request.headers.get("x-request-timeout")
     if said is None:
@@ -252,7 +257,7 @@ def seconds_of(request: Request) -> float:
     return seconds
 
 
-async def result(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+async def result(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of ``work``, which is cancelled if the client disconnects. Raises ApiError
     if the header's time limit ends first.
     """

@@ -1,8 +1,9 @@
 // The page: what buttons do, which conversation is shown, and what happens at a reload.
 
+import { Composer } from "./composer.js";
 import { announce, button, byId } from "./element.js";
 import { Dialogs } from "./dialogs.js";
-import { Attached } from "./files.js";
+import * as pictures from "./pictures.js";
 import { completes } from "./settings.js";
 import { Side } from "./side.js";
 import * as store from "./store.js";
@@ -14,8 +15,14 @@ import { Writer } from "./writer.js";
 let server = {}; // what /props says
 let talk = talks.newTalk(); // the conversation that is shown
 const writers = new Map(); // of each conversation that is being written in this tab
-const entry = byId("entry");
-const attached = new Attached(byId("attached"), notice);
+const composer = new Composer({
+  current: () => talk.id,
+  isWriting: () => writers.has(talk.id),
+  send,
+  notice,
+  refusal: noPictures,
+  nPictures: () => pictures.shownIn(talk).length,
+});
 const dialogs = new Dialogs({
   changed: show,
   connect,
@@ -40,17 +47,20 @@ const view = new View(byId("log"), {
   reply: (node) => reply(node.id),
   resume: (node) => write(node),
   edit(node, text) {
-    const { role, mode, files, reasoning, model, calls } = node;
-    const said = { role, mode, files, reasoning, model, calls, content: text };
+    const { role, mode, files, pictures: shown, reasoning, model, calls } = node;
+    const said = { role, mode, files, pictures: shown, reasoning, model, calls, content: text };
     const made = talks.add(talk, node.parent, said);
     if (role === "user") reply(made.id);
     else save();
   },
-  remove(node) {
-    writers.get(talk.id)?.stop();
-    talks.remove(talk, node);
-    save();
-    entry.focus();
+  async remove(node) {
+    const [own, before] = [talk, pictures.allOf(talk)];
+    writers.get(own.id)?.stop();
+    talks.remove(own, node);
+    composer.focus();
+    await save();
+    const left = new Set(pictures.allOf(own).map(({ id }) => id));
+    pictures.drop(before.filter(({ id }) => !left.has(id)));
   },
   turn(node, step) {
     const place = talks.siblings(talk, node);
@@ -65,6 +75,7 @@ const view = new View(byId("log"), {
   },
   take: (node, prefix) =>
     write(talks.add(talk, node.parent, { role: "assistant", content: prefix, mode: node.mode })),
+  enlarge: (picture) => dialogs.enlarge(picture),
 });
 
 // -- answers --------------------------------------------------------------------------------------
@@ -74,6 +85,13 @@ const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
 
 function reply(parent) {
   write(talks.add(talk, parent, { role: "assistant", mode: mode() }));
+}
+
+// Why no picture can be sent now, or "".
+function noPictures() {
+  if (!server.model_alias) return "the server has not said yet whether its model reads pictures";
+  if (!server.modalities?.vision) return `${server.model_alias} does not read pictures`;
+  return mode() ? "text mode has no pictures: set Mode to chat" : "";
 }
 
 async function write(node, own = talk) {
@@ -129,17 +147,8 @@ async function save() {
   side.list();
 }
 
-function send() {
-  const content = entry.value;
-  if (writers.has(talk.id) || (!content.trim() && !attached.files.length)) return;
-  const node = talks.add(talk, talk.leaf, {
-    role: "user",
-    content,
-    files: attached.take(),
-    mode: mode(),
-  });
-  entry.value = "";
-  store.ofTab.set("draft", null);
+function send(message) {
+  const node = talks.add(talk, talk.leaf, { role: "user", ...message, mode: mode() });
   location.hash = talk.id;
   reply(node.id);
   side.list();
@@ -147,7 +156,7 @@ function send() {
 
 function stop() {
   writers.get(talk.id)?.stop();
-  entry.focus();
+  composer.focus();
 }
 
 // -- what is shown --------------------------------------------------------------------------------
@@ -159,7 +168,7 @@ function show() {
   view.show(talk, talks.path(talk));
   byId("stop").hidden = !writing;
   byId("send").hidden = writing;
-  entry.placeholder = mode() ? "Text to continue" : "Message";
+  composer.show(mode() ? "Text to continue" : "Message", noPictures());
   meter();
 }
 
@@ -187,7 +196,7 @@ function fresh() {
   history.replaceState(null, "", location.pathname);
   show();
   side.list();
-  entry.focus();
+  composer.focus();
 }
 
 async function open(id) {
@@ -222,29 +231,10 @@ async function connect() {
 
 const on = (id, event, act) => byId(id).addEventListener(event, act);
 
-on("form", "submit", (event) => {
-  event.preventDefault();
-  send();
-});
 on("stop", "click", stop);
-on("entry", "keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-  event.preventDefault();
-  send();
-});
-on("entry", "input", () => store.ofTab.set("draft", entry.value));
-on("entry", "paste", (event) => {
-  if (attached.paste(event.clipboardData)) event.preventDefault();
-});
-on("attach", "click", () => byId("attach-file").click());
-on("attach-file", "change", async ({ target }) => {
-  await attached.add([...target.files]);
-  target.value = "";
-  entry.focus();
-});
 on("newest", "click", () => {
   view.toEnd();
-  entry.focus();
+  composer.focus();
 });
 
 document.addEventListener("keydown", (event) => {
@@ -254,8 +244,6 @@ document.addEventListener("keydown", (event) => {
     byId("side-open").focus();
   } else stop();
 });
-document.addEventListener("dragover", (event) => attached.drag(event));
-document.addEventListener("drop", (event) => attached.drag(event));
 window.addEventListener("hashchange", () => {
   if (location.hash.slice(1) !== talk.id) open(location.hash.slice(1));
 });
@@ -284,13 +272,13 @@ async function resume(id, node) {
   if (own?.nodes[node.id]) write(Object.assign(own.nodes[node.id], node), own);
 }
 
-entry.value = store.ofTab.get("draft", "");
+composer.restore().catch(({ message }) => notice(message));
 talk.system = store.kept.get("system", "");
 if (location.hash) await open(location.hash.slice(1));
 show();
 side.list();
 if (!(await store.lasting()))
   notice("This browser cannot store conversations: they are lost when the page is closed.");
-entry.focus();
+composer.focus();
 await connect();
 goOn();

@@ -1,6 +1,7 @@
 // The dialogs: settings, with the colours and the system prompt, and the API key.
 
 import { byId } from "./element.js";
+import { imageOf } from "./pictures.js";
 import * as settings from "./settings.js";
 import { kept } from "./store.js";
 
@@ -29,6 +30,7 @@ export class Dialogs {
     });
     on("key-open", "click", () => this.askKey());
     on("key-close", "click", () => byId("key").close());
+    on("large-close", "click", () => byId("large").close());
     on("key-form", "submit", (event) => {
       event.preventDefault();
       kept.set("key", byId("key-value").value.trim() || null);
@@ -52,6 +54,12 @@ export class Dialogs {
   askKey() {
     byId("key-value").value = kept.get("key", "");
     byId("key").showModal();
+  }
+
+  // Shows a picture as large as it is sent, or as the window has room for.
+  enlarge(picture) {
+    byId("large-picture").replaceChildren(imageOf(picture, Infinity));
+    byId("large").showModal();
   }
 
   paint() {

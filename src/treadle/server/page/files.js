@@ -1,36 +1,90 @@
-// Files that are attached to a message, as text.
+// Files that are attached to a message: pictures, and all others as text.
 
-import { button, el } from "./element.js";
+import { announce, button, el } from "./element.js";
+import * as pictures from "./pictures.js";
+import { ofTab } from "./store.js";
 
-const MOST_BYTES = 4 << 20; // a file larger than this fits no context
+const MOST_BYTES = 4 << 20; // a text file larger than this fits no context
 const LONG_PASTE = 4000; // characters; more of them are shown as a file
+const THUMB_SIDE = 96; // pixels
+const NAMED = 3; // files that a complaint names
 
-// The files that wait for the next message, shown in `box`. `complain` is told of what cannot be
-// read.
+// The files that wait for the next message, shown in `box`. `page` has notice(text), for what cannot
+// be read; refusal(), why no picture can be sent now, or ""; nPictures() of the conversation shown.
 export class Attached {
-  constructor(box, complain) {
-    Object.assign(this, { box, complain, files: [] });
+  constructor(box, page) {
+    Object.assign(this, { box, page, files: [], pictures: [] });
+    this._n_waiting = 0; // calls of `add` that are not done
+    this._reading = ""; // the name of the picture that is being read
+    this._read = Promise.resolve(); // when all that was given is read
+    this._rows = new WeakMap(); // of each file and picture: its element, which may have the focus
   }
 
-  async add(list) {
+  get isEmpty() {
+    return !this.files.length && !this.pictures.length;
+  }
+
+  // Null, or a promise of the moment when every file is read.
+  get busy() {
+    return this._n_waiting ? this._read : null;
+  }
+
+  // Adds files, or from a button for pictures these alone. Resolves when they are read.
+  add(list, { only = false, pasted = false } = {}) {
+    this._n_waiting++;
+    this._read = this._read
+      .then(() => this._add(list, only, pasted))
+      .finally(() => this._n_waiting--);
+    return this._read;
+  }
+
+  async _add(list, only, pasted) {
+    const complaints = new Map(); // what is wrong: names of files
+    const complain = (name, why) => complaints.set(why, [...(complaints.get(why) ?? []), name]);
     for (const file of list) {
+      const name = nameOf(file, pasted);
       try {
-        this.files.push({ name: file.name || "pasted", text: await read(file) });
+        if (await pictures.isPicture(file)) {
+          await this._addPicture(file, name, (why) => complain(name, why));
+        } else if (only || claimsPicture(file)) {
+          throw new Error(`not a picture: expected ${pictures.FORMATS}`);
+        } else this.files.push({ name, text: await read(file) });
       } catch (error) {
-        this.complain(`${file.name}: ${error.message}`);
+        complain(name, error.message);
       }
+      this.show();
     }
+    if (complaints.size) this.page.notice([...complaints].map(inWords).join("\n"));
+  }
+
+  async _addPicture(file, name, complain) {
+    const refusal = this.page.refusal();
+    if (refusal) throw new Error(refusal);
+    if (this.page.nPictures() + this.pictures.length >= pictures.MOST_PICTURES)
+      throw new Error(`a conversation can have ${pictures.MOST_PICTURES} pictures`);
+    this._reading = name;
     this.show();
+    announce(`Reading ${name}`);
+    try {
+      const scaled = await pictures.scaleDown(file);
+      const unstored = ({ message }) =>
+        complain(`lost at a reload, since this browser could not store it: ${message}`);
+      const kept = await pictures.keep(scaled, name, unstored);
+      this.pictures.push(kept);
+      announce(`Picture attached: ${name}, ${kept.width} by ${kept.height} pixels`);
+    } finally {
+      this._reading = "";
+    }
   }
 
   // Takes files, and long texts, from what was pasted; false for a paste like any other.
   paste(data) {
     const text = data.getData("text/plain");
     const files = [...data.files];
-    const pictures = files.every(({ type }) => type.startsWith("image/"));
+    const drawn = files.every(({ type }) => type.startsWith("image/"));
     // Office programs put a picture of what was copied beside its text.
-    if (files.length && !(text && pictures)) {
-      this.add(files);
+    if (files.length && !(text && drawn)) {
+      this.add(files, { pasted: true });
       return true;
     }
     if (text.length < LONG_PASTE) return false;
@@ -47,36 +101,109 @@ export class Attached {
     if (event.type === "drop") this.add([...files]);
   }
 
+  // Returns {files, pictures}, which are then a message's.
   take() {
-    const taken = this.files;
-    this.set([]);
-    return taken;
+    const { files, pictures: taken } = this;
+    this._set([], []);
+    return { files, pictures: taken };
   }
 
-  set(files) {
-    this.files = files;
+  // Puts back what was there before a reload of this tab.
+  async restore() {
+    const { files = [], pictures: kept = [] } = ofTab.get("attached", {});
+    const there = await pictures.stored(kept);
+    this._set([...files, ...this.files], [...there, ...this.pictures]);
+  }
+
+  _set(files, kept) {
+    Object.assign(this, { files, pictures: kept });
     this.show();
   }
 
   show() {
-    this.box.hidden = !this.files.length;
-    this.box.replaceChildren(
-      ...this.files.map((file) =>
-        el(
-          "li",
-          {},
-          `${file.name} (${size(file.text)})`,
-          button(
-            "×",
-            () => {
-              this.set(this.files.filter((each) => each !== file));
-            },
-            { "aria-label": `Remove ${file.name}` },
-          ),
-        ),
-      ),
-    );
+    const rows = [...this.pictures, ...this.files].map((each) => this._row(each));
+    if (this._reading) rows.push(el("li", {}, `Reading ${this._reading}…`));
+    this.box.hidden = !rows.length;
+    for (const child of [...this.box.children]) if (!rows.includes(child)) child.remove();
+    rows.forEach((row, i) => {
+      if (this.box.children[i] !== row) this.box.insertBefore(row, this.box.children[i] ?? null);
+    });
+    this._keep();
   }
+
+  _keep() {
+    const kept = { files: this.files, pictures: this.pictures };
+    if (!ofTab.set("attached", this.isEmpty ? null : kept)) ofTab.set("attached", null); // full
+  }
+
+  _row(each) {
+    if (!this._rows.has(each))
+      this._rows.set(each, each.id ? this._pictureRow(each) : this._fileRow(each));
+    return this._rows.get(each);
+  }
+
+  _fileRow(file) {
+    const gone = () => {
+      this.files = this.files.filter((each) => each !== file);
+    };
+    return el("li", {}, `${file.name} (${size(file.text)})`, this._remover(file.name, gone));
+  }
+
+  _pictureRow(picture) {
+    const image = pictures.imageOf(picture, THUMB_SIDE);
+    const change = ({ target }) => {
+      picture.alt = target.value.trim();
+      image.alt = pictures.altOf(picture);
+      this._keep();
+    };
+    const leave = (event) => {
+      if (event.key !== "Enter" || event.isComposing) return;
+      event.preventDefault(); // it would send the message
+      this._toEntry();
+    };
+    const alt = el("input", {
+      type: "text",
+      value: picture.alt,
+      placeholder: "Alt text",
+      "aria-label": `Alt text of ${picture.name}`,
+      title: "Alt text: read aloud in place of the picture; the model does not get it",
+      maxlength: 1000,
+      autocomplete: "off",
+      oninput: change,
+      onkeydown: leave,
+    });
+    const gone = () => {
+      this.pictures = this.pictures.filter((each) => each !== picture);
+      pictures.drop([picture]);
+    };
+    return el("li", { class: "picture" }, image, alt, this._remover(picture.name, gone));
+  }
+
+  _remover(name, gone) {
+    const remove = () => {
+      gone();
+      this.show();
+      this._toEntry();
+    };
+    return button("×", remove, { "aria-label": `Remove ${name}` });
+  }
+
+  _toEntry() {
+    this.box.parentNode.querySelector("textarea").focus();
+  }
+}
+
+// Browsers name each picture that is pasted alike.
+const nameOf = (file, pasted) =>
+  pasted && (!file.name || file.name === "image.png") ? "pasted picture" : file.name || "pasted";
+
+// A picture by its name; a drawing in SVG is a text, which a model can read.
+const claimsPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
+
+function inWords([why, names]) {
+  const rest = names.length - NAMED;
+  const more = rest > 0 ? ` and ${rest} more` : "";
+  return `${names.slice(0, NAMED).join(", ")}${more}: ${why}`;
 }
 
 export const size = (text) =>
@@ -103,6 +230,6 @@ async function read(file) {
     if (text.includes("\0")) throw new Error();
     return text;
   } catch {
-    throw new Error("not a text file: only text can be attached");
+    throw new Error("not a text file or a picture: nothing else can be attached");
   }
 }

@@ -1,6 +1,7 @@
 // The list of conversations: found, deleted, written to a file and read from one.
 
 import { button, byId, download, el } from "./element.js";
+import * as pictures from "./pictures.js";
 import * as store from "./store.js";
 import * as talks from "./talk.js";
 
@@ -15,9 +16,11 @@ export class Side {
       this.open(false);
       page.fresh();
     });
-    on("export", "click", async () =>
-      download("treadle-conversations.json", store.exported(await store.all())),
-    );
+    on("export", "click", async () => {
+      const packed = [];
+      for (const talk of await store.all()) packed.push(await pictures.packed(talk));
+      download("treadle-conversations.json", store.exported(packed));
+    });
     on("import", "click", () => byId("import-file").click());
     on("import-file", "change", async ({ target }) => {
       await this._import(target.files[0]);
@@ -38,8 +41,10 @@ export class Side {
   }
 
   async _forget(id) {
+    const talk = await store.get(id);
     this.page.forget(id);
     await store.drop(id);
+    if (talk) await pictures.drop(pictures.allOf(talk));
     this.page.notice("Conversation deleted.");
     await this.list();
     byId("search").focus();
@@ -48,8 +53,15 @@ export class Side {
   async _import(file) {
     try {
       const found = store.imported(await file.text()).map(talks.read);
-      for (const talk of found) await store.put(talk);
-      this.page.notice(`Imported ${found.length} conversations.`);
+      let n_left_out = 0;
+      let unstored = "";
+      for (const talk of found) {
+        n_left_out += await pictures.unpack(talk, ({ message }) => (unstored = message));
+        await store.put(talk);
+      }
+      const left = n_left_out ? ` Pictures that could not be read: ${n_left_out}.` : "";
+      const lost = unstored ? ` Pictures are lost at a reload, not stored: ${unstored}.` : "";
+      this.page.notice(`Imported ${found.length} conversations.${left}${lost}`);
     } catch (error) {
       this.page.notice(`${file.name}: ${error.message}`);
     }

@@ -88,15 +88,22 @@ function inTime(promise) {
   return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
+const megabytes = (n) => `${(n / 1e6).toFixed(1)} MB`;
+
 // An answer as it is written. Yields objects with some of: text, reasoning, calls, tokens, timings,
-// usage, progress, finish; an empty one where the server only shows that it is alive.
-export async function* answer(path, body, { key, signal }) {
-  const response = await send(path, {
-    method: "POST",
-    headers: headers(key),
-    body: JSON.stringify(body),
-    signal,
-  });
+// usage, progress, warnings, finish; an empty one where the server only shows that it is alive. `most`: bytes
+// of a request that the server takes, if it says so.
+export async function* answer(path, body, { key, signal, most = Infinity }) {
+  const sent = new Blob([JSON.stringify(body)]);
+  if (sent.size > most) {
+    // The server may end the connection before it could answer that.
+    throw new ServerError(
+      `The conversation is ${megabytes(sent.size)} with its pictures and files: the server takes ` +
+        `${megabytes(most)}. Start a new conversation, or delete messages that have them.`,
+      { status: 413 },
+    );
+  }
+  const response = await send(path, { method: "POST", headers: headers(key), body: sent, signal });
   const read = path.endsWith("completions") ? fromChat : fromCompletion;
   let ended = false;
   try {
@@ -149,6 +156,7 @@ function shared(event) {
     ...(event.timings && { timings: event.timings }),
     ...(event.usage && { usage: event.usage }),
     ...(event.prompt_progress && { progress: event.prompt_progress }),
+    ...(event.warnings && { warnings: event.warnings }),
   };
 }
 

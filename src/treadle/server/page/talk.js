@@ -3,7 +3,8 @@
 //
 // talk: {id, title, system, made, changed, nodes: {id: node}, leaf}
 // node: {id, parent, role, content, state, at, ...}; of an assistant also reasoning, calls,
-//   tokens, timings, finish, error. state: "writing", "done", "stopped" or "broken".
+//   tokens, timings, finish, error, warning; of a user also files: [{name, text}] and pictures:
+//   [{id, name, alt, width, height}]. state: "writing", "done", "stopped" or "broken".
 
 // crypto.randomUUID is missing where the page comes over plain HTTP from another machine.
 export const newId = () =>
@@ -27,7 +28,8 @@ export function add(talk, parent, fields) {
 }
 
 function titleOf(node) {
-  const line = (node.content || node.files?.[0]?.name || "").trim().split("\n")[0];
+  const attached = node.files?.[0]?.name || node.pictures?.[0]?.alt;
+  const line = (node.content || attached || "").trim().split("\n")[0];
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
 
@@ -86,11 +88,24 @@ export function written(node) {
   return [...files, node.content].filter(Boolean).join("\n\n");
 }
 
-// The messages up to `leaf`, as /v1/chat/completions takes them.
-export function messages(talk, leaf) {
+// A message as /v1/chat/completions takes it: a text, or its pictures and then the text. `urls` has
+// the data: URL of each picture by its id.
+function content(node, urls) {
+  const said = written(node);
+  if (!node.pictures?.length) return said;
+  const parts = node.pictures.map(({ id, name }) => {
+    if (!urls.has(id))
+      throw new Error(`${name}: this browser no longer has this picture: delete its message`);
+    return { type: "image_url", image_url: { url: urls.get(id) } };
+  });
+  return said ? [...parts, { type: "text", text: said }] : parts;
+}
+
+// The messages up to `leaf`, as /v1/chat/completions takes them. `urls` is as in `content`.
+export function messages(talk, leaf, urls) {
   const said = talk.system.trim() ? [{ role: "system", content: talk.system }] : [];
   for (const node of path(talk, leaf)) {
-    const message = { role: node.role, content: written(node) };
+    const message = { role: node.role, content: content(node, urls) };
     if (node.role === "assistant" && node.calls?.length) {
       message.tool_calls = node.calls.map(({ id, name, arguments: given }) => ({
         id,
@@ -110,7 +125,8 @@ export function messages(talk, leaf) {
 export const text = (talk, leaf) => talk.system + path(talk, leaf).map(written).join("");
 
 // A conversation that a file claims to be, or an error that says what is wrong. Also read: a list
-// of messages, and what `treadle chat` writes with /save.
+// of messages, and what `treadle chat` writes with /save. Its pictures have their bytes as `url`,
+// not checked yet.
 export function read(value) {
   if (Array.isArray(value)) value = { messages: value };
   if (Array.isArray(value?.messages)) return fromMessages(value);
@@ -121,7 +137,7 @@ export function read(value) {
   for (const [id, node] of Object.entries(value.nodes)) {
     if (!["user", "assistant", "tool"].includes(node?.role))
       throw bad("a message has an unknown role");
-    talk.nodes[id] = readNode(id, node);
+    talk.nodes[id] = readNode(id, node, value.pictures ?? {});
   }
   for (const node of Object.values(talk.nodes)) {
     const seen = new Set();
@@ -138,7 +154,7 @@ export function read(value) {
 
 const string = (value) => (typeof value === "string" ? value : "");
 
-function readNode(id, node) {
+function readNode(id, node, urls) {
   const made = {
     id,
     parent: typeof node.parent === "string" ? node.parent : null,
@@ -148,12 +164,18 @@ function readNode(id, node) {
   made.at = Number.isFinite(node.at) ? node.at : 0;
   made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
   if (node.mode === "text") made.mode = "text";
-  for (const key of ["reasoning", "error", "finish", "model", "callId", "name"]) {
+  for (const key of ["reasoning", "error", "warning", "finish", "model", "callId", "name"]) {
     if (typeof node[key] === "string") made[key] = node[key];
   }
   const list = (key) =>
     Array.isArray(node[key]) ? node[key].filter((each) => each && typeof each === "object") : [];
   made.files = list("files").map((file) => ({ name: string(file.name), text: string(file.text) }));
+  made.pictures = list("pictures").map(({ id: own, name, alt }) => ({
+    id: string(own),
+    name: string(name),
+    alt: string(alt),
+    url: string(urls[string(own)]),
+  }));
   made.calls = list("calls").map((call) => ({
     id: string(call.id),
     name: string(call.name),
@@ -171,13 +193,18 @@ const isChoice = (value) =>
   Array.isArray(value) && typeof value[0] === "string" && Number.isFinite(value[1]);
 const isToken = (value) => isChoice(value) && Array.isArray(value[2]) && value[2].every(isChoice);
 
+// The address in a part of a message that is a picture, in OpenAI's two forms.
+const urlOf = (part) => string(part?.image_url?.url) || string(part?.image_url);
+const named = (url, i) => ({ id: url, name: `picture ${i + 1}`, alt: `picture ${i + 1}`, url });
+
 function fromMessages(value) {
   const talk = newTalk(string(value.system));
   for (const message of value.messages) {
     const { role } = message ?? {};
-    const content = Array.isArray(message?.content)
-      ? message.content.map((part) => string(part?.text)).join("\n")
-      : string(message?.content);
+    const parts = Array.isArray(message?.content) ? message.content : [];
+    const texts = parts.filter((part) => typeof part?.text === "string");
+    const content = texts.map((part) => part.text).join("\n") || string(message?.content);
+    const pictures = parts.map(urlOf).filter(Boolean).map(named);
     if (role === "system" || role === "developer") talk.system = content;
     else if (["user", "assistant", "tool"].includes(role)) {
       const asked = Array.isArray(message.tool_calls) ? message.tool_calls : [];
@@ -186,7 +213,8 @@ function fromMessages(value) {
         name: string(call?.function?.name),
         arguments: string(call?.function?.arguments),
       }));
-      add(talk, talk.leaf, { role, content, calls, callId: string(message.tool_call_id) });
+      const callId = string(message.tool_call_id);
+      add(talk, talk.leaf, { role, content, pictures, calls, callId });
     } else throw new Error("not a conversation: a message has an unknown role");
   }
   return talk;

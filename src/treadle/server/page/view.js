@@ -3,6 +3,7 @@
 import { button, byId, copy, el } from "./element.js";
 import { fileViews } from "./files.js";
 import { Markdown } from "./markdown.js";
+import { pictureViews } from "./pictures.js";
 import { siblings, unanswered } from "./talk.js";
 import { tokenView } from "./tokens.js";
 import { figures, remark } from "./words.js";
@@ -10,7 +11,7 @@ import { figures, remark } from "./words.js";
 const NEAR = 80; // pixels from the end: whoever reads further up is not moved
 
 export class View {
-  // `actions` are what buttons do: again, edit, keep, resume, remove, turn, result, take.
+  // `actions` are what buttons do: again, edit, enlarge, reply, resume, remove, turn, result, take.
   constructor(log, actions) {
     Object.assign(this, { log, actions });
     this._shown = new Map(); // of each message: {key, box, body, grow}
@@ -107,7 +108,8 @@ export class View {
     );
     const buttons = el("div", { class: "row" }, this._buttons(node, last, body));
     if (node.role !== "assistant") {
-      box.append(body.box, ...fileViews(node), buttons);
+      const shown = pictureViews(node, this.actions.enlarge);
+      box.append(...shown, body.box, ...fileViews(node), buttons);
       body.show(node);
       return { box, body, grow: body.show };
     }

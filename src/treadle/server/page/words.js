@@ -5,14 +5,24 @@ export function remark(node) {
   if (node.error) return node.error;
   if (node.state === "stopped") return "Stopped";
   if (node.state === "writing" && !node.content && !node.reasoning) {
-    const { processed, total, queue } = node.progress ?? {};
-    if (queue) return `Queued at position ${queue}`;
-    return total
-      ? `Processing the prompt: ${processed} of ${total} tokens`
-      : "Waiting for the first token…";
+    return waiting(node.progress ?? {});
   }
-  if (node.finish === "length") return "Stopped at the token limit";
-  return "";
+  const ended = node.finish === "length" ? "Stopped at the token limit" : "";
+  return [ended, node.warning].filter(Boolean).join(" · ");
+}
+
+function waiting({ processed, total, queue, media, n_pictures }) {
+  if (queue) return `Queued at position ${queue}`;
+  const pictures = media ? encoding(media) : n_pictures ? "Reading pictures…" : "";
+  const prompt = total ? `Processing the prompt: ${processed} of ${total} tokens` : "";
+  return [pictures, prompt].filter(Boolean).join(" · ") || "Waiting for the first token…";
+}
+
+// How far the server is with a prompt's pictures; empty once it has read all.
+function encoding({ total, encoded, encoding_ms: ms }) {
+  if (encoded >= total) return "";
+  const took = ms >= 1000 ? `, ${Math.round(ms / 1000)} s` : "";
+  return `Reading picture ${encoded + 1} of ${total}${took}`;
 }
 
 // Statistics of an answer: tokens, speed, prompt, reuse of the prefix cache.
@@ -24,6 +34,7 @@ export function figures({ timings: t }) {
   const files = t.cache?.files ? ` (${t.cache.files} from disk)` : "";
   if (n_prompt) parts.push(`Prompt tokens: ${n_prompt}`, `Reused from cache: ${t.cache_n}${files}`);
   if (t.prompt_per_second) parts.push(`Prompt speed: ${t.prompt_per_second.toFixed(0)} tokens/s`);
+  if (t.media_ms) parts.push(`Reading pictures: ${(t.media_ms / 1000).toFixed(1)} s`);
   const left = leaving(t.cache ?? {});
   return [...parts, ...(left ? [left] : [])].join(" · ");
 }

@@ -1,8 +1,9 @@
 // One answer while it is written: from the request to the message that grows.
 
+import { dataUrls } from "./pictures.js";
 import { answer } from "./stream.js";
 import { chat, completion } from "./settings.js";
-import { messages, text } from "./talk.js";
+import { messages, path, text } from "./talk.js";
 
 const SAVE_MS = 1000; // what is lost at most if the browser dies
 
@@ -12,6 +13,8 @@ export class Writer {
     Object.assign(this, { talk, node, server, typed, key, told });
     this._abort = new AbortController();
     this._saved = 0;
+    // Those of the message that is answered; the server has kept what it read of earlier ones.
+    this._nPictures = talk.nodes[node.parent]?.pictures?.length ?? 0;
   }
 
   // Resolves when it has stopped.
@@ -35,17 +38,22 @@ export class Writer {
     const { node } = this;
     let failed = null;
     try {
-      const [path, body] = this._request();
+      if (node.calls?.length || !node.content)
+        Object.assign(node, { content: "", reasoning: "", calls: [], tokens: [] });
       Object.assign(node, {
         state: "writing",
         finish: "",
         error: "",
-        progress: null,
+        warning: "",
+        progress: this._nPictures ? { n_pictures: this._nPictures } : null,
         model: this.server.model_alias,
       });
+      const [address, body] = await this._request();
       await this.told.save(this.talk);
       this.told.grow(node);
-      for await (const part of answer(path, body, { key: this.key, signal: this._abort.signal }))
+      const most = this.server.treadle?.max_body_bytes;
+      const { signal } = this._abort;
+      for await (const part of answer(address, body, { key: this.key, signal, most }))
         this._take(part);
       node.state = "done";
     } catch (error) {
@@ -58,14 +66,18 @@ export class Writer {
     this.told.end(node, failed);
   }
 
-  _request() {
+  async _request() {
     const { node, talk } = this;
-    if (node.calls?.length || !node.content)
-      Object.assign(node, { content: "", reasoning: "", calls: [], tokens: [] });
     const upto = node.content ? node.id : node.parent;
-    if (node.mode === "text")
+    const shown = path(talk, upto).flatMap((each) => each.pictures ?? []);
+    this._unseen = shown.length > 0 && !this.server.modalities?.vision;
+    if (node.mode === "text") {
+      if (shown.length)
+        throw new Error("Text mode has no pictures: set Mode to chat, or delete their messages.");
       return ["completion", { ...completion(this.typed), prompt: text(talk, upto) }];
-    return ["v1/chat/completions", { ...chat(this.typed), messages: messages(talk, upto) }];
+    }
+    const said = messages(talk, upto, await dataUrls(shown));
+    return ["v1/chat/completions", { ...chat(this.typed), messages: said }];
   }
 
   _take(part) {
@@ -81,7 +93,9 @@ export class Writer {
     if (part.tokens?.length) (node.tokens ??= []).push(...part.tokens);
     if (part.timings) node.timings = part.timings;
     if (part.usage) node.used = part.usage.prompt_tokens + part.usage.completion_tokens;
-    if (part.progress) node.progress = part.progress;
+    if (part.progress) node.progress = { ...part.progress, n_pictures: this._nPictures };
+    // What the model was told in place of pictures that it does not read.
+    if (part.warnings && this._unseen) node.warning = part.warnings.join(" ");
     if (part.finish) node.finish = part.finish;
     told.grow(node);
     if (Date.now() - this._saved > SAVE_MS) {

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from treadle.chat.media_parts import MARKER
+from treadle.media.sound_buffer import RATE
+
 if TYPE_CHECKING:
+    from treadle.scheduler.request import MediaUsage
     from treadle.server.requests.request_stream import OutputStream, RequestStream
 
 
-def reuse(text: OutputStream) -> dict[str, Any]:
+def reuse(output: OutputStream) -> dict[str, Any]:
     """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped."""
-    use = text.answer.timings.cache
+    use = output.answer.timings.cache
     return {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
 
 
-def timings(text: OutputStream) -> dict[str, Any]:
-    """Return timings of one output under llama.cpp's names, in milliseconds. ``cache`` is treadle's
-    own.
+def timings(output: OutputStream) -> dict[str, Any]:
+    """Return timings of one output under llama.cpp's names, in milliseconds. ``cache``, and
+    ``media_...`` of a prompt with pictures or sounds, are treadle's own.
     """
-    t = text.answer.timings
+    t = output.answer.timings
+    media = output.answer.media
     read = t.n_prompt - t.n_cached
     written = t.n_generated
     return {
@@ -33,17 +39,53 @@ def timings(text: OutputStream) -> dict[str, Any]:
         "predicted_per_second": t.decode_tok_s,
         "draft_n": t.n_drafted,
         "draft_n_accepted": t.n_accepted,
-        "cache": reuse(text) | {"piece": _piece(text)},
+        "cache": reuse(output) | {"piece": _piece(output)},
+        **({"media_n": len(output.answer.media), "media_ms": 1e3 * t.media_s} if media else {}),
     }
 
 
-def warnings(call: RequestStream) -> dict[str, list[str]]:
+def media_usage(media: Iterable[MediaUsage]) -> dict[str, list[dict[str, Any]]]:
+    """Return ``images`` and ``sounds`` of a prompt: tokens of each, and sizes. ``resized_...`` is
+    the size in which the model sees a picture: coordinates that it names may be of that.
+    """
+    made: dict[str, list[dict[str, Any]]] = {}
+    for each in media:
+        height, width = each.size
+        if each.kind == "image":
+            made.setdefault("images", []).append(
+                {
+                    "tokens": each.n_tokens,
+                    "width": width,
+                    "height": height,
+                    "resized_width": each.resized[1],
+                    "resized_height": each.resized[0],
+                }
+            )
+        else:
+            sound = {"tokens": each.n_tokens, "seconds": width / RATE}
+            made.setdefault("sounds", []).append(sound)
+    return made
+
+
+def media_tokens(media: Iterable[MediaUsage]) -> dict[str, int]:
+    """Return OpenAI's counts of a prompt's tokens that are rows of pictures and of sounds."""
+    made: dict[str, int] = {}
+    for each in media:
+        name = f"{each.kind}_tokens"
+        made[name] = made.get(name, 0) + each.n_tokens
+    return made
+
+
+def warnings(stream: RequestStream) -> dict[str, list[str]]:
     """Return warnings about ignored fields and about schema parts that are not enforced."""
-    found = [*call.asked.ignored, *call.asked.planned.warnings]
+    found = [*stream.generation.ignored, *stream.generation.planned.warnings]
     return {"warnings": found} if found else {}
 
 
-def _piece(text: OutputStream) -> str:
+def _piece(output: OutputStream) -> str:
     """Return the text of the first prompt token that was not cached."""
-    token = text.answer.timings.cache.token
-    return "" if token is None else text.answer.tokenizer.piece(token)
+    token = output.answer.timings.cache.token
+    tokenizer = output.answer.tokenizer
+    if token is not None and token >= tokenizer.n_vocab:  # a row of a picture or sound
+        return MARKER
+    return "" if token is None else tokenizer.piece(token)

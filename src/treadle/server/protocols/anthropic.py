@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.chat.messages import MEDIA, PlacedPart, text_part
 from treadle.chat.tools import OutputPiece
@@ -27,10 +27,11 @@ from treadle.server.http.body_fields import (
     whole,
 )
 from treadle.server.http.http_io import Json, Response, event, read_json
-from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.requests.chat_prompt import conversation_prompt, read_conversation, unsupported
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
+from treadle.server.requests.request_media import chat_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
@@ -118,12 +119,12 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
         raise two_forms("output_format", "output_config.format")
     if any(forms):
         own["response_format"] = forms[0] or forms[1]
-    asked = read_asked({**body, **own}, service.model, service.defaults)
-    asked.ignored = ignored_fields(body, ANTHROPIC)
-    asked.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
-    asked.more["stop"] = list(asked.settings["stop"])  # without the template's own
-    read_conversation(chat_of(body), service, asked)
-    return asked
+    generation = read_asked({**body, **own}, service.model, service.defaults)
+    generation.ignored = ignored_fields(body, ANTHROPIC)
+    generation.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
+    generation.more["stop"] = list(generation.settings["stop"])  # without the template's own
+    read_conversation(chat_of(body), service, generation)
+    return generation
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,7 +150,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
     """Return the number of tokens of a body's conversation, even if it exceeds the context."""
-    return len(service.model.prompt_ids(conversation_prompt(chat_of(body), service)))
+    prompt = conversation_prompt(chat_of(body), service)
+    return len(chat_ids(prompt, service.model, service.addresses, bounded=False))
 
 
 def _tool(name: str, tool: Any) -> dict[str, Any]:
@@ -291,20 +293,24 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 # -- responses ------------------------------------------------------------------------------------
 
 
-async def messages(request: Request) -> Response:
+async def messages(request: HttpRequest) -> Response:
     """``POST /v1/messages``."""
     service = service_of(request)
     body = await read_json(request)
-    call = await service.begin(request, read_messages, body)
-    shown = _message(service, call.texts[0])
-    if call.stream:
-        return StreamedResponse(call, _events(call, shown), lambda e: event(error_dict(e), "error"))
-    (piece,) = await finished(request, call)
+    stream = await service.begin(request, read_messages, body)
+    shown = _message(service, stream.outputs[0])
+    if stream.is_streamed:
+        return StreamedResponse(
+            stream, _events(stream, shown), lambda e: event(error_dict(e), "error")
+        )
+    (piece,) = await finished(request, stream)
     shown["content"] = _blocks(piece.said())
-    return Json({**shown, **_stop(call, piece), "usage": _usage(piece.text), **warnings(call)})
+    return Json(
+        {**shown, **_stop(stream, piece), "usage": _usage(piece.output), **warnings(stream)}
+    )
 
 
-async def count_tokens(request: Request) -> Response:
+async def count_tokens(request: HttpRequest) -> Response:
     """``POST /v1/messages/count_tokens``."""
     service = service_of(request)
     body = await read_json(request)
@@ -325,21 +331,24 @@ def _message(service: Service, of: OutputStream) -> dict[str, Any]:
     }
 
 
-def _usage(of: OutputStream) -> dict[str, int]:
-    """Return token counts; ``input_tokens`` excludes cached tokens, because clients add them up."""
+def _usage(of: OutputStream) -> dict[str, Any]:
+    """Return token counts, and the prompt's pictures; ``input_tokens`` excludes cached tokens,
+    because clients add them up.
+    """
     t = of.answer.timings
     return {
         "input_tokens": t.n_prompt - t.n_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": t.n_cached,
         "output_tokens": len(of.answer.ids),
+        **media_usage(of.answer.media),
     }
 
 
-def _stop(call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    word = piece.text.answer.stopped_by
-    own = call.asked.more["stop"]
-    if piece.finish_reason == "stop" and piece.text.scanner.n_calls:
+def _stop(stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
+    word = piece.output.answer.stopped_by
+    own = stream.generation.more["stop"]
+    if piece.finish_reason == "stop" and piece.output.scanner.n_calls:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if piece.finish_reason != "stop":
         return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -396,12 +405,11 @@ def _closing(index: int, kind: str) -> bytes:
     return _event("content_block_delta", index=index, delta=signed) + end
 
 
-async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[bytes]:
+async def _events(stream: RequestStream, shown: dict[str, Any]) -> AsyncIterator[bytes]:
     yield _event("message_start", message=shown)
-    # of the open block
-    index = -1
-    kind = ""
-    async for piece in ticking(call):
+    index = -1  # of the open block
+    kind = ""  # of the open block
+    async for piece in ticking(stream):
         if piece is None:
             yield _event("ping")
             continue
@@ -415,7 +423,7 @@ async def _events(call: RequestStream, shown: dict[str, Any]) -> AsyncIterator[b
                 yield _event("content_block_delta", index=index, delta=_delta(part))
         if piece.finish_reason is not None:
             yield _closing(index, kind)
-            own = {"delta": _stop(call, piece), "usage": _usage(piece.text), **warnings(call)}
+            own = {"delta": _stop(stream, piece), "usage": _usage(piece.output), **warnings(stream)}
             yield _event("message_delta", **own)
     yield _event("message_stop")
 

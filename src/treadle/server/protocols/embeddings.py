@@ -28,7 +28,7 @@ from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
 
@@ -77,7 +77,7 @@ FIELDS: Table = {
 NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
 
 
-async def embeddings(request: Request) -> Response:
+async def embeddings(request: HttpRequest) -> Response:
     """``POST /v1/embeddings``. A body with ``content`` and no ``input`` is handled as
     ``/embedding``.
     """
@@ -123,12 +123,14 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
     }
 
 
-async def native_embedding(request: Request) -> Response:
-    """``POST /embedding``."""
+async def native_embedding(request: HttpRequest) -> Response:
+    """``POST /embedding``, llama.cpp's: a list of objects with a list of vectors, of each token if
+    ``pooling`` is "none".
+    """
     return await _native(request, service_of(request), await read_json(request))
 
 
-async def _native(request: Request, service: Service, body: dict[str, Any]) -> Response:
+async def _native(request: HttpRequest, service: Service, body: dict[str, Any]) -> Response:
     content = body.get("content", body.get("input"))
     given = read_fields(body, NATIVE)
     by = given.get("embd_normalize", EUCLIDEAN)
@@ -198,7 +200,7 @@ async def embed(
     for batch in service.model.engine.together(texts):
         began = time.perf_counter()
         made.append(await service.steps(embedder.runs(batch)))
-        service.tally.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
+        service.stats.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
     return np.concatenate(made), sum(map(len, texts))
 
 
@@ -210,7 +212,7 @@ async def embed_tokens(
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
         result.append(await service.steps(embedder.token_runs(ids)))
-        service.tally.note_embedded(len(ids), time.perf_counter() - began)
+        service.stats.note_embedded(len(ids), time.perf_counter() - began)
     return result
 
 
@@ -226,6 +228,14 @@ def _read(
         raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
     result = []
     for i, item in enumerate(items):
+        if isinstance(item, dict) and "multimodal_data" in item:
+            raise ApiError(
+                400,
+                f"{name}: pictures and sounds get no vectors: expected strings, or lists of token "
+                "ids",
+                param=name,
+                code="unsupported_content",
+            )
         if not isinstance(item, str) and not is_ids(item):
             raise wrong(name, item, "strings, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):

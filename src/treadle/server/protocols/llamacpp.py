@@ -8,8 +8,9 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
+from treadle.chat.media_parts import MARKER
 from treadle.errors import UnsupportedError
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.body_fields import (
@@ -23,10 +24,10 @@ from treadle.server.http.body_fields import (
     whole,
     wrong,
 )
-from treadle.server.http.http_io import Json, Response, event, read_json
+from treadle.server.http.http_io import MAX_BODY, Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
-from treadle.server.protocols.llamacpp_answer import end, said, sampling_dict
+from treadle.server.protocols.llamacpp_answer import final_fields, said, sampling_dict
 from treadle.server.protocols.openai.answer import error_event
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.requests.chat_prompt import conversation_text
@@ -40,6 +41,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
+from treadle.server.requests.request_media import check_vocabulary
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
@@ -75,19 +77,19 @@ COMPLETION: Table = {
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the generation request of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, COMPLETION)
-    asked = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
-    asked.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
+    generation = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
+    generation.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
     if n_probs := given.get("n_probs", given.get("logprobs")):
-        asked.settings["logprobs"] = min(n_probs, service.model.config.n_vocab)
-    asked.progress = asked.stream and given.get("return_progress", False)
-    asked.plan(service.model)
-    asked.ignored = ignored_fields(body, NATIVE)
-    asked.more = {
+        generation.settings["logprobs"] = min(n_probs, service.model.config.n_vocab)
+    generation.progress = generation.is_streamed and given.get("return_progress", False)
+    generation.plan(service.model)
+    generation.ignored = ignored_fields(body, NATIVE)
+    generation.more = {
         "tokens": given.get("return_tokens", False),
         "timings_per_token": given.get("timings_per_token", False),
         "fields": given.get("response_fields", []),
     }
-    return asked
+    return generation
 
 
 INFILL: Table = {
@@ -117,38 +119,38 @@ def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
     return read_completion(service, {**body, "prompt": check_length(ids, model)})
 
 
-async def infill(request: Request) -> Response:
+async def infill(request: HttpRequest) -> Response:
     """``POST /infill``."""
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_infill, body))
 
 
-async def completion(request: Request) -> Response:
-    """``POST /completion``."""
+async def completion(request: HttpRequest) -> Response:
+    """``POST /completion``, llama.cpp's: no choices; several prompts give a list of results."""
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_completion, body))
 
 
-async def _completed(request: Request, service: Service, call: RequestStream) -> Response:
-    if call.stream:
-        return StreamedResponse(call, _chunks(service, call), error_event)
+async def _completed(request: HttpRequest, service: Service, stream: RequestStream) -> Response:
+    if stream.is_streamed:
+        return StreamedResponse(stream, _chunks(service, stream), error_event)
 
     def answer(pieces: list[StreamPiece]) -> Any:
-        result = [_whole(service, call, piece) for piece in pieces]
+        result = [_whole(service, stream, piece) for piece in pieces]
         return result[0] if len(result) == 1 else result
 
-    return await whole_json(answer, await finished(request, call))
+    return await whole_json(answer, await finished(request, stream))
 
 
-def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
+def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return an answer or a stream's last event, restricted to the requested ``response_fields``. A
     nested field, such as ``timings/prompt_n``, keeps this name as its key.
     """
-    tokens = call.stream or call.asked.more["tokens"]
-    result = {**said(piece, tokens=tokens), **end(service, call, piece)}
-    names: list[str] = call.asked.more["fields"]
+    tokens = stream.is_streamed or stream.generation.more["tokens"]
+    result = {**said(piece, tokens=tokens), **final_fields(service, stream, piece)}
+    names: list[str] = stream.generation.more["fields"]
     found: dict[str, Any] = {}
     for name in names:
         with suppress(KeyError, TypeError):  # unknown names are left out
@@ -156,23 +158,23 @@ def _whole(service: Service, call: RequestStream, piece: StreamPiece) -> dict[st
     return found if names else result
 
 
-async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
-    each = call.asked.more["timings_per_token"]
-    async for piece in ticking(call):
+async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[bytes]:
+    each = stream.generation.more["timings_per_token"]
+    async for piece in ticking(stream):
         if piece is None:
             yield PING
         elif piece.progress is not None:
-            yield event({**said(piece), "prompt_progress": piece.progress.as_dict(call.came_s)})
+            yield event({**said(piece), "prompt_progress": piece.progress.as_dict(stream.came_s)})
         elif piece.finish_reason is not None:
-            yield event(_whole(service, call, piece))
+            yield event(_whole(service, stream, piece))
         else:
-            yield event({**said(piece), **({"timings": timings(piece.text)} if each else {})})
+            yield event({**said(piece), **({"timings": timings(piece.output)} if each else {})})
 
 
 # -- tokens and templates -------------------------------------------------------------------------
 
 
-async def tokenize(request: Request) -> Response:
+async def tokenize(request: HttpRequest) -> Response:
     """``POST /tokenize``: ``content``, a string or strings and ids mixed; ``add_special`` and
     others.
     """
@@ -188,7 +190,7 @@ async def tokenize(request: Request) -> Response:
 
     def ids_of(part: str | int, bos: bool | None) -> list[int]:
         if isinstance(part, int):
-            service.model.engine.check_ids([part])
+            check_vocabulary([part], service.model)
             return [part]
         special = given.get("parse_special", True)
         return service.model.tokenize(part, bos=bos, special=special)
@@ -212,7 +214,7 @@ def _piece(service: Service, token: int) -> str | list[int]:
         return list(raw)
 
 
-async def detokenize(request: Request) -> Response:
+async def detokenize(request: HttpRequest) -> Response:
     """``POST /detokenize``: text of ``tokens``."""
     service = service_of(request)
     body = await read_json(request)
@@ -222,7 +224,7 @@ async def detokenize(request: Request) -> Response:
     return Json({"content": await service.prepare(service.model.detokenize, ids)})
 
 
-async def apply_template(request: Request) -> Response:
+async def apply_template(request: HttpRequest) -> Response:
     """``POST /apply-template``: the prompt of ``messages``."""
     service = service_of(request)
     body = await read_json(request)
@@ -232,7 +234,7 @@ async def apply_template(request: Request) -> Response:
 # -- state ----------------------------------------------------------------------------------------
 
 
-async def health(request: Request) -> Response:
+async def health(request: HttpRequest) -> Response:
     """``GET /health``: 200 once the plans are compiled."""
     engine = service_of(request).engine
     if service_of(request).draining:
@@ -244,7 +246,7 @@ async def health(request: Request) -> Response:
     raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
 
 
-async def props(request: Request) -> Response:
+async def props(request: HttpRequest) -> Response:
     """``GET /props``."""
     service = service_of(request)
     model = service.model
@@ -266,13 +268,18 @@ async def props(request: Request) -> Response:
             "chat_template": template.source,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {
+                "vision": "image" in model.modalities,
+                "audio": "audio" in model.modalities,
+            },
+            "media_marker": MARKER,
             "build_info": service.fingerprint,
             "chat_template_kwargs": template.defaults,
             "treadle": {
                 "builtin_template": template.builtin,
                 "template_from": template.origin,
                 "reasoning": template.default_reasoning,
+                "max_body_bytes": MAX_BODY,
             },
         }
     )

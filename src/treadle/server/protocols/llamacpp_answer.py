@@ -6,8 +6,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.protocols.answer_fields import timings, warnings
+from treadle.server.protocols.answer_fields import media_usage, timings, warnings
 from treadle.server.requests.generation_request import room
+from treadle.server.requests.request_media import prompt_text
 
 if TYPE_CHECKING:
     from treadle.sampling import Sampling
@@ -21,43 +22,44 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
     """Return the fields of a piece of output, with its ``tokens`` if requested."""
     result: dict[str, Any] = {
-        "index": piece.text.index,
+        "index": piece.output.index,
         "content": piece.content,
         "tokens": piece.ids if tokens else [],
         "stop": piece.finish_reason is not None,
-        "id_slot": piece.text.slot,
-        "tokens_predicted": len(piece.text.answer.ids),
-        "tokens_evaluated": piece.text.answer.timings.n_prompt,
+        "id_slot": piece.output.slot,
+        "tokens_predicted": len(piece.output.answer.ids),
+        "tokens_evaluated": piece.output.answer.timings.n_prompt,
     }
-    if piece.text.request.n_top is not None:
+    if piece.output.request.n_top is not None:
         result["completion_probabilities"] = [entry.as_dict() for entry in piece.logprobs]
     return result
 
 
-def end(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
+def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return the final fields of an answer, or of a stream's last event."""
-    answer = piece.text.answer
-    word = piece.text.answer.stopped_by
+    answer = piece.output.answer
+    word = piece.output.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
-    limit = call.asked.settings["max_tokens"]
-    sampling = call.asked.settings["sampling"]
+    limit = stream.generation.settings["max_tokens"]
+    sampling = stream.generation.settings["sampling"]
     return {
         "model": service.name,
         "generation_settings": {
             **sampling_dict(sampling),
-            "seed": piece.text.request.sampler.seed,
+            "seed": piece.output.request.sampler.seed,
             "max_tokens": -1 if limit is None else limit,
             "n_predict": -1 if limit is None else limit,
-            "stop": call.asked.settings["stop"],
-            "stream": call.stream,
+            "stop": stream.generation.settings["stop"],
+            "stream": stream.is_streamed,
         },
         "stop_type": kind,
         "stopping_word": word,
         "truncated": answer.finish_reason != "stop" and _is_full(service, answer),
         "has_new_line": "\n" in service.model.detokenize(answer.ids),
         "tokens_cached": answer.timings.n_cached,
-        "timings": timings(piece.text),
-        **warnings(call),
+        "timings": timings(piece.output),
+        **media_usage(answer.media),
+        **warnings(stream),
     }
 
 
@@ -66,12 +68,12 @@ def _is_full(service: Service, answer: RequestOutput) -> bool:
     return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
-def verbose(service: Service, call: RequestStream, piece: StreamPiece) -> dict[str, Any]:
+def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return the ``__verbose`` field of a final answer if the call requested it."""
-    if not call.asked.more["verbose"]:
+    if not stream.generation.more["verbose"]:
         return {}
-    prompt = service.model.detokenize(call.asked.prompts[piece.text.prompt])
-    return {"__verbose": {**said(piece), **end(service, call, piece), "prompt": prompt}}
+    prompt = prompt_text(stream.generation.prompts[piece.output.prompt], service.model)
+    return {"__verbose": {**said(piece), **final_fields(service, stream, piece), "prompt": prompt}}
 
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.api.options import lora_scales
 from treadle.server.http.http_io import Json, Response, read_any
@@ -10,7 +10,7 @@ from treadle.server.requests.generation_request import adapters
 from treadle.server.requests.service import service_of
 
 
-async def show(request: Request) -> Response:
+async def show(request: HttpRequest) -> Response:
     """``GET /lora-adapters``."""
     engine = service_of(request).model.engine
     scales = dict(engine.cache.lora)
@@ -22,7 +22,7 @@ async def show(request: Request) -> Response:
     )
 
 
-async def change(request: Request) -> Response:
+async def change(request: HttpRequest) -> Response:
     """``POST /lora-adapters``: set the scales of later requests; adapters not named get 0."""
     engine = service_of(request).model.engine
     body = await read_any(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.http_io import Response
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 
-async def metrics(request: Request) -> Response:
+async def metrics(request: HttpRequest) -> Response:
     """``GET /metrics``."""
     service = service_of(request)
     if not service.settings.metrics:
@@ -64,13 +64,13 @@ class _Families:
                 made = family(key, text, labels=labels)
                 made.add_metric(known, value)
                 yield made
-        tally = self._service.tally
+        stats = self._service.stats
         ended = CounterMetricFamily(
             "vllm:request_success",
             "Finished and aborted requests",
             labels=["model_name", "finished_reason"],
         )
-        for reason, n in (*tally.ended.items(), ("abort", tally.n_cancelled)):
+        for reason, n in (*stats.ended.items(), ("abort", stats.n_cancelled)):
             ended.add_metric([name, reason], n)
         yield ended
         for prefix in ("llamacpp", "vllm"):
@@ -79,25 +79,25 @@ class _Families:
             by_place = CounterMetricFamily(
                 key, "Accepted draft tokens by position", labels=[*labels, "position"]
             )
-            for at, n in enumerate(list(tally.accepted_at)):
+            for at, n in enumerate(list(stats.accepted_at)):
                 by_place.add_metric([*known, str(at)], n)
             yield by_place
         for key, text, found in (
-            ("time_to_first_token_seconds", "Time to first token", tally.first),
-            ("inter_token_latency_seconds", "Time between two tokens of an output", tally.between),
+            ("time_to_first_token_seconds", "Time to first token", stats.first),
+            ("inter_token_latency_seconds", "Time between two tokens of an output", stats.between),
             (
                 "e2e_request_latency_seconds",
                 "Time from arrival to the end of the output",
-                tally.whole,
+                stats.whole,
             ),
-            ("request_queue_time_seconds", "Time in the queue", tally.waited),
+            ("request_queue_time_seconds", "Time in the queue", stats.waited),
             (
                 "request_prefill_time_seconds",
                 "Time from the first step to the first token",
-                tally.reading,
+                stats.reading,
             ),
-            ("request_decode_time_seconds", "Time from the first token to the last", tally.writing),
-            ("iteration_tokens_total", "Tokens per engine step", tally.step_tokens),
+            ("request_decode_time_seconds", "Time from the first token to the last", stats.writing),
+            ("iteration_tokens_total", "Tokens per engine step", stats.step_tokens),
         ):
             labels, known = _labels(f"vllm:{key}", name)
             made_of = HistogramMetricFamily(f"vllm:{key}", text, labels=labels)
@@ -115,9 +115,10 @@ Values = dict[str, tuple[str, float]]  # description and value by name
 
 def counters(service: Service) -> Values:
     """Return values that only grow; Prometheus appends ``_total`` to each name."""
-    t = service.tally
+    t = service.stats
     read = t.n_prompt - t.n_cached + t.n_embedded
-    preempted = service.engine.scheduler.admission.n_preempted
+    preempted = service.engine.scheduler.queue.n_preempted
+    media = service.engine.scheduler.media
     drafts = {
         "num_drafts": ("Verified drafts", t.n_drafts),
         "num_draft_tokens": ("Draft tokens", t.n_drafted),
@@ -153,20 +154,23 @@ def counters(service: Service) -> Values:
         "treadle:cancelled": ("Aborted requests", t.n_cancelled),
         "treadle:embedded_tokens": ("Embedding tokens", t.n_embedded),
         "treadle:step_seconds": ("Seconds of engine steps", t.step_s),
+        "treadle:media_encoded": ("Encoded pictures and sounds", media.n_encoded),
+        "treadle:media_tokens": ("Tokens of encoded pictures and sounds", media.n_rows),
+        "treadle:media_seconds": ("Seconds of encoding pictures and sounds", media.seconds),
     }
 
 
 def gauges(service: Service) -> Values:
     """Return current values."""
-    t = service.tally
-    texts = list(service.engine.texts.values())
-    running = sum(text.request.seq is not None for text in texts)
+    t = service.stats
+    outputs = list(service.engine.outputs.values())
+    running = sum(output.request.seq is not None for output in outputs)
     read = t.n_prompt - t.n_cached + t.n_embedded
     read_s = t.prefill_s + t.embed_s
     pools = service.model.engine.cache.pools
     return {
         "llamacpp:requests_processing": ("Running requests", running),
-        "llamacpp:requests_deferred": ("Waiting requests", len(texts) - running),
+        "llamacpp:requests_deferred": ("Waiting requests", len(outputs) - running),
         "llamacpp:prompt_tokens_seconds": (
             "Processed prompt and embedding tokens per second",
             _rate(read, read_s),
@@ -182,7 +186,7 @@ def gauges(service: Service) -> Values:
             _rate(t.n_fed, t.n_steps),
         ),
         "vllm:num_requests_running": ("Running requests", running),
-        "vllm:num_requests_waiting": ("Waiting requests", len(texts) - running),
+        "vllm:num_requests_waiting": ("Waiting requests", len(outputs) - running),
         "vllm:kv_cache_usage_perc": (
             "Share of KV cache pages in use, 0 to 1",
             max(1 - pool.room / pool.n_pages for pool in pools),

@@ -6,7 +6,7 @@ import math
 from datetime import datetime, timezone
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.server.http.http_io import Json, Response
 from treadle.server.requests.generation_request import room
@@ -22,6 +22,10 @@ def describe(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "treadle",
+        "architecture": {
+            "input_modalities": ["text", *sorted(model.modalities)],
+            "output_modalities": ["text"] if service.writes else ["embeddings"],
+        },
         "meta": {
             "n_ctx": room(model),
             "n_ctx_train": model.config.n_ctx_train,
@@ -46,12 +50,12 @@ def describe_for_anthropic(service: Service) -> dict[str, Any]:
     }
 
 
-def is_anthropics(request: Request) -> bool:
+def is_anthropics(request: HttpRequest) -> bool:
     """Return whether an Anthropic client sent it: the path is the same, the format another."""
     return "anthropic-version" in request.headers
 
 
-async def models(request: Request) -> Response:
+async def models(request: HttpRequest) -> Response:
     """``GET /v1/models``."""
     service = service_of(request)
     if is_anthropics(request):
@@ -61,7 +65,7 @@ async def models(request: Request) -> Response:
     return Json({"object": "list", "data": [describe(service)]})
 
 
-async def one_model(request: Request) -> Response:
+async def one_model(request: HttpRequest) -> Response:
     """``GET /v1/models/NAME``: any name means this model; an empty one gives the list."""
     if not request.path_params["name"]:
         return await models(request)

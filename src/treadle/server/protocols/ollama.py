@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.api.embedding import Embedder
 from treadle.chat.messages import PlacedPart, parts_of
@@ -26,7 +28,7 @@ from treadle.server.http.body_fields import (
     text,
 )
 from treadle.server.http.http_io import Json, Response, encode, read_json, result
-from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.protocols.openai.chat import read_logprobs
 from treadle.server.protocols.openai.completions import read_prompts
@@ -34,21 +36,28 @@ from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import (
     ANY_OBJECT,
     GenerationRequest,
+    check_length,
+    check_text,
     read_asked,
     read_prompt,
     room,
     two_forms,
 )
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
+from treadle.server.requests.request_media import images_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+
 Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in the response
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
 NOTHING = ParsedOutput("", "", [])
+_IMAGE = re.compile(r"(?:prompt\.)?((?:messages\[\d+\]\.)?images\[\d+\])(?:\.data)?")
 
 FIELDS: Table = {
     "options": mapping,
@@ -81,11 +90,11 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
     if form not in (None, ""):
         options |= _format(form, options)
     options |= {"stream": given.get("stream", True), "n": None}
-    asked = read_asked(options, service.model, service.defaults)
-    asked.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
-    asked.options = replace(asked.options, streams=False)  # a line has whole calls
-    asked.settings["logprobs"] = read_logprobs(body, service.model)
-    return asked
+    generation = read_asked(options, service.model, service.defaults)
+    generation.ignored = ignored_by_ollama(body, OLLAMA, room(service.model))
+    generation.options = replace(generation.options, streams=False)  # a line has whole calls
+    generation.settings["logprobs"] = read_logprobs(body, service.model)
+    return generation
 
 
 def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,15 +108,29 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"json_schema": schema}
 
 
+@contextmanager
+def _images_named() -> Iterator[None]:
+    """Name pictures in errors as Ollama's bodies have them."""
+    try:
+        yield
+    except ApiError as error:
+        name = _IMAGE.match(error.message)
+        if name is not None:
+            error.message = name[1] + error.message[name.end() :]
+            error.param = name[1]
+        raise
+
+
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
-    asked = _asked(service, body)
+    generation = _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
-    read_conversation({**chat, **_thinking(body)}, service, asked)
-    return asked
+    with _images_named():
+        read_conversation({**chat, **_thinking(body)}, service, generation)
+    return generation
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
@@ -132,24 +155,34 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the request of ``/api/generate``: the prompt is one chat message, unless ``raw``."""
     given = read_fields(body, FIELDS)
-    asked = _asked(service, body)
+    generation = _asked(service, body)
     prompt = given.get("prompt", "")
     images = given.get("images", [])
-    if images and (given.get("suffix") or given.get("raw", False)):
-        raise ApiError(400, "images: not supported with suffix or raw", param="images")
+    if images and given.get("suffix"):
+        raise ApiError(400, "images: not supported with suffix", param="images")
     if given.get("suffix"):
-        asked.prompts = read_prompts({"prompt": prompt, "suffix": given["suffix"]}, service.model)
-        asked.plan(service.model)
-        return asked
+        generation.prompts = read_prompts(
+            {"prompt": prompt, "suffix": given["suffix"]}, service.model
+        )
+        generation.plan(service.model)
+        return generation
     if given.get("raw", False):
-        asked.prompts = [read_prompt(prompt, service.model)]
-        asked.plan(service.model)
-        return asked
+        generation.prompts = [_raw_ids(prompt, images, service.model)]
+        generation.plan(service.model)
+        return generation
     messages = [_given("prompt", {"role": "user", "content": prompt, "images": images})]
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
-    read_conversation({"messages": messages, **_thinking(body)}, service, asked)
-    return asked
+    with _images_named():
+        read_conversation({"messages": messages, **_thinking(body)}, service, generation)
+    return generation
+
+
+def _raw_ids(prompt: str, images: list[Any], model: Model) -> list[int]:
+    if not images:
+        return read_prompt(prompt, model)
+    check_text(prompt, model)
+    return check_length(images_ids(prompt, images, model), model)
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,7 +197,7 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": on}, **effort}
 
 
-async def chat(request: Request) -> Response:
+async def chat(request: HttpRequest) -> Response:
     """``POST /api/chat``."""
     service = service_of(request)
     body = await read_json(request)
@@ -173,14 +206,14 @@ async def chat(request: Request) -> Response:
     return await _answer(request, service, await service.begin(request, read_chat, body), _message)
 
 
-async def generate(request: Request) -> Response:
+async def generate(request: HttpRequest) -> Response:
     """``POST /api/generate``."""
     service = service_of(request)
     body = await read_json(request)
     if not body.get("prompt"):  # the client wants the model loaded
         return Json(_loaded(service, _response))
-    call = await service.begin(request, read_generate, body)
-    return await _answer(request, service, call, _response)
+    stream = await service.begin(request, read_generate, body)
+    return await _answer(request, service, stream, _response)
 
 
 def _message(told: ParsedOutput) -> dict[str, Any]:
@@ -212,17 +245,21 @@ def _loaded(service: Service, say: Say) -> dict[str, Any]:
     return {**_head(service), **say(NOTHING), "done": True, "done_reason": "load"}
 
 
-async def _answer(request: Request, service: Service, call: RequestStream, say: Say) -> Response:
-    if call.stream:
-        parts = _lines(service, call, say)
-        return StreamedResponse(call, parts, lambda e: _line(error_dict(e)), "application/x-ndjson")
-    (piece,) = await finished(request, call)
+async def _answer(
+    request: HttpRequest, service: Service, stream: RequestStream, say: Say
+) -> Response:
+    if stream.is_streamed:
+        parts = _lines(service, stream, say)
+        return StreamedResponse(
+            stream, parts, lambda e: _line(error_dict(e)), "application/x-ndjson"
+        )
+    (piece,) = await finished(request, stream)
     said = _said(piece, piece.said(), say)
-    return Json({**_head(service), **said, **_end(piece), **warnings(call)})
+    return Json({**_head(service), **said, **_end(piece), **warnings(stream)})
 
 
-async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterator[bytes]:
-    async for piece in ticking(call):
+async def _lines(service: Service, stream: RequestStream, say: Say) -> AsyncIterator[bytes]:
+    async for piece in ticking(stream):
         if piece is None:  # JSON lines have no comments: keep-alive is an empty part
             yield _line({**_head(service), **say(NOTHING), "done": False})
             continue
@@ -230,12 +267,12 @@ async def _lines(service: Service, call: RequestStream, say: Say) -> AsyncIterat
         if parts or piece.logprobs:  # log-probabilities may precede held-back text
             yield _line({**_head(service), **_said(piece, parts, say), "done": False})
         if piece.finish_reason is not None:
-            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(call)})
+            yield _line({**_head(service), **say(NOTHING), **_end(piece), **warnings(stream)})
 
 
 def _said(piece: StreamPiece, parts: list[OutputPiece], say: Say) -> dict[str, Any]:
     result = say(ParsedOutput.of(parts))
-    if piece.text.request.n_top is not None:
+    if piece.output.request.n_top is not None:
         result["logprobs"] = [entry.as_dict() for entry in piece.logprobs]
     return result
 
@@ -254,10 +291,10 @@ def _now() -> str:
 
 def _end(piece: StreamPiece) -> dict[str, Any]:
     reason = "stop" if piece.finish_reason == "stop" else "length"
-    return {"done": True, "done_reason": reason, **_durations(piece.text)}
+    return {"done": True, "done_reason": reason, **_durations(piece.output)}
 
 
-def _durations(of: OutputStream) -> dict[str, int]:
+def _durations(of: OutputStream) -> dict[str, Any]:
     t = of.answer.timings
     return {
         "total_duration": _ns(of.last_s - of.came_s),
@@ -266,6 +303,7 @@ def _durations(of: OutputStream) -> dict[str, int]:
         "prompt_eval_duration": _ns(t.prefill_s),
         "eval_count": t.n_generated,
         "eval_duration": _ns(t.decode_s),
+        **media_usage(of.answer.media),
     }
 
 
@@ -276,7 +314,7 @@ def _ns(seconds: float) -> int:
 # -- embeddings and models ------------------------------------------------------------------------
 
 
-async def embed_texts(request: Request) -> Response:
+async def embed_texts(request: HttpRequest) -> Response:
     """``POST /api/embed``."""
     service = service_of(request)
     body = await read_json(request)
@@ -291,7 +329,7 @@ async def embed_texts(request: Request) -> Response:
     return Json({**made, **_notes(service, body, embedder)})
 
 
-async def embed_prompt(request: Request) -> Response:
+async def embed_prompt(request: HttpRequest) -> Response:
     """``POST /api/embeddings``, the older form: one input."""
     service = service_of(request)
     body = await read_json(request)
@@ -340,24 +378,24 @@ def details(service: Service) -> dict[str, Any]:
     }
 
 
-async def root(request: Request) -> Response:
+async def root(request: HttpRequest) -> Response:
     """``GET /``: Ollama clients probe it to find out if a server runs."""
     return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
 
 
-async def version(request: Request) -> Response:
+async def version(request: HttpRequest) -> Response:
     """``GET /api/version``: the Ollama version whose API is implemented, which clients check (VS
     Code's Copilot requires 0.6.4), and treadle's own.
     """
     return Json({"version": SPOKEN, "treadle": __version__})
 
 
-async def tags(request: Request) -> Response:
+async def tags(request: HttpRequest) -> Response:
     """``GET /api/tags``."""
     return Json({"models": [describe(service_of(request))]})
 
 
-async def running(request: Request) -> Response:
+async def running(request: HttpRequest) -> Response:
     """``GET /api/ps``."""
     service = service_of(request)
     never = "9999-12-31T23:59:59Z"
@@ -365,7 +403,7 @@ async def running(request: Request) -> Response:
     return Json({"models": [{**describe(service), **own}]})
 
 
-async def show(request: Request) -> Response:
+async def show(request: HttpRequest) -> Response:
     """``POST /api/show``: any name means this model."""
     service = service_of(request)
     model = service.model
@@ -389,5 +427,7 @@ async def show(request: Request) -> Response:
 def _capabilities(service: Service) -> list[str]:
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
-    found = {"tools": True, "thinking": service.manner.thought is not None}
+    found = {"tools": True, "thinking": service.dialect.thought is not None}
+    for name, kind in (("vision", "image"), ("audio", "audio")):
+        found[name] = kind in service.model.modalities
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

@@ -27,7 +27,7 @@ from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
     from treadle.kvcache.prefix_tree import Lora
@@ -43,14 +43,14 @@ FIELDS: Table = {
 }
 
 
-async def rerank(request: Request) -> Response:
+async def rerank(request: HttpRequest) -> Response:
     """``POST /v1/rerank``."""
     service = service_of(request)
     body = await read_json(request)
     return Json(await result(request, rerank_answer(service, body)))
 
 
-async def cohere_rerank(request: Request) -> Response:
+async def cohere_rerank(request: HttpRequest) -> Response:
     """``POST /v2/rerank``, in the format of Cohere's client."""
     service = service_of(request)
     body = await read_json(request)
@@ -81,7 +81,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
         began = time.perf_counter()
         scores += (await service.steps(reranker.runs(batch))).tolist()
         n_read = sum(len(ids) for ids, _ in batch)
-        service.tally.note_embedded(n_read, time.perf_counter() - began)
+        service.stats.note_embedded(n_read, time.perf_counter() - began)
     n_tokens = sum(len(ids) for ids, _ in pairs)
     told = ignored_fields(body, IGNORED)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.api.session import Session
 from treadle.errors import FileError
@@ -34,22 +34,22 @@ FILE: Table = {"filename": text}
 MOST_BYTES = 240  # of a file name; its temporary file has a longer one
 
 
-async def slots(request: Request) -> Response:
+async def slots(request: HttpRequest) -> Response:
     """``GET /slots``: progress without any text. Requests without a slot come last."""
     service = service_of(request)
     made = [
         {
             "id": slot.id,
             "n_ctx": room(service.model),
-            "is_processing": slot.text is not None,
+            "is_processing": slot.output is not None,
             "n_tokens": len(slot.ids),
-            **({} if slot.text is None else _progress(slot.text)),
+            **({} if slot.output is None else _progress(slot.output)),
         }
         for slot in service.engine.slots
     ]
     made += [
         {"id": NONE, "n_ctx": room(service.model), "is_processing": True, **_progress(each)}
-        for each in list(service.engine.texts.values())
+        for each in list(service.engine.outputs.values())
         if each.slot == NONE
     ]
     return Json(made)
@@ -63,7 +63,7 @@ def _progress(each: Any) -> dict[str, int]:
     }
 
 
-async def act(request: Request) -> Response:
+async def act(request: HttpRequest) -> Response:
     """``POST /slots/{id}?action=save|restore|erase``; ``filename`` for save and restore."""
     service = service_of(request)
     action = request.query_params.get("action")
@@ -116,22 +116,22 @@ def _path(service: Service, body: dict[str, Any]) -> Path:
 
 
 def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    if slot.text is not None:
+    if slot.output is not None:
         raise busy(f"slot {slot.id} is in use")
     return act(model, slot, path)
 
 
 def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
     """Save the slot's sequence to a file; pages that were evicted are recomputed."""
-    # the last id may not be in the cache
     began = time.perf_counter()
-    ids = slot.ids[: model.n_ctx]
+    ids = slot.ids[: model.n_ctx]  # the last one may not be in the cache
     if not ids:
         raise ApiError(400, f"slot {slot.id} is empty", param="id")
     with model.engine.lock:
         model.make_room(len(ids))
         session = Session(model.engine, slot.lora)
         try:
+            _check_media(model, slot, session)
             session.prefill(ids)
             save_session(path, model.engine, session.seq, mode=0o600)  # it contains prompts
         finally:
@@ -143,6 +143,18 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
         "n_written": path.stat().st_size,
         "timings": {"save_ms": 1000 * (time.perf_counter() - began)},
     }
+
+
+def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
+    """Raise ApiError if evicted pages have a picture whose rows are gone, too."""
+    media = model.engine.media
+    left = slot.ids[model.engine.cache.known(slot.ids, slot.lora) :]
+    if any(entry.rows is None for entry in media.entries_in(left)):
+        raise ApiError(
+            400,
+            f"slot {slot.id}: its pictures are no longer in memory: send them again",
+            param="id",
+        )
 
 
 def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:

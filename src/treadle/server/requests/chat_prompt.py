@@ -12,12 +12,12 @@ from treadle.chat.messages import (
     ChatMessages,
     MediaPolicy,
     PlacedPart,
-    goes_on,
+    ends_with_open_answer,
     text_part,
 )
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own
-from treadle.chat.tools.messages import begun, shaped
+from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
     Table,
@@ -30,6 +30,7 @@ from treadle.server.http.body_fields import (
     wrong,
 )
 from treadle.server.requests.generation_request import check_length, check_text
+from treadle.server.requests.request_media import chat_ids, media_errors
 from treadle.server.requests.tools import read_tools
 
 if TYPE_CHECKING:
@@ -75,12 +76,16 @@ FIELDS: Table = {
 MESSAGE: Table = {"function_call": refused("not supported: use tool_calls")}
 
 
-def read_conversation(body: Mapping[str, Any], service: Service, asked: GenerationRequest) -> None:
-    """Set the prompt, stop strings and answer plan of ``asked``. Raises ApiError, TreadleError."""
+def read_conversation(
+    body: Mapping[str, Any], service: Service, generation: GenerationRequest
+) -> None:
+    """Set the prompts, stop strings and answer plan of ``generation``. Raises ApiError and
+    TreadleError.
+    """
     given = read_fields(body, FIELDS)
     model = service.model
     tools = read_tools(given)
-    wanted = asked.options
+    wanted = generation.options
     if tools.forced and (wanted.grammar is not None or wanted.regex is not None):
         raise ApiError(
             400,
@@ -89,9 +94,9 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
         )
     conversation = _conversation(given, service)
     prompt = _rendered(given, conversation, service)
-    asked.prompts = [check_length(model.prompt_ids(prompt), model)]
-    asked.settings["stop"] = [*asked.settings["stop"], *model.template.stop]
-    asked.options = replace(
+    generation.prompts = [check_length(chat_ids(prompt, model, service.addresses), model)]
+    generation.settings["stop"] = [*generation.settings["stop"], *model.template.stop]
+    generation.options = replace(
         wanted,
         tools=tools.schemas,
         strict=tools.strict,
@@ -100,13 +105,13 @@ def read_conversation(body: Mapping[str, Any], service: Service, asked: Generati
         budget=_budget(given, service, wanted.budget),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
-    own = service.manner
+    own = service.dialect
     if continued:
-        own = begun(conversation.messages, own, within=continued == REASONING)
-    asked.plan(model, own, prompt.text)
+        own = continued_dialect(conversation.messages, own, within=continued == REASONING)
+    generation.plan(model, own, prompt.text)
     if conversation.warnings:
-        said = dict.fromkeys((*asked.planned.warnings, *conversation.warnings))
-        asked.planned = replace(asked.planned, warnings=tuple(said))
+        said = dict.fromkeys((*generation.planned.warnings, *conversation.warnings))
+        generation.planned = replace(generation.planned, warnings=tuple(said))
 
 
 def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
@@ -144,7 +149,8 @@ def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
     check_text("".join(_text_of(message) for message in said), model)
     kinds = model.modalities if chat_messages.may_have_media(said) else frozenset()
     policy = MediaPolicy(kinds, model.defaults.strict, local=False)
-    return chat_messages.read_conversation(said, policy, joins_text=True)
+    with media_errors(model):
+        return chat_messages.read_conversation(said, policy, joins_text=True)
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
@@ -169,7 +175,7 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
         )
     last = _last_reasoning(said, service) if continued == REASONING else None
     earlier = said if last is None else said[:-1]
-    messages, shown = shaped(earlier, read_tools(given).functions, service.manner)
+    messages, shown = messages_for_template(earlier, read_tools(given).functions, service.dialect)
     variables = _variables(given)
     if "documents" in given:  # vLLM's field for the template variable of the same name
         variables.setdefault("documents", given["documents"])
@@ -192,7 +198,7 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
     """Return the last message, whose reasoning is continued. Raises ApiError."""
     last = messages[-1] if messages else {}
     found = last.get("reasoning_content") and not last.get("content")
-    if not (found and goes_on(messages)) or service.manner.thought is None:
+    if not (found and ends_with_open_answer(messages)) or service.dialect.thought is None:
         why = "" if found else ": the last message is not an assistant message with reasoning only"
         why = why or ": the model's chat template has no reasoning"
         raise ApiError(

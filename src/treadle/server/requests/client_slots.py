@@ -21,7 +21,7 @@ class ClientSlot:
         self.used = 0
         self.ids: list[int] = []
         self.lora: Lora = ()  # the LoRA adapters of ``ids``
-        self.text: OutputStream | None = None
+        self.output: OutputStream | None = None
 
 
 class ClientSlots:
@@ -42,22 +42,22 @@ class ClientSlots:
     def __getitem__(self, id: int) -> ClientSlot:
         return self._slots[id]
 
-    def take(self, text: OutputStream, wanted: int = NONE) -> None:
+    def take(self, output: OutputStream, wanted: int = NONE) -> None:
         """Assign a free slot: ``wanted`` if that is free."""
-        free = [slot for slot in self._slots if slot.text is None]
+        free = [slot for slot in self._slots if slot.output is None]
         if not free:
             return
-        slot = next((slot for slot in free if slot.id == wanted), None) or self._best(free, text)
+        slot = next((slot for slot in free if slot.id == wanted), None) or self._best(free, output)
         self._n_taken += 1
-        slot.text = text
+        slot.output = output
         slot.used = self._n_taken
-        text.slot = slot.id
+        output.slot = slot.id
 
-    def _best(self, free: list[ClientSlot], text: OutputStream) -> ClientSlot:
+    def _best(self, free: list[ClientSlot], output: OutputStream) -> ClientSlot:
         """Return the slot with the longest common prefix; of equals the least recently used. Called
         for each output of an HTTP request: there may be as many as slots, all with the same prompt.
         """
-        ids = text.request.ids
+        ids = output.request.ids
         best, *others = sorted(free, key=lambda slot: slot.used)
         most = alike(best.ids, ids)
         for slot in others:
@@ -67,13 +67,13 @@ class ClientSlots:
                 most = n
         return best
 
-    def leave(self, text: OutputStream) -> None:
+    def leave(self, output: OutputStream) -> None:
         """Free the slot of an output that is finished or cancelled."""
-        if text.slot != NONE and self._slots[text.slot].text is text:
-            slot = self._slots[text.slot]
-            slot.text = None
-            slot.ids = list(text.request.ids)
-            slot.lora = text.request.lora
+        if output.slot != NONE and self._slots[output.slot].output is output:
+            slot = self._slots[output.slot]
+            slot.output = None
+            slot.ids = list(output.request.ids)
+            slot.lora = output.request.lora
 
 
 def alike(a: list[int], b: list[int]) -> int:

@@ -1,7 +1,7 @@
 """The engine thread: it alone steps the scheduler, and notifies the event loop once a step.
 
-Handlers add requests (``add``) and are woken by their call's ``bell``. Work other than generation,
-such as embeddings, runs as jobs, which alternate with steps.
+Handlers add requests (``add``) and are woken through their stream's ``wakeup``. Work other than
+generation, such as embeddings, runs as jobs, which alternate with steps.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from treadle.server.requests.client_slots import ClientSlots
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from treadle.api.media import ModelMedia
     from treadle.api.model import Model
     from treadle.engine.engine import Engine
     from treadle.scheduler.request import Request
@@ -41,9 +42,9 @@ class EngineThread:
     longer be used, with the reason in ``why``.
     """
 
-    def __init__(self, model: Model, tally: ServerStats) -> None:
+    def __init__(self, model: Model, stats: ServerStats) -> None:
         self.model = model
-        self.tally = tally
+        self.stats = stats
         self.stepper = model.stepper
         self.scheduler = model.stepper.scheduler
         self.state = "loading"
@@ -51,14 +52,19 @@ class EngineThread:
         self.warmed: Future[None] = Future()
         # A waiter that gives up (Ctrl-C while kernels are compiled) must not cancel it.
         self.warmed.set_running_or_notify_cancel()
-        self.texts: dict[Request, OutputStream] = {}  # running and queued
+        self.outputs: dict[Request, OutputStream] = {}  # running and queued
         self.slots = ClientSlots(model.engine.cache.n_sequences)
         # Dropped after they were done, perhaps before ``_tell``.
         self._dropped: deque[OutputStream] = deque()
-        self._news: deque[RequestStream] = deque()  # calls with new output, not yet woken
+        self._news: deque[RequestStream] = deque()  # streams with new output, not yet woken
         self._jobs: deque[_Job] = deque()
-        self._bell = threading.Event()
+        self._work_event = threading.Event()
         self._stopping = False
+        media = model.media
+        # Without its projector's file the model still reads text.
+        self._projector = (
+            () if media is None else {*map(str, media.projector.gguf.paths)} - {str(model.path)}
+        )
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:
@@ -68,44 +74,44 @@ class EngineThread:
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the thread after the current step. Idempotent."""
         self._stopping = True
-        self._bell.set()
+        self._work_event.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
         """Wake the thread: something has changed. Any thread may call this."""
-        self._bell.set()
+        self._work_event.set()
 
-    def add(self, texts: Iterable[OutputStream]) -> None:
-        """Queue these outputs. One that is done before it begins (``max_tokens`` 0) wakes its call
-        at once.
+    def add(self, outputs: Iterable[OutputStream]) -> None:
+        """Queue these outputs. One that is done before it begins (``max_tokens`` 0) wakes its
+        stream at once.
         """
-        for text in texts:
-            if text.answer.done:
-                text.call.bell.ring()
+        for output in outputs:
+            if output.answer.done:
+                output.stream.wakeup.ring()
             else:
-                self.texts[text.request] = text
-                self.slots.take(text, text.call.asked.slot)
-                self.scheduler.add(text.request)
-        self._bell.set()
+                self.outputs[output.request] = output
+                self.slots.take(output, output.stream.generation.slot)
+                self.scheduler.add(output.request)
+        self._work_event.set()
 
-    def drop(self, text: OutputStream) -> None:
+    def drop(self, output: OutputStream) -> None:
         """Forget an output; cancel it if it is not done."""
-        if self.texts.pop(text.request, None) is None:
+        if self.outputs.pop(output.request, None) is None:
             return
-        self.slots.leave(text)
-        if text.answer.done:
-            self._dropped.append(text)
+        self.slots.leave(output)
+        if output.answer.done:
+            self._dropped.append(output)
         else:
-            self.scheduler.cancel(text.request)
-            self.tally.n_cancelled += 1
-        self._bell.set()
+            self.scheduler.cancel(output.request)
+            self.stats.n_cancelled += 1
+        self._work_event.set()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Run ``job`` between two steps. Its future may be cancelled before it begins."""
         future: Future[T] = Future()
         self._jobs.append((job, future))
-        self._bell.set()
+        self._work_event.set()
         return future
 
     # -- the thread -----------------------------------------------------------------------------
@@ -120,7 +126,7 @@ class EngineThread:
         self.state = "ok"
         self.warmed.set_result(None)
         while not self._stopping:
-            self._bell.clear()  # before checking for work: later arrivals set it again
+            self._work_event.clear()  # before checking for work: later arrivals set it again
             if self._jobs:
                 self._ring()
                 self._do(*self._jobs.popleft())
@@ -128,9 +134,9 @@ class EngineThread:
                 self._step()
             elif not self._jobs:
                 # Another thread of this program may have stepped them for its own request.
-                self._tell([r for r, text in list(self.texts.items()) if text.answer.done])
+                self._tell([r for r, output in list(self.outputs.items()) if output.answer.done])
                 self._ring()
-                self._bell.wait()
+                self._work_event.wait()
         self._ring()
         while self._jobs:
             self._jobs.popleft()[1].cancel()
@@ -145,6 +151,17 @@ class EngineThread:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
                 self._warm_engine(engine, output, lora)
+        if self.model.media is not None and not self._stopping:
+            self._warm_media(self.model.media)
+
+    def _warm_media(self, media: ModelMedia) -> None:
+        """Compile the plans of pictures, and those of prompts with rows of pictures."""
+        media.warm()
+        engine = self.model.engine
+        output = self.scheduler.drafting.observer.output
+        for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
+            if n_tokens <= engine.max_tokens and not self._stopping:
+                engine.plan_for(n_tokens, 1, output, bool(engine.adapters), media=True)
 
     def _warm_engine(self, engine: Engine, output: str, lora: bool) -> None:
         sizes = engine.few
@@ -173,65 +190,77 @@ class EngineThread:
             # code would delay the next run.
             fed, others = self.stepper.step(self._ring)
             if others:
-                fed = list(self.texts)
+                fed = list(self.outputs)
         except BaseException as error:  # an internal error: all requests fail, none waits forever
             traceback.print_exc()
-            fed = list(self.texts)
+            fed = list(self.outputs)
             for request in fed:
                 request.answer.fail(error)
                 self.scheduler.cancel(request)
         seconds = time.perf_counter() - began
         self._ring()  # if the step ran nothing
-        self.tally.note_step(len(fed), self.scheduler.n_tokens, seconds)
+        self.stats.note_step(len(fed), self.scheduler.n_tokens, seconds)
         self._tell(fed)
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        """Note the calls whose streams report prompt progress that has changed."""
-        waiting = [text for text in list(self.texts.values()) if text.call.asked.progress]
+        """Queue for ``_ring`` the streams that report prompt progress, if that has changed."""
+        waiting = [
+            output for output in list(self.outputs.values()) if output.stream.generation.progress
+        ]
         moved = {
-            text.call: None for text in waiting if text.progress() not in (None, text.last_progress)
+            output.stream: None
+            for output in waiting
+            if output.progress() not in (None, output.last_progress)
         }
         self._news += moved
 
     def queued_s(self) -> float:
         """Return the estimated seconds until the prompts of all requests are processed."""
-        texts = list(self.texts.values())
-        left = sum(t.answer.timings.n_prompt - t.request.n_read for t in texts if not t.answer.ids)
-        return left * self.scheduler.token_s
+        outputs = list(self.outputs.values())
+        waiting = [output for output in outputs if not output.answer.ids]
+        left = sum(output.answer.timings.n_prompt - output.request.n_read for output in waiting)
+        entries = {
+            entry for output in waiting for entry in output.request.media if entry.rows is None
+        }
+        row_s = self.scheduler.media.row_s
+        return left * self.scheduler.token_s + row_s * sum(entry.n_rows for entry in entries)
 
     def _tell(self, fed: list[Request]) -> None:
-        """Note all calls with new output, to be woken together."""
+        """Queue for ``_ring`` the streams whose requests (``fed``) got output, and count it. A
+        FileError sets ``state`` to "error".
+        """
         now = time.perf_counter()
         for request in fed:
-            text = self.texts.get(request)
-            if text is None:
+            output = self.outputs.get(request)
+            if output is None:
                 continue
-            self.tally.note_news(text, now)
-            if isinstance(request.answer.error, FileError):
-                self.state, self.why = "error", str(request.answer.error)
-            if text.call.stream or request.answer.done:
-                self._news.append(text.call)
+            self.stats.note_news(output, now)
+            error = request.answer.error
+            if isinstance(error, FileError) and error.path not in self._projector:
+                self.state, self.why = "error", str(error)
+            if output.stream.is_streamed or request.answer.done:
+                self._news.append(output.stream)
         while self._dropped:
-            self.tally.note_news(self._dropped.popleft(), now)
+            self.stats.note_news(self._dropped.popleft(), now)
 
     def _ring(self) -> None:
-        """Wake calls with new output: one hand-over for each event loop."""
-        calls: dict[RequestStream, None] = {}
+        """Wake the streams with new output: one hand-over for each event loop."""
+        streams: dict[RequestStream, None] = {}
         while self._news:  # a thread that steps for its own request may be here too
             with suppress(IndexError):
-                calls[self._news.popleft()] = None
+                streams[self._news.popleft()] = None
         by_loop: dict[asyncio.AbstractEventLoop, list[RequestStream]] = {}
-        for call in calls:
-            by_loop.setdefault(call.loop, []).append(call)
+        for stream in streams:
+            by_loop.setdefault(stream.loop, []).append(stream)
         for loop, of_loop in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_ring, of_loop)
             except RuntimeError:  # its loop is closed
-                for call in of_loop:
-                    call.close()
+                for stream in of_loop:
+                    stream.close()
 
 
-def _ring(calls: list[RequestStream]) -> None:
-    for call in calls:
-        call.bell.ring()
+def _ring(streams: list[RequestStream]) -> None:
+    for stream in streams:
+        stream.wakeup.ring()

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import is_number
+from treadle.chat.media_parts import MARKER
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.detect import TemplateDialect
 from treadle.sampling import Sampling
 from treadle.scheduler.output import IndentStop
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, named, too_long
 from treadle.server.http.body_fields import (
     Table,
@@ -33,6 +35,7 @@ from treadle.server.http.body_fields import (
     wrong,
 )
 from treadle.server.requests.client_slots import NONE
+from treadle.server.requests.request_media import check_vocabulary, multimodal_ids, n_text
 from treadle.server.requests.token_rules import TokenRules, read_rules
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import Request
 
 MAX_N = 128  # outputs of one prompt
-MAX_PROMPTS = 256  # of one call
+MAX_PROMPTS = 256  # of one request
 LOOK_AHEAD = 64  # unread pieces of a stream before its request pauses
 MAX_STOP = 64  # stop strings
 SEEDS = 2**64
@@ -102,7 +105,7 @@ SYNONYMS = {
 GUIDED = ("guided_json", "guided_regex")  # vLLM's names of constraints
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
-_PROMPT: Table = {"multimodal_data": refused("not supported: treadle accepts text only", [])}
+_PROMPT: Table = {"prompt_string": text, "multimodal_data": array}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
@@ -174,20 +177,22 @@ COMMON: Table = {
     ),
     "t_max_predict_ms": whole(-1),
     "n_indent": whole(0),
-    "image_data": refused("not supported: treadle accepts text only", []),
+    "image_data": refused(
+        "not supported: send prompt as an object of prompt_string and multimodal_data", []
+    ),
 }
 
 
 @dataclass
 class GenerationRequest:
-    """One call: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of ``Model.generate``.
-    ``more``: fields that only its protocol reads.
+    """One generation request: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of
+    ``Model.generate``. ``more``: fields that only its protocol reads.
     """
 
     prompts: list[list[int]]
     settings: dict[str, Any]
     n: int = 1
-    stream: bool = False
+    is_streamed: bool = False
     client: str | None = None  # key for fair sharing of prefill
     priority: int = 0
     timeout_s: float | None = None
@@ -206,13 +211,13 @@ class GenerationRequest:
     ping_s: float | None = None  # seconds of silence before a keep-alive
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
 
-    def plan(self, model: Model, manner: TemplateDialect | None = None, prompt: str = "") -> None:
-        """Compile the constraints of answers to ``prompt``; without a ``manner`` they are plain
+    def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
+        """Compile the constraints of answers to ``prompt``; without a ``dialect`` they are plain
         text. Raises GrammarError.
         """
         with named(self.names):
             self.planned = plan_answer(
-                self.options, manner or TemplateDialect(), prompt, model.grammars
+                self.options, dialect or TemplateDialect(), prompt, model.grammars
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
@@ -233,7 +238,7 @@ class GenerationRequest:
                 raise too_long(len(ids), room(model), room(model) - 1)
             for i in range(self.n):
                 own = sampling if sampling.seed is None else _seeded(sampling, i)
-                own = self.rules.applied(own, len(ids))
+                own = self.rules.applied(own, n_text(ids, model))
                 settings = {**self.settings, "sampling": own, "max_tokens": self._limit(ids, model)}
                 request = model.build_request(
                     ids,
@@ -245,7 +250,7 @@ class GenerationRequest:
                     lines=IndentStop(*self.lines) if max(self.lines) > 0 else None,
                     priority=self.priority,
                     client=self.client,
-                    look_ahead=LOOK_AHEAD if self.stream else math.inf,
+                    look_ahead=LOOK_AHEAD if self.is_streamed else math.inf,
                 )
                 result.append((request, at))
         return result
@@ -269,13 +274,13 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
             body[ours] = body[name]
             names[ours] = name
     with named(names):
-        asked = _asked(body, model, defaults, names)
+        generation = _asked(body, model, defaults, names)
     form = body.get("response_format")
     if form is not None:
         own = [key for key in _response_format(form) if body.get(key) in (None, "")]
         names |= dict.fromkeys(own, "response_format")
-    asked.names = names
-    return asked
+    generation.names = names
+    return generation
 
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
@@ -322,7 +327,7 @@ def _asked(
         [],
         settings,
         n=given.get("n", 1),
-        stream=given.get("stream", False),
+        is_streamed=given.get("stream", False),
         client=given.get("safety_identifier", given.get("user")),
         priority=given.get("priority", 0),
         timeout_s=given.get("timeout") or None,
@@ -464,7 +469,8 @@ def check_length(ids: list[int], model: Model) -> list[int]:
         raise ApiError(400, "the prompt is empty", param="prompt")
     if len(ids) > room(model):
         raise too_long(len(ids), room(model))
-    model.engine.check_ids(ids)
+    if not isinstance(ids, MediaPrompt):
+        check_vocabulary(ids, model)
     return ids
 
 
@@ -492,9 +498,16 @@ def several(value: Any) -> list[Any]:
 
 
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
-    """Return the ids of a prompt: a string, ids, or both mixed. Raises ApiError."""
+    """Return the ids of a prompt: a string, ids, both mixed, or llama.cpp's object of a
+    ``prompt_string`` and ``multimodal_data``. Raises ApiError.
+    """
     if isinstance(value, dict) and "prompt_string" in value:
-        value = read_fields(value, {**_PROMPT, "prompt_string": text}, f"{name}.")["prompt_string"]
+        given = {"prompt_string": "", **read_fields(value, _PROMPT, f"{name}.")}
+        words = given["prompt_string"]
+        if given.get("multimodal_data") or (MARKER in words and model.media is not None):
+            check_text(words, model)
+            return check_length(multimodal_ids(value, model, name), model)
+        value = words
     if isinstance(value, str):
         check_text(value, model)
         return check_length(model.tokenize(value), model)

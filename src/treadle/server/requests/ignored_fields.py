@@ -78,7 +78,8 @@ def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> lis
 
 _NO_SHIFT = "context shifting is not supported: generation stops when the context is full"
 _PARSER = "ignored: the chat template determines it"
-_TEXT_ALONE = "ignored: treadle accepts text only"
+_AS_IN_FILE = "ignored: pictures are prepared as the model's file says; see detail"
+_TEXT_ALONE = "ignored: treadle generates text only"
 _NOT_RETURNED = "ignored: treadle does not return it"
 _START = "ignored: it can only be set when the server starts"
 _NOT_KEPT = "ignored: nothing is stored"
@@ -136,8 +137,8 @@ VLLM: Fields = {
     "watermarking": IgnoredField("ignored: not supported", (False,)),
     "guided_decoding_backend": IgnoredField(_ONLY_ONE),
     "guided_whitespace_pattern": IgnoredField("ignored: the model chooses the whitespace in JSON"),
-    "media_io_kwargs": IgnoredField(_TEXT_ALONE),
-    "mm_processor_kwargs": IgnoredField(_TEXT_ALONE),
+    "media_io_kwargs": IgnoredField(_AS_IN_FILE),
+    "mm_processor_kwargs": IgnoredField(_AS_IN_FILE),
     "request_id": IgnoredField("ignored: use the header X-Request-Id"),
     "session_id": IgnoredField("ignored: all requests share the prefix cache"),
     "return_tokens_as_token_ids": IgnoredField("ignored: entries of logprobs have an id", (False,)),
@@ -256,7 +257,7 @@ _VECTORS: Fields = {
     "priority": IgnoredField("ignored: not supported here", (0,)),
     "request_id": VLLM["request_id"],
     "padding": IgnoredField("ignored: inputs are not padded", ("do_not_pad",)),
-    "mm_processor_kwargs": IgnoredField(_TEXT_ALONE),
+    "mm_processor_kwargs": IgnoredField("ignored: only texts are taken here"),
     "task": IgnoredField("ignored: put the prompt before each text"),
 }
 EMBEDDINGS: Fields = _VECTORS | {

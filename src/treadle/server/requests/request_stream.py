@@ -1,6 +1,6 @@
 """Event-loop side of one HTTP request: receives the output that the engine thread produces.
 
-The engine thread appends to each request's output and wakes the call once a step. Pieces wait in
+The engine thread appends to each request's output and wakes the stream once a step. Pieces wait in
 the output. A slow reader lets them pile up to ``look_ahead``; then the scheduler pauses this
 request until some are taken, and goes on with the others.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.tools.output import merged
@@ -19,32 +19,47 @@ from treadle.server.requests.client_slots import NONE
 
 if TYPE_CHECKING:
     from treadle.chat.tools import OutputPiece
+    from treadle.kvcache.media import MediaEntry
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import Request
     from treadle.server.requests.generation_request import GenerationRequest
 
 
+class MediaProgress(NamedTuple):
+    """Progress of a prompt's pictures and sounds: ``encoded`` of ``total``, cached ones included,
+    and the milliseconds of encoding so far, in steps of 100.
+    """
+
+    total: int
+    encoded: int
+    encoding_ms: int
+
+
 @dataclass(frozen=True)
 class Progress:
     """Prompt progress: ``processed`` of ``total`` tokens, ``cached`` of them reused. ``place``:
-    position in the queue, 0 once prefill has begun.
+    position in the queue, 0 once prefill has begun. ``media``: of its pictures and sounds.
     """
 
     total: int
     cached: int
     processed: int
     place: int
+    media: MediaProgress | None = None
 
-    def as_dict(self, since_s: float) -> dict[str, int]:
-        """Return llama.cpp's object, with the queue position."""
+    def as_dict(self, since_s: float) -> dict[str, Any]:
+        """Return llama.cpp's object, with the queue position and pictures."""
         taken = round(1e3 * (time.perf_counter() - since_s))
-        return {
+        told: dict[str, Any] = {
             "total": self.total,
             "cache": self.cached,
             "processed": self.processed,
             "time_ms": taken,
             "queue": self.place,
         }
+        if self.media is not None:
+            told["media"] = self.media._asdict()
+        return told
 
 
 @dataclass
@@ -53,7 +68,7 @@ class StreamPiece:
     progress is requested, pieces with ``progress`` alone come before the first token.
     """
 
-    text: OutputStream
+    output: OutputStream
     content: str
     ids: list[int]
     logprobs: list[TokenLogprob]  # if requested: for each id before a stop string
@@ -64,21 +79,21 @@ class StreamPiece:
 
     def said(self) -> list[OutputPiece]:
         """Return its reasoning, content and tool calls. Call it once for each piece, in order."""
-        scanner = self.text.scanner
+        scanner = self.output.scanner
         out = []
         for part, n_ids in self.parts:
-            out += self.text.scan(part, n_ids)
+            out += self.output.scan(part, n_ids)
         if self.finish_reason is not None:
             if scanner.in_reasoning:  # ids not decoded to text yet
-                self.text.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
-            out += self.text.scan("", 0, last=True)
+                self.output.n_thought += len(self.ids) - sum(n_ids for _, n_ids in self.parts)
+            out += self.output.scan("", 0, last=True)
         return merged(out)
 
     @classmethod
     def joined(cls, pieces: list[StreamPiece]) -> StreamPiece:
         """Join the pieces of one output."""
         return cls(
-            pieces[-1].text,
+            pieces[-1].output,
             "".join(piece.content for piece in pieces),
             [id for piece in pieces for id in piece.ids],
             [entry for piece in pieces for entry in piece.logprobs],
@@ -89,22 +104,29 @@ class StreamPiece:
 
 
 class OutputStream:
-    """One output of a call: its choice index, and its arrival and first-token times in seconds."""
+    """One output of a request: its choice index, its arrival and first-token times in seconds."""
 
-    def __init__(self, call: RequestStream, request: Request, index: int, prompt: int = 0) -> None:
-        self.call = call
+    def __init__(
+        self, stream: RequestStream, request: Request, index: int, prompt: int = 0
+    ) -> None:
+        self.stream = stream
         self.request = request
         self.answer = request.answer
-        # indexes of the choice and of its prompt
-        self.index = index
-        self.prompt = prompt
-        self.scanner = call.asked.planned.speech.scanner()
+        self.index = index  # of the choice
+        self.prompt = prompt  # index of its prompt
+        self.scanner = stream.generation.planned.marks.scanner()
         self.n_told = 0  # ids returned so far
         self.n_thought = 0  # ids of reasoning and of its end mark: see ``said``
         self._n_open = 0  # ids not yet known to be reasoning or not
         self.last_progress: Progress | None = None  # the last that was returned
+        # By picture or sound of the prompt: how many tokens there are up to its end.
+        self._media_ends: dict[MediaEntry, int] = {}
+        if request.media and stream.generation.progress:
+            last = {entry.ids[-1]: entry for entry in request.media}
+            ends = {last[id]: n for n, id in enumerate(request.ids, 1) if id in last}
+            self._media_ends = ends
         self.slot = NONE  # its current or last slot
-        self.came_s = call.came_s
+        self.came_s = stream.came_s
         self.first_s = self.last_s = 0.0  # when ids came
         # Already counted in ``ServerStats``: ids, seconds of decoding, its end.
         self.n_counted = 0
@@ -132,7 +154,7 @@ class OutputStream:
 
     def take(self) -> StreamPiece | None:
         """Return the new output, or None. Raises ApiError if the request has failed."""
-        if self.call.asked.progress and (moved := self._take_progress()) is not None:
+        if self.stream.generation.progress and (moved := self._take_progress()) is not None:
             return moved
         answer = self.answer
         parts = []
@@ -165,9 +187,21 @@ class OutputStream:
         """Return the prompt's progress; None after the first token, or before anything is known."""
         timings = self.answer.timings
         request = self.request
-        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place)
+        media = self._media_progress()
+        found = Progress(timings.n_prompt, timings.n_cached, request.n_read, request.place, media)
         begun = self.answer.ids or self.answer.done
-        return None if begun or not (found.processed or found.place) else found
+        known = found.processed or found.place or (media is not None and media.encoding_ms)
+        return found if known and not begun else None
+
+    def _media_progress(self) -> MediaProgress | None:
+        """Return the progress of pictures and sounds; None for a prompt without any."""
+        if not self._media_ends:
+            return None
+        n_read = self.request.n_read
+        ends = self._media_ends.items()
+        n_encoded = sum(end <= n_read or entry.rows is not None for entry, end in ends)
+        encoding_ms = int(10 * self.answer.timings.media_s) * 100
+        return MediaProgress(len(self._media_ends), n_encoded, encoding_ms)
 
     def _take_progress(self) -> StreamPiece | None:
         """Return a progress piece if it has changed; at least one before the first token, however
@@ -178,7 +212,7 @@ class OutputStream:
         begun = self.answer.ids or self.answer.done
         if begun and self.last_progress is None and self.answer.error is None:
             n = timings.n_prompt if self.answer.ids else timings.n_cached
-            now = Progress(timings.n_prompt, timings.n_cached, n, 0)
+            now = Progress(timings.n_prompt, timings.n_cached, n, 0, self._media_progress())
         if now is None or now == self.last_progress:
             return None
         self.last_progress = now
@@ -224,18 +258,18 @@ class RequestStream:
         drop: Callable[[OutputStream], None],
         wake: Callable[[], None],
         *,
-        asked: GenerationRequest,
+        generation: GenerationRequest,
         came_s: float,
         timeout_s: float | None = None,
     ) -> None:
-        # its arrival time
-        self.asked = asked
-        self.came_s = came_s
+        self.generation = generation
+        self.came_s = came_s  # its arrival time
         self.on_close: Callable[[], None] = _nothing
         self.loop = asyncio.get_running_loop()
-        self.bell = Wakeup(self.loop)
-        self.texts: list[OutputStream] = []
-        self.stream = asked.stream  # else only finished outputs matter
+        self.wakeup = Wakeup(self.loop)
+        self.outputs: list[OutputStream] = []
+        self.is_streamed = generation.is_streamed  # else only finished outputs matter
+        self.n_prepared = 0  # bytes of its prepared pictures and sounds
         self.ended: BaseException | None = None  # the error of ``give_up``
         self._drop = drop
         self._wake = wake
@@ -249,36 +283,36 @@ class RequestStream:
 
         Raises ApiError if an output ends with an error, and the error of ``give_up``.
         """
-        left = list(self.texts)
+        left = list(self.outputs)
         while left:
-            for text in tuple(left):
-                if (piece := text.take()) is not None:
+            for output in tuple(left):
+                if (piece := output.take()) is not None:
                     self._wake()
                     if piece.finish_reason is not None:
-                        left.remove(text)
-                        self._drop(text)
+                        left.remove(output)
+                        self._drop(output)
                     yield piece
             if self.ended is not None:
                 raise self.ended
-            if left and not await self.bell.wait(ping_s):
+            if left and not await self.wakeup.wait(ping_s):
                 yield None
 
     def give_up(self, why: BaseException) -> None:
-        """Abort the call: the engine computes at most one more step for it, and ``pieces`` raises
-        ``why``.
+        """Abort the request: the engine computes at most one more step for it, and ``pieces``
+        raises ``why``.
         """
         if self.ended is None:
             self.ended = why
             self.close()
-            self.bell.ring()
+            self.wakeup.ring()
 
     def close(self) -> None:
         """Cancel the unfinished outputs: their reader is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self.on_close()
-        for text in self.texts:
-            self._drop(text)
+        for output in self.outputs:
+            self._drop(output)
 
 
 def _nothing() -> None:

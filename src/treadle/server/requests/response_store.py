@@ -13,6 +13,7 @@ Message = dict[str, Any]
 Item = dict[str, Any]
 MOST = 256  # responses
 MOST_CHARACTERS = 16 << 20  # of all responses together
+MOST_MEDIA_CHARACTERS = 128 << 20  # of all, where the model reads pictures or sounds
 
 
 @dataclass

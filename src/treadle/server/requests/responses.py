@@ -11,7 +11,7 @@ from treadle.server.http.http_io import Json, Response, encode_large, watched
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
     from starlette.types import Receive, Scope, Send
 
 PING_S = 1.0  # of silence, after which a stream sends a keep-alive
@@ -27,7 +27,7 @@ async def whole_json(
     """Return the JSON response that ``make`` builds of a request's outputs. Many log-probabilities
     take seconds to encode: then another thread does it.
     """
-    tops = [piece.text.request.n_top or 0 for piece in pieces]
+    tops = [piece.output.request.n_top or 0 for piece in pieces]
     n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
     if sum(n * (1 + top) for n, top in zip(n_told, tops, strict=True)) < MANY:
         return Json(make(pieces))
@@ -37,30 +37,30 @@ async def whole_json(
 
 def n_echoed(piece: StreamPiece) -> int:
     """Return how many prompt tokens are returned with their log-probabilities."""
-    measured = piece.text.call.asked.more.get("measured")
-    return len(measured[piece.text.prompt]) if measured else 0
+    measured = piece.output.stream.generation.more.get("measured")
+    return len(measured[piece.output.prompt]) if measured else 0
 
 
-def ticking(call: RequestStream) -> AsyncIterator[StreamPiece | None]:
+def ticking(stream: RequestStream) -> AsyncIterator[StreamPiece | None]:
     """Iterate over a request's pieces for a stream; None means that a keep-alive is due."""
-    return call.pieces(PING_S if call.asked.ping_s is None else call.asked.ping_s)
+    return stream.pieces(PING_S if stream.generation.ping_s is None else stream.generation.ping_s)
 
 
-async def finished(request: Request, call: RequestStream) -> list[StreamPiece]:
+async def finished(request: HttpRequest, stream: RequestStream) -> list[StreamPiece]:
     """Read a request to its end: one piece for each output. Raises ApiError and GoneError."""
-    async with watched(request.receive, lambda: call.give_up(GoneError())):
-        return await read_to_end(call)
+    async with watched(request.receive, lambda: stream.give_up(GoneError())):
+        return await read_to_end(stream)
 
 
-async def read_to_end(call: RequestStream) -> list[StreamPiece]:
+async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
     """Return each output of a request as one piece. Raises ApiError and ``give_up``'s error."""
-    got: dict[OutputStream, list[StreamPiece]] = {text: [] for text in call.texts}
+    got: dict[OutputStream, list[StreamPiece]] = {output: [] for output in stream.outputs}
     try:
-        async for piece in call.pieces(ping_s=60.0):
+        async for piece in stream.pieces(ping_s=60.0):
             if piece is not None:
-                got[piece.text].append(piece)
+                got[piece.output].append(piece)
     finally:
-        call.close()
+        stream.close()
     return [StreamPiece.joined(pieces) for pieces in got.values()]
 
 
@@ -73,23 +73,23 @@ class StreamedResponse(Response):
 
     def __init__(
         self,
-        call: RequestStream,
+        stream: RequestStream,
         parts: AsyncIterator[bytes],
         render: Render,
         media_type: str = "text/event-stream",
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(None, 200, headers, media_type)
-        self._call = call
+        self._stream = stream
         self._parts = parts
         self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it until it ends or the client disconnects."""
-        call = self._call
+        stream = self._stream
         try:
             await send(self.head)
-            async with watched(receive, lambda: call.give_up(GoneError())):
+            async with watched(receive, lambda: stream.give_up(GoneError())):
                 async for part in self._parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
         except GoneError:
@@ -100,5 +100,5 @@ class StreamedResponse(Response):
             if not isinstance(error, ApiError):
                 raise
         finally:
-            call.close()
+            stream.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})

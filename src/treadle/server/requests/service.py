@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,16 +18,30 @@ from treadle.api.summary import card
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warnings_to
 from treadle.base.fast_dataclass import dataclass
-from treadle.chat.tools import TemplateDialect, manner_of
+from treadle.chat.tools import TemplateDialect, dialect_of
+from treadle.media.address_policy import AddressPolicy
+from treadle.media.addresses import fetch_media
 from treadle.models.graphs import main_output
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
-from treadle.server.http.http_io import Bodies, is_large, seconds_of
+from treadle.server.http.http_io import (
+    MAX_BODY,
+    MAX_MEDIA_BODY,
+    Bodies,
+    is_large,
+    seconds_of,
+)
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
+from treadle.server.requests.request_media import CONTENTS, AddressesNeeded, media_errors
 from treadle.server.requests.request_stream import OutputStream, RequestStream
-from treadle.server.requests.response_store import ResponseStore
+from treadle.server.requests.response_store import (
+    MOST_CHARACTERS,
+    MOST_MEDIA_CHARACTERS,
+    ResponseStore,
+)
 from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
@@ -37,6 +53,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
 PREPARING = 4  # threads that render, tokenize and compile grammars
+FETCHING = 16  # threads that read pictures from their addresses
+FETCHING_REQUESTS = 4  # requests that have these in memory at once
+MAX_FETCHED = MAX_MEDIA_BODY  # bytes of them in one request
+MAX_PREPARED = 1 << 30  # bytes of prepared pictures and sounds of all requests
 PREPARING_LARGE = 2  # at most so many of them for large bodies, so that small ones are not blocked
 
 
@@ -56,6 +76,8 @@ class ServerSettings:
     page: bool = True  # the web page at /
     host: str = "127.0.0.1"
     slot_save_path: Path | None = None  # the folder of saved slots
+    media_urls: bool = False  # whether addresses of pictures and sounds are fetched
+    media_hosts: tuple[str, ...] = ()  # from these hosts only
 
 
 @dataclass
@@ -68,28 +90,34 @@ class Service:
     def __post_init__(self) -> None:
         own = self.model.path.name.removesuffix(".gguf")
         self.name = self.settings.alias or own
-        for path in (self.model.path, *self.model.gguf.paths):
+        media = self.model.media  # opened here: its errors belong to the start
+        projector = () if media is None else media.projector.gguf.paths
+        for path in (self.model.path, *self.model.gguf.paths, *projector):
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
-        self.tally = ServerStats()
-        self.talks = ResponseStore()
-        self.bodies = Bodies()
-        self.engine = EngineThread(self.model, self.tally)
+        self.stats = ServerStats()
+        most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
+        self.responses = ResponseStore(most_characters=most)
+        self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
+        self.bodies = Bodies(MAX_BODY if media is None else MAX_MEDIA_BODY)
+        self.engine = EngineThread(self.model, self.stats)
         self.defaults = self.model.sampling
         self.writes = main_output(self.model.config) == "logits"  # whether it generates text
         self.draining = False
         self.n_open = 0  # open HTTP requests that the shutdown waits for
-        self.calls: set[RequestStream] = set()
+        self.streams: set[RequestStream] = set()
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
+        self._fetchers = ThreadPoolExecutor(FETCHING, "treadle-fetch")
+        self._fetching = asyncio.Semaphore(FETCHING_REQUESTS)
         self._n_preparing = 0
         self._warned = set[str]()
 
     @cached_property
-    def manner(self) -> TemplateDialect:
+    def dialect(self) -> TemplateDialect:
         """The template's format of reasoning and tool calls; renders it a few times."""
-        return manner_of(self.model.template)
+        return dialect_of(self.model.template)
 
     def card(self) -> dict[str, str]:
         """Return a description of the model."""
@@ -109,32 +137,71 @@ class Service:
             )
         if self.engine.state != "ok":
             raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
-        if self._n_preparing + len(self.engine.texts) >= self.settings.max_requests:
+        if self._n_preparing + len(self.engine.outputs) >= self.settings.max_requests:
             raise busy(
                 f"the server already has {self.settings.max_requests} requests, its limit "
                 "(--max-requests)"
             )
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """Return ``work(*args)``, computed in the pool, off the event loop."""
+        """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands
+        at addresses, other threads fetch it, and ``work`` begins again.
+        """
         self.check_ready()
         self._n_preparing += 1
         work = self._noting(work)
         try:
-            if not is_large.get():
-                return await asyncio.wrap_future(self._pool.submit(work, *args))
-            await self._large.acquire()
-            job = self._pool.submit(work, *args)
-            loop = asyncio.get_running_loop()
-
-            def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
-                with suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(self._large.release)
-
-            job.add_done_callback(done)
-            return await asyncio.wrap_future(job)
+            try:
+                return await self._in_pool(work, *args)
+            except AddressesNeeded as needed:
+                places = needed.places
+            async with self._fetching:
+                contents = CONTENTS.set(await self._fetched(places))
+                try:
+                    return await self._in_pool(work, *args)
+                finally:
+                    CONTENTS.reset(contents)
         finally:
             self._n_preparing -= 1
+
+    async def _in_pool(self, work: Callable[..., T], *args: Any) -> T:
+        submit = partial(self._pool.submit, copy_context().run, work, *args)
+        if not is_large.get():
+            return await asyncio.wrap_future(submit())
+        await self._large.acquire()
+        job = submit()
+        loop = asyncio.get_running_loop()
+
+        def done(_: Future[T]) -> None:  # not on disconnect, as the thread continues
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._large.release)
+
+        job.add_done_callback(done)
+        return await asyncio.wrap_future(job)
+
+    async def _fetched(self, places: Mapping[str, str]) -> dict[str, bytes]:
+        """Return the contents of addresses; see ``AddressesNeeded``. Raises ApiError."""
+        loop = asyncio.get_running_loop()
+        jobs = [
+            loop.run_in_executor(self._fetchers, fetch_media, url, self.addresses, place)
+            for url, place in places.items()
+        ]
+        try:
+            with media_errors(self.model, places.values()):
+                contents = dict(zip(places, await asyncio.gather(*jobs), strict=True))
+        finally:
+            for job in jobs:  # those that have not begun, after an error or a disconnect
+                job.cancel()
+        if sum(map(len, contents.values())) > MAX_FETCHED:
+            place = next(iter(places.values()))
+            raise ApiError(
+                400,
+                f"{place}: the pictures at the addresses of this request have more than "
+                f"{MAX_FETCHED >> 20} MiB together",
+                param=place,
+                code="too_large",
+            )
+        return contents
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
         """Return the first item of ``runs`` that is not None. Each is computed as a job of the
@@ -160,7 +227,7 @@ class Service:
         return noted
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
-        """Return the result of ``work``. Raises ApiError if the call's time limit ends first."""
+        """Return the result of ``work``. Raises ApiError if the request's time limit ends first."""
         if within_s == math.inf:
             return await work
         try:
@@ -174,9 +241,9 @@ class Service:
         """Call ``start`` for an HTTP request, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
-        call = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
-        request.scope["treadle.call"] = call  # for the log
-        return call
+        stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
+        request.scope["treadle.stream"] = stream  # for the log
+        return stream
 
     async def start(
         self,
@@ -199,37 +266,42 @@ class Service:
         def prepared() -> tuple[GenerationRequest, Any]:
             told: dict[str, None] = {}
             with warnings_to(told.setdefault):
-                asked = read(self, *args)
+                generation = read(self, *args)
             if told:
-                given = (*asked.planned.warnings, *told)
-                asked.planned = replace(asked.planned, warnings=given)
-            if len(asked.prompts) * asked.n > self.settings.max_requests:
+                given = (*generation.planned.warnings, *told)
+                generation.planned = replace(generation.planned, warnings=given)
+            if len(generation.prompts) * generation.n > self.settings.max_requests:
                 raise ApiError(
                     400,
                     f"n: more than {self.settings.max_requests} outputs in one request "
                     "(--max-requests)",
                     param="n",
                 )
-            return asked, asked.requests(self.model)
+            return generation, generation.requests(self.model)
 
         came_s = time.perf_counter() if came_s is None else came_s
-        asked, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
+        generation, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
         self.check_room(len(requests))
-        seconds = min(within_s, asked.timeout_s or math.inf)
-        call = RequestStream(
+        n_bytes = sum(ids.n_bytes for ids in generation.prompts if isinstance(ids, MediaPrompt))
+        self._check_prepared(n_bytes)
+        seconds = min(within_s, generation.timeout_s or math.inf)
+        stream = RequestStream(
             self.engine.drop,
             self.engine.wake,
-            asked=asked,
+            generation=generation,
             came_s=came_s,
             timeout_s=None if seconds == math.inf else seconds,
         )
         for made, _ in requests:
             made.key = key
-        call.texts = [OutputStream(call, made, i, at) for i, (made, at) in enumerate(requests)]
-        self.calls.add(call)
-        call.on_close = lambda: self.calls.discard(call)
-        self.engine.add(call.texts)
-        return call
+        stream.outputs = [
+            OutputStream(stream, made, i, at) for i, (made, at) in enumerate(requests)
+        ]
+        stream.n_prepared = n_bytes
+        self.streams.add(stream)
+        stream.on_close = lambda: self.streams.discard(stream)
+        self.engine.add(stream.outputs)
+        return stream
 
     def warn_once(self, message: str) -> None:
         """Log a warning about ignored or unsupported fields; each once."""
@@ -241,7 +313,7 @@ class Service:
     def check_room(self, n: int) -> None:
         """Raise ApiError if ``n`` more outputs are too many."""
         self.check_ready()
-        if len(self.engine.texts) + n > self.settings.max_requests:
+        if len(self.engine.outputs) + n > self.settings.max_requests:
             raise busy(
                 f"{n} more requests would exceed the limit of {self.settings.max_requests} "
                 "(--max-requests)"
@@ -254,15 +326,24 @@ class Service:
                 queued_s - most_s,
             )
 
-    def stop_calls(self) -> None:
-        """Abort the unfinished calls: the server is stopping."""
-        for call in list(self.calls):
-            call.give_up(busy("the server is stopping"))
+    def _check_prepared(self, n_bytes: int) -> None:
+        """Raise ApiError if prepared pictures of so many bytes more are too many. Those of one
+        request alone are always accepted.
+        """
+        held = sum(stream.n_prepared for stream in self.streams)
+        if n_bytes and held and held + n_bytes > MAX_PREPARED:
+            raise busy("too many pictures are waiting")
+
+    def stop_streams(self) -> None:
+        """Abort the unfinished streams: the server is stopping."""
+        for stream in list(self.streams):
+            stream.give_up(busy("the server is stopping"))
 
     def close(self) -> None:
         """End the threads; the owner closes the model."""
         self.engine.stop()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._fetchers.shutdown(wait=False, cancel_futures=True)
 
 
 def service_of(request: HttpRequest) -> Service:

@@ -67,47 +67,47 @@ class ServerStats:
         self.n_embedded += n_tokens
         self.embed_s += seconds
 
-    def note_news(self, text: OutputStream, now: float) -> None:
+    def note_news(self, output: OutputStream, now: float) -> None:
         """Count a request's new events: its prompt with its first id, ids as they come, its end."""
-        answer = text.answer
-        t = text.answer.timings
-        done = text.answer.done
-        n_new = t.n_generated - text.n_counted
-        if text.counted or not (n_new or done):
+        answer = output.answer
+        t = output.answer.timings
+        done = output.answer.done
+        n_new = t.n_generated - output.n_counted
+        if output.counted or not (n_new or done):
             return
-        text.counted = done
-        if text.first_s:
-            self.between.note(now - text.last_s)
+        output.counted = done
+        if output.first_s:
+            self.between.note(now - output.last_s)
         elif n_new or answer.finish_reason:  # its prefill is done
             self.n_prompt += t.n_prompt
             self.n_cached += t.n_cached
             self.n_from_files += t.cache.files
             self.prefill_s += t.prefill_s
-        if n_new and not text.first_s:
-            text.first_s = now
-            started = text.request.started or now
-            self.first.note(now - text.came_s)
-            self.waited.note(max(0.0, started - text.came_s))
+        if n_new and not output.first_s:
+            output.first_s = now
+            started = output.request.started or now
+            self.first.note(now - output.came_s)
+            self.waited.note(max(0.0, started - output.came_s))
             self.reading.note(now - started)
-        text.last_s = now
+        output.last_s = now
         self.n_most = max(self.n_most, t.n_prompt + t.n_generated)
         if t.n_drafts:
-            self._note_drafts(text)
+            self._note_drafts(output)
         self.n_written += n_new
-        self.decode_s += t.decode_s - text.counted_s
-        text.n_counted = text.n_counted + n_new
-        text.counted_s = t.decode_s
+        self.decode_s += t.decode_s - output.counted_s
+        output.n_counted = output.n_counted + n_new
+        output.counted_s = t.decode_s
         if done:
-            self.whole.note(now - text.came_s)
-            if text.first_s:
-                self.writing.note(now - text.first_s)
+            self.whole.note(now - output.came_s)
+            if output.first_s:
+                self.writing.note(now - output.first_s)
             reason = "length" if answer.finish_reason == "context" else answer.finish_reason
             self.ended[reason or "error"] += 1
 
-    def _note_drafts(self, text: OutputStream) -> None:
+    def _note_drafts(self, output: OutputStream) -> None:
         """Count the new drafts of a request."""
-        t = text.answer.timings
-        (n_drafts, n_drafted, at) = text.drafts_counted
+        t = output.answer.timings
+        (n_drafts, n_drafted, at) = output.drafts_counted
         if t.n_drafts == n_drafts:
             return
         now = list(t.accepted_at)
@@ -117,4 +117,4 @@ class ServerStats:
         self.accepted_at += [0] * (len(now) - len(self.accepted_at))
         for i, n in enumerate(now):
             self.accepted_at[i] += n - (at[i] if i < len(at) else 0)
-        text.drafts_counted = t.n_drafts, t.n_drafted, now
+        output.drafts_counted = t.n_drafts, t.n_drafted, now

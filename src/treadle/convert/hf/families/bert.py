@@ -31,7 +31,7 @@ from treadle.models.sentence import HEAD_ACTIVATION
 # -- BERT, Jina 2, Nomic, ModernBERT --------------------------------------------------------------
 
 
-def _all_but_first_of(keys: MetadataReader, n_layer: int) -> Windowed:
+def _windowed_layers(keys: MetadataReader, n_layer: int) -> Windowed:
     period = keys.integer("global_attn_every_n_layers", 3)
     return [i % period > 0 for i in range(n_layer)]
 
@@ -172,7 +172,7 @@ BERT_FAMILIES: dict[str, Family] = {
         },
         activation="gelu",
         only={"classifier_activation": "gelu"},
-        windowed=_all_but_first_of,
+        windowed=_windowed_layers,
         own_local_rope=True,
         score_names=MODERN_BERT_SCORE,
     ),

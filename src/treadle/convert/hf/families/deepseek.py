@@ -282,8 +282,8 @@ def joint_keys(keys: MetadataReader) -> dict[str, Any]:
     return made
 
 
-def _of_heads(family: Family) -> dict[str, Any]:
-    """Return the defaults without those of experts."""
+def _attention_defaults(family: Family) -> dict[str, Any]:
+    """Return the family's defaults of attention, norm and RoPE, without those of experts."""
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     return {key: family.defaults[key] for key in (*names, "rms_norm_eps", "rope_theta")}
 
@@ -326,7 +326,7 @@ DEEPSEEK_FAMILIES |= {
     "youtu": replace(
         _V3,
         defaults={
-            **_of_heads(_V3),
+            **_attention_defaults(_V3),
             "vocab_size": 128256,
             "max_position_embeddings": 131072,
             "q_lora_rank": 1536,

@@ -17,9 +17,8 @@ from treadle.models.graphs.gemma3n import ACTIVE, CUTS, N_STREAMS, N_STREAMS_MAX
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
 
 _PATTERN = "activation_sparsity_pattern"
-# defaults: layers (of larger models), share of gate values zeroed
-_N_SPARSE = 10
-_SHARE = 0.95
+_N_SPARSE = 10  # default: layers with sparse gates, of larger models
+_SHARE = 0.95  # default: share of gate values zeroed
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -236,9 +236,9 @@ _JAIS: Names = {**GPT2, "scaled_head": "output", "mlp.c_fc2": "ffn_gate"}
 _SHARDS = 4  # CodeGen's training shards: each has its queries, values and keys together
 
 
-def _turning(keys: MetadataReader) -> None:
-    """Refuse null, which is not the default here: frequencies then follow the whole hidden
-    width.
+def _refuse_null_rotary_dim(keys: MetadataReader) -> None:
+    """Refuse a ``rotary_dim`` of null, which is not its default: frequencies then follow the whole
+    hidden width.
     """
     if keys.values.get("rotary_dim", 0) is None:
         keys.refuse(
@@ -282,7 +282,7 @@ _GPTJ = Family(
     activation="gelu_new",
     paired=True,
     n_ff_default=4,
-    variant=_turning,
+    variant=_refuse_null_rotary_dim,
 )
 
 # -- the rows -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def _hybrid_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
 
 
-def _turns(keys: MetadataReader) -> bool:
+def _has_rope(keys: MetadataReader) -> bool:
     """Whether there is RoPE: a base of null means none, a missing one means the default."""
     rope = keys.within("rope_parameters")
     said = rope.values if rope and "rope_theta" in rope.values else keys.values
@@ -176,7 +176,7 @@ OLMO_FAMILIES: dict[str, Family] = {
         },
         _HYBRID,
         derived=_hybrid_rules,
-        turns=_turns,
+        turns=_has_rope,
         more=_hybrid_keys,
     ),
     "flex_olmo": Family(

@@ -157,7 +157,7 @@ def _qkvz(rows: Rows, n_k: int, sizes: Sequence[int], parts: Sequence[int]) -> R
     return np.concatenate(found)
 
 
-def _next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+def _qwen3_next_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     n_k, n_v = (keys.integer(f"linear_num_{of}_heads", n) for of, n in (("key", 16), ("value", 32)))
     d_k, d_v = (keys.integer(f"linear_{of}_head_dim", 128) for of in ("key", "value"))
     if n_v % n_k:
@@ -265,7 +265,7 @@ QWEN_FAMILIES: dict[str, Family] = {
         norm_shift=1.0,
         only={"decoder_sparse_step": 1, "mlp_only_layers": []},
         experts=True,
-        derived=_next_rules,
+        derived=_qwen3_next_rules,
         more=_hybrid_keys,
     ),
 }

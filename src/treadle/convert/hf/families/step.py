@@ -92,8 +92,10 @@ def _ropes(keys: MetadataReader, kinds: Sequence[Any]) -> dict[str, Any]:
     return made
 
 
-def _more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return per-layer heads and limits."""
+def _step_more(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return Step's own keys: heads of each layer, number of dense layers, width of the shared
+    expert, limits of SwiGLU.
+    """
     n_head = keys.integer(_HEADS)
     kinds = keys.get("layer_types") or [_WIDE] * n_layer
     own = keys.integer("num_sliding_attention_heads", n_head)
@@ -173,7 +175,7 @@ STEP_FAMILIES: dict[str, Family] = {
         experts=True,
         derived=_rules,
         extra_layers=_FURTHER,
-        more=_more,
+        more=_step_more,
         respelt=_keys,
     ),
 }

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan, Step
 
 WARPS = 4
-# most f32 sums and rows of a thread: more would spill
-SUMS = 64
-MOST_ROWS = 8
+SUMS = 64  # most f32 sums of a thread: more would spill
+MOST_ROWS = 8  # most rows of a thread
 MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without an attribute
 
 
@@ -212,7 +211,7 @@ class ItemRows:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
-        """Return the first dim of a lane's vector; past the end, that of the last vector."""
+        """Return the first dim of this lane's ``vector``-th vector, at most that of the last."""
         at = (self.block.lane + 32 * vector) * self.width
         return self.k.min(at, self.spec.dims_v - self.width)
 

@@ -49,7 +49,7 @@ def split_of(dims_v: int) -> int:
 
 @dataclass(frozen=True)
 class TileAttention(PerBlock, Attention):
-    """``Attention``. Items: work items x head groups."""
+    """``Attention`` by tiles: a block of threads for each work item and group of heads."""
 
     op: ClassVar[str] = "simt_tile_attention"
 

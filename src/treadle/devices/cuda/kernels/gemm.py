@@ -120,9 +120,9 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def tile_of(spec: Matmul) -> tuple[int, int]:
-    """Return rows, in units of 16, and tokens of a tile.
+    """Return the tile as (rows / 16, tokens): LARGE or SMALL.
 
-    They depend only on the tile in the plan, which is the same wherever bits must be.
+    It depends on the plan's ``mr`` alone, so that results that must be bit-identical use one tile.
     """
     return LARGE if spec.mr == LARGE[0] else SMALL
 

@@ -16,13 +16,14 @@ from treadle.kernels.format_blocks import BlockAddress, scales_of, unpack_codes
 FLOATS = 8  # values of a unit of floats
 LEAST = 32  # values of a unit of codes
 SPAN = 64  # values that a thread unpacks at once: they fit its registers
-# 2**23: or-ing an integer into its low bits adds it
-MAGIC = 8388608.0
-MAGIC_BITS = 0x4B000000
+MAGIC = 8388608.0  # 2**23: or-ing an integer into its low bits adds it
+MAGIC_BITS = 0x4B000000  # the bits of MAGIC
 
 
 def unit_of(fmt: Format, k: int) -> int:
-    """Return the values of a unit, in rows of ``k``."""
+    """Return the number of weights that a thread unpacks at least at once: whole blocks that divide
+    a row of ``k``.
+    """
     if fmt.codes is None:
         return FLOATS
     n = max(1, LEAST // fmt.block)

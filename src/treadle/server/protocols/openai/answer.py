@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.http.http_io import Json, event, read_json
+from treadle.server.protocols.answer_fields import media_tokens, media_usage
 from treadle.server.requests.service import service_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.server.http.api_errors import ApiError
@@ -33,14 +34,14 @@ def head(service: Service, kind: str, name: str) -> dict[str, Any]:
 
 def counter(
     read: Callable[[Service, dict[str, Any]], GenerationRequest],
-) -> Callable[[Request], Awaitable[Json]]:
+) -> Callable[[HttpRequest], Awaitable[Json]]:
     """Return an endpoint that counts the prompt tokens of a body, as ``read`` makes them."""
 
-    async def input_tokens(request: Request) -> Json:
+    async def input_tokens(request: HttpRequest) -> Json:
         service = service_of(request)
         body = await read_json(request)
-        asked = await service.prepare(read, service, body)
-        n_tokens = sum(map(len, asked.prompts))
+        generation = await service.prepare(read, service, body)
+        n_tokens = sum(map(len, generation.prompts))
         return Json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
     return input_tokens
@@ -51,20 +52,24 @@ def finish_reason(reason: str | None) -> str | None:
     return "length" if reason == "context" else reason
 
 
-def usage(call: RequestStream) -> dict[str, Any]:
-    """Return a finished call's token counts. Each prompt counts once, whatever its ``n``."""
-    first = {text.prompt: text for text in reversed(call.texts)}
-    n_prompt = sum(text.answer.timings.n_prompt for text in first.values())
-    n_cached = sum(text.answer.timings.n_cached for text in first.values())
-    n_written = sum(len(text.answer.ids) for text in call.texts)
+def usage(stream: RequestStream) -> dict[str, Any]:
+    """Return a finished request's token counts, and its pictures and sounds. Each prompt counts
+    once, whatever its ``n``.
+    """
+    first = {output.prompt: output for output in reversed(stream.outputs)}
+    n_prompt = sum(output.answer.timings.n_prompt for output in first.values())
+    n_cached = sum(output.answer.timings.n_cached for output in first.values())
+    n_written = sum(len(output.answer.ids) for output in stream.outputs)
+    media = [each for _, output in sorted(first.items()) for each in output.answer.media]
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "prompt_tokens_details": {"cached_tokens": n_cached, **media_tokens(media)},
         "completion_tokens_details": {
-            "reasoning_tokens": sum(text.n_thought for text in call.texts)
+            "reasoning_tokens": sum(output.n_thought for output in stream.outputs)
         },
+        **media_usage(media),
     }
 
 

@@ -39,7 +39,7 @@ from treadle.server.requests.responses import (
 from treadle.server.requests.service import Service, service_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
 
@@ -71,31 +71,33 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     """Read the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
-    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
-    asked.settings["logprobs"] = read_logprobs(body, model)
-    if given.get("n_probs") and asked.settings["logprobs"] is None:
-        asked.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
-    read_conversation(body, service, asked)
-    asked.ignored = ignored_fields(body, CHAT)
-    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    generation.settings["logprobs"] = read_logprobs(body, model)
+    if given.get("n_probs") and generation.settings["logprobs"] is None:
+        generation.settings["logprobs"] = min(given["n_probs"], model.config.n_vocab)
+    read_conversation(body, service, generation)
+    generation.ignored = ignored_fields(body, CHAT)
+    generation.ignored += ignored_fields(
+        body.get("stream_options") or {}, STREAMED, "stream_options."
+    )
     if body.get("documents") and "documents" not in model.template.source:
-        asked.ignored.append("documents: ignored: the chat template does not use them")
+        generation.ignored.append("documents: ignored: the chat template does not use them")
     if given.get("reasoning_format") == "none":  # all output is content, marks included
-        speech = replace(asked.planned.speech, thought=None, opened=False)
-        asked.planned = replace(asked.planned, speech=speech)
+        marks = replace(generation.planned.marks, thought=None, opened=False)
+        generation.planned = replace(generation.planned, marks=marks)
     elif given.get("reasoning_format") == "deepseek-legacy":
-        asked.ignored.append(
+        generation.ignored.append(
             "reasoning_format: deepseek-legacy is ignored: the content has no reasoning"
         )
     options = given.get("stream_options", {})
-    asked.progress = asked.stream and given.get("return_progress", False)
-    asked.more = {
+    generation.progress = generation.is_streamed and given.get("return_progress", False)
+    generation.more = {
         "include_usage": options.get("include_usage", False),
         "timings_per_token": given.get("timings_per_token", False),
         "verbose": given.get("verbose", False),
         "reasoning": given.get("include_reasoning", True),
     }
-    return asked
+    return generation
 
 
 def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
@@ -111,20 +113,22 @@ def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
     return None
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(request: HttpRequest) -> Response:
     """``POST /v1/chat/completions``."""
     service = service_of(request)
     body = await read_json(request)
-    call = await service.begin(request, read_chat, body)
-    if call.stream:
-        return StreamedResponse(call, _chunks(service, call), error_event)
-    pieces = await finished(request, call)
-    return await whole_json(partial(chat_answer, service, call), pieces)
+    stream = await service.begin(request, read_chat, body)
+    if stream.is_streamed:
+        return StreamedResponse(stream, _chunks(service, stream), error_event)
+    pieces = await finished(request, stream)
+    return await whole_json(partial(chat_answer, service, stream), pieces)
 
 
-def chat_answer(service: Service, call: RequestStream, pieces: list[StreamPiece]) -> dict[str, Any]:
+def chat_answer(
+    service: Service, stream: RequestStream, pieces: list[StreamPiece]
+) -> dict[str, Any]:
     """Return the whole response body; ``pieces`` has one piece for each output."""
-    kept = [_kept(call, piece.said()) for piece in pieces]
+    kept = [_kept(stream, piece.said()) for piece in pieces]
     told = zip(pieces, kept, strict=True)
     choices = [
         _choice(piece, {"message": _message(ParsedOutput.of(parts))}) for piece, parts in told
@@ -132,16 +136,16 @@ def chat_answer(service: Service, call: RequestStream, pieces: list[StreamPiece]
     return {
         **head(service, "chat.completion", _new_id()),
         "choices": choices,
-        "usage": usage(call),
-        "timings": timings(call.texts[0]),
-        **warnings(call),
-        **verbose(service, call, pieces[0]),
+        "usage": usage(stream),
+        "timings": timings(stream.outputs[0]),
+        **warnings(stream),
+        **verbose(service, stream, pieces[0]),
     }
 
 
-def _kept(call: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
+def _kept(stream: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
     """Drop reasoning parts if vLLM's ``include_reasoning`` is false."""
-    wanted = call.asked.more["reasoning"]
+    wanted = stream.generation.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
 
 
@@ -150,48 +154,50 @@ def _new_id() -> str:
 
 
 def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {"index": piece.text.index, **said}
-    if piece.text.request.n_top is not None:
+    result: dict[str, Any] = {"index": piece.output.index, **said}
+    if piece.output.request.n_top is not None:
         result["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
     else:
         result["logprobs"] = None
-    calls = piece.finish_reason == "stop" and piece.text.scanner.n_calls
+    calls = piece.finish_reason == "stop" and piece.output.scanner.n_calls
     result["finish_reason"] = "tool_calls" if calls else finish_reason(piece.finish_reason)
     return result
 
 
-async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
-    """Yield the roles, deltas, each output's end, and token usage if requested."""
-    more = call.asked.more
+async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[bytes]:
+    """Yield the roles at once, before any token exists; then deltas, each output's end, and token
+    usage if requested.
+    """
+    more = stream.generation.more
     shared = head(service, "chat.completion.chunk", _new_id())
-    for text in call.texts:
+    for output in stream.outputs:
         opening = {"role": "assistant", "content": None}
-        choice = {"index": text.index, "delta": opening, "logprobs": None, "finish_reason": None}
+        choice = {"index": output.index, "delta": opening, "logprobs": None, "finish_reason": None}
         yield event({**shared, "choices": [choice]})
-    async for piece in ticking(call):
+    async for piece in ticking(stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
             delta = {**shared, "choices": [_choice(piece, {"delta": {}})]}
-            yield event({**delta, "prompt_progress": piece.progress.as_dict(call.came_s)})
+            yield event({**delta, "prompt_progress": piece.progress.as_dict(stream.came_s)})
             continue
         for part, delta in _parts(piece):
             chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
             if part.finish_reason is not None or more["timings_per_token"]:
-                chunk["timings"] = timings(part.text)
+                chunk["timings"] = timings(part.output)
             if part.finish_reason is not None:
-                chunk |= warnings(call) | verbose(service, call, piece)
+                chunk |= warnings(stream) | verbose(service, stream, piece)
             yield event(chunk)
     if more["include_usage"]:
-        told = {"usage": usage(call), "timings": timings(call.texts[0])}
+        told = {"usage": usage(stream), "timings": timings(stream.outputs[0])}
         yield event({**shared, "choices": [], **told})
     yield DONE
 
 
 def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
     """Split a piece into chunks with their deltas; the last chunk of an output has no delta."""
-    deltas = [_delta(part) for part in _kept(piece.text.call, piece.said())]
+    deltas = [_delta(part) for part in _kept(piece.output.stream, piece.said())]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of text that is held back
         deltas = [{"content": ""}]

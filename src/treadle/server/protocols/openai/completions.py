@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.errors import UnsupportedError
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import Table, flag, read_fields, refused, text, whole
 from treadle.server.http.http_io import Response, event, read_json, result
@@ -32,6 +33,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
+from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.responses import (
     DONE,
@@ -45,7 +47,7 @@ from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
 
@@ -72,32 +74,40 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
     """Read the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
-    asked = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
-    asked.prompts = read_prompts(body, model)
-    if given.get("best_of", asked.n) != asked.n:
+    generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
+    generation.prompts = read_prompts(body, model)
+    if given.get("best_of", generation.n) != generation.n:
         raise ApiError(400, "best_of: expected the same value as n", param="best_of")
     echo = given.get("echo", False)
     n_top = given.get("logprobs", given.get("n_probs") or None)
     if n_top is not None:
-        asked.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
-        if echo and asked.n * (1 + top) * sum(map(len, asked.prompts)) > MOST_ECHOED:
+        generation.settings["logprobs"] = top = min(n_top, model.config.n_vocab)
+        if echo and any(isinstance(ids, MediaPrompt) for ids in generation.prompts):
+            raise ApiError(
+                400,
+                "logprobs: with echo, not supported for prompts with pictures or sounds",
+                param="logprobs",
+            )
+        if echo and generation.n * (1 + top) * sum(map(len, generation.prompts)) > MOST_ECHOED:
             raise ApiError(
                 400,
                 f"logprobs: with echo, the prompts have more than {MOST_ECHOED}: request fewer",
                 param="logprobs",
             )
-    asked.progress = asked.stream and given.get("return_progress", False)
-    asked.plan(model)
-    asked.ignored = ignored_fields(body, COMPLETIONS)
-    asked.ignored += ignored_fields(body.get("stream_options") or {}, STREAMED, "stream_options.")
+    generation.progress = generation.is_streamed and given.get("return_progress", False)
+    generation.plan(model)
+    generation.ignored = ignored_fields(body, COMPLETIONS)
+    generation.ignored += ignored_fields(
+        body.get("stream_options") or {}, STREAMED, "stream_options."
+    )
     options = given.get("stream_options", {})
-    asked.more = {
+    generation.more = {
         "include_usage": options.get("include_usage", False),
         "timings_per_token": given.get("timings_per_token", False),
         "verbose": given.get("verbose", False),
-        "echo": [model.detokenize(ids) for ids in asked.prompts] if echo else None,
+        "echo": [prompt_text(ids, model) for ids in generation.prompts] if echo else None,
     }
-    return asked
+    return generation
 
 
 def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
@@ -122,29 +132,29 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
     return result
 
 
-async def completions(request: Request) -> Response:
+async def completions(request: HttpRequest) -> Response:
     """``POST /v1/completions``."""
     service = service_of(request)
     body = await read_json(request)
-    call = await service.begin(request, read_completion, body)
-    await result(request, measure_prompts(service, call))
-    if call.stream:
-        return StreamedResponse(call, _chunks(service, call), error_event)
-    pieces = await finished(request, call)
-    return await whole_json(partial(completion_answer, service, call), pieces)
+    stream = await service.begin(request, read_completion, body)
+    await result(request, measure_prompts(service, stream))
+    if stream.is_streamed:
+        return StreamedResponse(stream, _chunks(service, stream), error_event)
+    pieces = await finished(request, stream)
+    return await whole_json(partial(completion_answer, service, stream), pieces)
 
 
 def completion_answer(
-    service: Service, call: RequestStream, pieces: list[StreamPiece]
+    service: Service, stream: RequestStream, pieces: list[StreamPiece]
 ) -> dict[str, Any]:
     """Return the whole response body; ``pieces`` has one piece for each output."""
     return {
         **_head(service),
-        "choices": [_choice(call, piece) for piece in pieces],
-        "usage": usage(call),
-        "timings": timings(call.texts[0]),
-        **warnings(call),
-        **verbose(service, call, pieces[0]),
+        "choices": [_choice(stream, piece) for piece in pieces],
+        "usage": usage(stream),
+        "timings": timings(stream.outputs[0]),
+        **warnings(stream),
+        **verbose(service, stream, pieces[0]),
     }
 
 
@@ -152,51 +162,51 @@ def _head(service: Service) -> dict[str, Any]:
     return head(service, "text_completion", f"cmpl-{secrets.token_hex(16)}")
 
 
-def _choice(call: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
+def _choice(stream: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
     """Return a choice of an answer or a chunk; ``first``: of its output, which has the echo."""
-    more = call.asked.more
-    text = piece.text
+    more = stream.generation.more
+    output = piece.output
     said = piece.content
     entries = piece.logprobs
-    before = "" if more["echo"] is None else more["echo"][text.prompt]
+    before = "" if more["echo"] is None else more["echo"][output.prompt]
     offsets = [len(before) + at for at in piece.starts]
     if first:
         said = before + said
         if "measured" in more:
-            measured = more["measured"][text.prompt]
+            measured = more["measured"][output.prompt]
             entries = measured + entries
-            offsets = text.answer.tokenizer.starts(entry.id for entry in measured) + offsets
+            offsets = output.answer.tokenizer.starts(entry.id for entry in measured) + offsets
     return {
         "text": said,
-        "index": text.index,
-        "logprobs": None if text.request.n_top is None else legacy_logprobs(entries, offsets),
+        "index": output.index,
+        "logprobs": None if output.request.n_top is None else legacy_logprobs(entries, offsets),
         "finish_reason": finish_reason(piece.finish_reason),
     }
 
 
-async def _chunks(service: Service, call: RequestStream) -> AsyncIterator[bytes]:
+async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[bytes]:
     shared = _head(service)
     begun = set[int]()
-    each = call.asked.more["timings_per_token"]
-    async for piece in ticking(call):
+    each = stream.generation.more["timings_per_token"]
+    async for piece in ticking(stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
-            told = piece.progress.as_dict(call.came_s)
-            choice = {"text": "", "index": piece.text.index, "logprobs": None}
+            told = piece.progress.as_dict(stream.came_s)
+            choice = {"text": "", "index": piece.output.index, "logprobs": None}
             choices = [{**choice, "finish_reason": None}]
             yield event({**shared, "choices": choices, "prompt_progress": told})
             continue
-        i = piece.text.index
-        chunk = {**shared, "choices": [_choice(call, piece, first=i not in begun)]}
+        i = piece.output.index
+        chunk = {**shared, "choices": [_choice(stream, piece, first=i not in begun)]}
         begun.add(i)
         if piece.finish_reason is not None or each:
-            chunk["timings"] = timings(piece.text)
+            chunk["timings"] = timings(piece.output)
         if piece.finish_reason is not None:
-            chunk |= {**warnings(call), **verbose(service, call, piece)}
+            chunk |= {**warnings(stream), **verbose(service, stream, piece)}
         yield event(chunk)
-    if call.asked.more["include_usage"]:
-        last: dict[str, Any] = {"usage": usage(call), "timings": timings(call.texts[0])}
+    if stream.generation.more["include_usage"]:
+        last: dict[str, Any] = {"usage": usage(stream), "timings": timings(stream.outputs[0])}
         yield event({**shared, "choices": [], **last})
     yield DONE

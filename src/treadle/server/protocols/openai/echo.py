@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from treadle.api.session import Session
 
 
-async def measure_prompts(service: Service, call: RequestStream) -> None:
-    """Compute the prompts' log-probabilities into ``asked.more["measured"]`` if requested."""
-    more = call.asked.more
-    n_top = call.asked.settings.get("logprobs")
+async def measure_prompts(service: Service, stream: RequestStream) -> None:
+    """Compute the prompts' log-probabilities into ``generation.more["measured"]`` if requested."""
+    more = stream.generation.more
+    n_top = stream.generation.settings.get("logprobs")
     if more["echo"] is None or n_top is None:
         return
     try:
-        more["measured"] = [await _measured(service, ids, n_top) for ids in call.asked.prompts]
+        more["measured"] = [
+            await _measured(service, ids, n_top) for ids in stream.generation.prompts
+        ]
     except BaseException:
-        call.close()
+        stream.close()
         raise
 
 

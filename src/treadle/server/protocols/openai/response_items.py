@@ -28,7 +28,7 @@ SEAL = "treadle:"  # prefix of ``encrypted_content``
 RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
-def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
+def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
     """Convert ``input``, a string or items, to items that each have a ``type`` and an ``id``.
     References are replaced by their items. Raises ApiError.
     """
@@ -44,7 +44,7 @@ def given_items(value: Any, talks: ResponseStore) -> list[dict[str, Any]]:
         name = item.get("id")
         if kind == "item_reference":
             name = text(f"{where}.id", name)
-            found = talks.item(name)
+            found = responses.item(name)
             if found is None:
                 raise gone(where, name, "item_not_found")
             result.append(found)
@@ -62,12 +62,12 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kind = item["type"]
         if kind == "message":
             role = text(f"{where}.role", item.get("role"))
-            content_of(f"{where}.content", item.get("content"))  # so that errors name this item
-            messages.append({"role": role, "content": item.get("content")})
+            content = _content(f"{where}.content", item.get("content"))
+            messages.append({"role": role, "content": content})
         elif kind == "reasoning":
             thought = content_text(f"{where}.content", item.get("content"))
             thought = thought or unsealed(item.get("encrypted_content"))
-            messages += [thinking(thought)] if thought else []
+            messages += [reasoning_message(thought)] if thought else []
         elif kind in CALLS:
             arguments = item.get(CALLS[kind])
             if kind == "custom_tool_call":  # a function's arguments are an object
@@ -76,14 +76,19 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             messages.append(calling(item.get("call_id"), name, arguments))
         elif kind in RESULTS:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
-            result["content"] = item.get("output")
-            content_of(f"{where}.output", item.get("output"), of_tool=True)
+            result["content"] = _content(f"{where}.output", item.get("output"), of_tool=True)
             messages.append(result)
         elif kind not in SKIPPED:
             raise ApiError(
                 400, f"{where}: items of type {kind!r:.40} are not supported", param="input"
             )
     return messages
+
+
+def _content(name: str, content: Any, *, of_tool: bool = False) -> Any:
+    """Return a checked content. Its pictures know their place in this item, for errors."""
+    made = content_of(name, content, of_tool=of_tool)
+    return content if isinstance(made, str) else made
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def gone(where: str, name: str, code: str) -> ApiError:
     )
 
 
-def thinking(thought: str) -> dict[str, Any]:
+def reasoning_message(thought: str) -> dict[str, Any]:
     """Return reasoning as a chat message without other content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 

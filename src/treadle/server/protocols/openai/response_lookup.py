@@ -11,7 +11,7 @@ from treadle.server.protocols.openai.response_items import listed
 from treadle.server.requests.service import service_of
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from starlette.requests import Request as HttpRequest
 
     from treadle.server.requests.response_store import StoredResponse
 
@@ -25,14 +25,14 @@ def _limit(name: str, value: str) -> int:
 PAGE: Table = {"order": one_of("asc", "desc"), "limit": _limit, "after": text}
 
 
-async def show(request: Request) -> Response:
+async def show(request: HttpRequest) -> Response:
     """``GET /v1/responses/ID``."""
     if request.query_params.get("stream", "false") != "false":
         raise ApiError(400, "stream: a stored response cannot be streamed again", param="stream")
     return Json(_kept(request).whole)
 
 
-async def input_items(request: Request) -> Response:
+async def input_items(request: HttpRequest) -> Response:
     """``GET /v1/responses/ID/input_items``: a page of its input items, including those of earlier
     responses.
     """
@@ -57,23 +57,23 @@ async def input_items(request: Request) -> Response:
     )
 
 
-async def delete(request: Request) -> Response:
+async def delete(request: HttpRequest) -> Response:
     """``DELETE /v1/responses/ID``."""
     name = request.path_params["id"]
-    if not service_of(request).talks.drop(name):
+    if not service_of(request).responses.drop(name):
         raise _unknown(name)
     return Json({"id": name, "object": "response", "deleted": True})
 
 
-async def cancel(request: Request) -> Response:
+async def cancel(request: HttpRequest) -> Response:
     """``POST /v1/responses/ID/cancel``: refused, because no response runs in the background."""
     _kept(request)
     raise ApiError(400, "only background responses can be cancelled, and treadle has none")
 
 
-def _kept(request: Request) -> StoredResponse:
+def _kept(request: HttpRequest) -> StoredResponse:
     name = request.path_params["id"]
-    found = service_of(request).talks.get(name)
+    found = service_of(request).responses.get(name)
     if found is None:
         raise _unknown(name)
     return found

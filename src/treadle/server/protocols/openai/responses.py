@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 
 from treadle.chat.tools import OutputPiece
 from treadle.chat.tools.arguments import arguments_of
@@ -36,8 +36,8 @@ from treadle.server.protocols.openai.response_items import (
     in_turns,
     new_id,
     read_items,
+    reasoning_message,
     sealed,
-    thinking,
 )
 from treadle.server.protocols.openai.response_tools import (
     ClientTool,
@@ -88,13 +88,13 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
-    asked = read_asked({**body, **own}, service.model, service.defaults)
+    generation = read_asked({**body, **own}, service.model, service.defaults)
     include = given.get("include", [])
     if "message.output_text.logprobs" in include:
-        asked.settings["logprobs"] = given.get("top_logprobs", 0)
+        generation.settings["logprobs"] = given.get("top_logprobs", 0)
     before = _before(service, given)
     said = [] if body.get("input") is None and before is not None else body.get("input")
-    items = given_items(said, service.talks)
+    items = given_items(said, service.responses)
     earlier = list(before.talk) if before is not None else []
     talk = in_turns(earlier + read_items(items))
     first = (
@@ -109,21 +109,21 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
         "chat_template_kwargs": body.get("chat_template_kwargs"),
     }
-    read_conversation(chat, service, asked)
-    told = (*offered.warnings, *asked.planned.warnings)
-    asked.planned = replace(asked.planned, warnings=told)
-    asked.ignored = _ignored(body, given)
-    asked.progress = asked.stream and given.get("return_progress", False)
+    read_conversation(chat, service, generation)
+    told = (*offered.warnings, *generation.planned.warnings)
+    generation.planned = replace(generation.planned, warnings=told)
+    generation.ignored = _ignored(body, given)
+    generation.progress = generation.is_streamed and given.get("return_progress", False)
     for kind in offered.left_out:
         service.warn_once(unserved(kind))
-    asked.more = {
+    generation.more = {
         "talk": talk,
         "inputs": [*(before.items if before is not None else []), *items],
         "keep": given.get("store", True),
         "known": offered.known,
         "seal": "reasoning.encrypted_content" in include,
     }
-    return asked
+    return generation
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -142,7 +142,7 @@ def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None
     name = given.get("previous_response_id")
     if name is None:
         return None
-    found = service.talks.get(name)
+    found = service.responses.get(name)
     if found is None:
         raise gone("previous_response_id", name, "previous_response_not_found")
     return found
@@ -204,16 +204,16 @@ class _Item:
         if self.call is not None:
             return calling(self.call.id, self.call.name, self.text)
         if self.kind == "reasoning":
-            return thinking(self.text)
+            return reasoning_message(self.text)
         return {"role": "assistant", "content": self.text}
 
 
 class _Reply:
     """One response object: its ids, and the body fields that it repeats."""
 
-    def __init__(self, service: Service, call: RequestStream, body: Mapping[str, Any]) -> None:
+    def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
-        self.call = call
+        self.call = stream
         self.id = f"resp_{secrets.token_hex(24)}"
         own = mapping("text", body.get("text") or {})
         form = own.get("format") or {"type": "text"}
@@ -247,10 +247,10 @@ class _Reply:
 
     def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
         """Return the finished object, and store it unless ``store`` is false."""
-        more = self.call.asked.more
+        more = self.call.generation.more
         used = usage(self.call)
         done = _status(piece) == "completed"
-        whole = {
+        whole: dict[str, Any] = {
             **self._shared,
             "status": _status(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
@@ -262,11 +262,12 @@ class _Reply:
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": used["completion_tokens_details"],
                 "total_tokens": used["total_tokens"],
+                **{name: used[name] for name in ("images", "sounds") if name in used},
             },
         }
         if more["keep"]:
             talk = [*more["talk"], *(item.message() for item in items)]
-            self.service.talks.keep(self.id, StoredResponse(talk, more["inputs"], whole))
+            self.service.responses.keep(self.id, StoredResponse(talk, more["inputs"], whole))
         return whole
 
 
@@ -274,22 +275,22 @@ def _status(piece: StreamPiece) -> str:
     return "completed" if piece.finish_reason == "stop" else "incomplete"
 
 
-async def responses(request: Request) -> Response:
+async def responses(request: HttpRequest) -> Response:
     """``POST /v1/responses``."""
     service = service_of(request)
     body = await read_json(request)
-    call = await service.begin(request, read_response, body)
-    reply = _Reply(service, call, body)
-    if call.stream:
+    stream = await service.begin(request, read_response, body)
+    reply = _Reply(service, stream, body)
+    if stream.is_streamed:
         told = _ResponseEvents(reply)
-        return StreamedResponse(call, _events(told), told.failed)
-    (piece,) = await finished(request, call)
+        return StreamedResponse(stream, _events(told), told.failed)
+    (piece,) = await finished(request, stream)
     items: list[_Item] = []
     for part in piece.said():
         if part.kind == "arguments":
             items[-1].text = part.text
         else:
-            items.append(_Item(part, call.asked.more))
+            items.append(_Item(part, stream.generation.more))
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
@@ -347,7 +348,7 @@ class _ResponseEvents:
         return taken
 
     def _opened(self, part: OutputPiece) -> bytes:
-        item = _Item(part, self.reply.call.asked.more)
+        item = _Item(part, self.reply.call.generation.more)
         self.items.append(item)
         at = len(self.items) - 1
         shown = item.as_dict("in_progress", begins=True)

@@ -1,0 +1,51 @@
+"""Part of a step: some of its items, as a step of their own.
+
+The step loop counts items from 0. So a part is a step whose kernel is ``ItemRange``, which adds the
+first item and calls the step's kernel. Steps that are run whole do not pass through it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.devices.cpu.step_loop import STEP
+from treadle.jit.language import Builder, Isa
+from treadle.kernels.spec import Args, Frame, Spec
+
+
+@dataclass(frozen=True)
+class ItemRange(Spec):
+    """Calls another kernel for items from ``first`` on. ``kernel``: its address; ``inner``: that of
+    its arguments.
+    """
+
+    op: ClassVar[str] = "item_range"
+    args = Args("kernel:in inner:in first")
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        """Emit the kernel."""
+        first = frame.first
+        items = first + frame.begin, first + frame.end
+        k.call_pointer(frame.kernel, None, [frame.inner, frame.block, *items, frame.scratch])
+
+
+class ItemRangeStep:
+    """The STEP record of a part of a step, and its arguments; rewritten for each part.
+
+    address: of the record. ``kernel``: address of the compiled ``ItemRange``.
+    """
+
+    def __init__(self, kernel: int) -> None:
+        self._kernel = kernel
+        self._record = np.zeros(1, STEP)
+        self._args = np.zeros(3, np.int64)
+        self.address = int(self._record.ctypes.data)
+
+    def set(self, step: np.void, items: range) -> None:
+        """Become the ``items`` of a STEP record; not while a run uses this one."""
+        self._args[:] = step["kernel"], step["args"], items.start
+        args = int(self._args.ctypes.data)
+        self._record[0] = (self._kernel, args, len(items), 0, 1, step["whole"])

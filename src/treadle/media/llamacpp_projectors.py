@@ -1,0 +1,78 @@
+"""Differences in how llama.cpp reads a written projector file compared to treadle.
+
+Each row of ROWS states what llama.cpp's sources of October 2026 do (tools/mtmd), and to which files
+it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Projectors whose activation is the exact GELU; llama.cpp's is the tanh form.
+EXACT_GELU = frozenset(
+    {"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral", "internvl", "lfm2", "mlp"}
+)
+WINDOW = 112  # pixels of Qwen2.5-VL's windows
+
+Keys = Mapping[str, Any]
+
+
+def projector_differences(metadata: Keys) -> list[str]:
+    """Return a sentence for each difference between llama.cpp's reading and treadle's."""
+    prefix = "clip."
+    keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
+    texts = (row(keys) for row in ROWS)
+    return [f"llama.cpp will read this file differently: {text}" for text in texts if text]
+
+
+def _type(keys: Keys) -> str:
+    """Return the type of the projector of pictures."""
+    return str(keys.get("projector_type") or keys.get("vision.projector_type", ""))
+
+
+def _gelu(keys: Keys) -> str:
+    if _type(keys) not in EXACT_GELU:
+        return ""
+    return "its projector computes GELU's tanh form, 0.0001 of a row's largest value off"
+
+
+def _window(keys: Keys) -> str:
+    size = keys.get("vision.window_size", WINDOW)
+    return "" if size == WINDOW else f"its windows are {WINDOW} pixels wide; the file says {size}"
+
+
+def _whole_layers(keys: Keys) -> str:
+    whole = keys.get("vision.wa_layer_indexes")
+    if whole is None:
+        return ""
+    numbers = ", ".join(map(str, whole))
+    return f"it refuses layers without windows that are not every n-th (here {numbers})"
+
+
+def _breaks(keys: Keys) -> str:
+    if _type(keys) != "pixtral":
+        return ""
+    return "it puts no [IMG_BREAK] between a picture's rows"
+
+
+def _tiles(keys: Keys) -> str:
+    if not keys.get("vision.image_grid_pinpoints"):
+        return ""
+    return "its tiles keep their padding, and have no row that ends a line"
+
+
+def _square(keys: Keys) -> str:
+    if _type(keys) != "mlp" or keys.get("vision.image_grid_pinpoints"):
+        return ""
+    return "it pads pictures to a square; transformers takes their middle square"
+
+
+ROWS: tuple[Callable[[Keys], str], ...] = (
+    _gelu,
+    _window,
+    _whole_layers,
+    _breaks,
+    _tiles,
+    _square,
+)

@@ -1,0 +1,138 @@
+"""A folder's picture and sound parts, for a converter: the projector file beside the model's.
+
+Names, shapes and row order are those of llama.cpp's converter. Matrices get one format; vectors,
+tables of positions and patch embeddings are F32. Keys that llama.cpp's converter does not write:
+bounds of a picture's size, and what it fixes (``llamacpp_projectors.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.convert.hf.row_order import halves_to_pairs
+from treadle.convert.recipe import is_matrix
+from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
+from treadle.errors import FileError
+from treadle.media.families.pixtral import HALVES
+from treadle.media.families.qwen_vl import DEEPSTACK
+from treadle.media.hf_projector import HfProjector
+from treadle.media.llamacpp_projectors import projector_differences
+from treadle.media.projector import open_media_file
+
+if TYPE_CHECKING:
+    from treadle.files.tensor import Tensor
+    from treadle.formats import Format
+
+FUSED = ".attn_qkv."
+ROTATED = (".attn_q.", ".attn_k.")
+OWN_KEYS = (f"clip.{DEEPSTACK}", f"clip.vision.{HALVES}")  # true of a folder's tensors alone
+COLOURS = (".image_mean", ".image_std")  # F32 in files, whatever JSON has
+# Names in folders' tables, and in files of a projector type.
+RENAMED: Mapping[str, Mapping[str, str]] = {"mlp": {"mm.1.": "mm.0."}}
+
+
+def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Source:
+    """Open the picture and sound parts of a Hugging Face folder for a converter.
+
+    matrices: the format to write matrices in, of single weights: F32, F16 or BF16.
+    Raises FileError for damaged files or a folder without such parts, UnsupportedError for
+    families that treadle does not have.
+    """
+    folder = open_media_file(path)
+    if not isinstance(folder, HfProjector):
+        folder.close()
+        raise FileError("is not a folder", path=path, expected="a Hugging Face folder")
+    try:
+        if not folder.tensors:
+            raise FileError("has no tensors of a picture or sound part", path=folder.path)
+        return projector_source(folder, matrices)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def projector_source(folder: HfProjector, matrices: Format) -> Source:
+    """Return an open folder's parts as a source, which will close it."""
+    metadata = {
+        "general.architecture": "clip",
+        "general.type": "mmproj",
+        "general.name": Path(folder.path).resolve().name,
+    }
+    for key, value in folder.metadata.items():
+        if key not in OWN_KEYS:
+            metadata[key] = _typed(key, value)
+    n_head = 0
+    if folder.metadata.get(f"clip.vision.{HALVES}"):
+        n_head = int(folder.metadata["clip.vision.attention.head_count"])  # type: ignore[arg-type]
+    names = RENAMED.get(str(metadata.get("clip.projector_type")), {})
+    tensors = {}
+    for tensor in folder.tensors.values():
+        for part in _parts(tensor, folder):
+            made = _source_tensor(part, n_head, matrices)
+            first = next((old for old in names if made.name.startswith(old)), "")
+            if first:
+                made = replace(made, name=names[first] + made.name.removeprefix(first))
+            tensors[made.name] = made
+    notes = projector_differences(metadata)
+    return Source(folder.path, metadata, tensors, [folder], notes)
+
+
+def _typed(key: str, value: Any) -> Any:
+    """Return a key's value such that the writer gives it the type of projector files."""
+    return np.asarray(value, np.float32) if key.endswith(COLOURS) else value
+
+
+def _parts(tensor: Tensor, folder: HfProjector) -> Iterator[Tensor]:
+    """Yield a tensor; queries, keys and values one by one if files have them apart."""
+    if not folder.table.splits_qkv or FUSED not in tensor.name:
+        yield tensor
+        return
+    n, *columns = tensor.shape
+    if n % 3:
+        raise tensor.error(f"shape {list(tensor.shape)}", "queries, keys and values of one height")
+    size = tensor.n_bytes // 3
+    for i, kind in enumerate("qkv"):
+        yield replace(
+            tensor,
+            name=tensor.name.replace(FUSED, f".attn_{kind}."),
+            shape=(n // 3, *columns),
+            n_bytes=size,
+            offset=tensor.offset + i * size,
+        )
+
+
+def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTensor:
+    """Return the tensor to write. ``n_head``: heads of queries and keys whose rows are reordered to
+    pairs of neighbours; 0 for none.
+    """
+    turned = n_head > 0 and any(part in tensor.name for part in ROTATED)
+    if turned and tensor.shape[0] % (2 * n_head):
+        raise tensor.error(f"shape {list(tensor.shape)}", f"{n_head} heads of an even height")
+    read = partial(_in_pairs, tensor, n_head) if turned else partial(_bytes, tensor)
+    made = SourceTensor(
+        tensor.name,
+        tensor.shape,
+        tensor.ggml_type,
+        read,
+        f"{tensor.path}: {tensor.name}",
+        (tensor,) if tensor.offset else (),  # a tensor made in memory is not in its path
+    )
+    return replace(made, written=(matrices if is_matrix(made) else F32).ggml_id)
+
+
+def _bytes(tensor: Tensor) -> Bytes:
+    return tensor.data
+
+
+def _in_pairs(tensor: Tensor, n_head: int) -> Bytes:
+    """Return the rows of queries or keys with both halves of each head interleaved."""
+    rows = tensor.data.reshape(tensor.shape[0], -1)
+    made: Bytes = halves_to_pairs(rows, n_head).reshape(-1)
+    return made

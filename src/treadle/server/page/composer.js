@@ -1,0 +1,80 @@
+// Where a message is written: its text, with what is attached to it. Both outlive a reload.
+
+import { byId } from "./element.js";
+import { Attached } from "./files.js";
+import { ofTab, sweepPictures } from "./store.js";
+
+// `page` has current(), the id of what is shown; isWriting(), whether it gets an answer now;
+// send({content, files, pictures}); and what Attached takes.
+export class Composer {
+  constructor(page) {
+    this.page = page;
+    this.entry = byId("entry");
+    this.entry.value = ofTab.get("draft", "");
+    this.attached = new Attached(byId("attached"), page);
+    this._waits = false; // a message waits for its pictures
+    this._listen();
+  }
+
+  // Puts back what was attached before a reload.
+  async restore() {
+    await this.attached.restore();
+    await sweepPictures(this.attached.pictures.map(({ id }) => id));
+  }
+
+  focus() {
+    this.entry.focus();
+  }
+
+  // `refusal`: why no picture can be sent, or "".
+  show(placeholder, refusal) {
+    this.entry.placeholder = placeholder;
+    byId("picture").hidden = Boolean(refusal);
+  }
+
+  async send() {
+    const own = this.page.current();
+    if (this._waits) return;
+    if (this.attached.busy) {
+      this._waits = true;
+      await this.attached.busy;
+      this._waits = false;
+      if (this.page.current() !== own) return; // the message stays in its box
+    }
+    const content = this.entry.value;
+    if (this.page.isWriting() || (!content.trim() && this.attached.isEmpty)) return;
+    this.entry.value = "";
+    ofTab.set("draft", null);
+    this.page.send({ content, ...this.attached.take() });
+  }
+
+  _listen() {
+    const { attached, entry } = this;
+    const on = (id, event, act) => byId(id).addEventListener(event, act);
+    on("form", "submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    on("entry", "keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.send();
+    });
+    on("entry", "input", () => ofTab.set("draft", entry.value));
+    on("entry", "paste", (event) => {
+      if (attached.paste(event.clipboardData)) event.preventDefault();
+    });
+    const picker = (name, options) => {
+      on(name, "click", () => byId(`${name}-file`).click());
+      on(`${name}-file`, "change", async ({ target }) => {
+        await attached.add([...target.files], options);
+        target.value = "";
+        entry.focus();
+      });
+    };
+    picker("attach", {});
+    picker("picture", { only: true });
+    document.addEventListener("dragover", (event) => attached.drag(event));
+    document.addEventListener("drop", (event) => attached.drag(event));
+  }
+}

@@ -1,0 +1,171 @@
+"""Pictures and sounds of requests: from their addresses, and with errors that are the client's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from treadle.chat.media_parts import MARKER, MediaPart, read_images, read_multimodal_prompt
+from treadle.errors import ContextFullError, FileError, TreadleError, UnsupportedError
+from treadle.server.http.api_errors import ApiError, too_long
+
+if TYPE_CHECKING:
+    from treadle.api.media import ModelMedia
+    from treadle.api.model import Model
+    from treadle.chat.prompt import ChatPrompt
+    from treadle.media.address_policy import AddressPolicy
+
+# The beginning of an error: a place in a body, such as messages[2].content[1].image_url.url
+_PLACE = re.compile(r"((?:messages|input|prompt|images|content)\b[\w.\[\]]*): ")
+CONTENTS: ContextVar[Mapping[str, bytes] | None] = ContextVar("CONTENTS", default=None)
+"""What stands at the addresses of the task's request, once it was fetched."""
+
+
+class AddressesNeeded(Exception):
+    """A request names http(s) addresses whose contents were not fetched yet. ``places``: by
+    address, where it stands in the request.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        super().__init__(", ".join(places))
+        self.places = places
+
+
+def chat_ids(
+    prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
+) -> list[int]:
+    """Return the token ids of a rendered conversation, its pictures and sounds prepared; see
+    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, TreadleError, and
+    AddressesNeeded.
+    """
+    media = model.media
+    if prompt.media is None or media is None:
+        return model.prompt_ids(prompt)
+    with media_errors(model):
+        media.limits.check_count(len(prompt.media.parts), "messages")
+    parts = with_contents(prompt.media.parts, addresses)
+    prompt = replace(prompt, media=replace(prompt.media, parts=parts))
+    with media_errors(model, [part.place for part in parts]):
+        return model.prompt_ids(prompt, bounded=bounded)
+
+
+def multimodal_ids(prompt: Mapping[str, Any], model: Model, name: str) -> list[int]:
+    """Return the token ids of llama.cpp's prompt of ``prompt_string`` and ``multimodal_data``.
+    ``name``: its place in the body. Raises ApiError and TreadleError.
+    """
+    media = _media_of(model, f"{name}.multimodal_data")
+    with media_errors(model):
+        pieces = read_multimodal_prompt(prompt, name, limits=media.limits)
+    return _raw_ids(pieces, media, model)
+
+
+def images_ids(prompt: str, images: Any, model: Model) -> list[int]:
+    """Return the token ids of pictures, as Ollama has them, and a raw prompt after them. Raises
+    ApiError and TreadleError.
+    """
+    media = _media_of(model, "images")
+    with media_errors(model):
+        parts = read_images(images, "images", limits=media.limits)
+    return _raw_ids([*parts, prompt], media, model)
+
+
+def _raw_ids(pieces: Sequence[str | MediaPart], media: ModelMedia, model: Model) -> list[int]:
+    places = [piece.place for piece in pieces if isinstance(piece, MediaPart)]
+    with media_errors(model, places):
+        return media.raw_ids(pieces)
+
+
+def _media_of(model: Model, name: str) -> ModelMedia:
+    if model.media is None:
+        raise ApiError(
+            400,
+            f"{name}: not supported: this model reads text only",
+            param=name,
+            code="unsupported_parameter",
+        )
+    return model.media
+
+
+def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple[MediaPart, ...]:
+    """Return pictures and sounds with what stands at their addresses in place of these. Raises
+    ApiError if no addresses are fetched, AddressesNeeded if these were not fetched yet.
+    """
+    places = {part.source: part.place for part in reversed(parts) if isinstance(part.source, str)}
+    if not places:
+        return tuple(parts)
+    if not addresses.enabled:
+        place = next(part.place for part in parts if isinstance(part.source, str))
+        raise ApiError(
+            400,
+            f"{place}: addresses are not fetched: send the file itself as a data: URL of base64, "
+            "or start treadle with --media-urls",
+            param=place,
+            code="unsupported_content",
+        )
+    found = CONTENTS.get()
+    if found is None:
+        raise AddressesNeeded(places)
+    return tuple(
+        replace(part, source=found[part.source]) if isinstance(part.source, str) else part
+        for part in parts
+    )
+
+
+@contextmanager
+def media_errors(model: Model, places: Collection[str] | None = None) -> Iterator[None]:
+    """Turn errors about a client's pictures and sounds into its own (400), with their place as the
+    ``param``. ``places``: of those that are read in the block; None: no other files are read there.
+    """
+    try:
+        yield
+    except FileError as error:
+        if places is not None and error.path not in places:
+            raise
+        raise ApiError(400, str(error), param=error.path, code="invalid_media") from error
+    except ContextFullError as error:
+        n_ctx = model.n_ctx
+        raise too_long(n_ctx + 1, n_ctx, at_least=True) from error
+    except TreadleError as error:
+        place = _PLACE.match(str(error))
+        error.setting = error.setting or (place and place[1])
+        if not isinstance(error, UnsupportedError):
+            raise
+        code = "unsupported_content"
+        raise ApiError(400, str(error), param=error.setting, code=code) from error
+
+
+# -- token ids -------------------------------------------------------------------------------------
+
+
+def check_vocabulary(ids: Sequence[int], model: Model) -> None:
+    """Raise TreadleError if an id that a client sent is not one of the vocabulary: larger ones
+    stand for rows of pictures, perhaps another client's.
+    """
+    n_vocab = model.config.n_vocab
+    if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
+        raise TreadleError(f"a token id outside 0..{n_vocab - 1}")
+
+
+def n_text(ids: Sequence[int], model: Model) -> int:
+    """Return how many of a prompt's ids are text, not rows of pictures and sounds."""
+    return sum(id < model.config.n_vocab for id in ids)
+
+
+def prompt_text(ids: Sequence[int], model: Model) -> str:
+    """Return a prompt's text, with llama.cpp's mark for each picture and sound."""
+    media = model.engine.media
+    if not media.any_in(ids):
+        return model.detokenize(ids)
+    made: list[str] = []
+    for entry, run in groupby(ids, lambda id: media.entry_of(id) if id >= media.first_id else None):
+        if entry is None:
+            text = model.tokenizer.decode(run, start=not made)
+            made.append(text)
+        elif entry.ids[0] == next(run):  # rows of a picture may have marks between them
+            made.append(MARKER)
+    return "".join(made)
