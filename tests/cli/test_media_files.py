@@ -297,7 +297,7 @@ def test_a_saved_talk_keeps_its_pictures(picture: Path, tmp_path: Path) -> None:
     conversation.answered("a cat")
     assert not conversation.enter(f"/save {tmp_path / 'talk.json'}").failed
     assert read_record(tmp_path / "talk.json") == ("", conversation.messages)
-    odd: list[object] = [{"type": "video", "video": "x"}, {"type": "image"}, "x", {"type": []}]
+    odd: list[Any] = [{"type": "video", "video": "x"}, {"type": "image"}, "x", {"type": []}]
     for part in odd:
         message = {"role": "user", "content": [part]}
         (tmp_path / "odd.json").write_text(json.dumps({"system": "", "messages": [message]}))

@@ -82,11 +82,12 @@ def split_paths(text: str) -> list[str]:
     text = text.strip()
     if os.path.exists(os.path.expanduser(text)):
         return [text]
+    escapes = os.sep != "\\"  # elsewhere a backslash separates folders
     try:
-        words = shlex.split(text, posix=os.name == "posix")
+        words = shlex.split(text, posix=escapes)
     except ValueError:  # a lone quote
         return [text]
-    return words if os.name == "posix" else [word.strip("\"'") for word in words]
+    return words if escapes else [word.strip("\"'") for word in words]
 
 
 def dropped_files(line: str) -> list[MediaFile]:
@@ -159,7 +160,7 @@ def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
     return ", ".join(counts) + (f", encoded in {seconds:.1f} s" if seconds else "")
 
 
-class MediaPath(click.ParamType["MediaFile"]):
+class MediaPath(click.ParamType[MediaFile]):
     """Parameter type of a picture or a sound, given as a path or an address."""
 
     name = "file"

@@ -43,7 +43,7 @@ class ImageSize:
         return np.random.default_rng(0).integers(0, 256, (self.height, self.width, 3), np.uint8)
 
 
-class ImageSizeType(click.ParamType["ImageSize"]):
+class ImageSizeType(click.ParamType[ImageSize]):
     """Parameter type of a picture's size: ``640x480``."""
 
     name = "size"

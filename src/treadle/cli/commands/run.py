@@ -76,8 +76,7 @@ def command(
                 if progress.enabled and options.max_tokens != 1:
                     model.plan()  # compile now, or a progress bar would cover the text
                 stream(generation)
-    unfinished: str = getattr(generation, "reasoning", "")
-    if not generation.text and unfinished:
+    if not generation.text and reasoning_of(generation):
         remark("the answer ended within the model's reasoning, which is not shown: raise -n")
     if generation.finish_reason == "context":
         remark(f"stopped: the context of {model.n_ctx} tokens is full")
@@ -188,8 +187,14 @@ def media_report(generation: Generation) -> dict[str, Any]:
     """
     if not generation.media:
         return {}
-    reasoning = getattr(generation, "reasoning", "")
+    reasoning = reasoning_of(generation)
     return {
         "media": [dataclasses.asdict(each) for each in generation.media],
         **({"reasoning": reasoning} if reasoning else {}),
     }
+
+
+def reasoning_of(generation: Generation) -> str:
+    """Return the reasoning of a ``Reply``; "" of a completion, which has none apart."""
+    found: str = getattr(generation, "reasoning", "")
+    return found
