@@ -21,6 +21,7 @@ from tests.media.media_cases import (
     prompts,
     truth_of,
 )
+from treadle.devices.cpu.device import Cpu
 from treadle.devices.registry import open_device
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF
@@ -30,7 +31,7 @@ from treadle.media.families.gemma3 import pooled
 from treadle.media.families.qwen_vl import Qwen25Vl
 from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import Projector, open_projector
-from treadle.media.tower_engine import MOST_ROWS
+from treadle.media.tower_engine import MOST_ROWS, TowerPlan
 from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
 from treadle.models.config import Config
 from treadle.models.load import load_config
@@ -187,6 +188,34 @@ def test_a_run_is_in_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     next(runs)
     other.encode(other.prepare(picture(), None))
     assert np.array_equal(finished(runs), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen25vl", "gemma4"])
+def test_long_steps_are_run_in_parts(
+    name: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit as whole ones. Once the steps' speed is known, short ones are run together."""
+    case = BY_NAME[name]
+    projector = opened(case, data)
+    made = projector.prepare(picture(), case.max_rows)
+
+    def whole(self: TowerPlan, device: Cpu, step: int, item: int) -> tuple[int, int]:
+        device.run(self.program)
+        return len(self.plan), 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TowerPlan, "run_slice", whole)
+        expected = projector.encode(made)
+    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 0.0)  # small parts
+    runs = projector.encode_runs(made)
+    n_slices = sum(1 for _ in runs)
+    n_rows = sum(len(each.patches) for each in made.inputs)
+    plan = projector.towers["image"].engine.plan_for(n_rows).plan
+    assert n_slices > 2 * len(plan)
+    assert np.array_equal(finished(projector.encode_runs(made)), expected)
+    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 1e9)
+    assert next(projector.encode_runs(made), None) is None  # one slice
+    assert np.array_equal(projector.encode(made), expected)
 
 
 def test_encodings_take_turns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

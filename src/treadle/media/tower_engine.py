@@ -39,7 +39,7 @@ MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
 Report = Callable[[float], None]
 SLICE_S = 0.05  # seconds of work between two yields
-PROBE = 1 / 32  # share of a step that is run to learn its speed
+MOST_PARTS = 32  # of a step; the first part of one whose speed is not known is as small
 
 
 @dataclass(frozen=True)
@@ -185,11 +185,13 @@ class TowerPlan:
             return end, 0
         n_items = device.n_items(self.program, step)
         each = self._seconds.get(self.plan.steps[step].spec)
-        n = int(n_items * PROBE if each is None else SLICE_S / max(each, 1e-9))
+        n = -(-n_items // MOST_PARTS)
+        if each is not None:
+            n = max(n, int(SLICE_S / max(each, 1e-9)))
         began = time.perf_counter()
         after = n_items
         if n_items:
-            items = range(item, min(item + max(n, 1), n_items))
+            items = range(item, min(item + n, n_items))
             after = device.run_items(self.program, step, items)
             self._learn(step, time.perf_counter() - began, after - item)
         return (step, after) if after < n_items else (step + 1, 0)

@@ -160,6 +160,8 @@ class Cpu(Device):
         assert self._team is not None
         record = program.records[step]
         n_items = program.n_items(step)
+        if n_items == 1:  # or as many as another step counts
+            return super()._run_items(program, step, items)
         whole = max(1, int(record["whole"]))
         assert items.start % whole == 0, (items, whole)
         stop = min(-(-items.stop // whole) * whole, n_items)
