@@ -29,7 +29,7 @@ CONTRACT = [
     "share_of_peak",
     "engine",
 ]
-MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share", "device"]
+MORE = ["model", "format", "peak", "shares", "peaks", "processor_time_share", "device", "picture"]
 PEAKS = {"bandwidth": 1e9, "int8": 1e9, "bf16": 1e9, "f32": 1e9}
 
 

@@ -14,7 +14,6 @@ from tests.loras import draw_pairs, write_gguf
 from tests.server.conftest import running, talking
 from tests.server.test_openai import post
 from treadle.convert.open import packaged_model
-from treadle.server.http import http_io
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +119,13 @@ def test_what_makes_no_sense(caller: TestClient, lora: Any, why: str) -> None:
     assert [one["scale"] for one in caller.get("/lora-adapters").json()] == [0.0, 1.0]
 
 
-def test_scales_of_any_size_and_shape(caller: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scales_of_any_size_and_shape(adapted: treadle.Model, caller: TestClient) -> None:
     for body, status in ((b"[" * 100_000, 400), (b"\xff", 400), (b'[{"id": NaN}]', 400)):
         assert caller.post("/lora-adapters", content=body).status_code == status
-    monkeypatch.setattr(http_io, "MAX_BODY", 100)
-    grows = (b" " * 60 for _ in range(3))
-    assert caller.post("/lora-adapters", content=grows).status_code == 413
+    with running(adapted) as service, talking(service) as client:
+        service.bodies.most = 100
+        grows = (b" " * 60 for _ in range(3))
+        assert client.post("/lora-adapters", content=grows).status_code == 413
 
 
 def test_a_text_with_adapters_is_saved_and_restored(adapted: treadle.Model, tmp_path: Path) -> None:

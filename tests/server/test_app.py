@@ -80,9 +80,9 @@ def test_bad_bodies(body: bytes, status: int, said: str, client: TestClient) -> 
 
 
 def test_a_body_that_grows_behind_its_beginning(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_io, "MAX_BODY", 100)
+    monkeypatch.setattr(service.bodies, "most", 100)
     answer = client.post("/v1/completions", content=(b"x" * 60 for _ in range(3)))
     assert answer.status_code == 413
 

@@ -223,13 +223,17 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
 
+# Matrices that projector files store transposed, by projector type.
+TRANSPOSED = {"gemma3": frozenset({"mm.input_projection.weight"})}
+
+
 def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
-    """Return matrices of a projector file that keep their format. Gemma 3's projection is stored
-    transposed, and llama.cpp cannot transpose blocks.
+    """Return matrices of a projector file that keep their format: llama.cpp cannot transpose
+    blocks.
     """
-    transposed = gguf.metadata.get("clip.projector_type") == "gemma3"
+    projector_type = str(gguf.metadata.get("clip.projector_type", ""))
     blocks = format_by_name(mix.base).block > 1
-    return frozenset({"mm.input_projection.weight"} if transposed and blocks else ())
+    return TRANSPOSED.get(projector_type, frozenset()) if blocks else frozenset()
 
 
 def nearest(fmt: Format, k: int) -> Format:

@@ -24,7 +24,7 @@ from treadle.server.http.body_fields import (
     whole,
     wrong,
 )
-from treadle.server.http.http_io import MAX_BODY, Json, Response, event, read_json
+from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.http.redaction import without_folders
 from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.llamacpp_answer import final_fields, said, sampling_dict
@@ -279,7 +279,7 @@ async def props(request: HttpRequest) -> Response:
                 "builtin_template": template.builtin,
                 "template_from": template.origin,
                 "reasoning": template.default_reasoning,
-                "max_body_bytes": MAX_BODY,
+                "max_body_bytes": service.bodies.most,
             },
         }
     )
