@@ -449,6 +449,13 @@ def test_limits(media: Path) -> None:
     limits.check_count(2, "messages")
     with pytest.raises(UnsupportedError, match="messages: 3 pictures and sounds: the limit is 2"):
         limits.check_count(3, "messages")
+    limits = MediaLimits(request_pixels=2_000_000)
+    limits.check_pixels(2_000_000, "messages[0]")
+    said = (
+        r"messages\[1\]: the pictures up to this one have 3 million pixels: the limit is 2 million"
+    )
+    with pytest.raises(UnsupportedError, match=said):
+        limits.check_pixels(3_000_000, "messages[1]")
     with pytest.raises(TreadleError, match="pixels=0: expected at least 1"):
         MediaLimits(pixels=0)
 

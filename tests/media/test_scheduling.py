@@ -201,5 +201,8 @@ def test_numbers_are_given_again_once_no_page_names_them(prompts: Prompts) -> No
     assert made[-1].number == last
     new = media.enter(MediaEntry(b"new".ljust(32), 2), tree)
     assert new.number == made[0].number  # the oldest has pages, so the next one goes
+    # Without the engine's lock no number is given again.
+    assert media.add(MediaEntry(b"newer".ljust(32), 2)) is None
+    assert media.add(MediaEntry(b"new".ljust(32), 2)) is new
     assert media.find(made[0].digest) is None
     assert media.find(prompts.entry.digest) is prompts.entry

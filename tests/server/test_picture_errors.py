@@ -18,6 +18,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, Served, at_socket, events, running, until
 from tests.server.pictures import ROWS, SlowTower, base64_of, data_url, load
 from treadle.errors import FileError
+from treadle.media.limits import MediaLimits
 from treadle.media.projector import Projector
 from treadle.server.batch_file.lines import InputLine
 from treadle.server.batch_file.local import LocalAnswers
@@ -196,6 +197,18 @@ def test_more_pictures_than_the_context(http: httpx.Client, files: Path) -> None
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
     assert error["message"].startswith("prompt is too long: at least 1025 tokens > 1024 maximum")
     assert error["n_ctx"] == 1024
+
+
+@pytest.mark.usefixtures("no_tower")
+def test_more_pixels_than_a_request_may_have(
+    http: httpx.Client, model: treadle.Model, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert model.media is not None
+    monkeypatch.setattr(model.media, "limits", MediaLimits(request_pixels=10_000))
+    part = image(data_url(files / "plain.png"))
+    answer = http.post(CHAT, json=asking(part, part))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages[0].content[1].image_url.url"
 
 
 def test_ids_of_rows_are_no_tokens_of_a_client(http: httpx.Client, service: Service) -> None:
