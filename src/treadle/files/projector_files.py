@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-# By preference: towers are small, and a Q8_0 file is slower where widths are no multiple of 32.
+# By preference: a tower is small, so its precision costs little.
 TYPES = ("f16", "bf16", "q8_0", "f32")
 _NAME = re.compile(r"(?:^|[-._])mmproj(?=$|[-._])", re.IGNORECASE)
 _TYPE = re.compile(r"(?:^|[-._])(f16|fp16|bf16|q8_0|f32|fp32)(?=$|[-._])", re.IGNORECASE)
