@@ -237,7 +237,7 @@ def test_ollama(url: str, model: treadle.Model, plain: Path) -> None:
         told = client.generate("any", "Which, say?", images=images, options=options)
         assert told.response == truth.text
         again = client.generate("any", "Which, say?", images=images, options=options, stream=True)
-        assert "".join(part.response for part in again) == truth.text
+        assert "".join(part.response or "" for part in again) == truth.text
         raw = client.generate("any", "So: ", images=images, raw=True, options=options)
         assert raw.prompt_eval_count == len(model.tokenize("So: ", bos=False)) + ROWS + 2
         assert client.show("any").capabilities == ["completion", "embedding", "tools", "vision"]
