@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 import treadle
 from tests.server.conftest import N_CTX, events
 from tests.server.test_openai import CHAT, post, stream
+from treadle.server.http.http_io import MAX_BODY
 
 
 def test_a_completion(client: TestClient, model: treadle.Model) -> None:
@@ -229,6 +230,7 @@ def test_props(client: TestClient, model: treadle.Model) -> None:
     assert found["default_generation_settings"]["n_ctx"] == N_CTX
     assert found["chat_template"] == model.template.source
     assert found["modalities"] == {"vision": False, "audio": False}
+    assert found["treadle"]["max_body_bytes"] == MAX_BODY
 
 
 def test_slots_are_free_when_nothing_runs(client: TestClient, model: treadle.Model) -> None:
