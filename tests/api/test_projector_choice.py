@@ -9,6 +9,7 @@ from shutil import copy
 import pytest
 
 import treadle
+from treadle.api.media import DETAIL_ROWS
 from treadle.errors import TreadleError
 
 
@@ -87,3 +88,27 @@ def test_progress_of_an_encoding(media: Path) -> None:
             assert len(shares) > 2
             n_calls = len(shares)
         assert n_calls == sum(stage == "reading the picture" for stage, _, _ in calls)
+
+
+def test_detail_is_a_wish(media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLaVA's pictures have one size: a client's ``low`` is no error."""
+    from base64 import b64encode
+
+    monkeypatch.setitem(DETAIL_ROWS, "low", 4)
+    data = b64encode((media / "media" / "plain.png").read_bytes()).decode()
+    template = (
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}<image>"
+        "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    url = {"url": f"data:image/png;base64,{data}", "detail": "low"}
+    talk = [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+    path = media / "llava" / "text.gguf"
+    with treadle.load(path, threads=1, context=512, chat_template=template) as model:
+        assert model.chat(talk, max_tokens=1).media[0].n_tokens == 16
+    with (
+        treadle.load(
+            path, threads=1, context=512, chat_template=template, image_max_tokens=4
+        ) as model,
+        pytest.raises(TreadleError, match="at least 16"),
+    ):
+        model.chat(talk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -143,15 +144,24 @@ class ModelMedia:
         read = read_picture if part.kind == "image" else read_sound
         data = read(part.source, self.limits, self.policy, part.place)
         try:
-            return self.projector.prepare(data, self._rows_of(part), part.kind)
+            return self._prepare_as_wished(data, part)
         except TreadleError as error:
             if type(error) is not TreadleError:  # others say what they are about
                 raise
             raise TreadleError(f"{part.place}: {error}") from error
 
-    def _rows_of(self, part: MediaPart) -> int | None:
-        """Return the most rows of a picture, by the call's ``detail``."""
-        bounds = [self._max_rows, DETAIL_ROWS.get(part.detail)]
+    def _prepare_as_wished(self, data: np.ndarray, part: MediaPart) -> PreparedMedia:
+        """Prepare with the call's ``detail``; without it, if the family's pictures cannot have so
+        few rows: it is a wish, not a limit.
+        """
+        if part.detail in DETAIL_ROWS:
+            with suppress(TreadleError):
+                return self.projector.prepare(data, self._rows_of(part.detail), part.kind)
+        return self.projector.prepare(data, self._rows_of(), part.kind)
+
+    def _rows_of(self, detail: str = "auto") -> int | None:
+        """Return the most rows of a picture, by the settings and a call's ``detail``."""
+        bounds = [self._max_rows, DETAIL_ROWS.get(detail)]
         if self._engine.config.media.spans:  # a span is in one run
             bounds.append(self._engine.max_tokens)
         return min((each for each in bounds if each is not None), default=None)
@@ -192,7 +202,7 @@ class ModelMedia:
         """Compile the plans that pictures of usual sizes need, so that no first one waits."""
         if "image" not in self.modalities:
             return
-        rows = self._rows_of(MediaPart("image", None, ""))
+        rows = self._rows_of()
         for size in WARMED:
             try:
                 prepared = self.projector.prepare(np.zeros((*size, 3), np.uint8), rows)
