@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,14 +269,28 @@ def print_steps(picture: Picture) -> None:
         print(f"{line} {rate}", file=sys.stderr)
     longest = max((max(each), kind) for kind, each in seconds.items())
     print(f"  the longest: {longest[1]}, {1e3 * longest[0]:.0f} ms", file=sys.stderr)
+    slices = slice_seconds(picture)
+    line = f"  {len(slices)} slices, between which others run: the longest"
+    times = f"{1e3 * max(slices):.0f} ms, the median {1e3 * statistics.median(slices):.0f} ms"
+    print(f"{line} {times}", file=sys.stderr)
 
 
-ALIASES = {"attn_output": "attn.out", "ffn_up": "ffn.up", "ffn_down": "ffn.down"}
+def slice_seconds(picture: Picture) -> list[float]:
+    """Seconds of each slice of an encoding."""
+    found = []
+    began = time.perf_counter()
+    for _ in picture.projector.encode_runs(picture.prepared):
+        found.append(time.perf_counter() - began)
+        began = time.perf_counter()
+    return [*found, time.perf_counter() - began]
+
+
+ALIASES = {"attn_output": "attn.output", "ffn_up": "ffn.up", "ffn_down": "ffn.down"}
 
 
 def alias(name: str) -> str:
     """The kind of steps that multiplies with a tensor."""
-    return ALIASES.get(name, "qkv" if name.startswith("attn_") else name)
+    return ALIASES.get(name, "attn.qkv" if name.startswith("attn_") else name)
 
 
 def text_rate(shape: TowerShape, fmt: Format, n_tokens: int, threads: int, folder: Path) -> float:
@@ -293,7 +307,7 @@ def text_rate(shape: TowerShape, fmt: Format, n_tokens: int, threads: int, folde
     path = folder / "text.gguf"
     write_model(text, own, str(path))
     ids = np.random.default_rng(2).integers(300, 1000, n_tokens).tolist()
-    with treadle.load(path, threads=threads, context=MOST_TEXT, batch=512) as model:
+    with treadle.load(path, threads=threads, context=MOST_TEXT) as model:
         engine = model.engine
         best = float("inf")
         for _ in range(3):
@@ -398,6 +412,8 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
     from treadle.profiling.report import row_in_use
 
     shape = SHAPES[name]
+    if given.layers:
+        shape = replace(shape, n_layer=given.layers)
     path = folder / f"{name.replace('-', '_')}.gguf"
     write_tower(shape, fmt, path)
     device = open_device("cpu", None, given.threads, None)
@@ -449,6 +465,7 @@ def main() -> None:
     parser.add_argument("--kv", default="f32", help="format of keys and values, such as f16")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=int, default=0, help="of each tower, for a quick look")
     parser.add_argument("--steps", action="store_true", help="print the slowest steps")
     parser.add_argument("--rival", help="an interpreter that has llama-cpp-python")
     given = parser.parse_args()

@@ -40,6 +40,7 @@ MOST_ITEMS = 64  # of a run
 Report = Callable[[float], None]
 SLICE_S = 0.05  # seconds of work between two yields
 MOST_PARTS = 32  # of a step; the first part of one whose speed is not known is as small
+ITEMS_PER_THREAD = 4  # at least, of a part: at its end threads wait for the last item
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,10 @@ class TowerPlan:
             return end, 0
         n_items = device.n_items(self.program, step)
         each = self._seconds.get(self.plan.steps[step].spec)
-        n = -(-n_items // MOST_PARTS)
+        n = max(-(-n_items // MOST_PARTS), ITEMS_PER_THREAD * device.n_threads)
         if each is not None:
             n = max(n, int(SLICE_S / max(each, 1e-9)))
+        n = round_up(n, device.n_threads)
         began = time.perf_counter()
         after = n_items
         if n_items:
