@@ -103,10 +103,6 @@ KEPT = re.compile(
     r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight"
 )
 
-# Matrices of projector files that are stored transposed, by projector type: llama.cpp cannot
-# transpose blocks.
-TRANSPOSED = {"gemma3": "mm.input_projection.weight"}
-
 # Fallback for a format whose block does not divide the row length; F16 if the fallback fails too.
 # It is the format with blocks of 32 that is nearest in bits; for Q4_K and up, the next one that
 # loses no more. llama.cpp uses Q4_0 for Q2_K, Q3_K and all ternary formats; IQ4_NL has the same

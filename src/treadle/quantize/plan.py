@@ -21,7 +21,6 @@ from treadle.quantize.mixes import (
     LAST_RESORT,
     MIXES,
     TRAINED,
-    TRANSPOSED,
     WANTS_IMATRIX,
     QuantMix,
     TensorRole,
@@ -192,7 +191,7 @@ def make_recipe(
     targets = []
     kept = kept_in_projectors(gguf, mix)
     for tensor in gguf.tensors.values():
-        if not is_matrix(tensor.name, tensor.shape) or tensor.name == kept:
+        if not is_matrix(tensor.name, tensor.shape) or tensor.name in kept:
             targets.append(entry_of(source_tensor(tensor), None))
             continue
         said = [rule for rule in rules if re.search(rule.pattern, tensor.name)]
@@ -224,11 +223,17 @@ def is_matrix(name: str, shape: Sequence[int]) -> bool:
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
 
-def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> str:
-    """Return the matrix of a projector file that a mix of blocks leaves as it is; "" for none."""
-    if format_by_name(mix.base).block == 1:
-        return ""
-    return TRANSPOSED.get(str(gguf.metadata.get("clip.projector_type")), "")
+# Matrices that projector files store transposed, by projector type.
+TRANSPOSED = {"gemma3": frozenset({"mm.input_projection.weight"})}
+
+
+def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
+    """Return matrices of a projector file that keep their format: llama.cpp cannot transpose
+    blocks.
+    """
+    projector_type = str(gguf.metadata.get("clip.projector_type", ""))
+    blocks = format_by_name(mix.base).block > 1
+    return TRANSPOSED.get(projector_type, frozenset()) if blocks else frozenset()
 
 
 def nearest(fmt: Format, k: int) -> Format:
