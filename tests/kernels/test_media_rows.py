@@ -10,7 +10,8 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from treadle.isa.isa import Isa
-from treadle.kernels.elementwise.media_rows import MEDIA_HEAD, MediaRowsKernel
+from treadle.kernels.elementwise.media_rows import MediaRowsKernel
+from treadle.kernels.spec import MEDIA_HEAD
 
 N = 7  # tokens
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +81,8 @@ def split_paths(text: str) -> list[str]:
     text = text.strip()
     if os.path.exists(os.path.expanduser(text)):
         return [text]
+    import shlex  # rarely needed
+
     escapes = os.sep != "\\"  # elsewhere a backslash separates folders
     try:
         words = shlex.split(text, posix=escapes)
@@ -127,6 +128,8 @@ def message_parts(text: str, files: Sequence[MediaFile]) -> list[dict[str, str]]
     """Return a message's parts: files stand where the text has ``<__media__>``, or before it if it
     has none. Raises click.UsageError if there are not as many markers.
     """
+    if not files:
+        return [{"type": "text", "text": text}]
     from treadle.chat.media_parts import MARKER
 
     texts = text.split(MARKER)

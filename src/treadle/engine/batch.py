@@ -22,9 +22,19 @@ import numpy as np
 from treadle.kernels.attention.merge_splits import MERGE
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import ITEM, SPLIT
-from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD
 from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, LogitsQuery
-from treadle.kernels.spec import EACH, LINE, LORA, LORA_ROWS, PART, numbered, round_up, run_offset
+from treadle.kernels.spec import (
+    EACH,
+    LINE,
+    LORA,
+    LORA_ROWS,
+    MEDIA,
+    MEDIA_HEAD,
+    PART,
+    numbered,
+    round_up,
+    run_offset,
+)
 from treadle.models.config import MediaTraits
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.batch import RunInputs
-from treadle.kernels.elementwise.media_rows import MEDIA
 from treadle.kernels.elementwise.top_logits import TopLogitsKernel
+from treadle.kernels.spec import MEDIA
 from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
 if TYPE_CHECKING:

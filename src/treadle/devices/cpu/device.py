@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from treadle.devices.cpu.abort_flag import AbortFlag
-from treadle.devices.cpu.item_range import ItemRange, ItemRangeStep
 from treadle.devices.cpu.step_loop import STEP, StepLoop
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
@@ -18,6 +17,7 @@ from treadle.kernels.spec import run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
 if TYPE_CHECKING:
+    from treadle.devices.cpu.item_range import ItemRangeStep
     from treadle.devices.protocol import DeviceProgram
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
@@ -166,6 +166,8 @@ class Cpu(Device):
         assert items.start % whole == 0, (items, whole)
         stop = min(-(-items.stop // whole) * whole, n_items)
         if program.part is None:
+            from treadle.devices.cpu.item_range import ItemRange, ItemRangeStep
+
             spec = ItemRange()
             kernel = load_kernels([spec], self.isa, tally=self.kernels)[spec.name]
             program.part = ItemRangeStep(kernel)

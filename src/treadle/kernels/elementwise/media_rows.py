@@ -16,10 +16,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import Args, Frame, Spec
-
-MEDIA = "media"  # the buffer's name in ``Plan.takes``
-MEDIA_HEAD = 16  # columns before the values, so that these begin at a cache line
+from treadle.kernels.spec import MEDIA_HEAD, Args, Frame, Spec
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from treadle.kernels.elementwise.media_rows import MEDIA, MEDIA_HEAD, MediaRowsKernel
-from treadle.kernels.spec import Grid
+from treadle.kernels.elementwise.media_rows import MediaRowsKernel
+from treadle.kernels.spec import MEDIA, MEDIA_HEAD, Grid
 from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
