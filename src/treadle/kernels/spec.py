@@ -62,8 +62,8 @@ PART = np.dtype([(name, "i8") for name in PART_FIELDS])
 LORA = np.dtype([(name, "i8") for name in ("token", "n_tokens", "scales")])
 LORA_ROWS = 16
 
-# In plans for batches with pictures: the name of their rows in ``Plan.takes``, and the columns before
-# the values, so that these begin at a cache line (``elementwise/media_rows.py``).
+# In plans for batches with pictures: the name of their rows in ``Plan.takes``, and the columns
+# before the values, so that these begin at a cache line (``elementwise/media_rows.py``).
 MEDIA = "media"
 MEDIA_HEAD = 16
 

@@ -166,7 +166,8 @@ class Cpu(Device):
         assert items.start % whole == 0, (items, whole)
         stop = min(-(-items.stop // whole) * whole, n_items)
         if program.part is None:
-            from treadle.devices.cpu.item_range import ItemRange, ItemRangeStep
+            from treadle.devices.cpu.item_range import ItemRangeStep
+            from treadle.kernels.item_range import ItemRange
 
             spec = ItemRange()
             kernel = load_kernels([spec], self.isa, tally=self.kernels)[spec.name]

@@ -6,30 +6,9 @@ first item and calls the step's kernel. Steps that are run whole do not pass thr
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
-from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cpu.step_loop import STEP
-from treadle.jit.language import Builder, Isa
-from treadle.kernels.spec import Args, Frame, Spec
-
-
-@dataclass(frozen=True)
-class ItemRange(Spec):
-    """Calls another kernel for items from ``first`` on. ``kernel``: its address; ``inner``: that of
-    its arguments.
-    """
-
-    op: ClassVar[str] = "item_range"
-    args = Args("kernel:in inner:in first")
-
-    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        """Emit the kernel."""
-        first = frame.first
-        items = first + frame.begin, first + frame.end
-        k.call_pointer(frame.kernel, None, [frame.inner, frame.block, *items, frame.scratch])
 
 
 class ItemRangeStep:
