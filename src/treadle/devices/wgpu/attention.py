@@ -257,6 +257,8 @@ def attention(step: Step) -> list[Dispatch]:
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
         raise UnsupportedError(f"{step.label}: latent attention is not supported")
+    if spec.spans:
+        raise UnsupportedError(f"{step.label}: tokens that see later ones are not supported")
     if spec.alibi:
         raise UnsupportedError(f"{step.label}: attention with ALiBi is not supported")
     if spec.reach:
