@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,25 @@ def test_saved_sessions(name: str, media: Path, tmp_path: Path) -> None:
         assert error(found, prompt.logits[cut:]) < case.tolerance
         again = prompt_of(model, media, case)
         assert session.match([*again.ids, 66]) == len(again.ids)  # the same picture has its ids
+
+
+def test_a_list_of_pictures_that_contradicts_the_registry(media: Path) -> None:
+    """The digest of a known picture, with more rows than it has."""
+    case = BY_NAME["qwen25vl"]
+    with load(media, case) as model:
+        prompt = prompt_of(model, media, case)
+        registry = model.engine.media
+        text = registry.describe(prompt.ids)
+        assert registry.restore(text, prompt.ids) == prompt.ids
+        (entry,) = prompt.entries
+        given = json.loads(text)
+        given[0] |= {"rows": entry.n_rows + 1, "positions": None, "spans": []}
+        ids = [*prompt.ids, entry.ids[-1] + 1]
+        with pytest.raises(ValueError, match=f"the file says {entry.n_rows + 1} rows"):
+            registry.restore(json.dumps(given), ids)
+        given[0] |= {"rows": entry.n_rows, "spans": [[0, 1, 2]]}
+        with pytest.raises(ValueError, match="too many values"):
+            registry.restore(json.dumps(given), prompt.ids)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen25vl", "pixtral"])

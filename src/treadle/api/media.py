@@ -66,7 +66,7 @@ class ModelMedia:
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What it reads: "image", "audio"."""
+        """The kinds of media that it reads: "image", "audio"."""
         return frozenset(self.projector.modalities)
 
     @property

@@ -312,7 +312,7 @@ class Model:
 
     @property
     def modalities(self) -> frozenset[str]:
-        """What it reads besides text: "image", "audio"."""
+        """The kinds of media that it reads besides text: "image", "audio"."""
         return frozenset() if self.media is None else self.media.modalities
 
     @property

@@ -1,4 +1,4 @@
-"""How a Python process of treadle's own is started: its interpreter and import path."""
+"""Interpreter and import path of Python processes that treadle starts."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class MediaPart:
     """The bytes of a file; a text: an http(s) address. From a call in this process also a path, an
     image of Pillow's, an array, or an array with its rate."""
     place: str
-    """Where it stands, for errors: ``messages[2].content[1].image_url.url``."""
+    """Its place, for errors: ``messages[2].content[1].image_url.url``."""
     detail: str = "auto"
     """OpenAI's wish for a picture's resolution: one of DETAILS."""
 

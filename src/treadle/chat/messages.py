@@ -28,7 +28,7 @@ MEDIA_SPELLINGS = ("image", "image_url", "input_image", "audio", "audio_url", "i
 
 @dataclass(frozen=True)
 class MediaPolicy:
-    """How pictures and sounds of messages are taken.
+    """Rules for the pictures and sounds of messages.
 
     ``kinds``: those of MEDIA that the model reads. A part of another kind is replaced by a sentence
     for the model, with a warning; with ``strict`` it is refused. ``local``: the caller is a program

@@ -39,12 +39,9 @@ class MediaFile:
     @property
     def name(self) -> str:
         """The name in messages: that of the file, or the address."""
+        from treadle.media.address_policy import is_address
+
         return self.source if is_address(self.source) else Path(self.source).name
-
-
-def is_address(text: str) -> bool:
-    """Return whether a text begins as an http or https address does."""
-    return text.lower().startswith(("http://", "https://"))
 
 
 def open_media_file(name: str) -> MediaFile:
@@ -53,6 +50,8 @@ def open_media_file(name: str) -> MediaFile:
 
     Raises FileError if there is no such file, UnsupportedError for one of another kind.
     """
+    from treadle.media.address_policy import is_address
+
     if is_address(name):
         return MediaFile("image", name)
     from treadle.media.file_formats import media_format

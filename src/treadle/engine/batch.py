@@ -297,7 +297,7 @@ class RunInputs(Inputs):
                 ids, spans = self._lay_out_media(ids, row, start)
             ints[first + row : first + end] = array("i", ids)
             if seq.shifts or self.media is not None:
-                self._turn(seq, part_ids, row, start)
+                self._write_rotations(seq, part_ids, row, start)
             else:
                 for table, rope in self._ropes:
                     rope[row:end] = table.upto(n_held)[start:n_held]
@@ -367,7 +367,7 @@ class RunInputs(Inputs):
             plain[begin:end] = [0] * (end - begin)
         return plain, registry.spans_in(ids, start)
 
-    def _turn(self, seq: Sequence, ids: Ids[int], row: int, start: int) -> None:
+    def _write_rotations(self, seq: Sequence, ids: Ids[int], row: int, start: int) -> None:
         """Write the rotations of a part whose positions are not its indices."""
         end = row + len(ids)
         if not self._registry.any_in(ids):

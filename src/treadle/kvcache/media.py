@@ -305,10 +305,7 @@ class MediaRegistry:
                     each["rows"],
                     _read_positions(each["positions"], each["rows"]),
                     _bounded(each["advance"], MOST_ROWS),
-                    tuple(
-                        (_bounded(a, each["rows"]), _bounded(b, each["rows"]))
-                        for a, b in each["spans"]
-                    ),
+                    tuple(_read_span(span, each["rows"]) for span in each["spans"]),
                 )
                 for each in (json.loads(text) if text else [])
             }
@@ -326,6 +323,8 @@ class MediaRegistry:
             entry = used.get(number)
             if entry is None:
                 entry = used[number] = self.enter(entries[number], tree)
+                if entry.n_rows != entries[number].n_rows:
+                    raise ValueError(f"{entry}: the file says {entries[number].n_rows} rows")
             made[at] = entry.ids[row]
         return made
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class GridInputs:
-    """What a tower is given for each grid of patches, besides the patches.
+    """Inputs of a tower for one grid of patches, besides the patches.
 
     rows: further given rows by name, f32 ``[n_patches, width]``, such as learned positions.
     ropes: for each rope table cosines and sines, f32 ``[n_patches, 2, dims / 2]``.

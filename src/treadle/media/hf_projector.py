@@ -37,7 +37,7 @@ ReadKeys = Callable[[MetadataReader, MetadataReader], dict[str, Any]]
 
 @dataclass(frozen=True, eq=False)
 class HfNames:
-    """How a family's folders spell what its projector files have.
+    """Names in a family's Hugging Face folders, by those of its projector files.
 
     read: returns the keys, without ``clip.``, from ``config.json`` and the preprocessor's file.
     names: the projector file's name of each tensor; ``{}`` stands for a layer's number. Names

@@ -11,7 +11,7 @@ from treadle.errors import UnsupportedError
 
 MediaKind = Literal["image", "audio"]
 NOUNS: dict[MediaKind, str] = {"image": "picture", "audio": "sound"}
-"""How messages name a kind."""
+"""Names of a kind in messages."""
 
 
 @dataclass(frozen=True)

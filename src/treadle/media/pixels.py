@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from treadle.errors import TreadleError, UnsupportedError
+from treadle.errors import TreadleError
+from treadle.media.picture_file import pillow
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    pass
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 Floats = npt.NDArray[np.float32]
@@ -26,21 +27,11 @@ MOST_RATIO = 200  # of the longer side to the shorter, as in transformers
 BYTE = np.float32(255)
 
 
-def pillow() -> ModuleType:
-    """Return Pillow's module ``Image``. Raises UnsupportedError if it is not installed."""
-    try:
-        import PIL.Image
-    except ImportError:
-        what = "pictures need Pillow, which is not installed"
-        raise UnsupportedError(f"{what}: pip install 'treadle[pictures]'") from None
-    return PIL.Image
-
-
 def resize(pixels: Pixels, size: tuple[int, int], how: Filter) -> Pixels:
     """Return the picture in the ``size`` (height, width)."""
     if pixels.shape[:2] == size:
         return pixels
-    image = pillow()
+    image = pillow("Image")
     resampling = getattr(image.Resampling, how.upper())
     made = image.fromarray(pixels).resize(size[::-1], resampling)
     return np.asarray(made)

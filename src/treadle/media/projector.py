@@ -167,7 +167,7 @@ class Projector:
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """What it reads: "image", "audio"."""
+        """The kinds of media that it reads: "image", "audio"."""
         return tuple(self.towers)
 
     @property
@@ -252,7 +252,7 @@ class Projector:
         self.gguf.close()
 
 
-def open_media_file(path: str | os.PathLike[str]) -> GGUF:
+def open_projector_file(path: str | os.PathLike[str]) -> GGUF:
     """Open a projector file or the picture and sound parts of a Hugging Face folder."""
     if not is_hf(path):
         return open_gguf(path)
@@ -280,7 +280,7 @@ def open_projector(
     FileError for a damaged file, UnsupportedError for one of another kind, or whose projector type
     is not supported.
     """
-    gguf = source if isinstance(source, GGUF) else open_media_file(source)
+    gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
         towers = _towers(gguf, device, kv, lock or UseLock(), min_rows)
     except BaseException:
@@ -310,4 +310,4 @@ def _towers(
     return towers
 
 
-__all__ = ["MediaTower", "Projector", "open_media_file", "open_projector"]
+__all__ = ["MediaTower", "Projector", "open_projector", "open_projector_file"]

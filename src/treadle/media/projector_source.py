@@ -24,7 +24,7 @@ from treadle.media.families.pixtral import HALVES
 from treadle.media.families.qwen_vl import DEEPSTACK
 from treadle.media.hf_projector import HfProjector
 from treadle.media.llamacpp_projectors import projector_differences
-from treadle.media.projector import open_media_file
+from treadle.media.projector import open_projector_file
 
 if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
@@ -45,7 +45,7 @@ def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Sou
     Raises FileError for damaged files or a folder without such parts, UnsupportedError for
     families that treadle does not have.
     """
-    folder = open_media_file(path)
+    folder = open_projector_file(path)
     if not isinstance(folder, HfProjector):
         folder.close()
         raise FileError("is not a folder", path=path, expected="a Hugging Face folder")

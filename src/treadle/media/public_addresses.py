@@ -1,4 +1,4 @@
-"""Which IP addresses belong to the public internet.
+"""IP addresses of the public internet.
 
 The tables are IANA's registries of special-purpose addresses (RFC 6890) as of 2026. The standard
 library's ``is_global`` is not used: it differs from one Python version to the next, and takes

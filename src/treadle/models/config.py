@@ -126,7 +126,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class MediaTraits:
-    """How a decoder reads the rows of pictures and sound (``kvcache/media.py``).
+    """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
     sections: pairs of a head that each component of a position (time, row, column) rotates; empty:
         a position is one number.

@@ -71,7 +71,7 @@ class Drafting:
 
     @property
     def observer(self) -> EngineObserver:
-        """What takes part in the first model's runs."""
+        """The observer of the first model's runs: the drafter's, or one that does nothing."""
         return NO_OBSERVER if self.drafter is None else self.drafter.observer
 
     def close(self) -> None:

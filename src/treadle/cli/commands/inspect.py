@@ -160,7 +160,7 @@ def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None
     """Return the facts of a model's projector, None without one, and what is wrong with it."""
     from treadle.api.projector_choice import NO_PROJECTOR, find_projectors, lacks_projector
     from treadle.devices.registry import open_device
-    from treadle.media.projector import open_media_file, open_projector
+    from treadle.media.projector import open_projector, open_projector_file
     from treadle.models.load import load_config
 
     try:
@@ -177,7 +177,7 @@ def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None
                 projector = open_projector(path, device)
                 try:
                     projector.check(config)
-                    with open_media_file(path) as file:
+                    with open_projector_file(path) as file:
                         unread: list[str] = []
                         towers = list(describe_projector(file, unread))
                         return {"path": str(path), "towers": towers}, unread

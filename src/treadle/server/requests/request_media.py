@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The beginning of an error: a place in a body, such as messages[2].content[1].image_url.url
 _PLACE = re.compile(r"((?:messages|input|prompt|images|content)\b[\w.\[\]]*): ")
 CONTENTS: ContextVar[Mapping[str, bytes] | None] = ContextVar("CONTENTS", default=None)
-"""What stands at the addresses of the task's request, once it was fetched."""
+"""Contents of the addresses of the task's request, once fetched."""
 
 
 class AddressesNeeded(Exception):
