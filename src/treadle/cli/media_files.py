@@ -54,7 +54,7 @@ def open_media_file(name: str) -> MediaFile:
 
     if is_address(name):
         return MediaFile("image", name)
-    from treadle.media.file_formats import media_format
+    from treadle.media.file_formats import PICTURES, SOUNDS, media_format
     from treadle.media.local_path import local_path
 
     if not name:
@@ -68,7 +68,7 @@ def open_media_file(name: str) -> MediaFile:
     found = media_format(head)
     if found is None or found.kind is None:
         what = f"is {found.name}" if found else "is neither a picture nor a sound"
-        expected = "PNG, JPEG, WebP, GIF or BMP; WAV, MP3, FLAC or Ogg"
+        expected = ", ".join(known.name for known in (*PICTURES, *SOUNDS))
         raise UnsupportedError(f"{name}: {what}: expected {expected}")
     return MediaFile(found.kind, str(path))
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import TreadleError
 from treadle.media.picture_file import pillow
-
-if TYPE_CHECKING:
-    pass
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 Floats = npt.NDArray[np.float32]

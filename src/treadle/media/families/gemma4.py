@@ -155,11 +155,6 @@ class Gemma4Vision(GemmaSquares):
             ),
         )
 
-    @classmethod
-    def row_pixels(cls, clip: ClipConfig) -> int:
-        """See ``MediaFamily``: pictures always fill the rows allowed."""
-        return 0
-
     def prepare(self, pixels: px.Pixels, max_rows: int | None) -> PreparedMedia:
         """See ``MediaFamily``. Values are from -1 to 1."""
         side = self.clip.patch_size
