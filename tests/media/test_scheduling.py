@@ -188,6 +188,16 @@ def test_a_request_without_the_picture_fails(prompts: Prompts) -> None:
     assert "no picture" in str(request.answer.error)
 
 
+def test_a_request_without_the_picture_waits_for_anothers(prompts: Prompts) -> None:
+    """It came first and has only the ids: the other has the picture, so neither fails."""
+    first = prompts.request(None)
+    second = prompts.request(Encoder(prompts.rows))
+    prompts.run(lambda: first.answer.done and second.answer.done)
+    assert first.answer.error is None
+    assert second.answer.error is None
+    assert first.answer.ids == second.answer.ids != []
+
+
 def test_numbers_are_given_again_once_no_page_names_them(prompts: Prompts) -> None:
     media = prompts.model.engine.media
     tree = prompts.model.engine.cache.tree

@@ -377,7 +377,7 @@ class Model:
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
-        media: Sequence[Any] = (),
+        media: Sequence[Any] | None = None,
         **fields: Any,
     ) -> Generation:
         """Complete a prompt; return an iterator of pieces of text.
@@ -431,7 +431,7 @@ class Model:
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
-        media: Sequence[Any] = (),
+        media: Sequence[Any] | None = None,
         plan: AnswerPlan | None = None,
         ends: frozenset[int] = frozenset(),
         keeps_stop: bool = False,
@@ -449,7 +449,7 @@ class Model:
         ``client``, ``look_ahead``: see ``Request``.
         """
         check_session(session, self.engine)
-        if len(media):
+        if media is not None and len(media):
             prompt = self._with_media(prompt, media)
         rows = prompt if isinstance(prompt, MediaPrompt) else None
         if not (ids := self._read(prompt) if isinstance(prompt, str) else token_ids(prompt)):

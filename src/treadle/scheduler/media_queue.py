@@ -69,7 +69,7 @@ class MediaQueue:
         began = self._clock()
         try:
             if self._current is None:
-                self._current = entry, _begin(entry, self._waiting[entry][0])
+                self._current = entry, _begin(entry, self._waiting[entry])
             next(self._current[1])
         except StopIteration as end:
             entry.rows = end.value
@@ -94,7 +94,11 @@ class MediaQueue:
             self._current = None
 
 
-def _begin(entry: MediaEntry, request: Request) -> Encoding:
-    if entry not in request.media:
-        raise TreadleError(f"{entry}: its rows are not there, and the request has no picture")
-    return request.media[entry]()
+def _begin(entry: MediaEntry, requests: list[Request]) -> Encoding:
+    """Begin an encoding with the picture of one of the requests: one that has only the ids, such as
+    a session's, may wait for another's.
+    """
+    for request in requests:
+        if entry in request.media:
+            return request.media[entry]()
+    raise TreadleError(f"{entry}: its rows are not there, and the request has no picture")

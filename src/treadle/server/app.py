@@ -346,7 +346,8 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "n_prompt": sum(answer.timings.n_prompt for answer in answers),
             "n_cached": sum(answer.timings.n_cached for answer in answers),
             "cache": [
-                reuse(output) for output in {t.prompt: t for t in reversed(stream.outputs)}.values()
+                reuse(output)
+                for output in {each.prompt: each for each in reversed(stream.outputs)}.values()
             ],
             "n_written": sum(len(answer.ids) for answer in answers),
             "queue_s": round(min(started) - stream.came_s, 3) if started else None,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from treadle.chat.template.template import ChatTemplate
 
 _LOCK = free_lock()
-_MANNERS: WeakKeyDictionary[ChatTemplate, TemplateDialect] = WeakKeyDictionary()
+_DIALECTS: WeakKeyDictionary[ChatTemplate, TemplateDialect] = WeakKeyDictionary()
 MAX_TRIED = 64  # places in a rendering where a call may begin
 _NAME = "treadle_try"
 _WORD = "treadle_word"
@@ -130,9 +130,9 @@ class TemplateDialect:
 def dialect_of(template: ChatTemplate) -> TemplateDialect:
     """Return a template's dialect; detected once."""
     with _LOCK:
-        found = _MANNERS.get(template)
+        found = _DIALECTS.get(template)
         if found is None:
-            found = _MANNERS[template] = find_dialect(template)
+            found = _DIALECTS[template] = find_dialect(template)
         return found
 
 

@@ -40,7 +40,7 @@ def timings(output: OutputStream) -> dict[str, Any]:
         "draft_n": t.n_drafted,
         "draft_n_accepted": t.n_accepted,
         "cache": reuse(output) | {"piece": _piece(output)},
-        **({"media_n": len(output.answer.media), "media_ms": 1e3 * t.media_s} if media else {}),
+        **({"media_n": len(media), "media_ms": 1e3 * t.media_s} if media else {}),
     }
 
 

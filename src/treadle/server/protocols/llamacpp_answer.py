@@ -69,7 +69,7 @@ def _is_full(service: Service, answer: RequestOutput) -> bool:
 
 
 def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return the ``__verbose`` field of a final answer if the call requested it."""
+    """Return the ``__verbose`` field of a final answer if the request asked for it."""
     if not stream.generation.more["verbose"]:
         return {}
     prompt = prompt_text(stream.generation.prompts[piece.output.prompt], service.model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.chat import messages as chat_messages
 from treadle.chat.messages import (
     MEDIA_SPELLINGS,
+    SYSTEM,
     ChatMessages,
     MediaPolicy,
     PlacedPart,
@@ -44,7 +45,6 @@ _TEXT_PARTS = {  # types of content parts, and the key of their text
     "reasoning_text": "text",
     "refusal": "refusal",
 }
-_SYSTEM = ("system", "developer")
 MAX_MESSAGES = 10_000
 EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
 
@@ -237,7 +237,7 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
         if not isinstance(role, str):
             raise wrong(f"{where}.role", role, "a string, such as user")
         content = content_of(f"{where}.content", message.get("content"), of_tool=role == "tool")
-        if role in _SYSTEM:
+        if role in SYSTEM:
             before = result[0]["content"] if [m["role"] for m in result] == ["system"] else None
             if isinstance(before, str) and isinstance(content, str):
                 content = f"{result.pop()['content']}\n\n{content}"

@@ -61,10 +61,10 @@ class EngineThread:
         self._work_event = threading.Event()
         self._stopping = False
         media = model.media
-        # Without its projector's file the model still reads text.
-        self._projector = (
-            () if media is None else {*map(str, media.projector.gguf.paths)} - {str(model.path)}
-        )
+        # Without its projector's file the model still reads text, unless both are one folder.
+        own = {*map(str, (model.path, *model.gguf.paths))}
+        projector = () if media is None else map(str, media.projector.gguf.paths)
+        self._projector = {*projector} - own
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.chat.media_parts import MARKER, MediaPart, read_images, read_multimodal_prompt
 from treadle.errors import ContextFullError, FileError, TreadleError, UnsupportedError
+from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, too_long
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ def check_vocabulary(ids: Sequence[int], model: Model) -> None:
 
 def n_text(ids: Sequence[int], model: Model) -> int:
     """Return how many of a prompt's ids are text, not rows of pictures and sounds."""
+    if not isinstance(ids, MediaPrompt):
+        return len(ids)
     return sum(id < model.config.n_vocab for id in ids)
 
 

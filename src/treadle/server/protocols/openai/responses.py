@@ -213,7 +213,7 @@ class _Reply:
 
     def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
-        self.call = stream
+        self.stream = stream
         self.id = f"resp_{secrets.token_hex(24)}"
         own = mapping("text", body.get("text") or {})
         form = own.get("format") or {"type": "text"}
@@ -247,8 +247,8 @@ class _Reply:
 
     def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
         """Return the finished object, and store it unless ``store`` is false."""
-        more = self.call.generation.more
-        used = usage(self.call)
+        more = self.stream.generation.more
+        used = usage(self.stream)
         media: dict[str, Any] = {key: used[key] for key in ("images", "sounds") if key in used}
         done = _status(piece) == "completed"
         whole: dict[str, Any] = {
@@ -256,7 +256,7 @@ class _Reply:
             "status": _status(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
             "output": [item.as_dict(_status(piece)) for item in items],
-            **warnings(self.call),
+            **warnings(self.stream),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
                 "input_tokens_details": {**used["prompt_tokens_details"], "cache_write_tokens": 0},
@@ -349,7 +349,7 @@ class _ResponseEvents:
         return taken
 
     def _opened(self, part: OutputPiece) -> bytes:
-        item = _Item(part, self.reply.call.generation.more)
+        item = _Item(part, self.reply.stream.generation.more)
         self.items.append(item)
         at = len(self.items) - 1
         shown = item.as_dict("in_progress", begins=True)
@@ -397,12 +397,12 @@ async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
     reply = told.reply
     yield told.event("response.created", response=reply.begun())
     yield told.event("response.in_progress", response=reply.begun())
-    async for piece in ticking(reply.call):
+    async for piece in ticking(reply.stream):
         if piece is None:
             yield PING
             continue
         if piece.progress is not None:
-            now = piece.progress.as_dict(reply.call.came_s)
+            now = piece.progress.as_dict(reply.stream.came_s)
             yield told.event("response.in_progress", response=reply.begun(), prompt_progress=now)
             continue
         told.logprobs += [entry.as_dict() for entry in piece.logprobs]
