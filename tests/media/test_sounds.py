@@ -21,7 +21,7 @@ from treadle.media.limits import MediaLimits
 from treadle.media.resample import PASSBAND, STOPBAND_DB, Resampler, resample
 from treadle.media.source import read_sound
 
-LIBRARIES = ("av", "soundfile")
+LIBRARIES = (pytest.param("av", marks=pytest.mark.slow), "soundfile")  # av is in the extra dev
 STEP = 10 ** (-STOPBAND_DB / 20)  # what the filters leave
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import anthropic
-import httpx
+import httpx2 as httpx
 import ollama
 import openai
 import pytest

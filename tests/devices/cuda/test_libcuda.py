@@ -112,6 +112,7 @@ def test_signatures_are_those_of_the_header() -> None:
         assert stem == name or name in versions or not versions, (name, versions)
 
 
+@pytest.mark.slow  # cuda.h is in the extra dev
 def test_constants_are_those_of_the_header() -> None:
     text = header()
     for name, value in CONSTANTS.items():
