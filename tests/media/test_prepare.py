@@ -19,7 +19,7 @@ from tests.media.media_cases import (
     prompts,
     truth_of,
 )
-from treadle.errors import TreadleError, UnsupportedError
+from treadle.errors import TreadleError
 from treadle.media import pixels as px
 from treadle.media.families.qwen_vl import BlockFamily, Qwen25Vl
 from treadle.media.prepared import PreparedMedia
@@ -274,7 +274,7 @@ def test_without_pillow(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     projector = opened(BY_NAME["gemma3"], data)
-    with pytest.raises(UnsupportedError, match=r"pip install 'treadle\[pictures\]'"):
+    with pytest.raises(TreadleError, match=r'pip install "treadle\[pictures\]"'):
         projector.prepare(picture(), None)
 
 
