@@ -118,10 +118,14 @@ def test_a_signal_leaves_no_lock_taken() -> None:
     try:
         for i in range(100):
             with suppress(Now):
-                signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-6 * i)
-                while True:
-                    with lock:
-                        pass
+                try:
+                    # Again and again: Python drops what a handler raises within a finalizer.
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + 1e-6 * i, 0.5)
+                    while True:
+                        with lock:
+                            pass
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             thread = threading.Thread(target=free)
             thread.start()
             thread.join()
