@@ -39,7 +39,7 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, pairs (of numbers held as two bf16), words, bf16, q8, q16; or whole numbers
+    kind: str  # f32, pairs (of numbers held as two bf16), words, bf16, q8, q16(n); or whole numbers
     actual: np.ndarray
     expected: np.ndarray
     n_terms: int  # that a sum has, or about as many
@@ -59,7 +59,7 @@ class Compared:
         if self.kind == "whole":
             return 0.0 if np.array_equal(self.actual, self.expected) else np.inf
         units = {"f32": 2**-21, "pairs": 2**-19, "words": 2**-11, "bf16": 2**-7, "q8": 1 / 127}
-        unit = {**units, "q16": 1 / WORD_TOP}[self.kind]
+        unit = {**units, "q16": 1 / WORD_TOP, "q16n": 1 / WORD_TOP}[self.kind]
         top = np.abs(self.expected).max()
         if self.kind in ("f32", "pairs"):
             allowed = unit * np.sqrt(self.n_terms) * top

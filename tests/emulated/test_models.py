@@ -58,7 +58,7 @@ from treadle.media.projector import open_projector
 text, mmproj, given = sys.argv[1:]
 given = np.load(given, allow_pickle=False)
 with treadle.load(text, kv="f32", threads=2, context=256) as model:
-    projector = open_projector(mmproj, model.engine.device, lock=model.engine.lock)
+    projector = open_projector(mmproj, model.engine.device, exact=True, lock=model.engine.lock)
     grid = tuple(int(n) for n in given["grid"])
     n_rows = int(given["n_rows"])
     positions = given["positions"] if "positions" in given else None

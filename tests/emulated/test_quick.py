@@ -28,6 +28,7 @@ from treadle.jit.builder import Builder
 from treadle.jit.compile import emit_object
 from treadle.jit.types import i64, u8
 from treadle.jit.values import Val
+from treadle.kernels.activation_layout import WORDS
 from treadle.kernels.spec import Spec
 
 Test = Callable[..., None]
@@ -40,7 +41,7 @@ def _first(specs: list[Any], n: int, keep: Callable[[Any], bool] = lambda spec: 
 
 
 def _weights(name: str) -> Callable[[Any], bool]:
-    return lambda spec: spec.w == name and spec.act not in ("bf16", "q16")
+    return lambda spec: spec.w == name and spec.act not in ("bf16", *WORDS)
 
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "IQ4_XS", "F16")

@@ -22,6 +22,7 @@ from treadle.isa.portable import PORTABLE
 from treadle.isa.riscv import LENGTHS
 from treadle.jit.compile import emit_assembly, emit_object
 from treadle.jit.kernel import symbol, trace
+from treadle.kernels.activation_layout import WORDS
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
@@ -43,7 +44,7 @@ EM = {"aarch64": 183, "riscv64": 243}
 PORTABLE_SPECS = [
     s
     for s in registry.ALL
-    if not (isinstance(s, Matmul) and s.act in ("bf16", "q16"))
+    if not (isinstance(s, Matmul) and s.act in ("bf16", *WORDS))
     and not getattr(s, "matrix", False)
     and not getattr(s, "words", False)
     and not isinstance(s, (MatrixGemm, BytesGemm))

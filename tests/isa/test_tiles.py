@@ -25,7 +25,7 @@ from treadle.jit.compile import emit_assembly
 from treadle.jit.kernel import trace
 from treadle.jit.types import i8
 from treadle.jit.values import Val
-from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, DWORD, WORDS, ActivationLayout
 from treadle.kernels.matmul import gemm, select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.panel import code_size
@@ -95,7 +95,7 @@ def kept_in_memory(spec: Gemm, isa: Isa) -> int:
     scale, those in i32 as well.
     """
     codes = spec.fmt.codes
-    if spec.act == "q16":
+    if spec.act in WORDS:
         return 2 * spec.mr * spec.nr
     if codes is None or isa.regs > 16 or spec.unit != DWORD or isa.vector_bits < 256:
         return 0
@@ -125,7 +125,7 @@ def test_sums_stay_in_registers(
     code = emit_assembly(trace(spec, isa), isa)
     found, multiplies = spills(code, IN_TILES if tiled else MULTIPLY)
     allowed = 0
-    if spec.act in ("q8", "q16"):
+    if spec.act in ("q8", *WORDS):
         few = 2 * multiplies if isa.regs < 32 else 0
         allowed = few
         if isinstance(spec, Gemm):

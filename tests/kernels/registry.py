@@ -90,6 +90,7 @@ NORMS = [
     Norm("q8", 2048, 4, EPS, outputs=True),
     Norm("q8", 352, 6, EPS, unit=8),
     Norm("q16", 352, 4, EPS),
+    Norm("q16n", 352, 4, EPS),
     Norm("q16", 2048, 1, EPS, outputs=True),
     Norm("bf16", 352, 32, EPS),
     Norm("bf16", 172, 32, EPS, outputs=True),
@@ -119,6 +120,8 @@ NORMS = [
 PACKS = [
     Pack("copy", "q8", 32, 1),
     Pack("copy", "q16", 32, 1),
+    Pack("gelu", "q16n", 544, 4, gated=False),
+    Pack("copy", "q16n", 256, 1),
     Pack("silu", "q16", SLICE + 544, 4),
     Pack("gelu", "q16", 256, 1, gated=False),
     Pack("copy", "bf16", 172, 6),
@@ -288,6 +291,10 @@ ATTENTIONS_WORDS = [
     *(replace(spec, matrix=False, words=True) for spec in ATTENTIONS_MATRIX),
     Attention("f16", 5, 5, 32, 7, words=True),
     Attention("bf16", 2, 1, 512, 20, words=True),
+    # Towers: pages of f32, dims that no vector or pair of vectors divides.
+    Attention("f32", 3, 3, 72, 64, causal=False, words=True),
+    Attention("f16", 2, 1, 40, 9, head_dim_v=24, window=20, words=True),
+    Attention("f32", 2, 2, 16, 33, head_dim_v=8, causal=False, window=40, words=True),
 ]
 MERGES = [
     Merge(s.n_groups, s.heads, s.tokens, s.dims_v, s.pool, s.sinks)
@@ -312,6 +319,9 @@ GEMMS = [
     Gemm("Q8_0", "q16", 2048, 2, 4, residual=True),
     Gemm("Q8_0", "q16", 1056, 1, 6, kc=512),
     Gemm("BF16", "q16", 172, 2, 4, outputs=True),
+    Gemm("F16", "q16n", 172, 2, 4, outputs=True),
+    Gemm("F16", "q16n", 1056, 2, 4, segments=3, bias=True),
+    Gemm("F16", "q16n", 768, 1, 6, residual=True, kc=512),
     Gemm("IQ4_NL", "q16", 544, 2, 4, segments=2),
     Gemm("IQ4_XS", "q16", 768, 2, 4, bias=True),
     OrderedGemm("BF16", "bf16", 172, 2, 4, segments=2, bias=True),

@@ -416,6 +416,17 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
         assert all(matmul(fmt, isa, k, n, alone=True).act != "q16" for n in (1, 4, 512))
 
 
+@ISAS
+def test_words_by_length_are_for_f16_where_asked(isa: Isa) -> None:
+    every = [fmt for fmt in READ if matmul(fmt, isa, 256, 512, int16=True).act == "q16n"]
+    assert [fmt.name for fmt in every] == (["F16"] if isa.name == "avx2" else [])
+    for fmt in READ:
+        assert matmul(fmt, isa, 256, 512).act != "q16n"
+        for n, alone in ((16, False), (512, True)):
+            plain = matmul(fmt, isa, 256, n, alone=alone)
+            assert matmul(fmt, isa, 256, n, alone=alone, int16=True) == plain
+
+
 def test_rows_that_meet_words_together() -> None:
     def rows(tokens: int) -> tuple[int, int]:
         spec = select.gemv(by_name("Q8_0"), ROWS["avx2"], 576, tokens)

@@ -26,7 +26,10 @@ from treadle.kernels.activation_layout import (
     NARROW,
     OFFSET,
     SPAN,
+    WORD_LENGTH,
+    WORD_MOST,
     WORD_TOP,
+    WORDS,
     ActivationLayout,
     quantize_ref,
 )
@@ -71,11 +74,17 @@ def check_act(
         # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
         tolerance += step * (0.5 + 127 * (4 * U32 + relative))
         check_sums(out, act, n, what)
-    if act.kind == "q16":
-        spans = np.zeros((n, act.kb * SPAN))
-        spans[:, : act.k] = np.abs(exact)
-        top = spans.reshape(n, -1, SPAN).max(-1).repeat(SPAN, -1)[:, : act.k]
-        tolerance += top / WORD_TOP * (0.5 + WORD_TOP * (4 * U32 + relative))
+    if act.kind in WORDS:
+        padded = np.zeros((n, act.kb * SPAN))
+        padded[:, : act.k] = np.abs(exact)
+        spans = padded.reshape(n, -1, SPAN)
+        top = spans.max(-1)
+        if act.kind == "q16n":
+            length = np.maximum(np.linalg.norm(spans, axis=-1), top * (WORD_LENGTH / WORD_MOST))
+            tolerance += (length / WORD_LENGTH).repeat(SPAN, -1)[:, : act.k] * (0.5 + 2.0**-8)
+        else:
+            step = (top / WORD_TOP).repeat(SPAN, -1)[:, : act.k]
+            tolerance += step * (0.5 + WORD_TOP * (4 * U32 + relative))
     assert_close(stored, exact, tolerance, what)
     check_padding(out, act, n)
 
@@ -98,7 +107,7 @@ def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
         for part in range(NARROW[act.kind]):
             assert not blocks[:, :, part].reshape(n, -1)[:, act.k :].any()
         return
-    assert not rows_[:, act.k * {"q8": 1, "q16": 2, "f32": 4}[act.kind] :].any()
+    assert not rows_[:, act.k * {"q8": 1, "q16": 2, "q16n": 2, "f32": 4}[act.kind] :].any()
 
 
 # -- Embed ----------------------------------------------------------------------------------------
@@ -287,7 +296,7 @@ def test_not_a_number_is_not_lost(
             got = act.read_ref(out, 2)
         assert not np.isfinite(got[1, place])
         good = np.ones((2, 96), bool)
-        good[1, slice(None) if kind == "q16" else slice(32, 64)] = False
+        good[1, slice(None) if kind in WORDS else slice(32, 64)] = False
         assert_close(got[good], x[good], np.abs(x[good]).max() * 2.0**-7, spec.name)
 
 

@@ -18,7 +18,7 @@ from tests.kernels.test_elementwise import check_act
 from tests.kernels.test_matmul import bound, poison, random
 from treadle.formats import FORMATS, by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import ActivationLayout
+from treadle.kernels.activation_layout import WORDS, ActivationLayout
 from treadle.kernels.activations import activated
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gated import Gated
@@ -49,12 +49,13 @@ GATED = [
     Gated("MLX4_G64", "q8", 128, 2, 8, 2, fn="gelu", m=64, to="q8", to_group=8),
     Gated("Q4_0", "q8", 352, 2, 8, 2, unit=8, fn="silu", m=96, to="q8", to_group=6, to_unit=8),
     Gated("Q4_K", "q8", 256, 8, 6, 2, unit=1, fn="silu", m=96, to="q8", to_group=6),
+    Gated("F16", "q16n", 172, 2, 4, 2, fn="gelu", m=64, to="f32", to_group=5),
 ]
 CASES = [
     pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
     for spec in GATED
     for isa in (rows.MATRICES if spec.matrix else rows.VECTORS)
-    if (spec.act != "bf16" or isa.dot_bf16 or spec.matrix) and (spec.act != "q16" or isa.shorts)
+    if (spec.act != "bf16" or isa.dot_bf16 or spec.matrix) and (spec.act not in WORDS or isa.shorts)
 ]
 SLOPE = 1.13  # the largest of either activation
 

@@ -99,7 +99,8 @@ def test_pack_heads(spec: PackHeads, isa: Isa, memory: Memory, rng: np.random.Ge
             mine = slice(head * head_bytes, (head + 1) * head_bytes)
             found, near = (act.read_ref(a[mine], n) for a in (out, twin))
             exact = x[:, column + head * pitch :][:, : spec.k].astype(np.float64) * spec.scale
-            unit = {"q8": 1.01 / 127, "q16": 1.01 / WORD_TOP, "bf16": 2.0**-8, "f32": U32}[spec.act]
+            units = {"q8": 1.01 / 127, "q16": 1.01 / WORD_TOP, "bf16": 2.0**-8, "f32": U32}
+            unit = units[spec.act]
             for each in (found, near):
                 assert_close(each, exact, unit * np.abs(exact).max(), spec.name)
             assert (out[mine][act.n_bytes(n) :] == 0xFF).all()

@@ -25,7 +25,16 @@ from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import BLOCK, DWORD, SPAN, ActivationLayout
+from treadle.kernels.activation_layout import (
+    BLOCK,
+    DWORD,
+    SPAN,
+    WORD_LENGTH,
+    WORD_MOST,
+    WORDS,
+    ActivationLayout,
+    words_ref,
+)
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
@@ -77,7 +86,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
     for spec in (*GEMMS, *GEMVS)
     for isa in rows_for(spec)
     if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec) or isinstance(spec, OrderedGemm)
-    if spec.act != "q16" or isa.shorts
+    if spec.act not in WORDS or isa.shorts
 ]
 PAIRS += [
     (spec, rows.SIGNED)
@@ -215,7 +224,7 @@ def poison(raw: np.ndarray, layout: ActivationLayout, n: int) -> None:
 
 def is_simple(spec: Matmul) -> bool:
     """Whether a block has one scale, which can be one, and keeps it in a panel."""
-    if spec.act == "q16":
+    if spec.act in WORDS:
         return False
     return spec.fmt.codes is None or spec.fmt.codes.scales is None
 
@@ -296,7 +305,7 @@ def test_whole_numbers_are_exact(
             problem.check(memory, tolerance, chunk=chunk)
 
 
-@cases(lambda spec: spec.act == "q16")
+@cases(lambda spec: spec.act in WORDS)
 def test_the_largest_words_fit_a_sum(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
@@ -308,6 +317,38 @@ def test_the_largest_words_fit_a_sum(
             w[:] = same
         problem.x[:] = sign
         problem.check(memory, bound(problem))
+
+
+@cases(lambda spec: spec.act == "q16n")
+@pytest.mark.parametrize("n_large", [1, 2, 7])
+def test_the_longest_spans_fit_a_sum(
+    spec: Matmul, isa: Isa, n_large: int, memory: Memory, rng: np.random.Generator
+) -> None:
+    """Tokens that point where a row of weights does, with few values or one beside the rest."""
+    problem = random(spec, isa, rng, spec.nr, heights(spec)[0])
+    row = np.full(spec.k, 2.0**-9, np.float32)
+    row[rng.choice(spec.k, n_large, replace=False)] = 1.0
+    row *= rng.choice(np.array([-1, 1], np.float32), spec.k)
+    for w in problem.weights:
+        w[:] = spec.fmt.quantize_rows(row[None])
+    problem.x[:] = row
+    problem.x[1::2] = -row
+    problem.check(memory, bound(problem))
+
+
+def test_words_by_length_are_as_precise_as_f16(rng: np.random.Generator) -> None:
+    """Of a row of normal numbers; q16, which has the largest possible word in view, is three times
+    as far off.
+    """
+    x = rng.standard_normal((64, 1024)).astype(np.float32)
+
+    def error(words: np.ndarray, d: np.ndarray) -> float:
+        return float(np.sqrt(np.square(words * d.repeat(SPAN, 1) - x).mean()))
+
+    of_f16 = float(np.sqrt(np.square(x.astype(np.float16) - x).mean()))
+    by_length = error(*words_ref(x, "q16n"))
+    assert by_length < 1.1 * of_f16
+    assert error(*words_ref(x)) > 2.5 * by_length
 
 
 CODE_FIELDS = {"qs", "ql", "qh", "hmask"}  # any byte will do in them
@@ -441,8 +482,9 @@ def bound(problem: Problem) -> np.ndarray:
     a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
     does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
     three are allowed for) comes out at the next bf16, 2**-8 off at most. q16: a span is one term,
-    and its words are the twin's; in gemv the weights are the file's, eight blocks are a chain that
-    the span's scale then multiplies, and lanes are added up. At the end come bias and residual.
+    and its words are the twin's; for q16n the twin has the file's weights, and each word is half a
+    unit off. In gemv the weights are the file's, eight blocks are a chain that the span's scale
+    then multiplies, and lanes are added up. At the end come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -460,7 +502,7 @@ def bound(problem: Problem) -> np.ndarray:
     chain = spec.k
     if isinstance(spec, Gemv) and spec.act == "q16":
         chain = layout.kb + SPAN // BLOCK + 8
-    elif spec.act == "q16":
+    elif spec.act in WORDS:
         chain = layout.kb + 8
     elif spec.act == "q8":
         chain = (2 if codes and codes.has_m else 1) * layout.ks + 8
@@ -471,7 +513,9 @@ def bound(problem: Problem) -> np.ndarray:
         values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
         rounded = spec.act == "bf16" and spec.w != "BF16"
         largest = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
-        if spec.act == "q16":
+        if spec.act == "q16n":
+            largest = _halves(x, values)
+        elif spec.act == "q16":
             pass
         elif codes and codes.scales:
             group = spec.fmt.block if spec.fmt.parts else 32
@@ -493,6 +537,14 @@ def bound(problem: Problem) -> np.ndarray:
         total += 2 * U32 * (np.abs(b) + np.abs(problem.residual[:, column : column + m]))
         out[:, column : column + m] = total + 2 * U32 * (x @ values.T)
     return out
+
+
+def _halves(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """What products miss at most with weights that are off by half a word of q16n."""
+    missing = (0, 0), (0, -x.shape[1] % SPAN)
+    tokens, rows_ = (np.pad(a, missing).reshape(len(a), -1, SPAN) for a in (x, weights))
+    length = np.maximum(np.linalg.norm(rows_, axis=-1), rows_.max(-1) * (WORD_LENGTH / WORD_MOST))
+    return np.asarray(tokens.sum(-1) @ length.T * (0.5 / WORD_LENGTH) * (1 + 2.0**-15))
 
 
 @pytest.mark.slow

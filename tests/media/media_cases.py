@@ -73,12 +73,14 @@ def opened(
     *,
     folder: bool = False,
     isa: str | None = None,
+    exact: bool = True,
 ) -> Projector:
     """The model's projector, from mmproj.gguf or from its folder."""
     device = open_device("cpu", isa, 1, None)
     if folder:
-        return open_projector(data / "media" / case.name, device)
-    return open_projector(file_of(case, data, keys), device, min_rows=case.min_rows)
+        return open_projector(data / "media" / case.name, device, exact=exact)
+    gguf = file_of(case, data, keys)
+    return open_projector(gguf, device, exact=exact, min_rows=case.min_rows)
 
 
 def truth_of(case: Case, data: Path) -> dict[str, np.ndarray]:

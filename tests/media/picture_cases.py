@@ -72,7 +72,7 @@ def opened(case: PictureCase, data: Path, isa: str | None = None) -> Projector:
     bounds = {"image_min_pixels": case.min_pixels, "image_max_pixels": case.max_pixels}
     keys = {f"clip.vision.{key}": value for key, value in bounds.items() if value}
     gguf.metadata = {**gguf.metadata, **keys}
-    return open_projector(gguf, open_device("cpu", isa, 1, None))
+    return open_projector(gguf, open_device("cpu", isa, 1, None), exact=True)
 
 
 def truth_of(case: PictureCase, data: Path) -> dict[str, np.ndarray]:

@@ -44,7 +44,7 @@ def opened(name: str, data: Path, **settings: Any) -> Iterator[tuple[treadle.Mod
     with load(data / "media", DECODERS[name], **settings) as model:
         gguf, max_rows, min_rows = projector_of(name, data)
         projector = open_projector(
-            gguf, model.engine.device, lock=model.engine.lock, min_rows=min_rows
+            gguf, model.engine.device, exact=True, lock=model.engine.lock, min_rows=min_rows
         )
         media = ModelMedia(projector, model.engine, model.tokenizer, max_rows=max_rows)
         yield model, media

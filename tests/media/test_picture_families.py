@@ -59,7 +59,7 @@ def device() -> Iterator[Device]:
 
 def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.ndarray:
     """Media rows, f32 ``[n_rows, n_embd]``."""
-    tower = MediaTower(family, device, "f32", UseLock())
+    tower = MediaTower(family, device, UseLock(), exact=True)
     try:
         runs = tower.encode(prepared)
         while True:

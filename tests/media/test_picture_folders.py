@@ -23,7 +23,7 @@ SAME = 2e-6  # of rows of the same weights in f32 and f16, whose products differ
 
 
 def opened(source: Path | GGUF) -> Projector:
-    return open_projector(source, open_device("cpu", None, 1, None))
+    return open_projector(source, open_device("cpu", None, 1, None), exact=True)
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "mistral3", "internvl"])

@@ -78,7 +78,7 @@ def test_rows_are_those_of_transformers(case: str, data: Path, tmp_path: Path) -
 
     name, vision, config = CASES[case]
     model = write_model(name, data, tmp_path, vision, config)
-    projector = open_projector(tmp_path, open_device("cpu", None, 1, None))
+    projector = open_projector(tmp_path, open_device("cpu", None, 1, None), exact=True)
     family = projector.family("image")
     tiles: list[np.ndarray] = []
     build = family.image  # type: ignore[attr-defined]

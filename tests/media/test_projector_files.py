@@ -114,7 +114,7 @@ def test_tensors_are_those_of_llama_cpp(name: str, made: Make, data: Path) -> No
 
 
 def opened(path: Path | GGUF) -> Projector:
-    return open_projector(path, open_device("cpu", None, 1, None))
+    return open_projector(path, open_device("cpu", None, 1, None), exact=True)
 
 
 @every_folder

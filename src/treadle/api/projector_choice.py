@@ -38,12 +38,15 @@ def find_projectors(path: Path) -> list[Path]:
 def open_model_media(
     path: Path, engine: Engine, tokenizer: Tokenizer, **settings: Any
 ) -> ModelMedia:
-    """Open a projector for a model; ``settings`` are those of ``ModelMedia``. Raises FileError,
-    UnsupportedError, and TreadleError for one that does not fit the model.
+    """Open a projector for a model; ``settings`` are those of ``ModelMedia``. Its products are as
+    exact as the model's keys and values: all in f32 if these are.
+
+    Raises FileError, UnsupportedError, and TreadleError for one that does not fit the model.
     """
     from treadle.media.projector import open_projector
 
-    projector = open_projector(path, engine.device, lock=engine.lock)
+    exact = engine.cache.kv == "f32"
+    projector = open_projector(path, engine.device, exact=exact, lock=engine.lock)
     try:
         return ModelMedia(projector, engine, tokenizer, **settings)
     except BaseException:

@@ -39,6 +39,7 @@ class PlanRequest:
     n_outputs: int
     deterministic: bool
     output: str
+    int16: bool = False
 
     def build(
         self, isa: Isa, n_threads: int, table: TunedTable = SHIPPED, *, scarce: bool = False
@@ -56,6 +57,7 @@ class PlanRequest:
             table=table,
             output=self.output,
             scarce=scarce,
+            int16=self.int16,
         )
 
 
@@ -102,16 +104,19 @@ class Device(Storage):
         *,
         deterministic: bool = False,
         output: str = "logits",
+        int16: bool = False,
     ) -> Plan:
         """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
         up to ``n_outputs``.
 
-        ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the label, for an
-        op that the device does not support.
+        ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
+        multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is
+        faster. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the label,
+        for an op that the device does not support.
         """
         assert min(n_tokens, n_outputs) > 0, (n_tokens, n_outputs)
         return self._plan(
-            PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output)
+            PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output, int16)
         )
 
     @abstractmethod

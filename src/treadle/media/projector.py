@@ -40,12 +40,15 @@ TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has m
 class MediaTower:
     """One modality of a projector file: its family, and the engines of its plans."""
 
-    def __init__(self, family: MediaFamily, device: Device, kv: str, lock: UseLock) -> None:
+    def __init__(
+        self, family: MediaFamily, device: Device, lock: UseLock, *, exact: bool = False
+    ) -> None:
         self.family = family
         gguf = family.clip.gguf
-        self.engine = TowerEngine(gguf, family.tower, device, kv=kv, lock=lock)
+        self.engine = TowerEngine(gguf, family.tower, device, exact=exact, lock=lock)
         self.projectors = [
-            TowerEngine(gguf, config, device, kv=kv, lock=lock) for config in family.projectors
+            TowerEngine(gguf, config, device, exact=exact, lock=lock)
+            for config in family.projectors
         ]
         self._grids: dict[tuple[int, int], GridInputs] = {}
         self._refuse_unused()
@@ -266,13 +269,14 @@ def open_projector(
     source: str | os.PathLike[str] | GGUF,
     device: Device,
     *,
-    kv: str = "f32",
+    exact: bool = False,
     lock: UseLock | None = None,
     min_rows: int | None = None,
 ) -> Projector:
     """Open a projector file: a path of a GGUF, a Hugging Face folder, or an open file.
 
-    ``kv``: format of the towers' keys and values. ``lock``: held while the device runs; give the
+    ``exact``: all products in f32; else F16 matrices and attention may be multiplied as 16-bit
+    whole numbers, see ``Device.plan``. ``lock``: held while the device runs; give the
     engine's if they share a device. ``min_rows``: smaller pictures are enlarged to so many rows;
     None: the file's or the family's default.
 
@@ -282,7 +286,7 @@ def open_projector(
     """
     gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
-        towers = _towers(gguf, device, kv, lock or UseLock(), min_rows)
+        towers = _towers(gguf, device, lock or UseLock(), min_rows, exact=exact)
     except BaseException:
         if gguf is not source:
             gguf.close()
@@ -291,7 +295,7 @@ def open_projector(
 
 
 def _towers(
-    gguf: GGUF, device: Device, kv: str, lock: UseLock, min_rows: int | None
+    gguf: GGUF, device: Device, lock: UseLock, min_rows: int | None, *, exact: bool
 ) -> dict[str, MediaTower]:
     towers = {}
     unsupported = []
@@ -304,7 +308,7 @@ def _towers(
         if min_rows is not None:
             clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
         family = family_type(clip)
-        towers[KINDS[modality]] = MediaTower(family, device, kv, lock)
+        towers[KINDS[modality]] = MediaTower(family, device, lock, exact=exact)
     if not towers:
         raise unsupported[0]
     return towers

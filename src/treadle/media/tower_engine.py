@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
+PAGES = "f32"  # format of keys and values
 Report = Callable[[float], None]
 SLICE_S = 0.05  # seconds of work between two yields
 MOST_PARTS = 32  # of a step; the first part of one whose speed is not known is as small
@@ -219,17 +220,18 @@ class TowerEngine:
     """Runs one tower or projector. Raises FileError for a tensor that is missing or has another
     shape.
 
-    ``kv``: format of keys and values. ``lock``: held during each slice of a run, for a device that
-    others use too. Plans are made once per size class: the next power of two of the rows.
+    ``exact``: all products in f32; else see ``int16`` of ``Device.plan``. ``lock``: held during
+    each slice of a run, for a device that others use too. Plans are made once per size class: the
+    next power of two of the rows.
     """
 
     def __init__(
-        self, gguf: GGUF, config: TowerConfig, device: Device, *, kv: str = "f32", lock: UseLock
+        self, gguf: GGUF, config: TowerConfig, device: Device, *, exact: bool = False, lock: UseLock
     ) -> None:
         self.gguf = gguf
         self.config, self.width = checked(gguf, config)
         self.device = device
-        self.kv = kv
+        self.exact = exact
         self._lock = lock
         self._weights = Weights(gguf, device)
         self._specs = [spec for spec in TOWER.pools(self.config) if isinstance(spec, PoolSpec)]
@@ -256,8 +258,9 @@ class TowerEngine:
 
     def _make(self, n_rows: int) -> TowerPlan:
         device = self.device
-        cache = TowerCache(self._specs, device, n_rows, self.kv)
-        plan = device.plan(self.config, self._weights, cache, n_rows, 1, output=STATES)
+        cache = TowerCache(self._specs, device, n_rows, PAGES)
+        given = self.config, self._weights, cache, n_rows, 1
+        plan = device.plan(*given, output=STATES, int16=not self.exact)
         if self._arena is None or self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)
             self._arena_bytes = plan.arena_bytes

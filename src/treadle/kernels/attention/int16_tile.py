@@ -28,7 +28,7 @@ from treadle.jit.types import Ty, f32, i16, i32
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.wide import DIMS, KEYS, ROWS, WideTile, tree
-from treadle.kernels.attention.work_item import Queries
+from treadle.kernels.attention.work_item import WORD_DIMS, Queries
 from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import LINE, round_up
 
@@ -61,8 +61,8 @@ class Int16Scratch(NamedTuple):
     def of(cls, spec: Queries) -> Int16Scratch:
         """Return the offsets for a kernel."""
         rows = round_up(spec.rows, ROWS)
-        dims = spec.head_dim
-        dims_v = spec.dims_v
+        dims = round_up(spec.head_dim, DIMS)
+        dims_v = round_up(spec.dims_v, DIMS)
         sizes = [
             *(2 * rows * dims, 4 * rows, 2 * KEYS * dims, 4 * KEYS, 2 * KEYS * dims_v, 4 * KEYS),
             *(4 * ROWS * KEYS, 2 * ROWS * KEYS, 4 * ROWS, 4 * ROWS),
@@ -80,7 +80,13 @@ class WordTile(WideTile):
     """Attention tile with products of TALL rows and VECTORS of columns."""
 
     places: ClassVar[Any] = Int16Scratch
+    divisor: ClassVar[int] = WORD_DIMS
     at: Int16Scratch
+
+    @property
+    def pitch(self) -> int:
+        """Values from one row of ``o`` to the next: whole vectors."""
+        return round_up(self.spec.dims_v, self.isa.lanes)
 
     @property
     def tall(self) -> int:
@@ -104,24 +110,25 @@ class WordTile(WideTile):
         at = self.at
         lanes = self.isa.lanes
         dims = self.spec.head_dim
-        dims_v = self.spec.dims_v
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
         k.store(self.scratch + at.d_values, k.zero(f32 * KEYS))  # for pages that do not exist
         with k.loop(_up_to(self.n_rows, self.tall)) as r:
             query = self.query(*self.row(r))
-            squares = k.var(k.zero(f32 * lanes))
-            with k.loop(dims, step=lanes) as d:
-                x = k.load(query, f32 * lanes, offset=d * 4)
+            some = f32 * min(lanes, self.step)
+            squares = k.var(k.zero(some))
+            with k.loop(dims, step=some.lanes) as d:
+                x = k.load(query, some, offset=d * 4)
                 squares.v = k.fma(x, x, squares.v)
             length = k.sqrt(k.max(k.const(LEAST**2, f32), k.sum(squares.v)))
-            by = k.splat(LIMIT / length, f32 * DIMS)
-            with k.loop(dims, step=DIMS) as d:
-                x = k.load(query, f32 * DIMS, offset=d * 4)
+            by = k.splat(LIMIT / length, f32 * self.step)
+            with k.loop(dims, step=self.step) as d:
+                x = k.load(query, by.ty, offset=d * 4)
                 whole = _narrow(k, _rounded(k, x, by))
                 k.store(self.scratch + at.q, whole, offset=(r * dims + d) * 2)
             k.store(self.scratch + at.d_q, length * (factor / LIMIT**2), offset=r * 4)
-            with k.loop(dims_v, step=DIMS) as d:
-                k.store(self.o, k.zero(f32 * DIMS), offset=(r * dims_v + d) * 4)
+            zero = k.zero(f32 * (DIMS if self.pitch % DIMS == 0 else lanes))
+            with k.loop(self.pitch, step=zero.ty.lanes) as d:
+                k.store(self.o, zero, offset=(r * self.pitch + d) * 4)
             for place, value in zip((self.m, self.total), self.sink(self.row(r)[1]), strict=True):
                 k.store(place, value, offset=r * 4)
 
@@ -179,8 +186,13 @@ class WordTile(WideTile):
         starts = range(0, dims, lanes)
 
         def row(key: Val, start: int) -> Val:
-            """Return dims of a key's value from ``start`` on."""
-            v = fmt.load(k, self.isa, home + (key * dims + start) * fmt.n_bytes, lanes)
+            """Return dims of a key's value from ``start`` on, zeros behind the last."""
+            place = home + (key * dims + start) * fmt.n_bytes
+            if start + lanes > dims:
+                some = fmt.load(k, self.isa, place, WORD_DIMS)
+                assert not fmt.scaled, fmt.name
+                return k.concat(some, *[k.zero(some.ty)] * (lanes // WORD_DIMS - 1))
+            v = fmt.load(k, self.isa, place, lanes)
             if not fmt.scaled:
                 return v
             place = (key * (dims // BLOCK) + start // BLOCK) * 4
@@ -206,19 +218,21 @@ class WordTile(WideTile):
 
     # -- products -------------------------------------------------------------------------------
 
-    def _multiply(self, a: Val, pitch: int, b: Val, n: Val | int) -> list[list[Val]]:
+    def _multiply(
+        self, a: Val, pitch: int, b: Val, n: Val | int, n_vectors: int = VECTORS
+    ) -> list[list[Val]]:
         """Return the sums, i32, of ``tall`` rows of pairs at ``a`` with ``n`` lines of ``width``
-        pairs.
+        pairs, of which ``n_vectors`` vectors are multiplied.
         """
         k = self.k
         isa = self.isa
         lanes = self.isa.lanes
         assert isa.dot_words is not None
         ty = i32 * lanes
-        sums = [[k.var(k.zero(ty)) for _ in range(VECTORS)] for _ in range(self.tall)]
+        sums = [[k.var(k.zero(ty)) for _ in range(n_vectors)] for _ in range(self.tall)]
         with k.loop(n) as pair:
             columns = [
-                k.load(b + pair * self.line, ty, offset=4 * lanes * c) for c in range(VECTORS)
+                k.load(b + pair * self.line, ty, offset=4 * lanes * c) for c in range(n_vectors)
             ]
             for r, row in enumerate(sums):
                 x = k.splat(k.load(a, i32, offset=pair * 4 + r * pitch), ty)
@@ -255,24 +269,33 @@ class WordTile(WideTile):
                         k.store(to, total.to(f32) * d[c], offset=(r * KEYS + c * lanes) * 4)
 
     def _values(self, block: Val, n_pages: Val) -> None:
+        whole, left = divmod(self.pitch, self.width)
+        if whole:
+            with self.k.loop(whole) as column:
+                self._value_columns(block, n_pages, column, VECTORS)
+        if left:
+            self._value_columns(block, n_pages, self.k.i64(whole), left // self.isa.lanes)
+
+    def _value_columns(self, block: Val, n_pages: Val, column: Val, n_vectors: int) -> None:
+        """Add the span's values to the first ``n_vectors`` vectors of a column of O."""
         k = self.k
         at = self.at
-        dims = self.spec.dims_v
         lanes = self.isa.lanes
         ty = f32 * lanes
-        with k.loop(dims // self.width) as column, k.loop(self._groups(block)) as g:
+        with k.loop(self._groups(block)) as g:
             weights = self.scratch + at.weights + g * (self.tall * KEYS * 2)
             values = self.scratch + at.values + column * (KEYS // 2 * self.line)
-            sums = self._multiply(weights, 2 * KEYS, values, n_pages * (PAGE // 2))
+            n = n_pages * (PAGE // 2)
+            sums = self._multiply(weights, 2 * KEYS, values, n, n_vectors)
             first = block * ROWS + g * self.tall
-            o = self.o + (first * dims + column * self.width) * 4
+            o = self.o + (first * self.pitch + column * self.width) * 4
             for r, row in enumerate(sums):
                 less, d = (
                     k.splat(self._number(place, g * self.tall + r), ty)
                     for place in (at.less, at.d_weights)
                 )
                 for c, total in enumerate(row):
-                    offset = (r * dims + c * lanes) * 4
+                    offset = (r * self.pitch + c * lanes) * 4
                     before = k.load(o, ty, offset=offset) * less
                     k.store(o, k.fma(total.to(f32), d, before), offset=offset)
 

@@ -17,7 +17,7 @@ from treadle.kernels.spec import Frame
 
 KEYS = SPAN * PAGE  # keys of a span
 ROWS = 32  # rows with scores at a time
-DIMS = 32  # dims of queries and of values are a multiple of this
+DIMS = 32  # dims of a query or of a result that are copied at a time, if that divides them
 
 
 class WideTile(AttentionItem):
@@ -26,12 +26,13 @@ class WideTile(AttentionItem):
     """
 
     places: ClassVar[Any]  # ``places.of(spec)``: offsets in scratch, of these and others
+    divisor: ClassVar[int] = DIMS  # of the dims of queries and of values
 
     def __init__(
         self, k: Builder, isa: Isa, spec: Queries, frame: Frame, item: Val, group: Val
     ) -> None:
         super().__init__(k, isa, spec, frame, item, group)
-        assert spec.head_dim % DIMS == spec.dims_v % DIMS == 0, spec.name
+        assert spec.head_dim % self.divisor == spec.dims_v % self.divisor == 0, spec.name
         self.scratch, self.at = frame.scratch, self.places.of(spec)
         self.o, self.m, self.total = (
             self.scratch + place for place in (self.at.o, self.at.m, self.at.total)
@@ -57,6 +58,17 @@ class WideTile(AttentionItem):
                     self._softmax(block, first * PAGE)
                     self._values(block, n_seen)
         self._store()
+
+    @property
+    def step(self) -> int:
+        """Dims of a query or of a result that are copied at a time."""
+        dims = self.spec.head_dim, self.spec.dims_v
+        return self.divisor if any(n % DIMS for n in dims) else DIMS
+
+    @property
+    def pitch(self) -> int:
+        """Values from one row of ``o`` to the next."""
+        return self.spec.dims_v
 
     def _load_queries(self) -> None:
         """Load the item's queries, and clear its results."""
@@ -105,7 +117,7 @@ class WideTile(AttentionItem):
         with k.loop(self.n_rows) as r:
             m, total = (k.load(p, f32, offset=r * 4) for p in (self.m, self.total))
             whole = self.item["partial"] < 0
-            factor = k.splat(k.select(whole, 1.0 / total, k.const(1.0, f32)), f32 * DIMS)
+            factor = k.splat(k.select(whole, 1.0 / total, k.const(1.0, f32)), f32 * self.step)
             to = self.result(*self.row(r))
             with k.if_else(whole) as (yes, no):
                 with yes:
@@ -119,8 +131,8 @@ class WideTile(AttentionItem):
     def _copy(self, r: Val, to: Val, factor: Val) -> None:
         k = self.k
         dims = self.spec.dims_v
-        with k.loop(dims, step=DIMS) as d:
-            o = k.load(self.o + (r * dims + d) * 4, factor.ty)
+        with k.loop(dims, step=self.step) as d:
+            o = k.load(self.o + (r * self.pitch + d) * 4, factor.ty)
             k.store(to, o * factor, offset=d * 4)
 
 

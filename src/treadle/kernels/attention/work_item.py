@@ -19,6 +19,7 @@ from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
+WORD_DIMS = 8  # products of 16-bit numbers need head dims that are a multiple of this
 SPLIT = 512  # keys of one item, for sequences with few tokens
 MOST_SPLIT = 32  # most whole contexts that are split at a time; more of them are items enough
 # pages: byte offset from the item to the sequence's page table. sees: a position up to which all of
@@ -46,7 +47,7 @@ class Queries(PagedKernel):
     sinks: bool = False  # each head has one more score, for a key without a value
     latent: bool = False  # a value is its key's first dims
     alibi: float = 0.0  # 2**-alibi is the last slope for a power of two of heads; 0.0: none
-    words: bool = False  # products of 16-bit numbers, in vectors: dims and rows as for ``matrix``
+    words: bool = False  # products of 16-bit numbers, in vectors: many rows
     reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
     spans: bool = False  # queries also see keys up to their item's ``sees``
 

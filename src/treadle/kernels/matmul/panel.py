@@ -2,7 +2,7 @@
 
 A panel is ``[KD, P]`` dwords (see ``kernels/activation_layout.py``) of P rows. For int8 formats the
 scales ``[KS, P]`` in f32 follow (fewer if only minimums are that frequent) and, if the format has
-them, the minimums ``[KS, P]``; for ``q16`` the scales of spans, ``[KB, P]``. Rows past the end
+them, the minimums ``[KS, P]``; for words the scales of spans, ``[KB, P]``. Rows past the end
 repeat the last one, so nothing outside the tensor is read.
 """
 
@@ -20,6 +20,7 @@ from treadle.kernels.activation_layout import (
     OFFSET,
     SPAN,
     STEP_BITS,
+    WORDS,
     ActivationLayout,
     in_words,
     word_scale,
@@ -44,7 +45,7 @@ PACK_DWORDS = 16  # dwords of a row that are reordered at once
 def panel_bytes(fmt: Format, act: ActivationLayout, rows: int) -> int:
     """Return the scratch for one panel."""
     n_bytes = 4 * rows * act.kd
-    if act.kind == "q16":
+    if act.kind in WORDS:
         n_bytes += 4 * rows * act.kb
     elif fmt.codes:
         n_bytes += scale_bytes(fmt.codes, act, rows)
@@ -69,7 +70,7 @@ def stage_bytes(fmt: Format, act: ActivationLayout, lanes: int) -> int:
     """Return the scratch for the codes, scales and minimums of ``lanes`` rows of ``stage_blocks``,
     or for their words.
     """
-    if act.kind == "q16":
+    if act.kind in WORDS:
         return SPAN * (4 + 2 * lanes)
     if act.kind != "q8" or fmt.codes is None or not is_staged(fmt):
         return 0
@@ -136,7 +137,7 @@ def emit_pack(
     K.
     """
     lanes = k.isa.lanes
-    if act.kind == "q16":
+    if act.kind in WORDS:
         with k.loop(rows, step=lanes) as at:
             _pack_words(k, act, panel, stage, source.behind(at), rows, at)
         return
@@ -305,11 +306,12 @@ def _pack_words(
     words = stage + 4 * SPAN
     columns_to = out + first * 4
     scales = out + (4 * rows * act.kd + first * 4)
-    store = _store_floats if source.weights.fmt.codes is None else _store_scaled_codes
+    is_float = source.weights.fmt.codes is None
 
     def some(c: Val, have: int) -> None:
         with k.loop(lanes) as r:
-            d = store(k, source.row(k, r), c, have, stage, words + r * (2 * SPAN))
+            given = source.row(k, r), c, have, stage, words + r * (2 * SPAN)
+            d = _store_floats(k, act, *given) if is_float else _store_scaled_codes(k, *given)
             k.store(scales + (c * rows + r) * 4, d)
         with k.loop(-(-have // BLOCK) * 2) as j:
             held = [k.load(words + j * 32, i32 * 8, offset=2 * SPAN * r) for r in range(lanes)]
@@ -319,23 +321,29 @@ def _pack_words(
     k.runs(act.k, SPAN, some)
 
 
-def _store_floats(k: Builder, row: BlockAddress, c: Val, have: int, stage: Val, to: Val) -> Val:
+def _store_floats(
+    k: Builder, act: ActivationLayout, row: BlockAddress, c: Val, have: int, stage: Val, to: Val
+) -> Val:
     """Write ``have`` weights of a row's ``c``-th span as words, zeros up to a whole block; return
     their scale.
     """
     ty = f32 * k.isa.lanes
     per_span = SPAN // BLOCK
     top = k.var(k.zero(i32 * ty.lanes))
+    squares = k.var(k.zero(ty)) if act.kind == "q16n" else None
 
     def largest_of(b: Val, n: int) -> None:
         values = load_floats(k, row, c * per_span + b, BLOCK, n)
         for i, v in enumerate(k.split(values, ty.lanes)):
             k.store(stage + b * (4 * BLOCK), v, offset=i * ty.n_bytes)
             top.v = k.max(top.v, k.abs(v).bits(top.v.ty))
+            if squares is not None:
+                squares.v = k.fma(v, v, squares.v)
 
     row.block(c, SPAN).prefetch(k, 2 * SPAN, SPAN, 2)
     k.runs(have, BLOCK, largest_of)
-    inverse, d = word_scale(k, k.reduce(top.v, k.max))
+    total = k.sum(squares.v) if squares is not None else None
+    inverse, d = word_scale(k, k.reduce(top.v, k.max), total)
     with k.loop(-(-have // BLOCK)) as b:
         at = stage + b * (4 * BLOCK)
         values = [k.load(at, ty, offset=4 * i) for i in range(0, BLOCK, ty.lanes)]

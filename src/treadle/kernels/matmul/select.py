@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, NARROW, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, NARROW, WORDS, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
@@ -23,6 +23,7 @@ from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.matmul.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.matmul.select_activation import (
     by_words,
+    float_words,
     folds,
     gemm_act,
     gemv_act,
@@ -123,10 +124,12 @@ def matmul(
     table: TunedTable = SHIPPED,
     *,
     alone: bool = False,
+    int16: bool = False,
     **fields: Any,
 ) -> Matmul:
     """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
-    ``alone``: a token's results are bitwise independent of the rest of the batch.
+    ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
+    weights may be multiplied as i16 (``q16n``).
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, **fields)
@@ -134,7 +137,9 @@ def matmul(
         return gemv(fmt, isa, k, tokens, table, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
     strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
-    return strips or gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, **fields)
+    if strips is not None:
+        return strips
+    return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, int16=int16, **fields)
 
 
 def few_rows(isa: Isa) -> int:
@@ -208,11 +213,12 @@ def gemm(
     matrix: bool = True,
     tokens: int = MANY,
     alone: bool = False,
+    int16: bool = False,
     **fields: Any,
 ) -> Gemm:
     """Return the product that packs panels, for any number of tokens. ``matrix``: on matrix
     registers if they support the format; ``tokens``: the usual upper limit of batches; ``alone``:
-    for single tokens too, where packing words would take too long.
+    for single tokens too, where packing words would take too long; ``int16``: see ``matmul``.
     """
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)
@@ -226,6 +232,8 @@ def gemm(
         act = gemm_act(fmt, isa)
         if tokens > FEW and not alone and by_words(fmt, isa):
             act = "q16"
+        elif tokens > FEW and not alone and int16 and float_words(fmt, isa):
+            act = "q16n"
         folded = act == "q8" and folds(fmt, isa)
         codes = fmt.codes.folded if fmt.codes and folded else fmt.codes
         mr, nr = tile(isa, act, codes)
@@ -272,12 +280,14 @@ def gated(
     table: TunedTable = SHIPPED,
     *,
     alone: bool = False,
+    int16: bool = False,
 ) -> Gated | None:
     """Return the kernel for both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``. None if ``m`` is not whole blocks of the result, if
     the result is written for more tokens at a time than a tile has, or if a strip product is used.
+    ``int16``: see ``matmul``.
     """
-    if m % BLOCK or out.kind == "q16":
+    if m % BLOCK or out.kind in WORDS:
         return None
     if alone:
         like = exact(fmt, isa, k, tokens, table)
@@ -285,7 +295,7 @@ def gated(
         is_matrix = table.is_matrix(fmt.name, isa, tokens)
         if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
             return None
-        like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens)
+        like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens, int16=int16)
     if like.nr % out.together:
         return None
     mr = like.mr
@@ -335,7 +345,7 @@ def matrix_kc(isa: Isa, k: int, n_parts: int = 1) -> int:
 
 def tile(isa: Isa, act: str, codes: Codes | None) -> tuple[int, int]:
     """Return the vectors of rows and the tokens of a tile."""
-    if act == "q16":
+    if act in WORDS:
         return isa.tiles.words
     if act != "q8" or codes is None:
         return isa.tiles.floats

@@ -44,6 +44,15 @@ def by_words(fmt: Format, isa: Isa) -> bool:
     return fmt.act == "bf16"
 
 
+def float_words(fmt: Format, isa: Isa) -> bool:
+    """Whether prefill of F16 weights may multiply as i16 with spans scaled by their lengths
+    (``q16n``): what the words lose is as much as f16 activations would, and a dot of i16 is faster
+    than one of f32.
+    """
+    half = fmt.codes is None and np.dtype(fmt.dtype) == np.float16
+    return half and isa.shorts is not None and bool(isa.tiles.words[0])
+
+
 def on_matrix(fmt: Format, isa: Isa) -> bool:
     """Whether packed products use matrix registers: if bf16 holds weights and activations at least
     as well as the file's format does.

@@ -3,7 +3,7 @@
 for each dword kd of K:   acc[m][t] += dot(panel[kd][m], x[kd][t])      acc: i32 (q8) or f32
 q8, every 32 values:      sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t] (+ m_w[m] * sum_x[t])
                           acc = comp[t] = -offset * sum_x[t]
-q16, every 256 values:    sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t];  acc = 0
+q16(n), every 256 values: sum[m][t] += f32(acc[m][t]) * d_w[m] * d_x[t];  acc = 0
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from treadle.kernels.activation_layout import (
     MAGIC_BITS,
     OFFSET,
     SPAN,
+    WORDS,
     block_sums,
     scaled_comp,
 )
@@ -41,6 +42,7 @@ Dots: TypeAlias = "dict[tuple[int, int], Val]"  # by m and t
 STEP = {
     "q8": 8,
     "q16": SPAN // 2,
+    "q16n": SPAN // 2,
     "bf16": 4,
     "bf16x2": 8,
     "bf16x3": 12,
@@ -80,7 +82,7 @@ class MatmulTile:
                 assert spec.fmt.codes is not None
                 for part in range(BLOCK // spec.fmt.codes.sub):
                     self._block(c, part, sums)
-            elif spec.act == "q16":
+            elif spec.act in WORDS:
                 self._span(c, sums)
             else:
                 for u in range(step):
@@ -108,7 +110,7 @@ class MatmulTile:
         lanes = self.isa.lanes
         nr = self.spec.nr
         at = self.x + kd * (4 * nr)
-        ty = i32 if self.spec.act in ("q8", "q16") else f32
+        ty = i32 if self.spec.act in ("q8", *WORDS) else f32
         together = nr // lanes * lanes if self.isa.tiles.by_lane else 0
         for first in range(0, together, lanes):
             some = k.load(at, ty * lanes, offset=4 * first, align=4)

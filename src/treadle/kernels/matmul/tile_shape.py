@@ -53,7 +53,9 @@ class Tiled(Matmul):
         return replace(fmt, codes=fmt.codes.folded)
 
     def weights_ref(self, w: Sequence[Any], rows: int) -> npt.NDArray[np.float64]:
-        """Return a segment's weights as in a panel, float64 ``[M, K]``."""
+        """Return a segment's weights as in a panel, float64 ``[M, K]``; those of q16n as in the
+        file, for a panel's depend on the order in which their squares are added.
+        """
         weights = super().weights_ref(w, rows)
         if self.act == "q16":
             if self.fmt.codes:

@@ -268,10 +268,8 @@ class Materializer:
         alike = len(formats) == 1 and not more and not self.adapted(stems)
         if of.y is None and alike and isinstance(spec, Gemm):
             fmt = steps.weights.format(tensor_of(stems[0], "weight"))
-            alone = steps.deterministic
-            shape = (of.x.width, x.width, x.fn, act)
-            n = steps.plan.n_tokens
-            both = gated(fmt, steps.isa, *shape, n, steps.table, alone=alone)
+            given = fmt, steps.isa, of.x.width, x.width, x.fn, act, steps.plan.n_tokens, steps.table
+            both = gated(*given, alone=steps.deterministic, int16=steps.int16)
             if both is not None:
                 h = self.activations(of.x, both.layout())
                 out = steps.activations(x.label, both.result())

@@ -62,14 +62,17 @@ def build_plan(
     table: TunedTable = SHIPPED,
     output: str = "logits",
     scarce: bool = False,
+    int16: bool = False,
 ) -> Plan:
     """Build the plan for batches of up to ``n_tokens`` tokens that need ``output`` of up to
     ``n_outputs``.
 
-    ``table``: this machine's tuned tiles; ``scarce``: memory does not hold the model.
+    ``table``: this machine's tuned tiles; ``scarce``: memory does not hold the model; ``int16``:
+    see ``Device.plan``.
     """
     graph = GRAPHS[config.arch.graph]
-    steps = Steps(config, weights, cache, isa, n_tokens, n_outputs, n_threads, deterministic, table)
+    sizes = n_tokens, n_outputs, n_threads
+    steps = Steps(config, weights, cache, isa, *sizes, deterministic, table, int16=int16)
     steps.scarce = scarce
     ops = CpuOps(steps)
     if output not in graph.outputs:

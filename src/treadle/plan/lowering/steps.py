@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.attention.work_item import WORD_DIMS
 from treadle.kernels.matmul.matmul import COLUMNS, Matmul
 from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul, narrowed, tokens_per_item
 from treadle.kernels.spec import Grid, Spec, round_up
@@ -45,6 +46,8 @@ class Steps:
         n_threads: int,
         deterministic: bool,
         table: TunedTable,
+        *,
+        int16: bool = False,
     ) -> None:
         self.config = config
         self.weights = weights
@@ -53,6 +56,7 @@ class Steps:
         self.n_threads = n_threads
         self.deterministic = deterministic
         self.table = table
+        self.int16 = int16
         self.scarce = False
         self.wants: Buffer | None = None  # each token's scale of each adapter, for experts
         # One tiling for all layers, as a run's attention items are built per pool.
@@ -60,24 +64,25 @@ class Steps:
         shared = max((layer.n_head // layer.n_head_kv for layer in attending), default=1)
         n_head = min((layer.n_head for layer in attending), default=1)
         # Not in deterministic mode: few tokens use vector kernels, whose bits differ.
-        wide = (
+        dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
+        plain = (
             not deterministic
-            and not any(n % BLOCK for at in attending for n in (at.head_dim, at.head_dim_v))
             and not any(at.latent for at in attending)
             and not (config.alibi or config.n_buckets)
-            and cache.kv != "f32"
             and not KV_FORMATS[cache.kv].packed
         )
+        wide = plain and cache.kv != "f32" and not any(n % BLOCK for n in dims)
         matrix = isa.matrix
         words = isa.dot_words is not None
         self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
-        self.word_attention = wide and matrix is None and words and n_tokens > isa.lanes
+        in_words = plain and int16 and not any(n % WORD_DIMS for n in dims)
+        in_words = in_words or (wide and matrix is None)
+        self.word_attention = in_words and words and n_tokens > isa.lanes
         rows = TILE_ROWS
         if self.matrix_attention or self.word_attention:
             most, fewer = WIDE_ROWS
             rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
         elif isa.simt is not None and not deterministic:
-            dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
             narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
             added = config.alibi or config.n_buckets  # to scores
             apart = bool(added) or any(at.latent for at in attending)
@@ -104,7 +109,8 @@ class Steps:
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
-        return matmul(fmt, self.isa, k, n, self.table, alone=alone, outputs=outputs, **fields)
+        more = {"outputs": outputs, **fields}
+        return matmul(fmt, self.isa, k, n, self.table, alone=alone, int16=self.int16, **more)
 
     def multiply(
         self,
