@@ -77,7 +77,10 @@ def test_generate_with_media(model: treadle.Model, media: Path) -> None:
     assert marked.prompt_ids[2:] == chat.prompt_ids
     before = model.generate("b", media=[path], max_tokens=2)
     assert before.prompt_ids[:-1] == chat.prompt_ids[: len(before.prompt_ids) - 1]
-    with pytest.raises(TreadleError, match="1 of <__media__> in the prompt for 2 pictures"):
+    with pytest.raises(
+        TreadleError,
+        match="the prompt has <__media__> 1 time: expected 2",
+    ):
         model.generate("a <__media__>", media=[path, path])
     with pytest.raises(TreadleError, match="prompt that is text"):
         model.generate([1, 2], media=[path])

@@ -26,26 +26,24 @@ TOLERANCE = 2e-5  # towers' errors come on top of the decoder's
 LOOSE = 5e-5  # of Gemma 4, GLM and the hybrid decoder
 
 
-def projector_of(name: str, data: Path) -> tuple[GGUF, int | None, int | None]:
-    """A family's projector with the settings of the truth, and its bounds of rows."""
+def projector_of(name: str, data: Path) -> tuple[GGUF, int | None]:
+    """A family's projector with the settings of the truth, and its most rows."""
     if name in media_cases.BY_NAME:
         case = media_cases.BY_NAME[name]
-        return media_cases.file_of(case, data), case.max_rows, case.min_rows
+        return media_cases.file_of(case, data), case.max_rows
     other = picture_cases.BY_NAME[name]
     gguf = open_gguf(data / "media" / name / "mmproj.gguf")
     bounds = {"image_min_pixels": other.min_pixels, "image_max_pixels": other.max_pixels}
     keys = {f"clip.vision.{key}": value for key, value in bounds.items() if value}
     gguf.metadata = {**gguf.metadata, **keys}
-    return gguf, other.max_rows, None
+    return gguf, other.max_rows
 
 
 @contextmanager
 def opened(name: str, data: Path, **settings: Any) -> Iterator[tuple[treadle.Model, ModelMedia]]:
     with load(data / "media", DECODERS[name], **settings) as model:
-        gguf, max_rows, min_rows = projector_of(name, data)
-        projector = open_projector(
-            gguf, model.engine.device, lock=model.engine.lock, min_rows=min_rows
-        )
+        gguf, max_rows = projector_of(name, data)
+        projector = open_projector(gguf, model.engine.device, lock=model.engine.lock)
         media = ModelMedia(projector, model.engine, model.tokenizer, max_rows=max_rows)
         yield model, media
         media.close()

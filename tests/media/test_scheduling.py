@@ -214,5 +214,5 @@ def test_numbers_are_given_again_once_no_page_names_them(prompts: Prompts) -> No
     # Without the engine's lock no number is given again.
     assert media.add(MediaEntry(b"newer".ljust(32), 2)) is None
     assert media.add(MediaEntry(b"new".ljust(32), 2)) is new
-    assert media.find(made[0].digest) is None
-    assert media.find(prompts.entry.digest) is prompts.entry
+    assert made[0].digest not in media._by_digest
+    assert media._by_digest[prompts.entry.digest] is prompts.entry

@@ -47,6 +47,7 @@ folders = pytest.mark.parametrize(
 def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -> None:
     """Compare the rows of all prompts' pictures with the truth, deepstack's too."""
     n = 0
+    n_deepstack = projector.family("image").n_deepstack
     for prefix, pictures in prompts(truth):
         made = [projector.prepare(each, case.max_rows) for each in pictures]
         rows = np.concatenate([projector.encode(each) for each in made])
@@ -55,16 +56,16 @@ def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -
         assert rows.dtype == np.float32
         assert rows.shape == (
             sum(each.n_rows for each in made),
-            width * (1 + projector.n_deepstack),
+            width * (1 + n_deepstack),
         )
         assert off(rows[:, :width], expected.reshape(-1, width)) < TOLERANCE
-        for i in range(projector.n_deepstack):
+        for i in range(n_deepstack):
             at = width * (i + 1)
             beside = truth[f"{prefix}deepstack.{i}"]
             assert off(rows[:, at : at + width], beside) < TOLERANCE
         n += 1
     assert n >= 1
-    assert projector.n_deepstack == sum(name.startswith("deepstack.") for name in truth)
+    assert n_deepstack == sum(name.startswith("deepstack.") for name in truth)
 
 
 @every

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.cached_property import cached_property
-from treadle.chat.media_parts import MediaPart
+from treadle.chat.media_parts import MediaPart, read_media_part, split_at_markers
 from treadle.errors import TreadleError
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
+from treadle.media.file_formats import media_format
 from treadle.media.limits import MediaLimits
+from treadle.media.marks import MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
+from treadle.media.source import read_bytes, read_picture, read_sound
 from treadle.scheduler.request import MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
     from treadle.chat.prompt import ChatPrompt
     from treadle.engine.engine import Engine
-    from treadle.media.marks import MediaMarks, Piece
     from treadle.media.prepared import PreparedMedia
     from treadle.media.projector import Projector
     from treadle.scheduler.request import Encode, Encoding
@@ -72,8 +74,6 @@ class ModelMedia:
     @property
     def marks(self) -> tuple[MediaMarks, ...]:
         """The marks of its pictures and sounds in prompts."""
-        from treadle.media.marks import MediaMarks
-
         families = {kind: self.projector.family(kind) for kind in self.projector.modalities}
         return tuple(
             MediaMarks(kind, family.placeholders, tuple(family.marks))
@@ -100,8 +100,6 @@ class ModelMedia:
         """Return the token ids of texts with pictures and sounds between them. Each gets the marks
         that the model's chat template would write around it.
         """
-        from treadle.media.marks import MediaRows, TextPiece
-
         parts = [piece for piece in pieces if not isinstance(piece, str)]
         prepared = iter(self._prepare(parts))
         used = []
@@ -136,8 +134,6 @@ class ModelMedia:
         return made
 
     def _prepare_one(self, part: MediaPart) -> PreparedMedia:
-        from treadle.media.source import read_picture, read_sound
-
         if part.kind not in self.modalities:
             have = " and ".join(sorted(self.modalities))
             raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
@@ -167,8 +163,6 @@ class ModelMedia:
         return min((each for each in bounds if each is not None), default=None)
 
     def _ids(self, pieces: Sequence[Piece], prepared: Sequence[PreparedMedia]) -> MediaPrompt:
-        from treadle.media.marks import MediaRows, encode_pieces
-
         encodings: dict[MediaEntry, Encode] = {}
         entries = []
         for each in prepared:
@@ -236,29 +230,13 @@ def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
 
     Raises TreadleError if there are not as many markers.
     """
-    from treadle.chat.media_parts import MARKER
-
     parts = [_part_of(each, f"media[{i}]") for i, each in enumerate(media)]
-    texts = prompt.split(MARKER)
-    if len(texts) == 1:
-        return [*parts, prompt] if prompt else list(parts)
-    if len(texts) != len(parts) + 1:
-        raise TreadleError(
-            f"{len(texts) - 1} of {MARKER} in the prompt for {len(parts)} pictures and sounds: "
-            "expected as many, or none"
-        )
-    made: list[str | MediaPart] = [texts[0]]
-    for part, text in zip(parts, texts[1:], strict=True):
-        made += [part, text]
-    return [piece for piece in made if piece != ""]
+    pieces = split_at_markers(prompt, len(parts), "the prompt")
+    return [piece if isinstance(piece, str) else parts[piece] for piece in pieces]
 
 
 def _part_of(given: Any, place: str) -> MediaPart:
     """Return a part; whether it is a picture or a sound is told by its content."""
-    from treadle.chat.media_parts import MediaPart, read_media_part
-    from treadle.media.file_formats import media_format
-    from treadle.media.source import read_bytes
-
     if isinstance(given, Mapping):
         part = read_media_part(given, place, local=True)
         if part is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -170,11 +169,6 @@ class Projector:
         """The kinds of media that it reads: "image", "audio"."""
         return tuple(self.towers)
 
-    @property
-    def n_deepstack(self) -> int:
-        """Layers of the decoder that media rows are added behind."""
-        return max(tower.family.n_deepstack for tower in self.towers.values())
-
     def family(self, kind: str) -> MediaFamily:
         """Return the family of a modality. Raises TreadleError if the file does not have it."""
         return self._tower(kind).family
@@ -268,13 +262,11 @@ def open_projector(
     *,
     kv: str = "f32",
     lock: UseLock | None = None,
-    min_rows: int | None = None,
 ) -> Projector:
     """Open a projector file: a path of a GGUF, a Hugging Face folder, or an open file.
 
     ``kv``: format of the towers' keys and values. ``lock``: held while the device runs; give the
-    engine's if they share a device. ``min_rows``: smaller pictures are enlarged to so many rows;
-    None: the file's or the family's default.
+    engine's if they share a device.
 
     A file for pictures and sounds of which only one is supported is opened for that one. Raises
     FileError for a damaged file, UnsupportedError for one of another kind, or whose projector type
@@ -282,7 +274,7 @@ def open_projector(
     """
     gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
-        towers = _towers(gguf, device, kv, lock or UseLock(), min_rows)
+        towers = _towers(gguf, device, kv, lock or UseLock())
     except BaseException:
         if gguf is not source:
             gguf.close()
@@ -290,9 +282,7 @@ def open_projector(
     return Projector(gguf, towers)
 
 
-def _towers(
-    gguf: GGUF, device: Device, kv: str, lock: UseLock, min_rows: int | None
-) -> dict[str, MediaTower]:
+def _towers(gguf: GGUF, device: Device, kv: str, lock: UseLock) -> dict[str, MediaTower]:
     towers = {}
     unsupported = []
     for modality, clip in read_clip(gguf).items():
@@ -301,10 +291,7 @@ def _towers(
         except UnsupportedError as error:
             unsupported.append(error)
             continue
-        if min_rows is not None:
-            clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
-        family = family_type(clip)
-        towers[KINDS[modality]] = MediaTower(family, device, kv, lock)
+        towers[KINDS[modality]] = MediaTower(family_type(clip), device, kv, lock)
     if not towers:
         raise unsupported[0]
     return towers
