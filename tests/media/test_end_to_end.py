@@ -66,20 +66,20 @@ def pieces_of(
 
 
 def encode(prompt: MediaPrompt) -> None:
-    for entry, begin in prompt.encodings.items():
-        runs = begin()
+    for entry, encoder in prompt.encoders.items():
+        runs = encoder.begin([encoder.prepared])
         while True:
             try:
                 next(runs)
             except StopIteration as done:
-                entry.rows = done.value
+                (entry.rows,) = done.value
                 break
 
 
 def marked(model: treadle.Model, media: ModelMedia, prompt: MediaPrompt) -> list[int]:
     """The prompt's ids with the families' marks in place of rows."""
     families = {kind: media.projector.family(kind) for kind in media.modalities}
-    kinds = dict(zip(prompt.encodings, (each.kind for each in prompt.usage), strict=True))
+    kinds = dict(zip(prompt.encoders, (each.kind for each in prompt.usage), strict=True))
     registry = model.engine.media
     found = []
     for id in prompt:
@@ -120,7 +120,7 @@ def test_two_pictures(name: str, data: Path) -> None:
             found = session.logits(list(prompt))
         assert error(found, truth["two.logits"]) < TOLERANCE
         swapped = media.raw_ids(pieces_of(name, pictures[::-1]))
-        assert set(swapped.encodings) == set(prompt.encodings)
+        assert set(swapped.encoders) == set(prompt.encoders)
         with model.session() as session:
             other = session.logits(list(swapped))
         n = min(len(found), len(other))
@@ -148,7 +148,7 @@ def test_counting_runs_no_tower(data: Path) -> None:
         (usage,) = prompt.usage
         assert usage.size == (61, 97)
         assert usage.n_tokens == sum(id >= model.engine.media.first_id for id in prompt)
-        assert all(entry.rows is None for entry in prompt.encodings)
+        assert all(entry.rows is None for entry in prompt.encoders)
 
 
 @pytest.mark.parametrize("isa", ["portable"])

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,14 +19,14 @@ from treadle.media.file_formats import media_format
 from treadle.media.limits import MediaLimits
 from treadle.media.marks import MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
 from treadle.media.source import read_bytes, read_picture, read_sound
-from treadle.scheduler.request import MediaPrompt, MediaUsage
+from treadle.scheduler.request import MediaEncoder, MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
     from treadle.chat.prompt import ChatPrompt
     from treadle.engine.engine import Engine
     from treadle.media.prepared import PreparedMedia
     from treadle.media.projector import Projector
-    from treadle.scheduler.request import Encode, Encoding
+    from treadle.scheduler.request import Encoding
     from treadle.tokenizer.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -163,7 +162,7 @@ class ModelMedia:
         return min((each for each in bounds if each is not None), default=None)
 
     def _ids(self, pieces: Sequence[Piece], prepared: Sequence[PreparedMedia]) -> MediaPrompt:
-        encodings: dict[MediaEntry, Encode] = {}
+        encoders: dict[MediaEntry, MediaEncoder] = {}
         entries = []
         for each in prepared:
             entry = self._enter(
@@ -172,7 +171,7 @@ class ModelMedia:
                 )
             )
             entries.append(entry)
-            encodings[entry] = partial(self._encode, each)
+            encoders.setdefault(entry, self._encoder(each))
         ids: list[int] = []
         for piece in encode_pieces(pieces, self._tokenizer):
             if isinstance(piece, MediaRows):
@@ -181,7 +180,7 @@ class ModelMedia:
             else:
                 ids.append(piece)
         usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
-        return MediaPrompt(ids, encodings, usage, sum(each.n_bytes for each in prepared))
+        return MediaPrompt(ids, encoders, usage, sum(each.n_bytes for each in prepared))
 
     def _enter(self, new: MediaEntry) -> MediaEntry:
         """Return the registry's entry of a picture or sound."""
@@ -204,12 +203,18 @@ class ModelMedia:
                 continue
             self.projector.warm(prepared)
 
-    def _encode(self, prepared: PreparedMedia) -> Encoding:
+    def _encoder(self, prepared: PreparedMedia) -> MediaEncoder:
+        grids = tuple(each.grid for each in prepared.inputs)
+        n_patches = sum(len(each.patches) for each in prepared.inputs)
+        shape = (self.projector, prepared.kind, grids)
+        return MediaEncoder(self._encode, prepared, shape, n_patches)
+
+    def _encode(self, prepared: Sequence[PreparedMedia]) -> Encoding:
         """Begin an encoding that reports its progress; see ``Projector.encode_runs``."""
         report = self._progress
         if report is None:
             return (yield from self.projector.encode_runs(prepared))
-        stage = ENCODING[prepared.kind]
+        stage = ENCODING[prepared[0].kind]
 
         def share_done(share: float) -> None:
             report(stage, int(share * STEPS), STEPS)

@@ -77,19 +77,25 @@ class MediaTower:
             engine.close()
 
     def encode(
-        self, prepared: PreparedMedia, report: Report | None = None
-    ) -> Generator[None, None, np.ndarray]:
-        """Yield between slices of the work; return the media rows, f32 ``[n_rows, width *
+        self, prepared: Sequence[PreparedMedia], report: Report | None = None
+    ) -> Generator[None, None, list[np.ndarray]]:
+        """Yield between slices of the work; return the media rows of each, f32 ``[n_rows, width *
         (1 + n_deepstack)]``. ``report``: see ``Projector.encode_runs``.
         """
         branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
-        runs = self._runs(prepared.inputs)
+        runs = self._runs([each for one in prepared for each in one.inputs])
         for i, inputs in enumerate(runs):
             found = yield from self._run(inputs, report and partial(_as_part, report, i, len(runs)))
             for rows, made in zip(branches, found, strict=True):
                 rows += made
-        composed = [self.family.composed(prepared, rows) for rows in branches]
-        return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
+        made = []
+        at = 0
+        for one in prepared:
+            end = at + len(one.inputs)
+            composed = [self.family.composed(one, rows[at:end]) for rows in branches]
+            made.append(np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32))
+            at = end
+        return made
 
     def warm(self, prepared: PreparedMedia) -> None:
         """Compile the plans that ``encode`` needs."""
@@ -205,16 +211,17 @@ class Projector:
         return self._tower(kind).family.prepare(data, max_rows)
 
     def encode_runs(
-        self, prepared: PreparedMedia, report: Report | None = None
-    ) -> Generator[None, None, np.ndarray]:
-        """Yield between slices of about 50 ms of work; return f32 ``[n_rows, n_embd *
-        (1 + n_deepstack)]``: the media rows, beside them what each deepstack layer adds.
-        ``report`` is called after each slice with the share of the work that is done, 0 to 1.
+        self, prepared: Sequence[PreparedMedia], report: Report | None = None
+    ) -> Generator[None, None, list[np.ndarray]]:
+        """Encode several of one kind together. Yield between slices of about 50 ms of work; return
+        of each f32 ``[n_rows, n_embd * (1 + n_deepstack)]``: the media rows, beside them what each
+        deepstack layer adds. Each has the bits that it has alone. ``report`` is called after each
+        slice with the share of the work that is done, 0 to 1.
 
         Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
         encoding waits, yielding, until this one has ended or its generator is closed.
         """
-        tower = self._tower(prepared.kind)
+        tower = self._tower(prepared[0].kind)
         if self.gguf.closed:
             raise TreadleError("the projector is closed")
         while not self._turn.acquire(timeout=TURN_S):
@@ -230,14 +237,15 @@ class Projector:
         self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
-        """Return the result of ``encode_runs``."""
-        runs = self.encode_runs(prepared)
+        """Return the rows of ``encode_runs``."""
+        runs = self.encode_runs([prepared])
         while True:
             try:
                 next(runs)
             except StopIteration as done:
-                rows: np.ndarray = done.value
-                return rows
+                (rows,) = done.value
+                made: np.ndarray = rows
+                return made
 
     def close(self) -> None:
         """Release plans, weights and the file; the device stays open."""
