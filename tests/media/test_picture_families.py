@@ -62,12 +62,13 @@ def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.
     """Media rows, f32 ``[n_rows, n_embd]``."""
     tower = MediaTower(family, device, "f32", UseLock())
     try:
-        runs = tower.encode(prepared)
+        runs = tower.encode([prepared])
         while True:
             next(runs)
     except StopIteration as done:
-        rows: np.ndarray = done.value
-        return rows
+        (rows,) = done.value
+        made: np.ndarray = rows
+        return made
     finally:
         tower.close()
 

@@ -280,7 +280,9 @@ def test_small_pictures_of_one_shape_are_encoded_together(pictures: Pictures) ->
     ]
     for encoder, request in requests.items():
         assert request.answer.error is None
-        assert np.array_equal(entry_of(request).rows, encoder.rows)
+        made = entry_of(request).rows
+        assert made is not None
+        assert np.array_equal(made, encoder.rows)
     media = pictures.prompts.scheduler.media
     assert (media.n_encoded, media.n_rows) == (8, 16)
 

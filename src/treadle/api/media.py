@@ -18,7 +18,6 @@ from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.file_formats import media_format
 from treadle.media.limits import MediaLimits
 from treadle.media.marks import MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
-from treadle.media.source import read_bytes, read_picture, read_sound
 from treadle.scheduler.request import MediaEncoder, MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
@@ -136,6 +135,8 @@ class ModelMedia:
         if part.kind not in self.modalities:
             have = " and ".join(sorted(self.modalities))
             raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
+        from treadle.media.source import read_picture, read_sound  # slow to import
+
         read = read_picture if part.kind == "image" else read_sound
         data = read(part.source, self.limits, self.policy, part.place)
         try:
@@ -253,6 +254,8 @@ def _part_of(given: Any, place: str) -> MediaPart:
     if isinstance(given, str) and is_address(given):
         return MediaPart("image", given, place)
     if isinstance(given, str | os.PathLike | bytes):
+        from treadle.media.source import read_bytes  # slow to import
+
         data = read_bytes(given, "audio", place=None if isinstance(given, bytes) else f"{given}")
         found = media_format(data)
         is_sound = found is not None and found.kind == "audio"

@@ -69,7 +69,7 @@ def read_media_part(
     """
     name = part.get("type")
     kind = kind_of_part(name)
-    if kind is None:
+    if kind is None or not isinstance(name, str):
         return None
     if isinstance(part.get("source"), Mapping):
         return _anthropic(part["source"], kind, f"{place}.source", limits)

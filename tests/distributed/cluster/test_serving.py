@@ -208,7 +208,7 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
             yield
 
     app = Starlette(
-        routes=[Route("/v1/completions", FrontServer(Dead()).__call__, methods=["POST"])]
+        routes=[Route("/v1/completions", FrontServer(Dead(), 1 << 20).__call__, methods=["POST"])]
     )
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.post("/v1/completions", json={"prompt": "x"})

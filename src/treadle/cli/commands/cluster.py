@@ -156,7 +156,8 @@ def serve(
     check_media_hosts(settings["media_urls"], settings["media_hosts"])
     if stages > 1 and isinstance(load["mmproj"], str):
         raise click.UsageError("--mmproj: a model in --stages reads text only")
-    path = None if model is None else str(find_model(model).resolve())
+    with_model = None if load["mmproj"] is None and stages == 1 else False
+    path = None if model is None else str(find_model(model, projector=with_model).resolve())
     if isinstance(load["mmproj"], str):
         load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
 

@@ -113,8 +113,8 @@ class FrontServer:
         try:
             head = await messages.__anext__()
         except RayError:
-            error = ApiError(500, "the replica's process ended during this request; retry")
-            return JSONResponse(error.as_dict(), error.status)
+            lost = ApiError(500, "the replica's process ended during this request; retry")
+            return JSONResponse(lost.as_dict(), lost.status)
         answer = StreamingResponse(_parts(messages), head["status"])
         answer.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
         return answer
