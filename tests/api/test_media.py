@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 import numpy as np
 import pytest
 
 import treadle
 from treadle.errors import ContextFullError, FileError, TreadleError, UnsupportedError
+from treadle.media.prepared import PreparedMedia
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 TEMPLATE = (
@@ -77,7 +80,10 @@ def test_generate_with_media(model: treadle.Model, media: Path) -> None:
     assert marked.prompt_ids[2:] == chat.prompt_ids
     before = model.generate("b", media=[path], max_tokens=2)
     assert before.prompt_ids[:-1] == chat.prompt_ids[: len(before.prompt_ids) - 1]
-    with pytest.raises(TreadleError, match="1 of <__media__> in the prompt for 2 pictures"):
+    with pytest.raises(
+        TreadleError,
+        match="the prompt has <__media__> 1 time: expected 2",
+    ):
         model.generate("a <__media__>", media=[path, path])
     with pytest.raises(TreadleError, match="prompt that is text"):
         model.generate([1, 2], media=[path])
@@ -191,3 +197,39 @@ def test_a_projector_that_does_not_fit(media: Path) -> None:
         treadle.load(path, threads=1, mmproj=path)
     with treadle.load(path, threads=1, mmproj=False) as model:
         assert not model.modalities
+
+
+def test_pictures_of_several_requests_share_a_run(
+    media: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one size, while they wait; their rows have the bits that they have alone."""
+    path = media / "qwen2vl" / "text.gguf"
+    pictures = [np.random.default_rng(i).integers(0, 256, (61, 97, 3), np.uint8) for i in range(3)]
+    settings: dict[str, Any] = {"max_tokens": 3, "temperature": 0}
+    with treadle.load(path, kv="f32", threads=1, context=256, n_sequences=4) as model:
+        assert model.media is not None
+        projector = model.media.projector
+        sizes: list[int] = []
+        encode_runs = projector.encode_runs
+
+        def noted(prepared: Sequence[PreparedMedia], *rest: Any) -> Any:
+            sizes.append(len(prepared))
+            return encode_runs(prepared, *rest)
+
+        monkeypatch.setattr(projector, "encode_runs", noted)
+        alone = [model.generate("see", media=[each], **settings).finish() for each in pictures]
+        entries = list(model.engine.media._by_number.values())
+        rows = [entry.rows for entry in entries]
+        assert sizes == [1] * 3
+        model.engine.cache.forget()
+        for entry in entries:
+            entry.rows = None
+        made = [model.generate("see", media=[each], **settings) for each in pictures]
+        for each in made:
+            each.begin(look_ahead=math.inf)
+        assert [each.finish() for each in made] == alone
+        assert sizes == [1] * 3 + [3]
+        for entry, expected in zip(entries, rows, strict=True):
+            assert expected is not None
+            assert entry.rows is not None
+            assert np.array_equal(entry.rows, expected)

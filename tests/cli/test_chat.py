@@ -10,7 +10,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeGeneration, FakeModel
 from treadle.cli.commands.chat import Chat, note
 from treadle.cli.conversation import Conversation
-from treadle.errors import TemplateError
+from treadle.errors import FileError, TemplateError
 
 
 class Script:
@@ -90,6 +90,24 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert conversation.messages[-1] == {"role": "assistant", "content": "the quick"}
     assert "Ctrl-D exits." in captured.err
     assert "last answer: 2 tokens" in captured.err
+
+
+def test_a_damaged_picture_does_not_end_the_chat(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Attaching reads only its header, so the damage is found when the message is sent."""
+    answered = model.chat
+
+    def refuse(messages: list[dict[str, Any]], **settings: Any) -> Any:
+        if messages[-1]["content"] == "hi":
+            raise FileError("damaged: cut", path="cat.png")
+        return answered(messages, **settings)
+
+    monkeypatch.setattr(model, "chat", refuse)
+    conversation = Conversation()
+    Chat(cast(Any, model), conversation).run(Script("hi", "ho"), interactive=True)
+    assert "cat.png: damaged: cut" in capsys.readouterr().err
+    assert [message["content"] for message in conversation.messages] == ["ho", model.text]
 
 
 def test_ctrl_c_before_the_first_word_takes_the_message_back(model: FakeModel) -> None:

@@ -130,7 +130,7 @@ def test_where_files_stand_in_a_text() -> None:
     assert message_parts("", [a]) == [a.part]
     assert message_parts("<__media__>see<__media__>", [a, b]) == [a.part, text, b.part]
     for line in ("<__media__>", "<__media__>" * 3):
-        with pytest.raises(click.UsageError, match="for 2 files: expected as many, or none"):
+        with pytest.raises(click.UsageError, match="one for each picture or sound, or none"):
             message_parts(line, [a, b])
 
 
@@ -239,7 +239,11 @@ def test_what_run_refuses(run: Run, media: Path, tmp_path: Path) -> None:
         (["--audio", str(media / "media" / "float.wav")], 1, "reads text and pictures only"),
         (["--image", plain, "--no-mmproj"], 1, "reads text only: name its projector with --mmproj"),
         (["--image", plain, "--mmproj", model], 1, "not a projector file"),
-        (["--image", plain] * 2 + ["<__media__>"], 2, "<__media__> 1 time, for 2 files"),
+        (
+            ["--image", plain] * 2 + ["<__media__>"],
+            2,
+            "<__media__> 1 time: expected 2",
+        ),
     ]:
         prompt = [] if words[-1] == "<__media__>" else ["hello"]
         ran = run("run", model, *prompt, *words, *FAST)

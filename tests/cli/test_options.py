@@ -139,6 +139,8 @@ def test_an_origin_that_no_page_has(run: Run, gguf: str, origin: str) -> None:
         ("serve a --log-text --no-log", "--log-text and --no-log: choose one"),
         ("serve a -c 5 --n-ctx 6", "-c 5 and --n-ctx 6: they are the same option"),
         ("batch a b --replicas 2", "--replicas needs --cluster"),
+        ("cluster serve x --stages 2 --mmproj y", "--mmproj: a model in --stages reads text only"),
+        ("cluster serve x --media-host a.example", "--media-host needs --media-urls"),
         ("perplexity a b --force", "--force needs --save-logits"),
         ("bench a -n 0 -s 1,2", "-s needs generation, but -n is 0"),
         ("tune gemv --reset", "KERNEL cannot be used with --reset, which measures nothing"),

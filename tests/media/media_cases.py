@@ -11,6 +11,7 @@ import numpy as np
 from treadle.convert.open import open_model
 from treadle.devices.registry import open_device
 from treadle.files.gguf import GGUF, open_gguf
+from treadle.media.family import MediaFamily
 from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import Projector, open_projector
 from treadle.tokenizer.tokenizer import load_tokenizer
@@ -20,14 +21,13 @@ SIZES = {"": [(97, 61)], "two.": [(97, 61), (50, 120)]}  # width and height, by 
 
 
 class Case(NamedTuple):
-    """One model. ``max_rows``, ``min_rows``, ``keys``: settings of the truth that its file lacks;
+    """One model. ``max_rows``, ``keys``: settings of the truth that its file lacks;
     ``folder``: whether the model's safetensors are there; ``projected``: the name of the truth's
     media rows.
     """
 
     name: str
     max_rows: int | None = None
-    min_rows: int | None = None
     keys: Mapping[str, int] = {}
     folder: bool = True
     projected: str = "tower.pooled"
@@ -38,7 +38,7 @@ CASES = [
     Case("qwen25vl", 64, keys={"clip.vision.window_size": 56}),
     Case("qwen3vl", 16),
     Case("qwen35", 16),
-    Case("glm4v", min_rows=4, folder=False),
+    Case("glm4v", keys={"clip.vision.image_min_pixels": 4 * 28**2}, folder=False),
     Case("gemma3", projected="projected"),
     Case("gemma4", 70, projected="projected"),
     Case("gemma4u", 45, projected="projected"),
@@ -79,8 +79,7 @@ def opened(
     device = open_device("cpu", isa, 1, None)
     if folder:
         return open_projector(data / "media" / case.name, device, exact=exact)
-    gguf = file_of(case, data, keys)
-    return open_projector(gguf, device, exact=exact, min_rows=case.min_rows)
+    return open_projector(file_of(case, data, keys), device, exact=exact)
 
 
 def truth_of(case: Case, data: Path) -> dict[str, np.ndarray]:
@@ -101,16 +100,24 @@ def off(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
+def layout_text(family: MediaFamily, prepared: PreparedMedia) -> str:
+    """The layout as text, with the mark of a row for each media row."""
+    layout = prepared.layout
+    return "".join(
+        part if isinstance(part, str) else family.row_mark * len(part) for part in layout
+    )
+
+
 def prompt_of(
     case: Case, projector: Projector, made: list[PreparedMedia], data: Path
 ) -> tuple[list[int], list[int]]:
     """The ids of the truth's prompt with its media, and where rows of pictures stand."""
     family = projector.family("image")
-    texts = [family.text_of(each) for each in made]
+    texts = [layout_text(family, each) for each in made]
     whole = f"the cat {texts[0]} is in the hat" + "".join(f" and {each} on" for each in texts[1:])
     if case.name == "gemma4u":
         sound = projector.prepare(np.zeros(8000, np.float32), kind="audio")
-        whole += " " + projector.family("audio").text_of(sound)
+        whole += " " + layout_text(projector.family("audio"), sound)
     tokenizer = load_tokenizer(open_model(data / "media" / case.name / "text.gguf"))
     ids = tokenizer.encode(whole, bos=False, special=True)
     (mark,) = tokenizer.encode(family.row_mark, bos=False, special=True)

@@ -26,26 +26,25 @@ TOLERANCE = 2e-5  # towers' errors come on top of the decoder's
 LOOSE = 5e-5  # of Gemma 4, GLM and the hybrid decoder
 
 
-def projector_of(name: str, data: Path) -> tuple[GGUF, int | None, int | None]:
-    """A family's projector with the settings of the truth, and its bounds of rows."""
+def projector_of(name: str, data: Path) -> tuple[GGUF, int | None]:
+    """A family's projector with the settings of the truth, and its most rows."""
     if name in media_cases.BY_NAME:
         case = media_cases.BY_NAME[name]
-        return media_cases.file_of(case, data), case.max_rows, case.min_rows
+        return media_cases.file_of(case, data), case.max_rows
     other = picture_cases.BY_NAME[name]
     gguf = open_gguf(data / "media" / name / "mmproj.gguf")
     bounds = {"image_min_pixels": other.min_pixels, "image_max_pixels": other.max_pixels}
     keys = {f"clip.vision.{key}": value for key, value in bounds.items() if value}
     gguf.metadata = {**gguf.metadata, **keys}
-    return gguf, other.max_rows, None
+    return gguf, other.max_rows
 
 
 @contextmanager
 def opened(name: str, data: Path, **settings: Any) -> Iterator[tuple[treadle.Model, ModelMedia]]:
     with load(data / "media", DECODERS[name], **settings) as model:
-        gguf, max_rows, min_rows = projector_of(name, data)
-        projector = open_projector(
-            gguf, model.engine.device, exact=True, lock=model.engine.lock, min_rows=min_rows
-        )
+        gguf, max_rows = projector_of(name, data)
+        device = model.engine.device
+        projector = open_projector(gguf, device, exact=True, lock=model.engine.lock)
         media = ModelMedia(projector, model.engine, model.tokenizer, max_rows=max_rows)
         yield model, media
         media.close()
@@ -68,20 +67,20 @@ def pieces_of(
 
 
 def encode(prompt: MediaPrompt) -> None:
-    for entry, begin in prompt.encodings.items():
-        runs = begin()
+    for entry, encoder in prompt.encoders.items():
+        runs = encoder.begin([encoder.prepared])
         while True:
             try:
                 next(runs)
             except StopIteration as done:
-                entry.rows = done.value
+                (entry.rows,) = done.value
                 break
 
 
 def marked(model: treadle.Model, media: ModelMedia, prompt: MediaPrompt) -> list[int]:
     """The prompt's ids with the families' marks in place of rows."""
     families = {kind: media.projector.family(kind) for kind in media.modalities}
-    kinds = dict(zip(prompt.encodings, (each.kind for each in prompt.usage), strict=True))
+    kinds = dict(zip(prompt.encoders, (each.kind for each in prompt.usage), strict=True))
     registry = model.engine.media
     found = []
     for id in prompt:
@@ -122,7 +121,7 @@ def test_two_pictures(name: str, data: Path) -> None:
             found = session.logits(list(prompt))
         assert error(found, truth["two.logits"]) < TOLERANCE
         swapped = media.raw_ids(pieces_of(name, pictures[::-1]))
-        assert set(swapped.encodings) == set(prompt.encodings)
+        assert set(swapped.encoders) == set(prompt.encoders)
         with model.session() as session:
             other = session.logits(list(swapped))
         n = min(len(found), len(other))
@@ -150,7 +149,7 @@ def test_counting_runs_no_tower(data: Path) -> None:
         (usage,) = prompt.usage
         assert usage.size == (61, 97)
         assert usage.n_tokens == sum(id >= model.engine.media.first_id for id in prompt)
-        assert all(entry.rows is None for entry in prompt.encodings)
+        assert all(entry.rows is None for entry in prompt.encoders)
 
 
 @pytest.mark.parametrize("isa", ["portable"])

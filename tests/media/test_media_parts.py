@@ -18,6 +18,7 @@ from treadle.chat.media_parts import (
     read_images,
     read_media_part,
     read_multimodal_prompt,
+    split_at_markers,
 )
 from treadle.errors import FileError, TemplateError, TreadleError, UnsupportedError
 from treadle.media.limits import MediaLimits
@@ -281,8 +282,8 @@ def test_prompts_of_llamacpp() -> None:
     ("prompt", "words"),
     [
         ({}, r"prompt.prompt_string is NoneType"),
-        ({"prompt_string": "a", "multimodal_data": [PNG_64]}, "0 marks .* and 1 of"),
-        ({"prompt_string": "<__media__>"}, "1 marks .* and 0 of"),
+        ({"prompt_string": "a", "multimodal_data": [PNG_64]}, "0 times: expected 1"),
+        ({"prompt_string": "<__media__>"}, "1 time: expected 0"),
         ({"prompt_string": "<__media__>", "multimodal_data": PNG_64}, "multimodal_data is str"),
         ({"prompt_string": "<__media__>", "multimodal_data": [5]}, r"multimodal_data\[0\] is int"),
     ],
@@ -290,6 +291,28 @@ def test_prompts_of_llamacpp() -> None:
 def test_invalid_prompts_of_llamacpp(prompt: dict[str, Any], words: str) -> None:
     with pytest.raises(TemplateError, match=words):
         read_multimodal_prompt(prompt, "prompt")
+
+
+@pytest.mark.parametrize(
+    ("text", "n", "pieces"),
+    [
+        ("", 0, []),
+        ("see", 0, ["see"]),
+        ("", 2, [0, 1]),
+        ("see", 2, [0, 1, "see"]),
+        ("<__media__>see<__media__>", 2, [0, "see", 1]),
+        ("a<__media__><__media__>b", 2, ["a", 0, 1, "b"]),
+    ],
+)
+def test_texts_between_markers(text: str, n: int, pieces: list[str | int]) -> None:
+    assert split_at_markers(text, n, "the prompt") == pieces
+
+
+@pytest.mark.parametrize(("text", "n"), [("<__media__>", 0), ("<__media__>", 2), ("", 1)])
+def test_as_many_markers_as_media(text: str, n: int) -> None:
+    n_found = len(text) // 11
+    with pytest.raises(TemplateError, match=rf"^p has <__media__> {n_found} time.*expected {n}, "):
+        split_at_markers(text, n, "p", required=True)
 
 
 def test_a_large_picture_among_any_data() -> None:

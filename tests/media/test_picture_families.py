@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tests.media.media_cases import layout_text
 from tests.media.picture_cases import (
     BY_NAME,
     CASES,
@@ -61,12 +62,13 @@ def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.
     """Media rows, f32 ``[n_rows, n_embd]``."""
     tower = MediaTower(family, device, UseLock(), exact=True)
     try:
-        runs = tower.encode(prepared)
+        runs = tower.encode([prepared])
         while True:
             next(runs)
     except StopIteration as done:
-        rows: np.ndarray = done.value
-        return rows
+        (rows,) = done.value
+        made: np.ndarray = rows
+        return made
     finally:
         tower.close()
 
@@ -123,7 +125,7 @@ def test_layout_gives_the_processor_s_ids(case: PictureCase, data: Path) -> None
         before, *behind = text.split(case.mark)
         for pixels, rest in zip(pictures, behind, strict=True):
             prepared = family.prepare(pixels, case.max_rows)
-            before += family.text_of(prepared) + rest
+            before += layout_text(family, prepared) + rest
             ranges = [part for part in prepared.layout if isinstance(part, range)]
             assert ranges[0].start == 0
             assert ranges[-1].stop == prepared.n_rows

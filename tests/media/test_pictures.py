@@ -23,7 +23,7 @@ from treadle.media import picture_file
 from treadle.media.file_formats import PICTURES, media_format
 from treadle.media.limits import MediaLimits
 from treadle.media.picture_header import picture_size
-from treadle.media.source import read_picture
+from treadle.media.source import read_picture, read_picture_size
 
 LONG = MediaLimits(aspect_ratio=400)
 # Exact but for these: what JPEG and lossy WebP lose of this picture of sharp edges.
@@ -250,6 +250,41 @@ def test_exif_turns(turn: int) -> None:
     with Image.open(io.BytesIO(saved(image, "PNG", exif=exif))) as opened:
         np.testing.assert_array_equal(read_picture(opened), upright)
         assert opened.size == image.size  # the caller's own stays as it is
+
+
+@pytest.mark.parametrize("turn", [None, *range(1, 9)])
+def test_the_size_without_decoding(
+    turn: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the upright picture; a file cut behind its header has one as well. WebP's reader
+    checks the whole file when it opens one.
+    """
+    exif = Image.Exif()
+    if turn is not None:
+        exif[0x0112] = turn
+    path = tmp_path / "picture"
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        own = {} if turn is None or kind in ("GIF", "BMP") else {"exif": exif}
+        data = saved(drawn(), kind, **own)
+        path.write_bytes(data)
+        expected = read_picture(path).shape[:2]
+        if kind != "WEBP":
+            path.write_bytes(data[:-24])
+        with monkeypatch.context() as patched:
+            patched.setattr("PIL.ImageFile.ImageFile.load", None)  # decoding would fail
+            assert read_picture_size(path) == expected, kind
+            with pytest.raises(FileError):
+                read_picture(path)
+
+
+def test_the_size_has_the_limits_of_the_picture(tmp_path: Path) -> None:
+    path = tmp_path / "long.png"
+    path.write_bytes(saved(Image.new("L", (201, 1)), "PNG"))
+    with pytest.raises(UnsupportedError, match="200 times"):
+        read_picture_size(path)
+    path.write_bytes(b"%PDF-1.7")
+    with pytest.raises(UnsupportedError, match="PDF is not read"):
+        read_picture_size(path)
 
 
 def test_the_ratio_holds_for_both_directions() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from treadle.errors import TreadleError
 from treadle.kvcache.media import MediaEntry
 from treadle.sampling import Sampler, Sampling
 from treadle.scheduler.output import RequestOutput
-from treadle.scheduler.request import Request
+from treadle.scheduler.request import MediaEncoder, Request
 from treadle.scheduler.scheduler import Scheduler
 
 BY_NAME = {case.name: case for case in CASES}
@@ -28,26 +29,44 @@ def model(data: Path) -> Iterator[treadle.Model]:
 
 
 class Encoder:
-    """Gives an entry's rows after SLICES slices, and counts how often it is begun."""
+    """Gives an entry's rows after SLICES slices, and counts how often it is begun, as the first of
+    those that are encoded with it.
+    """
 
-    def __init__(self, rows: np.ndarray, error: TreadleError | None = None) -> None:
+    def __init__(
+        self,
+        rows: np.ndarray,
+        error: TreadleError | None = None,
+        *,
+        shape: object = "shape",
+        n_patches: int = 100,
+    ) -> None:
         self.rows = rows
         self.error = error
+        self.shape = shape
+        self.n_patches = n_patches
         self.n_begun = 0
         self.n_slices = 0
         self.n_closed = 0
+        self.groups: list[list[Encoder]] = []
 
-    def __call__(self) -> Generator[None, None, np.ndarray]:
+    def begin(self, encoders: Sequence[Encoder]) -> Generator[None, None, list[np.ndarray]]:
+        assert encoders[0] is self
+        self.groups.append(list(encoders))
         self.n_begun += 1
         try:
             for _ in range(SLICES - 1):
                 self.n_slices += 1
                 yield
-            if self.error is not None:
-                raise self.error
-            return self.rows
+            for each in encoders:
+                if each.error is not None:
+                    raise each.error
+            return [each.rows for each in encoders]
         finally:
             self.n_closed += 1
+
+    def made(self) -> MediaEncoder:
+        return MediaEncoder(self.begin, self, self.shape, self.n_patches)
 
 
 class Prompts:
@@ -66,7 +85,7 @@ class Prompts:
         ids = self.prompt.ids if ids is None else ids
         answer = RequestOutput(self.model.tokenizer, ids, n_ctx=512, max_tokens=n)
         sampler = Sampler(Sampling(temperature=0, repeat_penalty=1.1), 320, eog=frozenset())
-        media = {} if encoder is None else {self.entry: encoder}
+        media = {} if encoder is None else {self.entry: encoder.made()}
         made = Request(ids, sampler, answer, media=media, speculate=True)
         self.scheduler.add(made)
         return made
@@ -198,6 +217,129 @@ def test_a_request_without_the_picture_waits_for_anothers(prompts: Prompts) -> N
     assert first.answer.ids == second.answer.ids != []
 
 
+# -- pictures of several requests -----------------------------------------------------------------
+
+
+class Pictures:
+    """Requests of one scheduler, each with pictures of its own, a few rows each."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self.prompts = prompts
+        self.n_made = 0
+
+    def entry(self) -> MediaEntry:
+        self.n_made += 1
+        digest = f"picture {self.n_made}".encode().ljust(32)
+        return self.prompts.model.engine.media.enter(MediaEntry(digest, 2))
+
+    def rows(self, value: float) -> np.ndarray:
+        return np.full_like(self.prompts.rows[:2], value)
+
+    def request(self, *encoders: Encoder) -> Request:
+        """A request with a picture for each encoder."""
+        entries = {self.entry(): encoder.made() for encoder in encoders}
+        ids = [65, *(id for entry in entries for id in entry.ids), 66]
+        answer = RequestOutput(self.prompts.model.tokenizer, ids, n_ctx=512, max_tokens=2)
+        sampler = Sampler(Sampling(temperature=0), 320, eog=frozenset())
+        made = Request(ids, sampler, answer, media=entries)
+        self.prompts.scheduler.add(made)
+        return made
+
+    def encoders(self, n: int, **settings: Any) -> list[Encoder]:
+        return [Encoder(self.rows(i / 8), **settings) for i in range(n)]
+
+    def finish(self, *requests: Request) -> None:
+        self.prompts.run(lambda: all(request.answer.done for request in requests))
+
+
+@pytest.fixture
+def pictures(prompts: Prompts) -> Pictures:
+    return Pictures(prompts)
+
+
+def entry_of(request: Request) -> MediaEntry:
+    (entry,) = request.media
+    return entry
+
+
+def test_small_pictures_of_one_shape_are_encoded_together(pictures: Pictures) -> None:
+    """Up to 256 patches; the others, and larger ones, in the order in which they came."""
+    small = pictures.encoders(5)
+    other = pictures.encoders(1, shape="other")
+    large = pictures.encoders(2, shape="large", n_patches=300)
+    order = [small[0], other[0], small[1], large[0], *small[2:], large[1]]
+    requests = {encoder: pictures.request(encoder) for encoder in order}
+    pictures.finish(*requests.values())
+    assert small[0].groups == [small[:2]]
+    assert small[2].groups == [small[2:4]]
+    assert small[4].groups == [[small[4]]]
+    assert [each.groups for each in (other[0], *large)] == [
+        [[other[0]]],
+        [[large[0]]],
+        [[large[1]]],
+    ]
+    for encoder, request in requests.items():
+        assert request.answer.error is None
+        made = entry_of(request).rows
+        assert made is not None
+        assert np.array_equal(made, encoder.rows)
+    media = pictures.prompts.scheduler.media
+    assert (media.n_encoded, media.n_rows) == (8, 16)
+
+
+def test_pictures_of_one_request_are_encoded_together(pictures: Pictures) -> None:
+    encoders = pictures.encoders(3, n_patches=64)
+    request = pictures.request(*encoders)
+    pictures.finish(request)
+    assert encoders[0].groups == [encoders]
+    # The time of a run is a request's once, however many of its pictures are in it.
+    media = pictures.prompts.scheduler.media
+    assert request.answer.timings.media_s == pytest.approx(media.seconds)
+
+
+def test_the_first_is_never_passed_by(pictures: Pictures) -> None:
+    """However many of another shape come while it waits."""
+    first = pictures.encoders(1, shape="rare")[0]
+    others = pictures.encoders(2)
+    requests = [pictures.request(others[0]), pictures.request(first), pictures.request(others[1])]
+    pictures.prompts.run(lambda: others[0].n_slices == 1)
+    late = [pictures.request(each) for each in pictures.encoders(6)]
+    pictures.prompts.run(lambda: first.n_begun == 1)
+    assert all(entry_of(request).rows is None for request in late)
+    pictures.finish(*requests, *late)
+
+
+def test_cancelling_one_leaves_the_others_pictures(pictures: Pictures) -> None:
+    encoders = pictures.encoders(2)
+    first, second = (pictures.request(each) for each in encoders)
+    pictures.prompts.run(lambda: encoders[0].n_slices == 2)
+    pictures.prompts.scheduler.cancel(first)
+    pictures.finish(second)
+    assert second.answer.error is None
+    assert encoders[0].groups == [encoders]
+    assert encoders[1].n_begun == 0
+    third, fourth = (pictures.request(each) for each in pictures.encoders(2))
+    pictures.prompts.run(lambda: pictures.prompts.scheduler.media._current is not None)
+    for request in (third, fourth):
+        pictures.prompts.scheduler.cancel(request)
+    pictures.prompts.run(lambda: pictures.prompts.scheduler.media._current is None)
+    assert entry_of(third).rows is None
+
+
+def test_a_broken_picture_fails_its_own_request_alone(pictures: Pictures) -> None:
+    good = pictures.encoders(2, n_patches=50)
+    bad = Encoder(pictures.rows(1), TreadleError("broken"), n_patches=50)
+    requests = [pictures.request(each) for each in (good[0], bad, good[1])]
+    pictures.finish(*requests)
+    assert "broken" in str(requests[1].answer.error)
+    assert [requests[i].answer.error for i in (0, 2)] == [None, None]
+    assert good[0].groups == [[good[0], bad, good[1]], [good[0]]]
+    assert good[1].groups == [[good[1]]]
+    later = pictures.encoders(2)
+    pictures.finish(*(pictures.request(each) for each in later))
+    assert later[0].groups == [later]
+
+
 def test_numbers_are_given_again_once_no_page_names_them(prompts: Prompts) -> None:
     media = prompts.model.engine.media
     tree = prompts.model.engine.cache.tree
@@ -214,5 +356,5 @@ def test_numbers_are_given_again_once_no_page_names_them(prompts: Prompts) -> No
     # Without the engine's lock no number is given again.
     assert media.add(MediaEntry(b"newer".ljust(32), 2)) is None
     assert media.add(MediaEntry(b"new".ljust(32), 2)) is new
-    assert media.find(made[0].digest) is None
-    assert media.find(prompts.entry.digest) is prompts.entry
+    assert made[0].digest not in media._by_digest
+    assert media._by_digest[prompts.entry.digest] is prompts.entry

@@ -47,6 +47,7 @@ folders = pytest.mark.parametrize(
 def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -> None:
     """Compare the rows of all prompts' pictures with the truth, deepstack's too."""
     n = 0
+    n_deepstack = projector.family("image").n_deepstack
     for prefix, pictures in prompts(truth):
         made = [projector.prepare(each, case.max_rows) for each in pictures]
         rows = np.concatenate([projector.encode(each) for each in made])
@@ -55,16 +56,16 @@ def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -
         assert rows.dtype == np.float32
         assert rows.shape == (
             sum(each.n_rows for each in made),
-            width * (1 + projector.n_deepstack),
+            width * (1 + n_deepstack),
         )
         assert off(rows[:, :width], expected.reshape(-1, width)) < TOLERANCE
-        for i in range(projector.n_deepstack):
+        for i in range(n_deepstack):
             at = width * (i + 1)
             beside = truth[f"{prefix}deepstack.{i}"]
             assert off(rows[:, at : at + width], beside) < TOLERANCE
         n += 1
     assert n >= 1
-    assert projector.n_deepstack == sum(name.startswith("deepstack.") for name in truth)
+    assert n_deepstack == sum(name.startswith("deepstack.") for name in truth)
 
 
 @every
@@ -165,6 +166,48 @@ def test_pictures_share_a_run(case: Case, data: Path) -> None:
     assert off(projector.encode(three), np.concatenate(alone)) < TOLERANCE
 
 
+@pytest.mark.parametrize("isa", [None, "avx2"])
+@every
+def test_pictures_encoded_together_have_the_bits_of_each_alone(
+    case: Case, isa: str | None, data: Path
+) -> None:
+    """Whatever else is in the run, and in the plan of whatever size."""
+    projector = opened(case, data, isa=isa)
+    mirrored = np.ascontiguousarray(picture()[:, ::-1])
+    turned = np.ascontiguousarray(picture().swapaxes(0, 1))
+    made = [
+        projector.prepare(each, case.max_rows)
+        for each in (picture(), mirrored, 255 - picture(), turned, picture()[::-1].copy())
+    ]
+    alone = [projector.encode(each) for each in made]
+    for order in ([0, 1], [2, 0, 1, 4], [3, 1], [4, 3, 2, 1, 0]):
+        together = all_finished(projector.encode_runs([made[i] for i in order]))
+        for i, rows in zip(order, together, strict=True):
+            assert np.array_equal(rows, alone[i]), (order, i)
+
+
+def test_slices_of_larger_runs_are_not_longer(data: Path) -> None:
+    """The seconds of an item were measured in a run of fewer rows of the same plan."""
+    case = BY_NAME["qwen3vl"]
+    projector = opened(case, data)
+    made = projector.prepare(picture(), case.max_rows)
+    projector.encode(made)
+    plan = projector.towers["image"].engine.plan_for(60)
+
+    def seconds() -> list[float]:
+        """Of the steps that ran; some have no items here."""
+        found = map(plan._item_seconds, range(len(plan.plan)))
+        return [each for each in found if each is not None]
+
+    before = seconds()
+    assert plan.n_rows == 60
+    assert len(before) > 10
+    plan.n_rows = 240
+    assert seconds() == pytest.approx([4 * each for each in before])
+    plan.n_rows = 30
+    assert seconds() == before
+
+
 def test_a_run_has_at_most_so_many_patches(data: Path) -> None:
     projector = opened(BY_NAME["gemma3"], data)
     tower = projector.towers["image"]
@@ -172,13 +215,18 @@ def test_a_run_has_at_most_so_many_patches(data: Path) -> None:
     assert [len(each) for each in tower._runs((only,) * 20)] == [16, 4]
 
 
-def finished(runs: Generator[None, None, np.ndarray]) -> np.ndarray:
+def all_finished(runs: Generator[None, None, list[np.ndarray]]) -> list[np.ndarray]:
     while True:
         try:
             next(runs)
         except StopIteration as done:
-            rows: np.ndarray = done.value
+            rows: list[np.ndarray] = done.value
             return rows
+
+
+def finished(runs: Generator[None, None, list[np.ndarray]]) -> np.ndarray:
+    (rows,) = all_finished(runs)
+    return rows
 
 
 def test_a_run_is_in_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,13 +236,13 @@ def test_a_run_is_in_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None
     projector = opened(case, data)
     made = projector.prepare(picture(), case.max_rows)
     expected = projector.encode(made)
-    runs = projector.encode_runs(made)
+    runs = projector.encode_runs([made])
     n = sum(1 for _ in runs)
     steps = len(projector.towers["image"].engine.plan_for(60).plan.steps)
     assert n >= steps - 1 > 10
     # a second run in between is of another tower, with the same device
     other = opened(BY_NAME["gemma3"], data)
-    runs = projector.encode_runs(made)
+    runs = projector.encode_runs([made])
     next(runs)
     other.encode(other.prepare(picture(), None))
     assert np.array_equal(finished(runs), expected)
@@ -217,14 +265,14 @@ def test_long_steps_are_run_in_parts(
         patched.setattr(TowerPlan, "run_slice", whole)
         expected = projector.encode(made)
     monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 0.0)  # small parts
-    runs = projector.encode_runs(made)
+    runs = projector.encode_runs([made])
     n_slices = sum(1 for _ in runs)
     n_rows = sum(len(each.patches) for each in made.inputs)
     plan = projector.towers["image"].engine.plan_for(n_rows).plan
     assert n_slices > 1.5 * len(plan)
-    assert np.array_equal(finished(projector.encode_runs(made)), expected)
+    assert np.array_equal(finished(projector.encode_runs([made])), expected)
     monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 1e9)
-    assert next(projector.encode_runs(made), None) is None  # one slice
+    assert next(projector.encode_runs([made]), None) is None  # one slice
     assert np.array_equal(projector.encode(made), expected)
 
 
@@ -235,7 +283,7 @@ def test_encodings_take_turns(data: Path, monkeypatch: pytest.MonkeyPatch) -> No
     projector = opened(case, data)
     pictures = [projector.prepare(each, 16) for each in (picture(), picture(50, 120))]
     expected = [projector.encode(each) for each in pictures]
-    first, second = (projector.encode_runs(each) for each in pictures)
+    first, second = (projector.encode_runs([each]) for each in pictures)
     found: dict[int, np.ndarray] = {}
     waiting = {0: first, 1: second}
     while waiting:
@@ -243,10 +291,10 @@ def test_encodings_take_turns(data: Path, monkeypatch: pytest.MonkeyPatch) -> No
             try:
                 next(runs)
             except StopIteration as done:
-                found[i] = done.value
+                (found[i],) = done.value
                 del waiting[i]
     assert all(np.array_equal(found[i], expected[i]) for i in range(2))
-    given_up = projector.encode_runs(pictures[0])
+    given_up = projector.encode_runs([pictures[0]])
     next(given_up)
     given_up.close()
     assert np.array_equal(projector.encode(pictures[1]), expected[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ class SlowTower:
         self.go = threading.Event()
         self.n_begun = self.n_slices = self.n_closed = 0
 
-    def __call__(self, prepared: PreparedMedia, *_: Any) -> Generator[None, None, np.ndarray]:
+    def __call__(
+        self, prepared: Sequence[PreparedMedia], *_: Any
+    ) -> Generator[None, None, list[np.ndarray]]:
         self.n_begun += 1
         try:
             while not self.go.is_set():

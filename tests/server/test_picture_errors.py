@@ -158,7 +158,7 @@ def test_a_file_that_is_refused(http: httpx.Client, files: Path, name: str, said
         (
             "/completion",
             {"prompt": {"prompt_string": "x", "multimodal_data": ["aGk="]}},
-            "0 marks <__media__> in prompt_string, and 1 of multimodal_data",
+            "prompt_string has <__media__> 0 times: expected 1, one for each picture or sound",
         ),
         (
             "/completion",

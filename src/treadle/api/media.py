@@ -6,26 +6,26 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from treadle.base.cached_property import cached_property
-from treadle.chat.media_parts import MediaPart
+from treadle.chat.media_parts import MediaPart, read_media_part, split_at_markers
 from treadle.errors import TreadleError
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
+from treadle.media.file_formats import media_format
 from treadle.media.limits import MediaLimits
-from treadle.scheduler.request import MediaPrompt, MediaUsage
+from treadle.media.marks import MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
+from treadle.scheduler.request import MediaEncoder, MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
     from treadle.chat.prompt import ChatPrompt
     from treadle.engine.engine import Engine
-    from treadle.media.marks import MediaMarks, Piece
     from treadle.media.prepared import PreparedMedia
     from treadle.media.projector import Projector
-    from treadle.scheduler.request import Encode, Encoding
+    from treadle.scheduler.request import Encoding
     from treadle.tokenizer.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -72,8 +72,6 @@ class ModelMedia:
     @property
     def marks(self) -> tuple[MediaMarks, ...]:
         """The marks of its pictures and sounds in prompts."""
-        from treadle.media.marks import MediaMarks
-
         families = {kind: self.projector.family(kind) for kind in self.projector.modalities}
         return tuple(
             MediaMarks(kind, family.placeholders, tuple(family.marks))
@@ -100,8 +98,6 @@ class ModelMedia:
         """Return the token ids of texts with pictures and sounds between them. Each gets the marks
         that the model's chat template would write around it.
         """
-        from treadle.media.marks import MediaRows, TextPiece
-
         parts = [piece for piece in pieces if not isinstance(piece, str)]
         prepared = iter(self._prepare(parts))
         used = []
@@ -136,11 +132,11 @@ class ModelMedia:
         return made
 
     def _prepare_one(self, part: MediaPart) -> PreparedMedia:
-        from treadle.media.source import read_picture, read_sound
-
         if part.kind not in self.modalities:
             have = " and ".join(sorted(self.modalities))
             raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
+        from treadle.media.source import read_picture, read_sound  # slow to import
+
         read = read_picture if part.kind == "image" else read_sound
         data = read(part.source, self.limits, self.policy, part.place)
         try:
@@ -167,9 +163,7 @@ class ModelMedia:
         return min((each for each in bounds if each is not None), default=None)
 
     def _ids(self, pieces: Sequence[Piece], prepared: Sequence[PreparedMedia]) -> MediaPrompt:
-        from treadle.media.marks import MediaRows, encode_pieces
-
-        encodings: dict[MediaEntry, Encode] = {}
+        encoders: dict[MediaEntry, MediaEncoder] = {}
         entries = []
         for each in prepared:
             entry = self._enter(
@@ -178,7 +172,7 @@ class ModelMedia:
                 )
             )
             entries.append(entry)
-            encodings[entry] = partial(self._encode, each)
+            encoders.setdefault(entry, self._encoder(each))
         ids: list[int] = []
         for piece in encode_pieces(pieces, self._tokenizer):
             if isinstance(piece, MediaRows):
@@ -187,7 +181,7 @@ class ModelMedia:
             else:
                 ids.append(piece)
         usage = [MediaUsage(p.kind, p.n_rows, p.size, p.resized) for p in prepared]
-        return MediaPrompt(ids, encodings, usage, sum(each.n_bytes for each in prepared))
+        return MediaPrompt(ids, encoders, usage, sum(each.n_bytes for each in prepared))
 
     def _enter(self, new: MediaEntry) -> MediaEntry:
         """Return the registry's entry of a picture or sound."""
@@ -210,12 +204,18 @@ class ModelMedia:
                 continue
             self.projector.warm(prepared)
 
-    def _encode(self, prepared: PreparedMedia) -> Encoding:
+    def _encoder(self, prepared: PreparedMedia) -> MediaEncoder:
+        grids = tuple(each.grid for each in prepared.inputs)
+        n_patches = sum(len(each.patches) for each in prepared.inputs)
+        shape = (self.projector, prepared.kind, grids)
+        return MediaEncoder(self._encode, prepared, shape, n_patches)
+
+    def _encode(self, prepared: Sequence[PreparedMedia]) -> Encoding:
         """Begin an encoding that reports its progress; see ``Projector.encode_runs``."""
         report = self._progress
         if report is None:
             return (yield from self.projector.encode_runs(prepared))
-        stage = ENCODING[prepared.kind]
+        stage = ENCODING[prepared[0].kind]
 
         def share_done(share: float) -> None:
             report(stage, int(share * STEPS), STEPS)
@@ -236,29 +236,13 @@ def pieces_of(prompt: str, media: Sequence[Any]) -> list[str | MediaPart]:
 
     Raises TreadleError if there are not as many markers.
     """
-    from treadle.chat.media_parts import MARKER
-
     parts = [_part_of(each, f"media[{i}]") for i, each in enumerate(media)]
-    texts = prompt.split(MARKER)
-    if len(texts) == 1:
-        return [*parts, prompt] if prompt else list(parts)
-    if len(texts) != len(parts) + 1:
-        raise TreadleError(
-            f"{len(texts) - 1} of {MARKER} in the prompt for {len(parts)} pictures and sounds: "
-            "expected as many, or none"
-        )
-    made: list[str | MediaPart] = [texts[0]]
-    for part, text in zip(parts, texts[1:], strict=True):
-        made += [part, text]
-    return [piece for piece in made if piece != ""]
+    pieces = split_at_markers(prompt, len(parts), "the prompt")
+    return [piece if isinstance(piece, str) else parts[piece] for piece in pieces]
 
 
 def _part_of(given: Any, place: str) -> MediaPart:
     """Return a part; whether it is a picture or a sound is told by its content."""
-    from treadle.chat.media_parts import MediaPart, read_media_part
-    from treadle.media.file_formats import media_format
-    from treadle.media.source import read_bytes
-
     if isinstance(given, Mapping):
         part = read_media_part(given, place, local=True)
         if part is None:
@@ -270,6 +254,8 @@ def _part_of(given: Any, place: str) -> MediaPart:
     if isinstance(given, str) and is_address(given):
         return MediaPart("image", given, place)
     if isinstance(given, str | os.PathLike | bytes):
+        from treadle.media.source import read_bytes  # slow to import
+
         data = read_bytes(given, "audio", place=None if isinstance(given, bytes) else f"{given}")
         found = media_format(data)
         is_sound = found is not None and found.kind == "audio"

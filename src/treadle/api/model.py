@@ -501,7 +501,7 @@ class Model:
             speculate=self.speculate,
             lora=lora_scales(lora, self.engine, session),
             reuse=flag("cache_prompt", cache_prompt),
-            media=None if rows is None else rows.encodings,
+            media=None if rows is None else rows.encoders,
         )
 
     def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:

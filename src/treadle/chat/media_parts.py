@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import counted
 from treadle.errors import TemplateError, UnsupportedError
 from treadle.media.address_policy import is_address
 from treadle.media.data_urls import decode_base64, decode_data_url, is_data_url
 from treadle.media.file_formats import media_format
-from treadle.media.limits import NOUNS, MediaKind, MediaLimits
+from treadle.media.kinds import NOUNS, MediaKind, kind_of_part
+from treadle.media.limits import MediaLimits
 from treadle.media.local_path import local_path
 
 LIMITS = MediaLimits()
@@ -35,14 +37,6 @@ MARKER = "<__media__>"
 """llama.cpp's mark for a picture or sound in a prompt."""
 
 DETAILS = ("auto", "low", "high")
-_KINDS: dict[str, MediaKind] = {
-    "image": "image",
-    "image_url": "image",
-    "input_image": "image",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +68,8 @@ def read_media_part(
     it should hold, FileError for text that is not base64, UnsupportedError beyond the limits.
     """
     name = part.get("type")
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None or name is None:
+    kind = kind_of_part(name)
+    if kind is None or not isinstance(name, str):
         return None
     if isinstance(part.get("source"), Mapping):
         return _anthropic(part["source"], kind, f"{place}.source", limits)
@@ -136,15 +130,36 @@ def read_multimodal_prompt(
     where = f"{place}.multimodal_data"
     if not isinstance(data, Sequence) or isinstance(data, str | bytes):
         raise TemplateError(f"{where} is {type(data).__name__}: expected a list")
+    pieces = split_at_markers(
+        text, len(data), f"{place}.prompt_string", marker=marker, required=True
+    )
+    return [
+        piece if isinstance(piece, str) else _of_any_kind(data[piece], f"{where}[{piece}]", limits)
+        for piece in pieces
+    ]
+
+
+def split_at_markers(
+    text: str, n_media: int, place: str, *, marker: str = MARKER, required: bool = False
+) -> list[str | int]:
+    """Return the texts between a text's markers, and in place of each marker the number of its
+    picture or sound, from 0. Empty texts are left out. A text without any marker stands behind its
+    media, unless markers are ``required``.
+
+    Raises TemplateError, which names ``place``, if there are not as many markers as media.
+    """
     texts = text.split(marker)
-    if len(texts) != len(data) + 1:
+    if len(texts) == 1 and not required:
+        return [*range(n_media), text] if text else [*range(n_media)]
+    if len(texts) != n_media + 1:
+        none = "" if required else ", or none"
         raise TemplateError(
-            f"{place}: {len(texts) - 1} marks {marker} in prompt_string, and {len(data)} of "
-            "multimodal_data: expected as many"
+            f"{place} has {marker} {counted(len(texts) - 1, 'time')}: expected {n_media}, one for "
+            f"each picture or sound{none}"
         )
-    pieces: list[str | MediaPart] = [texts[0]]
-    for i, (each, following) in enumerate(zip(data, texts[1:], strict=True)):
-        pieces += [_of_any_kind(each, f"{where}[{i}]", limits), following]
+    pieces: list[str | int] = [texts[0]]
+    for number, following in enumerate(texts[1:]):
+        pieces += [number, following]
     return [piece for piece in pieces if piece != ""]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treadle.base.fast_dataclass import dataclass
 from treadle.chat.media_placeholders import described, is_text_part, name_of, placeholder
 from treadle.errors import TemplateError, TreadleError, UnsupportedError
+from treadle.media.kinds import NOUNS, PART_KINDS, kind_of_part, plurals
 
 if TYPE_CHECKING:
     from treadle.chat.media_parts import MediaPart
@@ -22,8 +23,7 @@ Messages = Sequence[Message]
 REASONING = ("reasoning_content", "thinking", "reasoning", "tool_plan")  # Command R7B has a plan
 SYSTEM = ("system", "developer")
 SPEAKERS = (*SYSTEM, "user", "assistant")
-MEDIA = ("image", "audio")  # types of the parts that stand for a picture or a sound
-MEDIA_SPELLINGS = ("image", "image_url", "input_image", "audio", "audio_url", "input_audio")
+MEDIA = tuple(NOUNS)  # types of the parts that stand for a picture or a sound
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def may_have_media(messages: Any) -> bool:
     parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
     return any(
         isinstance(part, PlacedPart)
-        or (isinstance(part, Mapping) and part.get("type") in MEDIA_SPELLINGS)
+        or (isinstance(part, Mapping) and kind_of_part(part.get("type")) is not None)
         for part in parts
     )
 
@@ -122,7 +122,7 @@ class _MediaReader:
             placed = _placed(part, f"messages[{index}].content[{at}]")
             if placed is None or is_text_part(placed.part):
                 parts.append(part)
-            elif of_tool or placed.part.get("type") in MEDIA_SPELLINGS:
+            elif of_tool or kind_of_part(placed.part.get("type")) is not None:
                 parts.append(self._taken(placed, index, message))
             else:
                 parts.append(placed.part)  # refused where parts are checked
@@ -133,7 +133,7 @@ class _MediaReader:
         """Whether a message of a speaker has a part that is not text."""
         return any(
             isinstance(part, PlacedPart)
-            or (isinstance(part, Mapping) and part.get("type") in MEDIA_SPELLINGS)
+            or (isinstance(part, Mapping) and kind_of_part(part.get("type")) is not None)
             for part in content
         )
 
@@ -141,7 +141,7 @@ class _MediaReader:
         """Return what stands for a part that is not text."""
         policy = self._policy
         of_tool = message.get("role") == "tool"
-        if policy.kinds and placed.part.get("type") in MEDIA_SPELLINGS:
+        if policy.kinds and kind_of_part(placed.part.get("type")) is not None:
             from treadle.chat.media_parts import read_media_part  # imported late: rarely needed
 
             try:
@@ -171,8 +171,7 @@ def _readable(kinds: frozenset[str], *, only: bool = False) -> str:
     """Return what a model reads, in words."""
     if not kinds:
         return "only text" if only else "text alone"
-    nouns = {"image": "pictures", "audio": "sounds"}
-    return " and ".join(("only text" if only else "text", *(nouns[kind] for kind in sorted(kinds))))
+    return " and ".join(("only text" if only else "text", *plurals(kinds)))
 
 
 def _is_typed(part: Any) -> bool:
@@ -247,7 +246,7 @@ def _check_part(where: str, part: Any, *, thinks: bool) -> None:
         raise TemplateError(f"{where}: part {part!r:.80}: expected a dict with a type")
     if thinks and kind == "thinking" and isinstance(part.get("thinking"), str):
         return
-    if kind in MEDIA and not part.keys() & set(MEDIA_SPELLINGS):
+    if kind in MEDIA and not part.keys() & PART_KINDS.keys():
         return
     if kind != "text":
         raise UnsupportedError(f"{where}: parts of type {kind!r:.40} are not supported, only text")

@@ -11,16 +11,15 @@ import click
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import counted, why
-from treadle.errors import FileError, TreadleError, UnsupportedError
+from treadle.errors import FileError, TemplateError, TreadleError, UnsupportedError
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
-    from treadle.media.limits import MediaKind
+    from treadle.media.kinds import MediaKind
     from treadle.scheduler.request import MediaUsage
 
 LONGEST = 4096  # characters of a line that may be paths
 HEAD = 1024  # bytes of a file that tell its format
-NOUNS = {"image": ("picture", "pictures"), "audio": ("sound", "sounds")}
 CURE = "name its projector with --mmproj FILE, or put the file beside the model"
 
 
@@ -115,11 +114,13 @@ def check_reads(model: Model, files: Sequence[MediaFile]) -> None:
     if not files:
         return  # without opening a projector
     have = model.modalities
+    from treadle.media.kinds import NOUNS, plurals
+
     for file in files:
         if file.kind not in have:
-            reads = " and ".join(["text", *(NOUNS[kind][1] for kind in sorted(have))])
+            reads = " and ".join(["text", *plurals(have)])
             cure = "" if have else f": {CURE}"
-            what = f"a {NOUNS[file.kind][0]}, but {model.path.name} reads {reads} only{cure}"
+            what = f"a {NOUNS[file.kind]}, but {model.path.name} reads {reads} only{cure}"
             raise UnsupportedError(f"{file.name}: {what}")
 
 
@@ -129,22 +130,16 @@ def message_parts(text: str, files: Sequence[MediaFile]) -> list[dict[str, str]]
     """
     if not files:
         return [{"type": "text", "text": text}]
-    from treadle.chat.media_parts import MARKER
+    from treadle.chat.media_parts import split_at_markers
 
-    texts = text.split(MARKER)
-    if len(texts) == 1:
-        texts = [*("" for _ in files), text]
-    if len(texts) != len(files) + 1:
-        n = len(texts) - 1
-        raise click.UsageError(
-            f"the prompt has {MARKER} {counted(n, 'time')}, for {counted(len(files), 'file')}: "
-            "expected as many, or none"
-        )
-    parts = []
-    for i, piece in enumerate(texts):
-        parts += [files[i - 1].part] if i else []
-        parts += [{"type": "text", "text": piece}] if piece else []
-    return parts
+    try:
+        pieces = split_at_markers(text, len(files), "the prompt")
+    except TemplateError as error:
+        raise click.UsageError(str(error)) from None
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else files[piece].part
+        for piece in pieces
+    ]
 
 
 def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
@@ -153,11 +148,13 @@ def usage_text(usage: Sequence[MediaUsage], seconds: float) -> str:
     """
     if not usage:
         return ""
+    from treadle.media.kinds import NOUNS
+
     counts = []
-    for kind, (one, several) in NOUNS.items():
+    for kind, noun in NOUNS.items():
         n_tokens = [each.n_tokens for each in usage if each.kind == kind]
         if n_tokens:
-            n = f"{len(n_tokens)} {several}" if len(n_tokens) > 1 else one
+            n = counted(len(n_tokens), noun) if len(n_tokens) > 1 else noun
             counts.append(f"{n} of {counted(sum(n_tokens), 'token')}")
     return ", ".join(counts) + (f", encoded in {seconds:.1f} s" if seconds else "")
 

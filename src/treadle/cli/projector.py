@@ -193,8 +193,9 @@ def describe_projector(gguf: GGUF, problems: list[str]) -> Iterator[dict[str, An
 
 def projector_text(facts: dict[str, Any]) -> str:
     """Format the facts of one modality on a line."""
-    noun = {"image": "pictures", "audio": "sounds"}[facts["kind"]]
-    parts = [f"{noun}: {facts['projector_type']}"]
+    from treadle.media.kinds import plural
+
+    parts = [f"{plural(facts['kind'])}: {facts['projector_type']}"]
     if facts["n_layer"]:
         parts.append(f"{facts['n_layer']} layers of {facts['n_embd']} values")
     if facts["patch_size"]:

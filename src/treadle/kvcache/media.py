@@ -121,10 +121,6 @@ class MediaRegistry:
         self._by_digest[entry.digest] = entry
         return entry
 
-    def find(self, digest: bytes) -> MediaEntry | None:
-        """Return the entry of a digest, if there is one."""
-        return self._by_digest.get(digest)
-
     def _free_number(self, tree: PageTree | None) -> int:
         """Return the number of the least recently used entry that neither pages nor requests name,
         and forget that entry.

@@ -6,7 +6,8 @@ import base64
 import re
 
 from treadle.errors import FileError
-from treadle.media.limits import MediaKind, MediaLimits
+from treadle.media.kinds import MediaKind
+from treadle.media.limits import MediaLimits
 
 # RFC 2397: a media type with its parameters, each optional.
 _PREFIX = re.compile(

@@ -6,6 +6,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from math import isqrt
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -16,6 +17,10 @@ from treadle.media.prepared import PreparedMedia, TowerInput
 if TYPE_CHECKING:
     from treadle.media.clip_config import ClipConfig
     from treadle.models.towers.config import TowerConfig
+
+PATCHES = "patch_embd"  # the product of the patches
+POSITIONS = "positions"  # name of the given rows of learned positions
+POSITION_TABLE = "position_embd.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +64,6 @@ class MediaFamily(ABC):
         """Check the file's keys. Raises FileError and UnsupportedError."""
         self.clip = clip
 
-    @classmethod
-    def row_pixels(cls, clip: ClipConfig) -> int:
-        """Return the pixels of one media row, if a picture may have any number of rows; else 0."""
-        return 0
-
     @property
     def n_deepstack(self) -> int:
         """Layers of the decoder that media rows are added behind."""
@@ -89,13 +89,6 @@ class MediaFamily(ABC):
         """Return the media rows ``[n_rows, width]`` from those of each tower input."""
         return rows[0] if len(rows) == 1 else np.concatenate(rows)
 
-    def text_of(self, prepared: PreparedMedia) -> str:
-        """Return the layout as text, with ``row_mark`` for each media row."""
-        layout = prepared.layout
-        return "".join(
-            part if isinstance(part, str) else self.row_mark * len(part) for part in layout
-        )
-
     def digest(self, data: np.ndarray, *settings: object) -> bytes:
         """Return ``PreparedMedia.digest`` of pixels or samples, prepared with ``settings``."""
         clip = self.clip
@@ -106,4 +99,25 @@ class MediaFamily(ABC):
         return state.digest()
 
 
-__all__ = ["GridInputs", "MediaFamily", "PreparedMedia", "TowerInput"]
+def square_table(clip: ClipConfig) -> np.ndarray:
+    """Return the learned positions of a square of any side, f32 ``[side, side, n_embd]``. Raises
+    FileError if the table is missing or of another shape.
+    """
+    table = clip.floats(POSITION_TABLE)
+    side = isqrt(len(table))
+    if table.ndim != 2 or table.shape != (side * side, clip.n_embd):
+        tensor = clip.gguf.tensors[POSITION_TABLE]
+        raise tensor.error(f"shape {list(tensor.shape)}", f"[side * side, {clip.n_embd}]")
+    return table.reshape(side, side, clip.n_embd)
+
+
+__all__ = [
+    "PATCHES",
+    "POSITIONS",
+    "POSITION_TABLE",
+    "GridInputs",
+    "MediaFamily",
+    "PreparedMedia",
+    "TowerInput",
+    "square_table",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.media.limits import MediaKind
+from treadle.media.kinds import MediaKind
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import scaled
 from treadle.base.validate import positive
 from treadle.errors import UnsupportedError
+from treadle.media.kinds import NOUNS, MediaKind
 
-MediaKind = Literal["image", "audio"]
-NOUNS: dict[MediaKind, str] = {"image": "picture", "audio": "sound"}
-"""Names of a kind in messages."""
+MOST_RATIO = 200
+"""Longer side by shorter side of a picture, at most: the limit of transformers' processor of
+Qwen's pictures, which families' sizes keep to as well."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,9 @@ class MediaLimits:
     """Height times width of a picture."""
     request_pixels: int = 512_000_000
     """Pixels of all pictures of one request together."""
-    aspect_ratio: int = 200
-    """Longer side by shorter side of a picture; Qwen's processors have the same limit."""
+    aspect_ratio: int = MOST_RATIO
+    """Longer side by shorter side of a picture; a larger limit than the usual one has no effect, as
+    no family resizes such pictures."""
     sound_bytes: int = 200_000_000
     """Bytes of a sound's file, and of its samples once decoded: 16 kHz, one channel, 32 bits."""
     sound_seconds: int = 1800

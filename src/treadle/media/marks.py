@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TemplateError
-from treadle.media.limits import NOUNS
+from treadle.media.kinds import NOUNS, plural
 
 if TYPE_CHECKING:
     from treadle.tokenizer.tokenizer import Tokenizer
@@ -120,10 +120,9 @@ def split_prompt(
     for kind, indices in waiting.items():
         n = sum(kind_of[match[0]] == kind for match in found)
         if n != len(indices):
-            noun = NOUNS["image" if kind == "image" else "audio"]
             raise TemplateError(
-                f"the chat template wrote {n} {noun} marks for {len(indices)} {noun}s of the "
-                "conversation: expected as many"
+                f"the chat template wrote {n} {NOUNS[kind]} marks for {len(indices)} "
+                f"{plural(kind)} of the conversation: expected as many"
             )
     made: list[Piece] = []
     at = 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isqrt, prod
+from math import prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from treadle.media.family import MediaFamily, PreparedMedia, TowerInput
+from treadle.media.family import PATCHES, POSITION_TABLE, MediaFamily, PreparedMedia, TowerInput
 from treadle.media.pixels import check_ratio, normalise, patches
 from treadle.media.tiles import Size
 from treadle.models.towers.config import tower_layer
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from treadle.media.clip_config import ClipConfig
     from treadle.models.config import Layer
 
-PATCHES = "patch_embd"
-POSITIONS = "positions"  # name of the given rows of learned positions
-TABLE = "position_embd.weight"
 CLASS = "class_embd"
 # Of OpenAI's CLIP, by colour: preparation where a folder does not state it.
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -79,7 +76,7 @@ class PictureFamily(MediaFamily):
             what = f"is {clip.image_size}: {self.side} patches a side"
             clip.keys.fail("image_size", what, f"a multiple of {joined}")
 
-    def size_of(self, pixels: np.ndarray) -> Size:
+    def checked_size(self, pixels: np.ndarray) -> Size:
         """Return a picture's height and width. Raises TreadleError if their ratio is extreme."""
         size = pixels.shape[0], pixels.shape[1]
         check_ratio(size)
@@ -94,9 +91,9 @@ class PictureFamily(MediaFamily):
         of the class token has its embedding added. Raises FileError for a wrong table.
         """
         clip = self.clip
-        table = clip.floats(TABLE)
+        table = clip.floats(POSITION_TABLE)
         if table.size != self.n_positions * clip.n_embd or table.shape[-1] != clip.n_embd:
-            tensor = clip.gguf.tensors[TABLE]
+            tensor = clip.gguf.tensors[POSITION_TABLE]
             expected = f"[{self.n_positions}, {clip.n_embd}]"
             raise tensor.error(f"shape {list(tensor.shape)}", expected)
         table = table.reshape(-1, clip.n_embd)
@@ -117,17 +114,6 @@ class PictureFamily(MediaFamily):
             raise tensor.error(f"shape {list(tensor.shape)}", f"[{clip.n_embd}]")
         bias = f"{PATCHES}.bias"
         return values - clip.floats(bias) if clip.has(bias) else values
-
-    def square_table(self) -> np.ndarray:
-        """Return a table of positions of a square of any side, f32 ``[side * side, n_embd]``.
-        Raises FileError for another shape.
-        """
-        clip = self.clip
-        table = clip.floats(TABLE)
-        if table.ndim != 2 or table.shape != (isqrt(len(table)) ** 2, clip.n_embd):
-            tensor = clip.gguf.tensors[TABLE]
-            raise tensor.error(f"shape {list(tensor.shape)}", f"[side * side, {clip.n_embd}]")
-        return table
 
     def patches_alone(self, states: np.ndarray) -> np.ndarray:
         """Return a tower input's states without the class token's."""

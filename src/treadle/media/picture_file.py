@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")  # Pillow's modes of 16 bits, by the order of bytes
 WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
+ORIENTATION = 0x0112  # tag of EXIF
+TURNED = (5, 6, 7, 8)  # its values for pictures that lie on a side
 OPAQUE = ("RGB", "L", "P", "1", "CMYK", "YCbCr", "HSV")
 
 
@@ -51,6 +53,27 @@ def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) ->
     UnsupportedError for other formats than PNG, JPEG, WebP, GIF and BMP and beyond the limits,
     FileError for a damaged or cut file.
     """
+    with _opened(data, limits, place) as image:
+        pillow("ImageOps").exif_transpose(image, in_place=True)
+        return _pixels(image, place)
+
+
+def upright_size(data: bytes | memoryview, limits: MediaLimits, place: str) -> tuple[int, int]:
+    """Return the height and width that ``decode_picture`` gives, without decoding pixels.
+
+    Raises as ``decode_picture`` does, but finds no damage behind the header. EXIF that a PNG has
+    behind its pixels does not turn the size.
+    """
+    with _opened(data, limits, place) as image:
+        # A PNG's own ``getexif`` decodes the pixels to find EXIF behind them.
+        orientation = pillow("Image").Image.getexif(image).get(ORIENTATION)
+        size = image.height, image.width
+        return size[::-1] if orientation in TURNED else size
+
+
+@contextmanager
+def _opened(data: bytes | memoryview, limits: MediaLimits, place: str) -> Iterator[Image.Image]:
+    """Open a picture within the limits. Errors inside are about the file."""
     limits.check_bytes("image", len(data), place)
     if not data:
         raise FileError("an empty file", path=place, expected="a picture")
@@ -63,8 +86,7 @@ def decode_picture(data: bytes | memoryview, limits: MediaLimits, place: str) ->
     limits.check_size(*picture_size(data, found, place), place)
     with _plain_errors(place, found.name), _open(data, found.reader) as image:
         limits.check_size(image.height, image.width, place)
-        pillow("ImageOps").exif_transpose(image, in_place=True)
-        return _pixels(image, place)
+        yield image
 
 
 def _open(data: bytes | memoryview, reader: str) -> Image.Image:

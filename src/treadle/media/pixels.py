@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.errors import TreadleError
+from treadle.media.limits import MOST_RATIO
 from treadle.media.picture_file import pillow
 
 Pixels = npt.NDArray[np.uint8]  # [height, width, 3]
 Floats = npt.NDArray[np.float32]
 Filter = Literal["bilinear", "bicubic", "lanczos"]
 
-MOST_RATIO = 200  # of the longer side to the shorter, as in transformers
 BYTE = np.float32(255)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -81,19 +80,25 @@ class MediaTower:
             engine.close()
 
     def encode(
-        self, prepared: PreparedMedia, report: Report | None = None
-    ) -> Generator[None, None, np.ndarray]:
-        """Yield between slices of the work; return the media rows, f32 ``[n_rows, width *
+        self, prepared: Sequence[PreparedMedia], report: Report | None = None
+    ) -> Generator[None, None, list[np.ndarray]]:
+        """Yield between slices of the work; return the media rows of each, f32 ``[n_rows, width *
         (1 + n_deepstack)]``. ``report``: see ``Projector.encode_runs``.
         """
         branches: list[list[np.ndarray]] = [[] for _ in range(1 + self.family.n_deepstack)]
-        runs = self._runs(prepared.inputs)
+        runs = self._runs([each for one in prepared for each in one.inputs])
         for i, inputs in enumerate(runs):
             found = yield from self._run(inputs, report and partial(_as_part, report, i, len(runs)))
             for rows, made in zip(branches, found, strict=True):
                 rows += made
-        composed = [self.family.composed(prepared, rows) for rows in branches]
-        return np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32)
+        made = []
+        at = 0
+        for one in prepared:
+            end = at + len(one.inputs)
+            composed = [self.family.composed(one, rows[at:end]) for rows in branches]
+            made.append(np.ascontiguousarray(np.concatenate(composed, axis=1), np.float32))
+            at = end
+        return made
 
     def warm(self, prepared: PreparedMedia) -> None:
         """Compile the plans that ``encode`` needs."""
@@ -173,11 +178,6 @@ class Projector:
         """The kinds of media that it reads: "image", "audio"."""
         return tuple(self.towers)
 
-    @property
-    def n_deepstack(self) -> int:
-        """Layers of the decoder that media rows are added behind."""
-        return max(tower.family.n_deepstack for tower in self.towers.values())
-
     def family(self, kind: str) -> MediaFamily:
         """Return the family of a modality. Raises TreadleError if the file does not have it."""
         return self._tower(kind).family
@@ -214,16 +214,17 @@ class Projector:
         return self._tower(kind).family.prepare(data, max_rows)
 
     def encode_runs(
-        self, prepared: PreparedMedia, report: Report | None = None
-    ) -> Generator[None, None, np.ndarray]:
-        """Yield between slices of about 50 ms of work; return f32 ``[n_rows, n_embd *
-        (1 + n_deepstack)]``: the media rows, beside them what each deepstack layer adds.
-        ``report`` is called after each slice with the share of the work that is done, 0 to 1.
+        self, prepared: Sequence[PreparedMedia], report: Report | None = None
+    ) -> Generator[None, None, list[np.ndarray]]:
+        """Encode several of one kind together. Yield between slices of about 50 ms of work; return
+        of each f32 ``[n_rows, n_embd * (1 + n_deepstack)]``: the media rows, beside them what each
+        deepstack layer adds. Each has the bits that it has alone. ``report`` is called after each
+        slice with the share of the work that is done, 0 to 1.
 
         Raises FileError if the file shrank or was written to, TreadleError if it is closed. Another
         encoding waits, yielding, until this one has ended or its generator is closed.
         """
-        tower = self._tower(prepared.kind)
+        tower = self._tower(prepared[0].kind)
         if self.gguf.closed:
             raise TreadleError("the projector is closed")
         while not self._turn.acquire(timeout=TURN_S):
@@ -239,14 +240,15 @@ class Projector:
         self._tower(prepared.kind).warm(prepared)
 
     def encode(self, prepared: PreparedMedia) -> np.ndarray:
-        """Return the result of ``encode_runs``."""
-        runs = self.encode_runs(prepared)
+        """Return the rows of ``encode_runs``."""
+        runs = self.encode_runs([prepared])
         while True:
             try:
                 next(runs)
             except StopIteration as done:
-                rows: np.ndarray = done.value
-                return rows
+                (rows,) = done.value
+                made: np.ndarray = rows
+                return made
 
     def close(self) -> None:
         """Release plans, weights and the file; the device stays open."""
@@ -271,14 +273,12 @@ def open_projector(
     *,
     exact: bool = False,
     lock: UseLock | None = None,
-    min_rows: int | None = None,
 ) -> Projector:
     """Open a projector file: a path of a GGUF, a Hugging Face folder, or an open file.
 
     ``exact``: all products in f32; else F16 matrices and attention may be multiplied as 16-bit
-    whole numbers, see ``Device.plan``. ``lock``: held while the device runs; give the
-    engine's if they share a device. ``min_rows``: smaller pictures are enlarged to so many rows;
-    None: the file's or the family's default.
+    whole numbers, see ``Device.plan``. ``lock``: held while the device runs; give the engine's if
+    they share a device.
 
     A file for pictures and sounds of which only one is supported is opened for that one. Raises
     FileError for a damaged file, UnsupportedError for one of another kind, or whose projector type
@@ -286,7 +286,7 @@ def open_projector(
     """
     gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
-        towers = _towers(gguf, device, lock or UseLock(), min_rows, exact=exact)
+        towers = _towers(gguf, device, lock or UseLock(), exact=exact)
     except BaseException:
         if gguf is not source:
             gguf.close()
@@ -294,9 +294,7 @@ def open_projector(
     return Projector(gguf, towers)
 
 
-def _towers(
-    gguf: GGUF, device: Device, lock: UseLock, min_rows: int | None, *, exact: bool
-) -> dict[str, MediaTower]:
+def _towers(gguf: GGUF, device: Device, lock: UseLock, *, exact: bool) -> dict[str, MediaTower]:
     towers = {}
     unsupported = []
     for modality, clip in read_clip(gguf).items():
@@ -305,10 +303,7 @@ def _towers(
         except UnsupportedError as error:
             unsupported.append(error)
             continue
-        if min_rows is not None:
-            clip = replace(clip, min_pixels=min_rows * family_type.row_pixels(clip))
-        family = family_type(clip)
-        towers[KINDS[modality]] = MediaTower(family, device, lock, exact=exact)
+        towers[KINDS[modality]] = MediaTower(family_type(clip), device, lock, exact=exact)
     if not towers:
         raise unsupported[0]
     return towers

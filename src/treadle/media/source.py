@@ -13,10 +13,11 @@ from treadle.base.validate import positive
 from treadle.errors import FileError, TreadleError
 from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.data_urls import decode_data_url, is_data_url
-from treadle.media.limits import NOUNS, MediaKind, MediaLimits
+from treadle.media.kinds import NOUNS, MediaKind
+from treadle.media.limits import MediaLimits
 from treadle.media.local_path import local_path
 from treadle.media.picture_arrays import rgb_of_array
-from treadle.media.picture_file import decode_picture, is_pillow_image, rgb_of_image
+from treadle.media.picture_file import decode_picture, is_pillow_image, rgb_of_image, upright_size
 from treadle.media.sound_buffer import RATE, SoundBuffer
 from treadle.media.sound_file import decode_sound
 
@@ -45,6 +46,18 @@ def read_picture(
         return rgb_of_image(source, limits, place or "the picture")
     data = read_bytes(source, "image", limits, policy, place)
     return decode_picture(data, limits, place or _name(source, "image"))
+
+
+def read_picture_size(
+    source: str | os.PathLike[str],
+    limits: MediaLimits = LIMITS,
+    policy: AddressPolicy = CLOSED,
+) -> tuple[int, int]:
+    """Return the height and width of what ``read_picture`` gives of a path or an address, without
+    decoding its pixels. Raises as ``read_picture`` does, but finds no damage behind the header.
+    """
+    data = read_bytes(source, "image", limits, policy)
+    return upright_size(data, limits, _name(source, "image"))
 
 
 def read_sound(

@@ -153,7 +153,8 @@ class TowerPlan:
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
         self.plan = plan
         self.inputs = inputs
-        self._seconds: dict[Spec, float] = {}
+        self.n_rows = 0  # of the run
+        self._seconds: dict[Spec, tuple[float, int]] = {}  # of an item, and the rows of its run
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""
@@ -169,7 +170,8 @@ class TowerPlan:
 
     def run_slice(self, device: Device, step: int, item: int) -> tuple[int, int]:
         """Run about ``SLICE_S`` of work from an item of a step on; return the step and item behind
-        it. Steps with the same kernel are assumed to need the same time per item.
+        it. Steps with the same kernel are assumed to need the same time per item, and in runs of
+        more rows as much more.
         """
         left = SLICE_S
         end = step
@@ -186,7 +188,7 @@ class TowerPlan:
                 self._learn(i, taken, device.n_items(self.program, i))
             return end, 0
         n_items = device.n_items(self.program, step)
-        each = self._seconds.get(self.plan.steps[step].spec)
+        each = self._item_seconds(step)
         n = max(-(-n_items // MOST_PARTS), ITEMS_PER_THREAD * device.n_threads)
         if each is not None:
             n = max(n, int(SLICE_S / max(each, 1e-9)))
@@ -201,12 +203,17 @@ class TowerPlan:
 
     def _estimate(self, device: Device, step: int) -> float | None:
         """Return the seconds of a step; None if its kernel has not been run."""
-        each = self._seconds.get(self.plan.steps[step].spec)
+        each = self._item_seconds(step)
         return None if each is None else each * device.n_items(self.program, step)
+
+    def _item_seconds(self, step: int) -> float | None:
+        """Return the seconds of an item of a step, at most; None if its kernel has not been run."""
+        known = self._seconds.get(self.plan.steps[step].spec)
+        return None if known is None else known[0] * max(1.0, self.n_rows / known[1])
 
     def _learn(self, step: int, taken: float, n_items: int) -> None:
         if n_items:
-            self._seconds[self.plan.steps[step].spec] = taken / n_items
+            self._seconds[self.plan.steps[step].spec] = taken / n_items, self.n_rows
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
         """Return a copy of a result, f32 ``[n_rows, width]``."""
@@ -288,6 +295,7 @@ class TowerEngine:
         assert len(items) <= MOST_ITEMS
         with self._lock:
             ready = self.plan_for(n_rows)
+            ready.n_rows = n_rows
             ready.inputs.lay_out(items, ropes)
             for name in ready.plan.takes:
                 ready.write(name, given[name])

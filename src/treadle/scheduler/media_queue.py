@@ -1,5 +1,9 @@
 """Encoding of pictures and sound between steps: rows that running requests need are computed in
 slices, so that other requests' tokens are not delayed by more than one.
+
+Small pictures of one shape are encoded together, whoever waits for them: a run of few patches
+spends much of its time on the tower's weights. The first in the queue is always among them, so that
+none waits for long.
 """
 
 from __future__ import annotations
@@ -7,12 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from treadle.engine.engine import Engine
     from treadle.kvcache.media import MediaEntry
-    from treadle.scheduler.request import Encoding, Request
+    from treadle.scheduler.request import Encoding, MediaEncoder, Request
+
+# Patches of pictures that are encoded together. More gain nothing (docs/pictures.md), and each
+# waits for all; a tower's smallest plan has as many rows.
+MOST_TOGETHER = 256
+
+
+@dataclass(frozen=True, eq=False)
+class EncodingGroup:
+    """Pictures or sounds that are being encoded together."""
+
+    entries: list[MediaEntry]
+    encoding: Encoding
 
 
 class MediaQueue:
@@ -22,7 +41,8 @@ class MediaQueue:
         self._engine = engine
         self._clock = clock
         self._waiting: dict[MediaEntry, list[Request]] = {}  # of this step, in order
-        self._current: tuple[MediaEntry, Encoding] | None = None
+        self._current: EncodingGroup | None = None
+        self._apart: set[MediaEntry] = set()  # of a group that failed: encoded one by one
         self.n_encoded = 0
         self.n_rows = 0  # of these
         self.seconds = 0.0  # of all slices
@@ -33,14 +53,16 @@ class MediaQueue:
 
     def ready(self, request: Request, ids: list[int]) -> int:
         """Return how many of ``ids``, the request's next ones, can run now: all, or those before
-        the first row that is not encoded, which is then waited for.
+        the first row that is not encoded. That one is then waited for, and so are the request's
+        later ones.
         """
         media = self._engine.cache.media
         if not media.any_in(ids):
             return len(ids)
         for begin, _, entry, _ in media.runs_in(ids):
             if entry.rows is None:
-                self._waiting.setdefault(entry, []).append(request)
+                for each in _from(entry, request):
+                    self._waiting.setdefault(each, []).append(request)
                 return begin
         return len(ids)
 
@@ -58,47 +80,80 @@ class MediaQueue:
         """Encode for one slice of time. Return the requests whose picture cannot be encoded, with
         the error. The caller holds the engine's lock.
         """
+        self._apart.intersection_update(self._waiting)
+        group = self._current
+        if group is not None and not any(each in self._waiting for each in group.entries):
+            self._drop()
         if not self._waiting:
-            self._drop()
             return []
-        entry = next(iter(self._waiting))
-        if self._current is not None and self._current[0] in self._waiting:
-            entry = self._current[0]  # finish what was begun
-        elif self._current is not None:
-            self._drop()
+        # The time is that of the first one's requests, should it fail to begin.
+        entries = [next(iter(self._waiting))] if self._current is None else self._current.entries
         began = self._clock()
         try:
             if self._current is None:
-                self._current = entry, _begin(entry, self._waiting[entry])
-            next(self._current[1])
+                self._current = self._begin()
+                entries = self._current.entries
+            next(self._current.encoding)
         except StopIteration as end:
-            entry.rows = end.value
-            self._current = None
-            self.n_encoded += 1
-            self.n_rows += entry.n_rows
-            self._engine.cache.media.trim()
+            self._finish(entries, end.value)
         except TreadleError as error:
             self._current = None
-            return [(request, error) for request in self._waiting[entry]]
+            if len(entries) > 1:  # one of them must not fail the others
+                self._apart.update(entries)
+                return []
+            return [(request, error) for request in self._waiting[entries[0]]]
         finally:
             took = self._clock() - began
             self.seconds += took
-            for request in self._waiting[entry]:
+            waiting = (self._waiting.get(entry, ()) for entry in entries)
+            for request in {request: None for requests in waiting for request in requests}:
                 request.answer.timings.media_s += took
         return []
+
+    def _begin(self) -> EncodingGroup:
+        """Begin to encode the first picture that is waited for, and small ones of its shape."""
+        first, *others = self._waiting
+        encoder = self._encoder_of(first)
+        if encoder is None:
+            raise TreadleError(f"{first}: its rows are not there, and the request has no picture")
+        entries = [first]
+        encoders = [encoder]
+        room = MOST_TOGETHER - encoder.n_patches
+        for entry in others if first not in self._apart else ():
+            if encoder.n_patches > room:
+                break
+            found = self._encoder_of(entry)
+            if found is not None and found.shape == encoder.shape and entry not in self._apart:
+                entries.append(entry)
+                encoders.append(found)
+                room -= encoder.n_patches
+        return EncodingGroup(entries, encoder.begin([each.prepared for each in encoders]))
+
+    def _encoder_of(self, entry: MediaEntry) -> MediaEncoder | None:
+        """Return the encoder of one of the requests that wait: one that has only the ids, such as a
+        session's, may wait for another's.
+        """
+        found = (request.media.get(entry) for request in self._waiting[entry])
+        return next((encoder for encoder in found if encoder is not None), None)
+
+    def _finish(self, entries: list[MediaEntry], rows: list[np.ndarray]) -> None:
+        """Give each its rows; those that nobody waits for any more are kept as others are."""
+        for entry, own in zip(entries, rows, strict=True):
+            entry.rows = own
+            self.n_rows += entry.n_rows
+        self._current = None
+        self.n_encoded += len(entries)
+        self._engine.cache.media.trim()
 
     def _drop(self) -> None:
         """Stop an encoding that no request waits for any more."""
         if self._current is not None:
-            self._current[1].close()
+            self._current.encoding.close()
             self._current = None
 
 
-def _begin(entry: MediaEntry, requests: list[Request]) -> Encoding:
-    """Begin an encoding with the picture of one of the requests: one that has only the ids, such as
-    a session's, may wait for another's.
-    """
-    for request in requests:
-        if entry in request.media:
-            return request.media[entry]()
-    raise TreadleError(f"{entry}: its rows are not there, and the request has no picture")
+def _from(entry: MediaEntry, request: Request) -> list[MediaEntry]:
+    """Return an entry that a request waits for, and those of its later ones that have no rows."""
+    own = list(request.media)
+    later = own[own.index(entry) + 1 :] if entry in request.media else []
+    return [entry, *(each for each in later if each.rows is None)]

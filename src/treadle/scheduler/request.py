@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Ids
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.logits import N_TOP, LogitsQuery
@@ -26,9 +26,24 @@ if TYPE_CHECKING:
 
 
 MEASURED = LogitsQuery(total=True)  # for log-probabilities
-# A generator that yields between slices of work and returns float32 ``[n_rows, width]``.
-Encoding = Generator[None, None, "np.ndarray"]
-Encode = Callable[[], Encoding]
+# A generator that yields between slices of work and returns float32 ``[n_rows, width]`` of each of
+# several pictures or sounds.
+Encoding = Generator[None, None, "list[np.ndarray]"]
+
+
+@dataclass(frozen=True, eq=False)
+class MediaEncoder:
+    """The way to encode one picture or sound.
+
+    begin: begins the encoding of several ``prepared`` together.
+    shape: those of equal shapes can be encoded together, with the bits that each has alone.
+    n_patches: rows of the tower's inputs.
+    """
+
+    begin: Callable[[Ids[Any]], Encoding]
+    prepared: Any
+    shape: Hashable
+    n_patches: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,20 +61,20 @@ class MediaUsage:
 class MediaPrompt(list[int]):
     """Token ids of a prompt with rows of pictures or sounds.
 
-    ``encodings``: what begins the encoding of each of its media. ``usage``: of each, in order.
-    ``n_bytes``: memory that the prepared media hold until they are encoded.
+    ``encoders``: of each of its media, in the order of their first rows. ``usage``: of each, in
+    order. ``n_bytes``: memory that the prepared media hold until they are encoded.
     """
 
     def __init__(
         self,
         ids: Iterable[int],
-        encodings: Mapping[MediaEntry, Encode],
+        encoders: Mapping[MediaEntry, MediaEncoder],
         usage: Ids[MediaUsage],
         n_bytes: int = 0,
     ) -> None:
         super().__init__(ids)
         self.n_bytes = n_bytes
-        self.encodings = dict(encodings)
+        self.encoders = dict(encoders)
         self.usage = tuple(usage)
 
 
@@ -69,7 +84,7 @@ class Request:
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
     own. With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt
     is computed, whatever session, cache and page files hold. ``media``: the pictures and sounds
-    in ``ids``, each with the function that begins its encoding if its rows are not there.
+    in ``ids``, in the order of their first rows, each with its encoder.
     """
 
     def __init__(
@@ -86,7 +101,7 @@ class Request:
         speculate: bool = False,
         lora: Lora = (),
         reuse: bool = True,
-        media: Mapping[MediaEntry, Encode] | None = None,
+        media: Mapping[MediaEntry, MediaEncoder] | None = None,
     ) -> None:
         self.ids = list(ids)  # prompt and output
         # The same without rows of pictures and sound, for samplers and drafts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -61,6 +62,62 @@ def complete(address: str, prompt: str, **more: Any) -> Any:
     status, found = post(address, "/v1/completions", body)
     assert status == 200, found
     return json.loads(found)
+
+
+class FakeReplica:
+    """Records the calls that the front server makes, and answers each with 200."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[str], bytes]] = []
+
+    def options(self, *, stream: bool) -> FakeReplica:
+        assert stream
+        return self
+
+    @property
+    def call(self) -> FakeReplica:
+        return self
+
+    def remote(self, names: list[str], scope: dict[str, Any], body: bytes) -> Any:
+        self.calls.append((names, body))
+
+        async def messages() -> AsyncIterator[dict[str, Any]]:
+            yield {"type": "http.response.start", "status": 200, "headers": []}
+
+        return messages()
+
+
+def sent(front: Any, body: bytes, part: int = 1 << 20) -> Any:
+    """The front server's response to a body that comes in parts."""
+    from starlette.requests import Request
+
+    parts = [body[at : at + part] for at in range(0, len(body), part)] or [b""]
+
+    async def receive() -> dict[str, Any]:
+        each = parts.pop(0)
+        return {"type": "http.request", "body": each, "more_body": bool(parts)}
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    return asyncio.run(front(Request(scope, receive)))
+
+
+def test_the_front_takes_bodies_as_large_as_its_replicas_do() -> None:
+    """Of pictures: 64 MiB. A replica whose model reads text only refuses more than 16 itself."""
+    pytest.importorskip("ray")
+    from treadle.distributed.cluster.affinity import beginning
+    from treadle.distributed.cluster.serving import FrontServer
+
+    replica = FakeReplica()
+    picture = {"type": "image_url", "image_url": {"url": "data:," + "A" * (17 << 20)}}
+    body = {"messages": [{"role": "user", "content": [picture]}]}
+    raw = json.dumps(body).encode()
+    assert sent(FrontServer(replica, 64 << 20), raw).status_code == 200
+    assert replica.calls == [(beginning(body), raw)]
+    refused = sent(FrontServer(replica, 16 << 20), raw)
+    assert refused.status_code == 413
+    assert b"16 MiB" in refused.body
+    assert sent(FrontServer(replica, 64), b"{").status_code == 200  # the replica's error to make
+    assert replica.calls[1:] == [([], b"{")]
 
 
 @pytest.mark.whole_cluster
@@ -151,7 +208,7 @@ def test_a_call_whose_model_died_gets_an_error_object() -> None:
             yield
 
     app = Starlette(
-        routes=[Route("/v1/completions", FrontServer(Dead()).__call__, methods=["POST"])]
+        routes=[Route("/v1/completions", FrontServer(Dead(), 1 << 20).__call__, methods=["POST"])]
     )
     with TestClient(app, raise_server_exceptions=False) as client:
         answer = client.post("/v1/completions", json={"prompt": "x"})

@@ -39,13 +39,22 @@ def test_lines_are_numbered_as_an_editor_does_and_blank_ones_left_out() -> None:
 
 
 def test_a_line_too_long_is_one_line_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_BODY", 10)
+    monkeypatch.setattr(lines, "MAX_MEDIA_BODY", 10)
     found = list(read_lines(io.BytesIO(b"x" * 35 + b"\n" + b"y" * 10 + b"\n" + b"z" * 11)))
     assert [len(one.raw) for one in found] == [12, 10, 11]
     for one, status in zip(found, (413, 400, 413), strict=True):
         with pytest.raises(ApiError) as error:
-            read_job(one)
+            read_job(one, 10)
         assert error.value.status == status
+
+
+def test_a_line_of_text_has_the_limit_of_a_body() -> None:
+    long = InputLine(1, b" " * ((16 << 20) + 1))
+    with pytest.raises(ApiError, match="longer than 16 MiB"):
+        read_job(long)
+    with pytest.raises(ApiError) as error:  # where the model reads pictures
+        read_job(long, 64 << 20)
+    assert error.value.status == 400
 
 
 def test_an_id_is_of_the_line_and_its_place() -> None:
@@ -138,7 +147,7 @@ def test_errors_have_the_form_of_their_requests() -> None:
 
 def test_a_line_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "ENDLESS", 100)
-    monkeypatch.setattr(lines, "MAX_BODY", 10)
+    monkeypatch.setattr(lines, "MAX_MEDIA_BODY", 10)
     source = read_lines(io.BytesIO(b"x" * 90 + b"\n" + b"y" * 200))
     assert next(source).number == 1
     with pytest.raises(TreadleError, match="line 2 has more than 100 bytes"):

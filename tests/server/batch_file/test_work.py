@@ -53,6 +53,27 @@ def test_lines_in_hand_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most == 7
 
 
+@pytest.mark.parametrize(("most", "expected"), [(10, 5), (7, 3), (1, 1)])
+def test_bytes_of_lines_in_hand_are_bounded(
+    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of two bytes each; one that is larger than the bound is answered alone."""
+    monkeypatch.setattr(module, "MAX_LINES", most)
+    lines = [InputLine(n, b"%02d" % n) for n in range(20)]
+    in_hand = largest = 0
+
+    async def answer(line: InputLine) -> OutputLine:
+        nonlocal in_hand, largest
+        in_hand += 1
+        largest = max(largest, in_hand)
+        await asyncio.sleep(0.01)
+        in_hand -= 1
+        return OutputLine(line.raw)
+
+    assert run(answer, iter(lines)) == [line.raw for line in lines]
+    assert largest == expected
+
+
 def test_a_slow_line_bounds_what_is_kept_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD", 1000)
     begun: list[int] = []

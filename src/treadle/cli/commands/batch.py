@@ -232,7 +232,8 @@ def answer_there(
     from treadle.cli.commands.cluster import check_extra, connect
 
     check_extra()
-    path = None if model is None else str(find_model(model).resolve())
+    with_model = None if load["mmproj"] is None else False
+    path = None if model is None else str(find_model(model, projector=with_model).resolve())
 
     import ray
 

@@ -142,10 +142,10 @@ class Chat:
         media = self.model.media
         if file.kind != "image" or media is None:
             return ""
-        from treadle.media.source import read_picture
+        from treadle.media.source import read_picture_size
 
-        pixels = read_picture(file.source, media.limits, media.policy)
-        return f"{pixels.shape[1]} x {pixels.shape[0]} pixels"
+        height, width = read_picture_size(file.source, media.limits, media.policy)
+        return f"{width} x {height} pixels"
 
     def run(self, lines: LineSource, *, interactive: bool) -> None:
         """Read and answer, until the lines end or the user exits."""
@@ -197,7 +197,9 @@ class Chat:
             self.clean(heard)
             if heard is not None and heard.content:
                 screen.end()
-            if isinstance(error, FileError):  # the model's file shrank, so the model is unusable
+            # Before there is a reply, the file is a picture's. Else the model's file shrank, so the
+            # model is unusable.
+            if isinstance(error, FileError) and reply is not None:
                 raise
             conversation.unanswered()
             complain(typed(error))

@@ -10,8 +10,14 @@ from typing import Any
 import click
 
 from treadle.cli.default_options import default_options, for_other_machines
-from treadle.cli.load import find_model
-from treadle.cli.options import ModelCommand, load_options
+from treadle.cli.load import find_model, find_projector
+from treadle.cli.options import (
+    MEDIA_HOSTS,
+    MEDIA_URLS,
+    ModelCommand,
+    check_media_hosts,
+    media_load_options,
+)
 from treadle.cli.ui.table import remark
 from treadle.system import SYSTEM
 
@@ -122,8 +128,10 @@ def command() -> None:
     is_flag=True,
     help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
+@MEDIA_URLS
+@MEDIA_HOSTS
 @default_options
-@load_options
+@media_load_options
 def serve(
     model: str | None,
     address: str | None,
@@ -145,7 +153,13 @@ def serve(
     check_extra()
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: the key is empty")
-    path = None if model is None else str(find_model(model).resolve())
+    check_media_hosts(settings["media_urls"], settings["media_hosts"])
+    if stages > 1 and isinstance(load["mmproj"], str):
+        raise click.UsageError("--mmproj: a model in --stages reads text only")
+    with_model = None if load["mmproj"] is None and stages == 1 else False
+    path = None if model is None else str(find_model(model, projector=with_model).resolve())
+    if isinstance(load["mmproj"], str):
+        load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
 
     import ray
     from ray import serve as ray_serve

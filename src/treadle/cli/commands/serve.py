@@ -210,13 +210,13 @@ def command(
 
 def _senses(model: Model) -> str:
     """Return what the model reads besides text, for the line that says that it is ready."""
-    nouns = {"image": "pictures", "audio": "sounds"}
-    kinds = [nouns[kind] for kind in sorted(model.modalities)]
-    if not kinds:
+    if not model.modalities:
         return ""
     if "image" in model.modalities and find_spec("PIL") is None:
         return ", but no pictures: they need pip install 'treadle[pictures]'"
-    return f", reads {' and '.join(kinds)}"
+    from treadle.media.kinds import plurals
+
+    return f", reads {' and '.join(plurals(model.modalities))}"
 
 
 def make_folder(path: Path | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from treadle.distributed.cluster.plan import ReplicaPlan
 
 SLICE = 50_000  # lines in memory at once; each slice loads the models again
+SLICE_BYTES = 4 << 30  # of these lines: a line of pictures may have 64 MiB
 AT_ONCE = 64  # lines per call of a model, which share its batches
 
 
@@ -50,6 +50,16 @@ class Answerer:
         }
 
 
+def next_slice(lines: Iterator[InputLine]) -> list[InputLine]:
+    """Return the next lines: at most SLICE, and no more once they have SLICE_BYTES."""
+    some: list[InputLine] = []
+    n_bytes = 0
+    while len(some) < SLICE and n_bytes < SLICE_BYTES and (line := next(lines, None)):
+        some.append(line)
+        n_bytes += len(line.raw)
+    return some
+
+
 def answers(
     lines: Iterator[InputLine], plan: ReplicaPlan, defaults: Mapping[str, Any]
 ) -> Iterator[OutputLine]:
@@ -57,7 +67,7 @@ def answers(
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
-    while some := list(islice(lines, SLICE)):
+    while some := next_slice(lines):
         items = [{"number": line.number, "raw": line.raw} for line in some]
         rows = ray.data.from_items(items, override_num_blocks=-(-len(items) // AT_ONCE))
         made = rows.map_batches(

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.server.http.http_io import MAX_BODY, MAX_MEDIA_BODY
 from treadle.server.requests.service import ServerSettings
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ class ReplicaPlan:
     stages: int = 1
     load: Mapping[str, Any] = field(default_factory=dict)
     settings: ServerSettings = field(default_factory=ServerSettings)
+
+    @property
+    def max_body(self) -> int:
+        """Most bytes of a body that any replica takes. Stages read no pictures, and whether a whole
+        model does is known to its replicas alone, which refuse the larger ones otherwise.
+        """
+        may_read_media = self.stages == 1 and self.load.get("mmproj") is not False
+        return MAX_MEDIA_BODY if may_read_media else MAX_BODY
 
     @property
     def threads(self) -> int:

@@ -23,8 +23,8 @@ from treadle.distributed.cluster.plan import ReplicaPlan
 from treadle.distributed.cluster.router import PrefixRouter
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
-from treadle.server.http.api_errors import ApiError
-from treadle.server.http.http_io import MAX_BODY, parse
+from treadle.server.http.api_errors import ApiError, GoneError
+from treadle.server.http.http_io import LARGE, Bodies, parse, read_body
 from treadle.server.requests.service import Service
 
 # Keys of an ASGI scope that can be sent to another process.
@@ -33,6 +33,7 @@ KEPT = (
     *("client", "server", "scheme"),
 )
 APP = "treadle"
+CLIENT_GONE = 499  # nginx's status for a client that left; nobody reads it
 MAX_CALLS = 512  # in one replica; further ones wait in the front server
 
 
@@ -88,33 +89,45 @@ class Replica:
 
 
 class FrontServer:
-    """Serves the address: reads bodies, and forwards requests to replicas."""
+    """Serves the address: reads bodies of at most ``max_body`` bytes, and forwards requests to
+    replicas.
+    """
 
-    def __init__(self, replica: Any) -> None:
+    def __init__(self, replica: Any, max_body: int) -> None:
         self._call = replica.options(stream=True).call
+        self._bodies = Bodies(max_body)
 
     async def __call__(self, request: HttpRequest) -> Response:
         """Handle one request."""
-        body = bytearray()
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY:
-                error = ApiError(413, f"the body is larger than {MAX_BODY >> 20} MiB")
-                return JSONResponse(error.as_dict(), error.status)
         try:
-            names = beginning(parse(bytes(body))) if body else []
-        except ApiError:  # the replica reports the error
-            names = []
+            with self._bodies.weighing() as weigh:
+                body = await read_body(request, weigh, self._bodies.most)
+                large = len(body) > LARGE
+                names = await asyncio.to_thread(_names, body) if large else _names(body)
+        except ApiError as error:
+            return JSONResponse(error.as_dict(), error.status, error.headers)
+        except GoneError:
+            return Response(status_code=CLIENT_GONE)
         scope = {name: request.scope[name] for name in KEPT if name in request.scope}
-        messages = self._call.remote(names, scope, bytes(body))
+        messages = self._call.remote(names, scope, body)
         try:
             head = await messages.__anext__()
         except RayError:
-            error = ApiError(500, "the replica's process ended during this request; retry")
-            return JSONResponse(error.as_dict(), error.status)
+            lost = ApiError(500, "the replica's process ended during this request; retry")
+            return JSONResponse(lost.as_dict(), lost.status)
         answer = StreamingResponse(_parts(messages), head["status"])
         answer.raw_headers = [(bytes(name), bytes(value)) for name, value in head["headers"]]
         return answer
+
+
+def _names(body: bytes) -> list[str]:
+    """Return the names of a body's beginnings; none of one that is no JSON, which the replica
+    refuses.
+    """
+    try:
+        return beginning(parse(body)) if body else []
+    except ApiError:
+        return []
 
 
 async def _parts(messages: Any) -> AsyncIterator[bytes]:
@@ -143,6 +156,6 @@ def run(plan: ReplicaPlan, host: str, port: int, ready: Callable[[str], None]) -
     front: Any = serve.deployment(
         FrontServer, max_ongoing_requests=4 * MAX_CALLS, ray_actor_options={"num_cpus": 0.1}
     )
-    serve.run(front.bind(replica.bind(plan)), name=APP, route_prefix="/")
+    serve.run(front.bind(replica.bind(plan), plan.max_body), name=APP, route_prefix="/")
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     ready(f"http://{shown}:{port}")

@@ -11,7 +11,7 @@ from treadle.errors import FileError, TreadleError
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
-from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.family import PATCHES, POSITION_TABLE, POSITIONS, GridInputs, MediaFamily
 from treadle.media.hf_projector import HfNames, colours, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.towers.config import tower_config, tower_layer
@@ -40,14 +40,14 @@ class Gemma3Vision(MediaFamily):
             raise FileError(what, path=clip.gguf.path, where="clip.vision", expected=expected)
         self.grid = side, side
         self.n_rows = (side // self.pool) ** 2
-        self._table = clip.floats("position_embd.weight")
+        self._table = clip.floats(POSITION_TABLE)
         if self._table.shape != (side * side, clip.n_embd):
-            tensor = clip.gguf.tensors["position_embd.weight"]
+            tensor = clip.gguf.tensors[POSITION_TABLE]
             raise tensor.error(f"shape {list(tensor.shape)}", f"[{side * side}, {clip.n_embd}]")
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
-            stem=(LinearStage("patch_embd"), AddGivenStage("positions")),
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS)),
             n_embd=clip.n_embd,
             norm_eps=clip.norm_eps,
             layers=tuple(
@@ -95,7 +95,7 @@ class Gemma3Vision(MediaFamily):
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """See ``MediaFamily``."""
-        return GridInputs(rows={"positions": self._table})
+        return GridInputs(rows={POSITIONS: self._table})
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the means of squares of patches."""

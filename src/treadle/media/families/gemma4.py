@@ -18,7 +18,7 @@ from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.gemma3 import pooled
-from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.family import PATCHES, POSITION_TABLE, POSITIONS, GridInputs, MediaFamily
 from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
@@ -48,9 +48,9 @@ class GemmaSquares(MediaFamily):
 
     def __init__(self, clip: ClipConfig) -> None:
         super().__init__(clip)
-        self._table = clip.floats("position_embd.weight")
+        self._table = clip.floats(POSITION_TABLE)
         if self._table.ndim != 3 or self._table.shape[::2] != (2, clip.n_embd):
-            tensor = clip.gguf.tensors["position_embd.weight"]
+            tensor = clip.gguf.tensors[POSITION_TABLE]
             raise tensor.error(f"shape {list(tensor.shape)}", f"[2, n, {clip.n_embd}]")
         self.pool = clip.keys.integer("projector.scale_factor", POOL)
         self.step = self.pool * clip.patch_size  # pixels of a row's side
@@ -123,7 +123,7 @@ class Gemma4Vision(GemmaSquares):
         self.tower = tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
-            stem=(LinearStage("patch_embd"), AddGivenStage("positions")),
+            stem=(LinearStage(PATCHES), AddGivenStage(POSITIONS)),
             n_embd=clip.n_embd,
             norm_eps=EPS,
             layers=tuple(
@@ -166,7 +166,7 @@ class Gemma4Vision(GemmaSquares):
         """See ``MediaFamily``: the first half of the pairs turns by the column."""
         row, column = _places(grid)
         ropes = px.axial_rotations(column, row, self.tower.layers[0].head_dim, ROPE_BASE)
-        return GridInputs(rows={"positions": self.positions(grid)}, ropes=(ropes,))
+        return GridInputs(rows={POSITIONS: self.positions(grid)}, ropes=(ropes,))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the scaled and standardised means of squares of patches."""

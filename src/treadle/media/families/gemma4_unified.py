@@ -13,7 +13,7 @@ from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.gemma4 import EPS, MARKS, GemmaSquares, read_squares
-from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, MediaFamily
 from treadle.media.hf_projector import HfNames, colours_first, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.towers.config import tower_config
@@ -35,9 +35,9 @@ class Gemma4UnifiedVision(GemmaSquares):
             n_given=n,
             stem=(
                 norms[0],
-                LinearStage("patch_embd"),
+                LinearStage(PATCHES),
                 norms[1],
-                AddGivenStage("positions"),
+                AddGivenStage(POSITIONS),
                 norms[2],
                 NormStage("", centred=False),
                 LinearStage("mm.input_projection"),
@@ -53,7 +53,7 @@ class Gemma4UnifiedVision(GemmaSquares):
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """See ``MediaFamily``."""
-        return GridInputs(rows={"positions": self.positions(grid)})
+        return GridInputs(rows={POSITIONS: self.positions(grid)})
 
 
 class Gemma4UnifiedAudio(MediaFamily):

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
-from treadle.media.families.qwen_vl import GATED_BLOCKS, MERGE, BlockFamily, square_table
-from treadle.media.family import GridInputs
+from treadle.media.families.qwen_vl import GATED_BLOCKS, MERGE, BlockFamily
+from treadle.media.family import POSITIONS, GridInputs, square_table
 from treadle.media.hf_projector import HfNames, colours, part_of, two_frames
 from treadle.models.towers.config import TowerConfig, tower_config
 from treadle.models.towers.stages import (
@@ -52,7 +52,7 @@ class Glm4v(BlockFamily):
         super().__init__(clip)
         up = clip.gguf.tensors.get("blk.0.ffn_up.weight")
         self.tower = self.blocks(
-            stem=(NormStage("norm_embd", centred=False), AddGivenStage("positions")),
+            stem=(NormStage("norm_embd", centred=False), AddGivenStage(POSITIONS)),
             tail=(NormStage("post_ln", centred=False),),
             activation="silu",
             rms=True,
@@ -61,7 +61,7 @@ class Glm4v(BlockFamily):
             n_ff=up.shape[0] if up else 0,  # the file states the merger's
         )
         self.projectors = (self._merger(),)
-        self._table = square_table(self.clip)
+        self._table = square_table(self.clip).astype(np.float64)
 
     def _merger(self) -> TowerConfig:
         return tower_config(
@@ -77,12 +77,12 @@ class Glm4v(BlockFamily):
             ),
         )
 
-    def size_of(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
+    def target_size(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
         """See ``BlockFamily``; a side shorter than a block is enlarged to one, with the other."""
         px.check_ratio(size)
         grow = max(1.0, *(self.step / side for side in size))
         h, w = (int(side * grow) for side in size)
-        return super().size_of((h, w), max_rows)
+        return super().target_size((h, w), max_rows)
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """See ``MediaFamily``: the table is interpolated bicubically, pixel centres on centres."""
@@ -91,7 +91,7 @@ class Glm4v(BlockFamily):
         made = np.einsum("ha,wb,abd->hwd", rows, columns, self._table, optimize=True)
         flat = made.reshape(-1, made.shape[2])[px.block_order(grid, MERGE)]
         positions = flat.astype(np.float32)
-        return GridInputs(rows={"positions": positions}, ropes=(self.rotations(grid),))
+        return GridInputs(rows={POSITIONS: positions}, ropes=(self.rotations(grid),))
 
     def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
         """Return the states of each block as a convolution of 2 x 2 reads them: all patches of a

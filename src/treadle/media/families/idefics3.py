@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.media.families.gemma3 import siglip_names
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, colours, part_of
-from treadle.media.picture_family import PATCHES, POSITIONS, PictureFamily, join_patches
+from treadle.media.picture_family import PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, tiles_of
 from treadle.models.towers.config import tower_config
@@ -163,7 +163,7 @@ class Idefics3(PictureFamily):
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
         """See ``MediaFamily``."""
-        self.size_of(pixels)
+        self.checked_size(pixels)
         bound = max(DEFAULT_ROWS, self.per_tile) if max_rows is None else max_rows
         tiles, grid = cut(pixels, self.clip.image_size, self.longest, self.per_tile, bound)
         side = self.clip.image_size

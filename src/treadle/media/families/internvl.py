@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.files.keys import MetadataReader
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, part_of
-from treadle.media.picture_family import PATCHES, POSITIONS, PictureFamily, join_patches
+from treadle.media.picture_family import PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, closest_grid, tiles_of, tiles_within
 from treadle.models.towers.config import tower_config
@@ -120,7 +120,7 @@ class InternVl(PictureFamily):
         n_max = min(DEFAULT_TILES, self.max_tiles)
         if max_rows is not None:
             n_max = tiles_within(max_rows, per_tile, self.max_tiles)
-        self.size_of(pixels)
+        self.checked_size(pixels)
         tiles, resized = cut(pixels, side, min(self.min_tiles, n_max), n_max)
         layout = (BEGIN, range(len(tiles) * per_tile), END)
         return self.image(pixels, tiles, layout=layout, resized=resized)

@@ -12,14 +12,9 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.media.families.gemma3 import siglip_names
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia, square_table
 from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
-from treadle.media.picture_family import (
-    PATCHES,
-    POSITIONS,
-    PictureFamily,
-    join_patches,
-)
+from treadle.media.picture_family import PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, closest_grid, tiles_of
 from treadle.models.towers.config import tower_config
@@ -117,12 +112,12 @@ def layout(grid: Size, per_tile: int, per_whole: int) -> tuple[str | range, ...]
 
 
 def resized_positions(table: np.ndarray, grid: Size) -> np.ndarray:
-    """Return rows of a square table of positions ``[side * side, d]``, resized to ``grid`` by
+    """Return a square table of positions ``[side, side, d]``, resized to ``grid`` by
     triangles that widen where the table is reduced (bilinear with antialias): f32
     ``[rows * columns, d]``.
     """
-    side = math.isqrt(len(table))
-    squares = table.reshape(side, side, -1).astype(np.float64)
+    side = len(table)
+    squares = table.astype(np.float64)
     down = _triangles(grid[0], side)
     across = _triangles(grid[1], side)
     rows: np.ndarray = np.einsum("ra,cb,abd->rcd", down, across, squares)
@@ -165,7 +160,7 @@ class Lfm2(PictureFamily):
         self.joined_side = self.scale_factor(2)
         self.step = clip.patch_size * self.joined_side
         self.limits = self._limits()
-        self._table = self.square_table()
+        self._table = square_table(clip)
         norms = (NormStage("mm.input_norm", eps=PROJECTOR_EPS),)
         self.tower = tower_config(
             clip.projector_type,
@@ -190,11 +185,6 @@ class Lfm2(PictureFamily):
             ),
         )
 
-    @classmethod
-    def row_pixels(cls, clip: ClipConfig) -> int:
-        """See ``MediaFamily``."""
-        return (2 * clip.patch_size) ** 2
-
     def _limits(self) -> Lfm2Limits:
         """Return the published limits, or those of the file where it has keys of them."""
         clip = self.clip
@@ -218,7 +208,7 @@ class Lfm2(PictureFamily):
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
         """See ``MediaFamily``."""
-        size = self.size_of(pixels)
+        size = self.checked_size(pixels)
         per_tile = (self.limits.tile // self.step) ** 2
         most = DEFAULT_ROWS if max_rows is None else max_rows
         check_rows(1, most)

@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, colours, part_of
-from treadle.media.picture_family import (
-    PATCHES,
-    POSITIONS,
-    PictureFamily,
-    join_patches,
-    with_stems,
-)
+from treadle.media.picture_family import PictureFamily, join_patches, with_stems
 from treadle.media.pixels import axial_rotations, resize
 from treadle.media.tiles import Size, tiles_of, tiles_within
 from treadle.models.rope import Rope
@@ -165,7 +159,7 @@ class Llama4Vision(PictureFamily):
         n_max = min(DEFAULT_TILES, self.max_tiles)
         if max_rows is not None:
             n_max = tiles_within(max_rows, per_tile, self.max_tiles)
-        self.size_of(pixels)
+        self.checked_size(pixels)
         tiles, grid = cut(pixels, side, n_max)
         resized = grid[0] * side, grid[1] * side
         return self.image(pixels, tiles, layout=layout(grid, per_tile), resized=resized)

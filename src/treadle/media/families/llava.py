@@ -11,17 +11,9 @@ import numpy as np
 
 from treadle.media.families.gemma3 import siglip_names
 from treadle.media.families.pixtral import PIXTRAL_NAMES, read_pixtral
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, part_of
-from treadle.media.picture_family import (
-    CLASS,
-    CLIP_MEAN,
-    CLIP_STD,
-    PATCHES,
-    POSITIONS,
-    PictureFamily,
-    with_stems,
-)
+from treadle.media.picture_family import CLASS, CLIP_MEAN, CLIP_STD, PictureFamily, with_stems
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows, tiles_of
 from treadle.models.towers.config import tower_config
@@ -167,7 +159,7 @@ class Llava(PictureFamily):
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
         """See ``MediaFamily``."""
         side = self.clip.image_size
-        size = self.size_of(pixels)
+        size = self.checked_size(pixels)
         if not self.canvases:
             check_rows(self.side**2, max_rows)
             square = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.media.family import GridInputs, PreparedMedia
+from treadle.media.family import PATCHES, GridInputs, PreparedMedia
 from treadle.media.hf_projector import HfNames, part_of
-from treadle.media.picture_family import CLIP_MEAN, CLIP_STD, PATCHES, PictureFamily, join_patches
+from treadle.media.picture_family import CLIP_MEAN, CLIP_STD, PictureFamily, join_patches
 from treadle.media.pixels import resize
 from treadle.media.tiles import Size, check_rows
 from treadle.models.rope import Rope
@@ -130,7 +130,7 @@ class Pixtral(PictureFamily):
         bound = DEFAULT_ROWS if self.joined_side > 1 else DEFAULT_PATCHES
         step = clip.patch_size * self.joined_side
         most = bound if max_rows is None else max_rows
-        size = scaled_size(self.size_of(pixels), clip.image_size, step, most)
+        size = scaled_size(self.checked_size(pixels), clip.image_size, step, most)
         grid = size[0] // step, size[1] // step
         scaled = resize(pixels, size, "bicubic")
         return self.image(pixels, [scaled], layout=layout(grid), resized=size)

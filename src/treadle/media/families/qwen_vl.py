@@ -21,7 +21,7 @@ import numpy.typing as npt
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
-from treadle.media.family import GridInputs, MediaFamily
+from treadle.media.family import PATCHES, POSITIONS, GridInputs, MediaFamily, square_table
 from treadle.media.hf_projector import HfNames, colours, part_of, two_frames
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
@@ -41,7 +41,7 @@ WINDOW = 112  # pixels of a window's side, where the file does not state it
 # Of folders: transformers' defaults, and the size that llama.cpp's converter writes for the towers
 # without learned positions, which read pictures of any size.
 WHOLE_LAYERS = (7, 15, 23, 31)
-POSITIONS = 2304
+N_POSITIONS = 2304
 IMAGE_SIZE = 560
 DEEPSTACK = "vision.deepstack"  # numbers of layers, in the order of the folder's tensors
 
@@ -76,12 +76,7 @@ class BlockFamily(MediaFamily):
         super().__init__(clip)
         self.step = MERGE * clip.patch_size
 
-    @classmethod
-    def row_pixels(cls, clip: ClipConfig) -> int:
-        """See ``MediaFamily``."""
-        return (MERGE * clip.patch_size) ** 2
-
-    def size_of(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
+    def target_size(self, size: tuple[int, int], max_rows: int | None) -> tuple[int, int]:
         """Return height and width of the resized picture."""
         area = self.step**2
         rows = min(DEFAULT_ROWS if max_rows is None else max_rows, self.most_rows)
@@ -92,7 +87,7 @@ class BlockFamily(MediaFamily):
         """See ``MediaFamily``. Resized by area, bicubic; positions are rows and columns."""
         clip = self.clip
         size = pixels.shape[0], pixels.shape[1]
-        h, w = resized = self.size_of(size, max_rows)
+        h, w = resized = self.target_size(size, max_rows)
         values = px.normalise(px.resize(pixels, resized, "bicubic"), clip.mean, clip.std)
         grid = h // clip.patch_size, w // clip.patch_size
         rows = px.patches(values, clip.patch_size)[px.block_order(grid, MERGE)]
@@ -156,7 +151,7 @@ class BlockFamily(MediaFamily):
         return tower_config(
             clip.projector_type,
             n_given=3 * clip.patch_size**2,
-            stem=(LinearStage("patch_embd"), *stem),
+            stem=(LinearStage(PATCHES), *stem),
             n_embd=clip.n_embd,
             norm_eps=eps,
             layers=tuple(layers),
@@ -272,13 +267,13 @@ class Qwen3Vl(BlockFamily):
         super().__init__(clip)
         deep = [i for i in range(clip.n_layer) if clip.has(f"deepstack.{i}.fc1.weight")]
         self.tower = self.blocks(
-            stem=(AddGivenStage("positions"),),
+            stem=(AddGivenStage(POSITIONS),),
             tail=(NormStage("post_ln"),),
             activation="gelu",
             deep=deep,
         )
         self.projectors = (self.merger("mm.0", "mm.2"), *map(self._deep_merger, deep))
-        self._table = square_table(clip)
+        self._table = square_table(clip).astype(np.float64)
 
     def _deep_merger(self, i: int) -> TowerConfig:
         name = f"deepstack.{i}"
@@ -291,19 +286,7 @@ class Qwen3Vl(BlockFamily):
         made = np.einsum("ha,wb,abd->hwd", rows, columns, self._table, optimize=True)
         flat = made.reshape(-1, made.shape[2])[px.block_order(grid, MERGE)]
         positions = flat.astype(np.float32)
-        return GridInputs(rows={"positions": positions}, ropes=(self.rotations(grid),))
-
-
-def square_table(clip: ClipConfig) -> npt.NDArray[np.float64]:
-    """Return the learned positions as ``[side, side, n_embd]``. Raises FileError if the number of
-    rows is no square.
-    """
-    table = clip.floats("position_embd.weight").astype(np.float64)
-    side = round(len(table) ** 0.5)
-    tensor = clip.gguf.tensors["position_embd.weight"]
-    if table.ndim != 2 or table.shape != (side * side, clip.n_embd):
-        raise tensor.error(f"shape {list(tensor.shape)}", f"[a square, {clip.n_embd}]")
-    return table.reshape(side, side, clip.n_embd)
+        return GridInputs(rows={POSITIONS: positions}, ropes=(self.rotations(grid),))
 
 
 def _corner_weights(n: int, side: int) -> npt.NDArray[np.float64]:
@@ -354,7 +337,7 @@ def _read_qwen(config: MetadataReader, preprocessor: MetadataReader) -> dict[str
     if projector_type == "qwen2.5vl_merger":
         keys |= {"use_silu": True, **_windows(vision, n_layer)}
     if projector_type == "qwen3vl_merger":
-        side = math.isqrt(vision.integer("num_position_embeddings", POSITIONS))
+        side = math.isqrt(vision.integer("num_position_embeddings", N_POSITIONS))
         keys |= {
             "use_gelu": True,
             "vision.image_size": side * patch_size,

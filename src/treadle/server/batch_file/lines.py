@@ -15,7 +15,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import mapping, text, wrong
-from treadle.server.http.http_io import MAX_BODY, encode, parse
+from treadle.server.http.http_io import MAX_BODY, MAX_MEDIA_BODY, encode, parse
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -53,28 +53,28 @@ class LineJob:
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """Yield the lines that are not blank; one that is longer than a body may be is truncated.
+    """Yield the lines that are not blank; one that is longer than any body may be is truncated.
     Raises TreadleError for a line of more than ``ENDLESS`` bytes.
     """
     number = 0
-    while raw := file.readline(MAX_BODY + 2):
+    while raw := file.readline(MAX_MEDIA_BODY + 2):
         number += 1
         rest = raw
         n_bytes = len(raw)
         while rest and not rest.endswith(b"\n"):
             if n_bytes > ENDLESS:
                 raise TreadleError(f"line {number} has more than {ENDLESS} bytes")
-            rest = file.readline(MAX_BODY)
+            rest = file.readline(MAX_MEDIA_BODY)
             n_bytes += len(rest)
         raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw  # PowerShell writes one
         if raw := raw.strip():
             yield InputLine(number, raw)
 
 
-def read_job(line: InputLine) -> LineJob:
-    """Parse the request of a line. Raises ApiError."""
-    if len(line.raw) > MAX_BODY:
-        raise ApiError(413, f"the line is longer than {MAX_BODY >> 20} MiB", code="too_large")
+def read_job(line: InputLine, most: int = MAX_BODY) -> LineJob:
+    """Parse the request of a line of at most ``most`` bytes. Raises ApiError."""
+    if len(line.raw) > most:
+        raise ApiError(413, f"the line is longer than {most >> 20} MiB", code="too_large")
     given = parse(line.raw)
     name = given.pop("custom_id", None)
     custom_id = None if name is None else text("custom_id", name)

@@ -65,11 +65,12 @@ class LocalAnswers:
         """Return the output line. Raises TreadleError if the model can no longer be used."""
         job: LineJob | None = None
         self._n_in_hand += 1
+        most = self.service.bodies.most
         try:
             job = (
-                await asyncio.to_thread(read_job, line)
+                await asyncio.to_thread(read_job, line, most)
                 if len(line.raw) > 1 << 16
-                else read_job(line)
+                else read_job(line, most)
             )
             body = await self._answer(job.url, self._with_defaults(job.body))
         except Exception as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.batch_file.lines import InputLine
@@ -16,6 +17,7 @@ from treadle.server.batch_file.lines import InputLine
 IN_HAND = 256  # lines being answered at once
 AHEAD = 4096  # lines that were started but not written
 HELD = 64 << 20  # bytes of unwritten answers, above which no further line is started
+MAX_LINES = 256 << 20  # bytes of lines being answered; one larger line is answered alone
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,15 @@ async def work(
     slots = asyncio.Semaphore(IN_HAND)
     below = asyncio.Event()
     held = 0
+    n_bytes = 0  # of lines in hand
     below.set()
+    ended = asyncio.Event()
     begun: set[asyncio.Task[OutputLine]] = set()
 
-    def done(task: asyncio.Task[OutputLine]) -> None:
-        nonlocal held
+    def done(task: asyncio.Task[OutputLine], line: InputLine) -> None:
+        nonlocal held, n_bytes
+        n_bytes -= len(line.raw)
+        ended.set()
         slots.release()
         if not task.cancelled() and task.exception() is None:
             held += len(task.result().data)
@@ -85,14 +91,19 @@ async def work(
                 below.clear()
 
     async def read() -> None:
+        nonlocal n_bytes
         source = AsyncLines(lines)
         try:
             while (line := await source.next()) is not None:
                 await below.wait()
                 await slots.acquire()
+                while n_bytes and n_bytes + len(line.raw) > MAX_LINES:
+                    ended.clear()
+                    await ended.wait()
+                n_bytes += len(line.raw)
                 task = asyncio.ensure_future(answer(line))
                 begun.add(task)
-                task.add_done_callback(done)
+                task.add_done_callback(partial(done, line=line))
                 await order.put(task)
         finally:
             await order.put(None)

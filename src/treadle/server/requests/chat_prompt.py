@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.chat import messages as chat_messages
 from treadle.chat.messages import (
-    MEDIA_SPELLINGS,
     SYSTEM,
     ChatMessages,
     MediaPolicy,
@@ -19,6 +18,7 @@ from treadle.chat.messages import (
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
+from treadle.media.kinds import kind_of_part
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
     Table,
@@ -283,7 +283,7 @@ def content_of(
         key = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
         if key is not None:
             made.append(text_part(text(f"{where}.{key}", part.get(key))))
-        elif kind in MEDIA_SPELLINGS or (of_tool and isinstance(kind, str)):
+        elif kind_of_part(kind) is not None or (of_tool and isinstance(kind, str)):
             made.append(PlacedPart(part, where))
         else:
             raise unsupported(where, kind, name)
