@@ -39,7 +39,7 @@ _IN_LAYERS = {
     "attn_post_norm": "post_attention_norm",
     "ffn_post_norm": "post_ffw_norm",
 }
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|(?:in|out)put_(?:min|max))")
 
 
 @dataclass(frozen=True, eq=False)

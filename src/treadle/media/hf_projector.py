@@ -132,7 +132,8 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
         raise UnsupportedError(f"{tensor.path}: {what}: towers are supported in {have} only")
     kind = _TYPES[tensor.dtype]
     place = tensor.path, tensor.offset, tensor.file
-    mapped = Tensor(name, tensor.shape, kind, FORMATS[kind], tensor.n_bytes, *place)
+    shape = tensor.shape or (1,)  # projector files have no scalars
+    mapped = Tensor(name, shape, kind, FORMATS[kind], tensor.n_bytes, *place)
     make = table.made.get(name)
     if make is None:
         return {name: mapped}

@@ -25,6 +25,7 @@ from treadle.media.families.qwen_vl import DEEPSTACK
 from treadle.media.hf_projector import HfProjector
 from treadle.media.llamacpp_projectors import projector_differences
 from treadle.media.projector import open_projector_file
+from treadle.models.towers.bounds import bounded_stem
 
 if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
@@ -74,6 +75,8 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
     names = RENAMED.get(str(metadata.get("clip.projector_type")), {})
     tensors = {}
     for tensor in folder.tensors.values():
+        if bounded_stem(tensor.name) and np.isinf(tensor.dequantize()).all():
+            continue  # files have no infinite values; without a bound nothing is clamped
         for part in _parts(tensor, folder):
             made = _source_tensor(part, n_head, matrices)
             first = next((old for old in names if made.name.startswith(old)), "")
