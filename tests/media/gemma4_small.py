@@ -17,9 +17,9 @@ from tests.models.hf_tiny import float64_only, require_transformers
 N_EMBD = 1536  # of the decoder: files of this width have no bidirectional spans
 N_LAYER = 2  # of the tower
 MARKS = {"boi": 280, "eoi": 281, "image": 282, "video": 283, "boa": 284, "eoa": 285, "audio": 286}
-MATRICES = tuple(
-    f"self_attn.{name}_proj" for name in "qkvo"
-) + tuple(f"mlp.{name}_proj" for name in ("gate", "up", "down"))
+MATRICES = tuple(f"self_attn.{name}_proj" for name in "qkvo") + tuple(
+    f"mlp.{name}_proj" for name in ("gate", "up", "down")
+)
 
 # Of layer and matrix: the least and the largest input, and those of products. Queries and keys read
 # the same clamped rows, values others; one matrix has no bounds at all, some have one.

@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.chat.media_parts import MediaPart
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UnsupportedError
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.limits import MediaLimits
@@ -139,6 +139,8 @@ class ModelMedia:
         from treadle.media.source import read_picture, read_sound
 
         if part.kind not in self.modalities:
+            if why := self.projector.unread.get(part.kind):
+                raise UnsupportedError(f"{part.place}: {why}")
             have = " and ".join(sorted(self.modalities))
             raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
         read = read_picture if part.kind == "image" else read_sound

@@ -20,6 +20,7 @@ from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.recipe import is_matrix
 from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
 from treadle.errors import FileError
+from treadle.media.families import unsupported_type
 from treadle.media.families.pixtral import HALVES
 from treadle.media.families.qwen_vl import DEEPSTACK
 from treadle.media.hf_projector import HfProjector
@@ -83,7 +84,11 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
             if first:
                 made = replace(made, name=names[first] + made.name.removeprefix(first))
             tensors[made.name] = made
-    notes = projector_differences(metadata)
+    notes = [
+        f"its {modality} part is left out: {unsupported_type(kind, f'{folder.path}')}"
+        for modality, kind in folder.left_out.items()
+    ]
+    notes += projector_differences(metadata)
     return Source(folder.path, metadata, tensors, [folder], notes)
 
 

@@ -96,8 +96,8 @@ class Ops(ABC):
 
     @abstractmethod
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices. Where ``config.bounds`` has bounds
-        of a matrix, ``x`` and the result are clamped to them.
+        """Return ``x W^T (+ bias)`` for each of several matrices, both ``x`` and result clamped to
+        the matrix' bounds in ``config.bounds``, if any.
         """
 
     def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:

@@ -45,7 +45,9 @@ class Clamp(Spec):
 @dataclass(frozen=True)
 class ClampBetween(Spec):
     """``out = min(max(x, low), high)`` for ``k`` values of each row, from ``column`` of ``x`` on,
-    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds`` is low, high. Items: tokens.
+    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds`` is low, high.
+
+    Items: tokens.
     """
 
     op: ClassVar[str] = "clamp_between"

@@ -17,7 +17,7 @@ import numpy as np
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
-from treadle.media.clip_config import ClipConfig
+from treadle.media.clip_config import AUDIO, ClipConfig
 from treadle.media.families.gemma3 import pooled
 from treadle.media.family import GridInputs, MediaFamily
 from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
@@ -265,5 +265,6 @@ GEMMA4 = HfNames(
         "embed_vision.embedding_projection": "mm.input_projection",
     },
     prefixes=("vision_tower.", "embed_vision."),
+    left_out={AUDIO: ("audio_tower.", "gemma4a")},
     made={"v.patch_embd.weight": patch_convolution},
 )

@@ -29,9 +29,7 @@ class Bounds(NamedTuple):
 FREE = Bounds(-math.inf, math.inf)
 
 
-def bounded_products(
-    ops: CpuOps, label: str, x: Rows, stems: Sequence[TensorName]
-) -> list[Rows]:
+def bounded_products(ops: CpuOps, label: str, x: Rows, stems: Sequence[TensorName]) -> list[Rows]:
     """Return ``clamp(clamp(x) W^T)`` for each of several matrices, each with its own bounds, as
     columns of one buffer.
 
