@@ -23,14 +23,16 @@ def bounded_stem(name: str) -> str:
 
 
 def find_bounds(gguf: GGUF, matrices: Container[str]) -> frozenset[str]:
-    """Return the names of the bounds of ``matrices``, given by their tensors' names.
+    """Return the names of the bounds of ``matrices``, given by their tensors' names; vectors among
+    them have none.
 
     Raises FileError for a bound that is no single number, or a minimum above the maximum.
     """
     found = {}
     for name, tensor in gguf.tensors.items():
         stem = bounded_stem(name)
-        if not stem or f"{stem}.weight" not in matrices:
+        weight = f"{stem}.weight"
+        if not stem or weight not in matrices or len(gguf.tensors[weight].shape) < 2:
             continue
         values = tensor.dequantize().ravel()
         if values.size != 1:
