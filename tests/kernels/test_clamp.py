@@ -56,22 +56,22 @@ def test_clamp_between(
     x = rng.standard_normal((n, stride)).astype(np.float32)
     x[1, column : column + 3] = np.nan, np.inf, -np.inf
     before = rng.standard_normal((n, out_stride)).astype(np.float32)
-    given = {"bounds": np.array(bounds, np.float32), "stride": stride, "out_stride": out_stride}
-    given |= {"column": column, "out_column": out_column}
-    low, high = given["bounds"]
+    strides = {"stride": stride, "out_stride": out_stride}
+    strides |= {"column": column, "out_column": out_column}
+    low, high = limits = np.array(bounds, np.float32)
     expected = before.copy()
     part = x[:, column : column + spec.k]
     expected[:, out_column : out_column + spec.k] = np.where(
         part < low, low, np.where(part > high, high, part)
     )
     twin = before.copy()
-    spec.run_ref(spec.args(x=x, out=twin, **given), Run(n))
+    spec.run_ref(spec.args(x=x, bounds=limits, out=twin, **strides), Run(n))
     np.testing.assert_array_equal(twin, expected)
     for front in (False, True):
         source = memory.copy(x, name="x", front=front)
         out = memory.copy(before, name="out", front=front)
-        const = memory.copy(given["bounds"], name="bounds", front=front)
-        call(spec, isa, memory, {**given, "x": source, "out": out, "bounds": const}, Run(n), n)
+        const = memory.copy(limits, name="bounds", front=front)
+        call(spec, isa, memory, {**strides, "x": source, "out": out, "bounds": const}, Run(n), n)
         np.testing.assert_array_equal(out, expected)
         np.testing.assert_array_equal(source, x)
 

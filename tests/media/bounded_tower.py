@@ -116,7 +116,7 @@ def rows_by_numpy(patches: np.ndarray, grid: tuple[int, int], bounds: Bounds) ->
     def product(layer: int, name: str, h: np.ndarray) -> np.ndarray:
         low, high, least, most = bounds.get((layer, name), (-INF, INF, -INF, INF))
         y = np.clip(h, low, high) @ w[f"v.blk.{layer}.{name}.weight"].T
-        return np.clip(y, least, most)
+        return np.asarray(np.clip(y, least, most))
 
     for i in range(N_LAYER):
         blk = f"v.blk.{i}"
@@ -133,15 +133,15 @@ def rows_by_numpy(patches: np.ndarray, grid: tuple[int, int], bounds: Bounds) ->
         h = gelu(product(i, "ffn_gate", h)) * product(i, "ffn_up", h)
         x = x + rms(product(i, "ffn_down", h), w[f"{blk}.ffn_post_norm.weight"])
     means = x.reshape(grid[0] // 3, 3, grid[1] // 3, 3, WIDTH).mean((1, 3)).reshape(-1, WIDTH)
-    return rms(means * WIDTH**0.5) @ w["mm.input_projection.weight"].T
+    return np.asarray(rms(means * WIDTH**0.5) @ w["mm.input_projection.weight"].T)
 
 
 def rms(x: np.ndarray, weight: np.ndarray | float = 1.0) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * weight)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))))
 
 
 def turned(x: np.ndarray, column: np.ndarray, row: np.ndarray) -> np.ndarray:
