@@ -222,4 +222,4 @@ def test_bounds_of_matrices_are_shown(run: Run, tmp_path: Path) -> None:
         "clamp_between_k64",
     ]
     plain = str(write_bounded_tower(tmp_path / "plain.gguf", {}))
-    assert "bounds" not in run("inspect", plain).out
+    assert "with bounds" not in run("inspect", plain).out

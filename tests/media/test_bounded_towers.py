@@ -105,14 +105,14 @@ def test_steps_of_a_tower_with_bounds(file: Path, tmp_path: Path) -> None:
         "L0.attn.qkv.attn_k_clamp",
         "L0.attn.qkv.attn_v_clamp",
         "L0.attn.output.input_clamp",
-        "L0.attn.output.attn_output_clamp",
-        "L0.attn.output.attn_output_clamp.post_norm",
+        "L0.attn.output.output_clamp",
+        "L0.attn.output.output_clamp.post_norm",
         "L0.ffn.gate_up.input_clamp.1",
         "L0.ffn.gate_up.ffn_gate_clamp",
         "L0.ffn.gate_up.ffn_up_clamp",
         "L0.ffn.down.input_clamp",
-        "L0.ffn.down.ffn_down_clamp",
-        "L0.ffn.down.ffn_down_clamp.post_norm",
+        "L0.ffn.down.output_clamp",
+        "L0.ffn.down.output_clamp.post_norm",
     ]
     assert {"L0.attn.qkv", "L0.attn.qkv.1"} <= set(found)
     plain = labels(opened(write_bounded_tower(tmp_path / "mmproj.gguf", {})))

@@ -55,8 +55,8 @@ def bounded_products(ops: CpuOps, label: str, x: Rows, stems: Sequence[TensorNam
     column = 0
     clamped = []
     for i, (stem, bounds) in enumerate(zip(stems, results, strict=True)):
-        at = f"{label}.{whole(stem).rpartition('.')[2]}_clamp"
-        clamped.append(_clamped(ops, at, made[i], bounds, out, column))
+        which = whole(stem).rpartition(".")[2] if len(stems) > 1 else "output"
+        clamped.append(_clamped(ops, f"{label}.{which}_clamp", made[i], bounds, out, column))
         column += round_up(made[i].width, COLUMNS)
     return clamped
 
