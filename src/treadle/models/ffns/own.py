@@ -24,7 +24,8 @@ def build(g: Ops, i: int, x: Rows) -> Rows:
 
 def owns(g: Ops) -> Rows:
     """Return the per-layer embeddings of all layers, ``[N, n_layer * n_own]``: the scaled sum of a
-    table look-up by token and a projection of the token's embedding.
+    table look-up by token and a projection of the token's embedding. For tokens of media it is row
+    0, that of padding, and a projection of the media row.
     """
     config = g.config
     n = config.layers[0].n_own
