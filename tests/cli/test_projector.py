@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Run
+from tests.media.bounded_tower import bounds_of_all, write_bounded_tower
 from treadle.api.projector_choice import NO_PROJECTOR
 from treadle.cli.commands import bench, plan
 from treadle.cli.projector import ImageSize, prepare, steps_of
@@ -203,3 +204,22 @@ def test_a_random_picture_is_always_the_same() -> None:
     assert pixels.shape == (3, 5, 3)
     assert pixels.dtype == np.uint8
     assert np.array_equal(pixels, ImageSize(5, 3).pixels())
+
+
+def test_bounds_of_matrices_are_shown(run: Run, tmp_path: Path) -> None:
+    """Those of Gemma 4 E2B and E4B: their number, each tensor, and the steps that clamp."""
+    made = str(write_bounded_tower(tmp_path / "mmproj.gguf", bounds_of_all()))
+    report = json.loads(run("inspect", made, "--json").out)
+    (tower,) = report["projector"]["towers"]
+    assert tower["n_bounded"] == 13  # of 14: one has none
+    said = run("inspect", made).out
+    assert "13 matrices with bounds of their values" in said
+    assert "v.blk.0.attn_q.input_min" in said
+    few = ["--image-max-tokens", "70"]  # the file has positions for 32 patches on a side
+    steps = json.loads(run("plan", made, *few, "--match", "L0.ffn.down*", "--json").out)
+    assert [step["kernel"] for step in steps if "clamp" in step["kernel"]] == [
+        "clamp_between_k96",
+        "clamp_between_k64",
+    ]
+    plain = str(write_bounded_tower(tmp_path / "plain.gguf", {}))
+    assert "with bounds" not in run("inspect", plain).out

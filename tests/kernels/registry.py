@@ -25,7 +25,7 @@ from treadle.kernels.elementwise.altup import (
     Predict,
     SpreadStreams,
 )
-from treadle.kernels.elementwise.clamp import Clamp
+from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
@@ -190,6 +190,7 @@ COLUMN_NORMS = [
     ColumnNorm(64, EPS, heads=2, centred=True, own=True),
 ]
 CLAMPS = [Clamp(5, 8.0), Clamp(64, 0.7), Clamp(1041, 8.0)]
+CLAMPS_BETWEEN = [ClampBetween(5), ClampBetween(64), ClampBetween(1041)]
 CAPS = [Softcap(n, cap, outputs=False) for n, cap in ((5, 30.0), (64, 1.5), (1041, 30.0))]
 ROTATIONS = [Rotate(32, 3), Rotate(96, 2), Rotate(128, 2), Rotate(256, 1), Rotate(320, 1)]
 # Of pages whose dims are turned, which vectors of a processor alone read.

@@ -1,4 +1,6 @@
-"""Clamp, and Softcap of tokens, against their numpy twins: what lies beside the columns stays."""
+"""Clamp, ClampBetween, and Softcap of tokens, against their numpy twins: what lies beside the
+columns stays.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,9 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import CAPS, CLAMPS
+from tests.kernels.registry import CAPS, CLAMPS, CLAMPS_BETWEEN
 from treadle.isa.isa import Isa
-from treadle.kernels.elementwise.clamp import Clamp
+from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.softcap import Softcap
 
 
@@ -33,6 +35,45 @@ def test_clamp(spec: Clamp, isa: Isa, memory: Memory, rng: np.random.Generator) 
         out = memory.copy(x, name="x", front=front)
         call(spec, isa, memory, {"x": out, **strides}, Run(n), n)
         np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", CLAMPS_BETWEEN, ids=registry.name)
+@pytest.mark.parametrize("bounds", [(-0.5, 0.75), (-np.inf, 0.1), (0.2, np.inf)])
+def test_clamp_between(
+    spec: ClampBetween,
+    bounds: tuple[float, float],
+    isa: Isa,
+    memory: Memory,
+    rng: np.random.Generator,
+) -> None:
+    """It rounds nothing, and leaves what it reads."""
+    n = 4
+    column = 6
+    out_column = 2
+    stride = column + spec.k + 3
+    out_stride = out_column + spec.k + 5
+    x = rng.standard_normal((n, stride)).astype(np.float32)
+    x[1, column : column + 3] = np.nan, np.inf, -np.inf
+    before = rng.standard_normal((n, out_stride)).astype(np.float32)
+    strides = {"stride": stride, "out_stride": out_stride}
+    strides |= {"column": column, "out_column": out_column}
+    low, high = limits = np.array(bounds, np.float32)
+    expected = before.copy()
+    part = x[:, column : column + spec.k]
+    expected[:, out_column : out_column + spec.k] = np.where(
+        part < low, low, np.where(part > high, high, part)
+    )
+    twin = before.copy()
+    spec.run_ref(spec.args(x=x, bounds=limits, out=twin, **strides), Run(n))
+    np.testing.assert_array_equal(twin, expected)
+    for front in (False, True):
+        source = memory.copy(x, name="x", front=front)
+        out = memory.copy(before, name="out", front=front)
+        const = memory.copy(limits, name="bounds", front=front)
+        call(spec, isa, memory, {**strides, "x": source, "out": out, "bounds": const}, Run(n), n)
+        np.testing.assert_array_equal(out, expected)
+        np.testing.assert_array_equal(source, x)
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -17,6 +17,7 @@ from treadle.engine.batch import BatchItem
 from treadle.errors import FileError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.page_layout import PAGE
+from treadle.kvcache.media import MediaEntry
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.graphs import GRAPHS
 
@@ -127,3 +128,33 @@ def rewrite(
             if name != lost:
                 writer.add_tensor(name, values.shape, "F32", values)
         writer.write()
+
+
+def test_rows_of_media_have_the_first_per_layer_embeddings(data: Path, tmp_path: Path) -> None:
+    """Of a picture's row, itself is projected, and the row of token 0 is looked up beside it: as
+    transformers and llama.cpp do. So rows that equal a token's embeddings give its logits, if that
+    token's per-layer embeddings are those of token 0; a token's own would be far off.
+    """
+    source = data / "arch" / "gemma4-e.gguf"
+    table = "per_layer_token_embd.weight"
+    ids = text(12)
+    first = 4
+    inside = ids[first : first + 5]
+    with open_gguf(source) as gguf:
+        own = gguf.tensors[table].dequantize().copy()
+        embeddings = gguf.tensors["token_embd.weight"].dequantize()[inside].copy()
+    assert all(np.abs(own[id] - own[0]).max() > 0.1 for id in inside)
+    own[inside] = own[0]
+    rewrite(source, tmp_path / "same.gguf", {}, {table: own})
+    with treadle.load(tmp_path / "same.gguf", kv="f32", threads=1, context=64) as model:
+        expected = model.logits(ids)
+        entry = model.engine.media.enter(MediaEntry(b"rows".ljust(32), len(inside)))
+        entry.rows = np.ascontiguousarray(embeddings * model.config.embd_scale, np.float32)
+        given = [*ids[:first], *entry.ids, *ids[first + len(inside) :]]
+        with closing(model.session()) as session:
+            found = session.logits(given)
+    with treadle.load(source, kv="f32", threads=1, context=64) as model:
+        other = model.logits(ids)
+    largest = np.abs(expected).max()
+    assert np.abs(found - expected).max() < 3e-6 * largest
+    assert np.abs(other - expected).max() > 1e-2 * largest

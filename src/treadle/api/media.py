@@ -12,7 +12,7 @@ import numpy as np
 
 from treadle.base.cached_property import cached_property
 from treadle.chat.media_parts import MediaPart, read_media_part, split_at_markers
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UnsupportedError
 from treadle.kvcache.media import MediaEntry
 from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.file_formats import media_format
@@ -133,6 +133,8 @@ class ModelMedia:
 
     def _prepare_one(self, part: MediaPart) -> PreparedMedia:
         if part.kind not in self.modalities:
+            if why := self.projector.unread.get(part.kind):
+                raise UnsupportedError(f"{part.place}: {why}")
             have = " and ".join(sorted(self.modalities))
             raise TreadleError(f"{part.place}: the model reads no {part.kind}, only {have}")
         from treadle.media.source import read_picture, read_sound  # slow to import

@@ -183,6 +183,7 @@ def describe_projector(gguf: GGUF, problems: list[str]) -> Iterator[dict[str, An
             "n_embd": clip.n_embd,
             "n_layer": clip.n_layer,
             "n_head": clip.n_head,
+            "n_bounded": clip.n_bounded,
             "image_size": clip.image_size,
             "patch_size": clip.patch_size,
             "n_out": clip.n_out,
@@ -198,6 +199,8 @@ def projector_text(facts: dict[str, Any]) -> str:
     parts = [f"{plural(facts['kind'])}: {facts['projector_type']}"]
     if facts["n_layer"]:
         parts.append(f"{facts['n_layer']} layers of {facts['n_embd']} values")
+    if facts["n_bounded"]:
+        parts.append(f"{facts['n_bounded']} matrices with bounds of their values")
     if facts["patch_size"]:
         parts.append(f"patches of {facts['patch_size']} pixels")
     if facts["n_out"]:

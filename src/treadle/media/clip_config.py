@@ -17,6 +17,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import MetadataReader
 from treadle.files.tensor import Bytes, MadeTensor, Tensor
+from treadle.models.towers.bounds import bounded_stem
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
@@ -39,7 +40,7 @@ _IN_LAYERS = {
     "attn_post_norm": "post_attention_norm",
     "ffn_post_norm": "post_ffw_norm",
 }
-_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias|(?:in|out)put_(?:min|max))")
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,11 @@ class ClipConfig:
     def has(self, name: str) -> bool:
         """Return whether the file has a tensor."""
         return name in self.gguf.tensors
+
+    @property
+    def n_bounded(self) -> int:
+        """Matrices whose inputs or products the file clamps."""
+        return len({bounded_stem(name) for name in self.gguf.tensors} - {""})
 
     def floats(self, name: str) -> np.ndarray:
         """Return a tensor's weights, f32. Raises FileError if it is missing."""

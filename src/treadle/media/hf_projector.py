@@ -45,6 +45,8 @@ class HfNames:
     prefixes: beginnings of the names of all tensors of these parts, without ``model.``.
     made: functions that make a tensor of the projector file (several: by name), from f32 values.
     unread: tensors that nothing reads.
+    left_out: parts that treadle does not read, by modality: the beginning of the names of their
+        tensors, and their projector type.
     numbered: the key that lists the numbers in the projector file of ``{}`` in a name, such as
         deepstack's layers, by the part of the name before it.
     splits_qkv: whether projector files have the folder's fused queries, keys and values as three
@@ -56,6 +58,7 @@ class HfNames:
     prefixes: tuple[str, ...]
     made: Mapping[str, Callable[[np.ndarray], Arrays | np.ndarray]] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+    left_out: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     numbered: Mapping[str, str] = field(default_factory=dict)
     splits_qkv: bool = False
 
@@ -94,7 +97,11 @@ class HfProjector(GGUF):
 
     Queries and keys, fused or in another order of rows, are as in the folder: ``projector_source``
     writes them as projector files have them.
+
+    left_out: the projector types of the folder's parts that treadle does not read, by modality.
     """
+
+    left_out: Mapping[str, str]
 
     def __init__(self, folder: Path, table: HfNames, weights: SafeTensors) -> None:
         """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
@@ -113,9 +120,13 @@ class HfProjector(GGUF):
         self.metadata["general.architecture"] = "clip"
         self.types = {}
         self.tensors = {}
+        self.left_out = {}
         self._maps = weights.maps
         for theirs, tensor in weights.tensors.items():
             name = theirs.removeprefix("model.")
+            for modality, (prefix, kind) in table.left_out.items():
+                if name.startswith(prefix):
+                    self.left_out = {**self.left_out, modality: kind}
             if not name.startswith(table.prefixes) or name in table.unread:
                 continue
             found = table.name_of(name, keys)
@@ -132,7 +143,8 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
         raise UnsupportedError(f"{tensor.path}: {what}: towers are supported in {have} only")
     kind = _TYPES[tensor.dtype]
     place = tensor.path, tensor.offset, tensor.file
-    mapped = Tensor(name, tensor.shape, kind, FORMATS[kind], tensor.n_bytes, *place)
+    shape = tensor.shape or (1,)  # projector files have no scalars
+    mapped = Tensor(name, shape, kind, FORMATS[kind], tensor.n_bytes, *place)
     make = table.made.get(name)
     if make is None:
         return {name: mapped}

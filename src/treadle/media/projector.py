@@ -19,8 +19,8 @@ from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import read_json
 from treadle.files.splits import CONFIG, is_hf
 from treadle.media.clip_config import AUDIO, VISION, read_clip
-from treadle.media.families import family_of, hf_names_of
-from treadle.media.hf_projector import open_hf_projector
+from treadle.media.families import family_of, hf_names_of, unsupported_type
+from treadle.media.hf_projector import HfProjector, open_hf_projector
 from treadle.media.tower_engine import GIVEN, MOST_ITEMS, STATES, Report, RunItem, TowerEngine, deep
 from treadle.models.structure import layer_of
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 KINDS = {VISION: "image", AUDIO: "audio"}
+NONE: Mapping[str, str] = {}
 MOST_GRIDS = 16  # whose inputs are kept
 TURN_S = 0.001  # seconds to wait for another encoding before yielding
 TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
@@ -166,11 +167,15 @@ class Projector:
     by one thread.
 
     towers: by "image" and "audio", the modalities that the file has.
+    unread: why treadle does not read the file's other modalities, by "image" and "audio".
     """
 
-    def __init__(self, gguf: GGUF, towers: Mapping[str, MediaTower]) -> None:
+    def __init__(
+        self, gguf: GGUF, towers: Mapping[str, MediaTower], unread: Mapping[str, str] = NONE
+    ) -> None:
         self.gguf = gguf
         self.towers = towers
+        self.unread = unread
         self._turn = Lock()
 
     @property
@@ -179,11 +184,15 @@ class Projector:
         return tuple(self.towers)
 
     def family(self, kind: str) -> MediaFamily:
-        """Return the family of a modality. Raises TreadleError if the file does not have it."""
+        """Return the family of a modality. Raises TreadleError if the file does not have it, or
+        treadle does not read it.
+        """
         return self._tower(kind).family
 
     def _tower(self, kind: str) -> MediaTower:
         if kind not in self.towers:
+            if kind in self.unread:
+                raise UnsupportedError(self.unread[kind])
             have = " and ".join(self.modalities)
             raise TreadleError(f"{self.gguf.path}: reads no {kind}, only {have}")
         return self.towers[kind]
@@ -286,27 +295,33 @@ def open_projector(
     """
     gguf = source if isinstance(source, GGUF) else open_projector_file(source)
     try:
-        towers = _towers(gguf, device, lock or UseLock(), exact=exact)
+        towers, unread = _towers(gguf, device, lock or UseLock(), exact=exact)
     except BaseException:
         if gguf is not source:
             gguf.close()
         raise
-    return Projector(gguf, towers)
+    return Projector(gguf, towers, unread)
 
 
-def _towers(gguf: GGUF, device: Device, lock: UseLock, *, exact: bool) -> dict[str, MediaTower]:
+def _towers(
+    gguf: GGUF, device: Device, lock: UseLock, *, exact: bool
+) -> tuple[dict[str, MediaTower], dict[str, str]]:
+    """Return the towers by modality, and why others are not read."""
     towers = {}
-    unsupported = []
+    unsupported: dict[str, UnsupportedError] = {}
+    left_out = gguf.left_out if isinstance(gguf, HfProjector) else {}
+    for modality, kind in left_out.items():
+        unsupported[KINDS[modality]] = unsupported_type(kind, f"{gguf.path}")
     for modality, clip in read_clip(gguf).items():
         try:
             family_type = family_of(clip.projector_type, f"{gguf.path}")
         except UnsupportedError as error:
-            unsupported.append(error)
+            unsupported[KINDS[modality]] = error
             continue
         towers[KINDS[modality]] = MediaTower(family_type(clip), device, lock, exact=exact)
     if not towers:
-        raise unsupported[0]
-    return towers
+        raise next(iter(unsupported.values()))
+    return towers, {kind: str(error) for kind, error in unsupported.items()}
 
 
 __all__ = ["MediaTower", "Projector", "open_projector", "open_projector_file"]

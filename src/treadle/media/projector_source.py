@@ -20,11 +20,13 @@ from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.recipe import is_matrix
 from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
 from treadle.errors import FileError
+from treadle.media.families import unsupported_type
 from treadle.media.families.pixtral import HALVES
 from treadle.media.families.qwen_vl import DEEPSTACK
 from treadle.media.hf_projector import HfProjector
 from treadle.media.llamacpp_projectors import projector_differences
 from treadle.media.projector import open_projector_file
+from treadle.models.towers.bounds import bounded_stem
 
 if TYPE_CHECKING:
     from treadle.files.tensor import Tensor
@@ -74,13 +76,19 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
     names = RENAMED.get(str(metadata.get("clip.projector_type")), {})
     tensors = {}
     for tensor in folder.tensors.values():
+        if bounded_stem(tensor.name) and np.isinf(tensor.dequantize()).all():
+            continue  # files have no infinite values; without a bound nothing is clamped
         for part in _parts(tensor, folder):
             made = _source_tensor(part, n_head, matrices)
             first = next((old for old in names if made.name.startswith(old)), "")
             if first:
                 made = replace(made, name=names[first] + made.name.removeprefix(first))
             tensors[made.name] = made
-    notes = projector_differences(metadata)
+    notes = [
+        f"its {modality} part is left out: {unsupported_type(kind, f'{folder.path}')}"
+        for modality, kind in folder.left_out.items()
+    ]
+    notes += projector_differences(metadata)
     return Source(folder.path, metadata, tensors, [folder], notes)
 
 

@@ -195,6 +195,7 @@ class Config:
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."
     factors: frozenset[str] = frozenset()  # scalars by which a matrix' products are multiplied
+    bounds: frozenset[str] = frozenset()  # tensors that clamp matrices' inputs and products
     ignored: tuple[str, ...] = ()  # tensors of the file that the graph does not use
     stage: range | None = None  # the layers that are computed here; None: all
     media: MediaTraits = MediaTraits()

@@ -96,7 +96,9 @@ class Ops(ABC):
 
     @abstractmethod
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
-        """Return ``x W^T (+ bias)`` for each of several matrices."""
+        """Return ``x W^T (+ bias)`` for each of several matrices, both ``x`` and result clamped to
+        the matrix' bounds in ``config.bounds``, if any.
+        """
 
     def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:
         """Return ``x W^T (+ bias)``."""

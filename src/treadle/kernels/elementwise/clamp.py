@@ -1,4 +1,6 @@
-"""Clamping to a symmetric limit: queries, keys and values of OLMo and MPT."""
+"""Clamping: to a symmetric limit (queries, keys and values of OLMo and MPT), and to two numbers of
+the file (the inputs and products of matrices in Gemma 4's towers).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
+from treadle.jit.types import f32
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.spec import Args, Frame, Spec
 
@@ -37,3 +40,36 @@ class Clamp(Spec):
         rows = args.x.reshape(-1, args.stride)[: int(run["n_tokens"])]
         part = rows[:, args.column : args.column + self.k]
         part[:] = np.clip(part, -self.limit, self.limit)
+
+
+@dataclass(frozen=True)
+class ClampBetween(Spec):
+    """``out = min(max(x, low), high)`` for ``k`` values of each row, from ``column`` of ``x`` on,
+    written from ``out_column`` of ``out`` on; NaN stays NaN. ``bounds`` is low, high.
+
+    Items: tokens.
+    """
+
+    op: ClassVar[str] = "clamp_between"
+    args = Args("x:in bounds:const out:out stride out_stride column out_column")
+    k: int
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        low, high = (k.load(frame.bounds, f32, offset=4 * i) for i in range(2))
+
+        def held(v: Val) -> Val:
+            # v comes second, so that NaN gives NaN
+            return k.max(k.splat(low, v.ty), k.min(k.splat(high, v.ty), v))
+
+        with k.loop(frame.end, start=frame.begin) as n:
+            row = frame.x + (n * frame.stride + frame.column) * 4
+            out = frame.out + (n * frame.out_stride + frame.out_column) * 4
+            map_row(k, self.k, out, held, row)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        x = args.x.view(np.float32).reshape(-1, args.stride)[:n]
+        out = args.out.view(np.float32).reshape(-1, args.out_stride)[:n]
+        low, high = (float(number) for number in args.bounds[:2])
+        found = np.clip(x[:, args.column : args.column + self.k], low, high)
+        out[:, args.out_column : args.out_column + self.k] = found

@@ -72,7 +72,12 @@ def family_of(projector_type: str, where: str) -> type[MediaFamily]:
     """
     if projector_type in FAMILIES.names():
         return FAMILIES[projector_type]
+    raise unsupported_type(projector_type, where)
+
+
+def unsupported_type(projector_type: str, where: str) -> UnsupportedError:
+    """Return the error for a projector type that treadle does not support, with the reason."""
     why = UNSUPPORTED_PROJECTORS.get(projector_type, "treadle does not know it")
     have = ", ".join(sorted(FAMILIES.names()))
     what = f"{where}: projector type {projector_type!r:.60} is not supported: {why}"
-    raise UnsupportedError(f"{what} (supported: {have})")
+    return UnsupportedError(f"{what} (supported: {have})")

@@ -1,4 +1,5 @@
-"""Gemma 4: a tower for pictures of any shape, whose states are averaged over 3 x 3 patches.
+"""Gemma 4: a tower for pictures of any shape, whose states are averaged over 3 x 3 patches. Those
+of E2B and E4B clamp the inputs and the products of their layers' matrices.
 
 ::
 
@@ -16,12 +17,13 @@ import numpy as np
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
-from treadle.media.clip_config import ClipConfig
+from treadle.media.clip_config import AUDIO, ClipConfig
 from treadle.media.families.gemma3 import pooled
 from treadle.media.family import PATCHES, POSITION_TABLE, POSITIONS, GridInputs, MediaFamily
 from treadle.media.hf_projector import HfNames, colours, part_of, patch_convolution
 from treadle.media.prepared import PreparedMedia, TowerInput
 from treadle.models.rope import Rope
+from treadle.models.towers.bounds import SUFFIXES
 from treadle.models.towers.config import tower_config, tower_layer
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
@@ -107,9 +109,6 @@ class Gemma4Vision(GemmaSquares):
     """Gemma 4's pictures. Files have no flag for the activation, which is GELU's tanh form."""
 
     def __init__(self, clip: ClipConfig) -> None:
-        if any(name.endswith(("input_max", "output_max")) for name in clip.gguf.tensors):
-            what = "its matrices clamp their inputs and outputs"
-            raise UnsupportedError(f"{clip.gguf.path}: {what}, which is not supported")
         norm = clip.gguf.tensors.get("blk.0.attn_q_norm.weight")
         dims = norm.shape[0] if norm else clip.n_embd // max(1, clip.n_head)
         if dims % 4:
@@ -222,8 +221,6 @@ def read_squares(
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
     vision = part_of(config, "vision_config")
-    if vision.flag("use_clipped_linears", False):
-        vision.refuse("use_clipped_linears", "matrices that clamp inputs are not supported")
     return {
         **read_squares(config, preprocessor, vision),
         "vision.projector_type": "gemma4v",
@@ -237,6 +234,15 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 _LAYER = "vision_tower.encoder.layers.{}."
+_MATRICES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_out",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 GEMMA4 = HfNames(
     read=_read,
     names={
@@ -246,13 +252,12 @@ GEMMA4 = HfNames(
         f"{_LAYER}post_feedforward_layernorm": "v.blk.{}.ffn_post_norm",
         f"{_LAYER}self_attn.q_norm": "v.blk.{}.attn_q_norm",
         f"{_LAYER}self_attn.k_norm": "v.blk.{}.attn_k_norm",
-        f"{_LAYER}self_attn.q_proj.linear": "v.blk.{}.attn_q",
-        f"{_LAYER}self_attn.k_proj.linear": "v.blk.{}.attn_k",
-        f"{_LAYER}self_attn.v_proj.linear": "v.blk.{}.attn_v",
-        f"{_LAYER}self_attn.o_proj.linear": "v.blk.{}.attn_out",
-        f"{_LAYER}mlp.gate_proj.linear": "v.blk.{}.ffn_gate",
-        f"{_LAYER}mlp.up_proj.linear": "v.blk.{}.ffn_up",
-        f"{_LAYER}mlp.down_proj.linear": "v.blk.{}.ffn_down",
+        **{f"{_LAYER}{theirs}.linear": f"v.blk.{{}}.{own}" for theirs, own in _MATRICES.items()},
+        **{
+            f"{_LAYER}{theirs}{bound}": f"v.blk.{{}}.{own}{bound}"
+            for theirs, own in _MATRICES.items()
+            for bound in SUFFIXES
+        },
         "vision_tower.patch_embedder.input_proj": "v.patch_embd",
         "vision_tower.patch_embedder.position_embedding_table": "v.position_embd.weight",
         "vision_tower.std_bias": "v.std_bias",
@@ -260,5 +265,6 @@ GEMMA4 = HfNames(
         "embed_vision.embedding_projection": "mm.input_projection",
     },
     prefixes=("vision_tower.", "embed_vision."),
+    left_out={AUDIO: ("audio_tower.", "gemma4a")},
     made={"v.patch_embd.weight": patch_convolution},
 )

@@ -19,6 +19,7 @@ from treadle.models.graphs.decoder import halves_of
 from treadle.models.layer import build_layer
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import Graph, check_tensors
+from treadle.models.towers.bounds import find_bounds
 from treadle.models.towers.config import TowerConfig
 
 if TYPE_CHECKING:
@@ -95,5 +96,7 @@ def checked(gguf: GGUF, config: TowerConfig) -> tuple[TowerConfig, int]:
         width = stage.check(gguf, width)
     stages = (*config.stem, *config.tail)
     used = {f"{w}.{kind}" for s in stages for w in s.weights for kind in ("weight", "bias")}
-    ignored = tuple(name for name in ignored if name not in used)
-    return replace(config, optional=optional, ignored=ignored), width
+    used |= gguf.tensors.keys() - set(ignored)
+    bounds = find_bounds(gguf, used)
+    ignored = tuple(name for name in ignored if name not in used and name not in bounds)
+    return replace(config, optional=optional, bounds=bounds, ignored=ignored), width

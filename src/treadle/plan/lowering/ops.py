@@ -188,6 +188,14 @@ class CpuOps(Materializer, Ops):
         return NormOf(label, *of, own=own, outputs=outputs)
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
+        if self.config.bounds:
+            from treadle.plan.lowering.bounds import bounded_products  # few towers have them
+
+            return bounded_products(self, label, x, weights)
+        return self.products(label, x, weights)
+
+    def products(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
+        """Return ``x W^T (+ bias)`` for each of several matrices, not clamped."""
         heights = [self.steps.weights.n_rows(tensor_of(stem, "weight")) for stem in weights]
         of = Products(label, x, list(weights), heights)
         outputs = of_outputs(x)

@@ -36,6 +36,13 @@ def factor_of(stem: TensorName) -> str:
     return f"{whole(stem)}.scale"
 
 
+def bound_of(stem: TensorName, side: str, end: str) -> str:
+    """Return the name of a bound of the matrix ``stem``: the "min" or "max" of its "input" or its
+    "output". Rows of a matrix have those of the whole matrix.
+    """
+    return f"{whole(stem)}.{side}_{end}"
+
+
 @dataclass
 class Weights:
     """A model's tensors, and rows of them, as plan constants; shared by all plans of the model."""

@@ -1,0 +1,49 @@
+"""Bounds of a tower's matrices: tensors of one value, beside the matrix that they belong to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+
+SIDES = ("input", "output")  # of a matrix: the rows that it multiplies, and its products
+ENDS = ("min", "max")
+SUFFIXES = tuple(f".{side}_{end}" for side in SIDES for end in ENDS)
+
+
+def bounded_stem(name: str) -> str:
+    """Return the matrix' stem of a bound's name; "" for other tensors."""
+    suffix = next((each for each in SUFFIXES if name.endswith(each)), "")
+    return name.removesuffix(suffix) if suffix else ""
+
+
+def find_bounds(gguf: GGUF, matrices: Container[str]) -> frozenset[str]:
+    """Return the names of the bounds of ``matrices``, given by their tensors' names; vectors among
+    them have none.
+
+    Raises FileError for a bound that is no single number, or a minimum above the maximum.
+    """
+    found = {}
+    for name, tensor in gguf.tensors.items():
+        stem = bounded_stem(name)
+        weight = f"{stem}.weight"
+        if not stem or weight not in matrices or len(gguf.tensors[weight].shape) < 2:
+            continue
+        values = tensor.dequantize().ravel()
+        if values.size != 1:
+            raise tensor.error(f"shape {list(tensor.shape)}", "[1]")
+        if math.isnan(values[0]):
+            raise tensor.error("is not a number", "a bound")
+        found[name] = float(values[0])
+    for name, low in found.items():
+        if name.endswith("_min"):
+            most = found.get(f"{name.removesuffix('min')}max", math.inf)
+            if low > most:
+                what = f"is {low:g}, above the maximum {most:g}"
+                raise FileError(what, path=gguf.path, where=name, expected="a smaller minimum")
+    return frozenset(found)
