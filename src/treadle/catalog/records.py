@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ class UsualSpeed:
     text: float | None = None
 
 
+@lru_cache(maxsize=1)
 def this_machine() -> str:
     """Return what speeds depend on: the processor, and how many threads may run on it."""
     from treadle.machine.topology import affinity, cpu_name

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 HELP_SHOWN = 60  # characters
 
@@ -19,6 +23,8 @@ class ModelType(click.Path):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the short names that begin so, then those of files unless ``stored_only``."""
+        from click.shell_completion import CompletionItem
+
         items = [
             CompletionItem(name, help=help[:HELP_SHOWN])
             for name, help in short_names()
@@ -40,4 +46,8 @@ def short_names() -> list[tuple[str, str]]:
         named = name_models(find_stored())
     except Exception:
         return []
-    return [(each.name, each.model.origin) for each in named]
+    # A colon ends a word in bash, and a name with a dash in its place means the same.
+    return [
+        (each.name if "/" in each.name else each.name.replace(":", "-"), each.model.origin)
+        for each in named
+    ]

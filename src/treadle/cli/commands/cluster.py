@@ -11,6 +11,7 @@ import click
 
 from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import ModelCommand, load_options
 from treadle.cli.ui.table import remark
 from treadle.system import SYSTEM
@@ -63,7 +64,7 @@ def command() -> None:
 
 
 @command.command(cls=ModelCommand)
-@click.argument("model", required=False, type=click.Path(readable=False))
+@click.argument("model", required=False, type=ModelType())
 @click.option(
     "--address",
     metavar="ADDRESS",

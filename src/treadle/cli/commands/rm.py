@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from treadle.base.humanize import listed
+from treadle.base.humanize import counted, listed
 from treadle.catalog.names import SHOWN, fitting, shortest, similar_names
 from treadle.catalog.removal import RemovalPlan, check_unused, plan_removal, remove
 from treadle.catalog.stored import StoredModel, find_stored
@@ -38,7 +38,7 @@ def command(names: tuple[str, ...], yes: bool) -> None:
         say(printable(f"removed {model.origin}"))
     text = f"{n_bytes(freed)} freed"
     if plan.shared:
-        text += f"; {len(plan.shared)} files stay, because another revision uses them"
+        text += f"; {staying(plan)}"
     remark(text)
 
 
@@ -58,15 +58,22 @@ def find_one(name: str, models: Sequence[StoredModel]) -> StoredModel:
     raise FileError(f"no such model on this machine{hint}", path=name)
 
 
+def staying(plan: RemovalPlan) -> str:
+    """Return a message: the number of files that stay, and why."""
+    n = len(plan.shared)
+    stay = "stay" if n > 1 else "stays"
+    return f"{counted(n, 'file')} {stay}, because another revision of the model uses it"
+
+
 def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
     """Ask whether to remove the models; click.Abort is raised for any answer but yes. Raises
     click.UsageError if nobody can answer.
     """
     for model in plan.models:
-        size = n_bytes(model.n_bytes)
-        remark(f"{shortest(model, models)}: {model.origin}, {size} in {len(model.files)} files")
+        size = f"{n_bytes(model.n_bytes)} in {counted(len(model.files), 'file')}"
+        remark(f"{shortest(model, models)}: {model.origin}, {size}")
     if plan.shared:
-        remark(f"{len(plan.shared)} of the files stay, because another revision uses them")
+        remark(staying(plan))
     if not sys.stdin.isatty():
         raise click.UsageError("standard input is no terminal to ask on: --yes removes them")
     click.confirm(f"Remove, and free {n_bytes(plan.n_bytes)}?", abort=True, err=True)
