@@ -66,7 +66,7 @@ def staying(plan: RemovalPlan) -> str:
 
 
 def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
-    """Ask whether to remove the models; click.Abort is raised for any answer but yes. Raises
+    """Ask whether to remove the models, and leave with exit code 1 for any answer but yes. Raises
     click.UsageError if nobody can answer.
     """
     for model in plan.models:
@@ -74,6 +74,13 @@ def ask(plan: RemovalPlan, models: Sequence[StoredModel]) -> None:
         remark(f"{shortest(model, models)}: {model.origin}, {size}")
     if plan.shared:
         remark(staying(plan))
-    if not sys.stdin.isatty():
+    if not can_ask():
         raise click.UsageError("standard input is no terminal to ask on: --yes removes them")
-    click.confirm(f"Remove, and free {n_bytes(plan.n_bytes)}?", abort=True, err=True)
+    if not click.confirm(f"Remove, and free {n_bytes(plan.n_bytes)}?", err=True):
+        remark("nothing was removed")
+        raise click.exceptions.Exit(1)
+
+
+def can_ask() -> bool:
+    """Return whether somebody can answer: standard input is a terminal."""
+    return sys.stdin.isatty()
