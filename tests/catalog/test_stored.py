@@ -91,6 +91,16 @@ def test_a_snapshot_that_main_is_not_at_is_named_with_its_commit(root: Path) -> 
     assert model.hub_name == f"hf:o/r-GGUF@{A}/r-Q8_0.gguf"
 
 
+def test_a_file_that_only_an_older_revision_has_needs_no_commit(root: Path) -> None:
+    """The repository had a new commit between two downloads."""
+    put(root, "o/r-GGUF", {"r-Q8_0.gguf": b"first"}, A, main=False)
+    put(root, "o/r-GGUF", {"r-Q4_0.gguf": b"second"}, B)
+    four, eight = find_stored()
+    assert (four.current, four.is_main, four.hub_name) == (True, True, "hf:o/r-GGUF/r-Q4_0.gguf")
+    assert (eight.current, eight.is_main) == (True, False)
+    assert eight.hub_name == f"hf:o/r-GGUF@{A}/r-Q8_0.gguf"
+
+
 def test_a_link_to_a_blob_that_is_gone_is_no_model(root: Path) -> None:
     folder = put(root, "o/r-GGUF", {"r-Q8_0.gguf": b"x"})
     (folder / "r-Q8_0.gguf").resolve().unlink()

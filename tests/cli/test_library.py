@@ -17,9 +17,11 @@ from tests.catalog.hub_cache import A, B, put
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
+from treadle.catalog.facts import ModelFacts
 from treadle.catalog.records import add_speeds, note_use
 from treadle.cli import app
 from treadle.cli.commands import rm
+from treadle.cli.commands.pull import next_step
 from treadle.cli.model_report import ago
 
 
@@ -384,6 +386,28 @@ def test_ps_without_a_server(run: Run) -> None:
 )
 def test_ago(seconds: float, text: str) -> None:
     assert ago(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("facts", "step"),
+    [
+        (ModelFacts(has_template=True), "treadle chat 'a b'"),
+        (ModelFacts(), "treadle run 'a b'"),
+        (ModelFacts(kind="vectors"), "treadle embed 'a b' TEXT"),
+        (ModelFacts(kind="scores"), "treadle rerank 'a b' QUERY DOCUMENT"),
+        (ModelFacts(problem="no such"), "treadle inspect 'a b' (no such)"),
+    ],
+)
+def test_the_next_step(facts: ModelFacts, step: str) -> None:
+    assert next_step("a b", facts) == step
+
+
+def test_bench_records_its_speeds(store: Path, run: Run) -> None:
+    ended = run("bench", "qwen", "-p", "4", "-n", "2", "-r", "1", "-t", "1", "--json")
+    results = {result["test"]: result["tok_s"] for result in json.loads(ended.out)}
+    (report,) = json.loads(run("list", "qwen", "--json").out)
+    assert report["prompt_tok_s"] == results["pp4"]
+    assert report["text_tok_s"] == results["tg2"]
 
 
 def test_the_help_lists_them_among_the_models(run: Run) -> None:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.catalog.records import read_facts, write_facts
@@ -108,7 +108,7 @@ def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
     """Return the facts of an open model."""
     from treadle.models.load import load_config
 
-    known = {
+    known: dict[str, Any] = {
         "architecture": text_of(gguf, "general.architecture"),
         "title": text_of(gguf, "general.name"),
         "license": text_of(gguf, "general.license"),

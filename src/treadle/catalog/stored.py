@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -39,7 +40,7 @@ class StoredModel:
     inside: path within the repository, or below TREADLE_MODELS; "" for a repository's own folder.
     commit: of the snapshot, "" outside the hub's cache.
     is_main: whether the snapshot is the one that ``hf:OWNER/REPO`` means.
-    current: whether it is that, or the only snapshot.
+    current: whether no newer snapshot has a file of this name, so that short names mean this one.
     n_bytes: of the files that are there.
     projector: the file with which it reads pictures or sounds, beside a GGUF.
     unfinished: its interrupted download.
@@ -139,8 +140,8 @@ def models_in_cache(root: Path, notes: Iterable[UnfinishedDownload] = ()) -> Ite
                 first = model.weights.resolve()
                 if first not in seen:
                     seen.add(first)
+                    yield replace(model, current=model.inside not in named)
                     named.add(model.inside)
-                    yield model
         for note in own:
             if note.paths[0] not in named and str(PurePosixPath(note.paths[0]).parent) not in named:
                 yield unfinished_model(repository, repo, note)
@@ -158,7 +159,6 @@ class Snapshot:
     repo: str = ""
     commit: str = ""
     is_main: bool = True
-    current: bool = True
 
 
 def snapshots(repository: Path, repo: str) -> list[Snapshot]:
@@ -172,10 +172,7 @@ def snapshots(repository: Path, repo: str) -> list[Snapshot]:
         commits.sort(key=lambda each: (each.name == main, each.stat().st_mtime), reverse=True)
     except OSError:
         return []
-    only = len(commits) == 1
-    return [
-        Snapshot(repo, each.name, each.name == main, only or each.name == main) for each in commits
-    ]
+    return [Snapshot(repo, each.name, each.name == main) for each in commits]
 
 
 def files_below(folder: Path, depth: int | None = None) -> Iterator[tuple[str, int]]:
@@ -212,7 +209,7 @@ def models_among(
         "repo": repo,
         "commit": snapshot.commit,
         "is_main": snapshot.is_main,
-        "current": snapshot.current,
+        "current": True,
     }
     for paths in ggufs_among(files):
         match = SHARD.fullmatch(paths[0])

@@ -151,7 +151,8 @@ def unknown_command(name: str) -> str:
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    near = get_close_matches(name, COMMANDS)
+    # A slip is not answered with the command that removes models.
+    near = get_close_matches(name, [known for known in COMMANDS if known != "rm"])
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
     return f"no such command '{name}'; commands: {', '.join(COMMANDS)}"

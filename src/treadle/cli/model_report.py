@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.catalog.facts import ModelFacts, facts_of, memory_fit
@@ -65,7 +66,7 @@ def progress_of(model: StoredModel) -> str:
     return f"{n_bytes(done)} of {n_bytes(whole)}" if whole else f"{n_bytes(done)}, partial"
 
 
-def reads(report: dict[str, Any]) -> str:
+def reads(report: Mapping[str, Any]) -> str:
     """Return what a model reads besides text, or what it gives in place of text."""
     if report["problem"]:
         return "partial" if report["state"] == "partial" else "not supported"
@@ -74,7 +75,7 @@ def reads(report: dict[str, Any]) -> str:
     return text if report["gives"] == "text" else f"{text}; gives {report['gives']}"
 
 
-def fits(report: dict[str, Any]) -> str:
+def fits(report: Mapping[str, Any]) -> str:
     """Return whether a model fits into memory: "yes", "no", "not now", "" if unknown."""
     if report["fits"] is None:
         return ""
@@ -91,3 +92,8 @@ def ago(seconds: float) -> str:
         if seconds >= least:
             return f"{seconds // least:.0f} {unit} ago"
     return "now"
+
+
+def rate(tok_s: float | None) -> str:
+    """Format tokens per second, "" if they were not measured."""
+    return "" if tok_s is None else f"{tok_s:.{0 if tok_s >= 1000 else 1}f}"

@@ -72,7 +72,7 @@ def fetch_blob(
     those that the hub announced.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.utils import WeakFileLock
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     if constants.HF_HUB_OFFLINE or getattr(constants, "HF_XET_HIGH_PERFORMANCE", False):
         return
@@ -137,7 +137,10 @@ def receive_once(url: str, part: Path, size: int, bar: Any) -> None:
     and then the file begins anew.
     """
     from huggingface_hub import constants, get_session
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        build_hf_headers,
+        hf_raise_for_status,
+    )
 
     at = size_of(part)
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}

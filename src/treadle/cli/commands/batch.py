@@ -232,7 +232,7 @@ def answer_there(
     from treadle.cli.commands.cluster import check_extra, connect
 
     check_extra()
-    path = None if model is None else str(find_model(model).resolve())
+    path = None if model is None else str(find_model(model).absolute())
 
     import ray
 
@@ -241,7 +241,7 @@ def answer_there(
 
     load = for_other_machines(load)
     if isinstance(load["mmproj"], str):
-        load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
+        load["mmproj"] = str(find_projector(load["mmproj"]).absolute())
     own = {name: value for name, value in load.items() if value is not None}
     plan = ReplicaPlan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)

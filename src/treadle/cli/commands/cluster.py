@@ -146,7 +146,7 @@ def serve(
     check_extra()
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: the key is empty")
-    path = None if model is None else str(find_model(model).resolve())
+    path = None if model is None else str(find_model(model).absolute())
 
     import ray
     from ray import serve as ray_serve

@@ -10,7 +10,7 @@ import click
 
 from treadle.catalog.names import fitting, name_models, resume_name
 from treadle.catalog.stored import StoredModel, find_stored
-from treadle.cli.model_report import ago, fits, progress_of, reads, report_of
+from treadle.cli.model_report import ago, fits, progress_of, rate, reads, report_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, n_weights, print_json, print_table, printable, remark, say
 
@@ -67,7 +67,7 @@ def print_models(reports: Sequence[dict[str, Any]], models: Sequence[StoredModel
             reads(report),
             "never" if report["last_used"] is None else ago(now - report["last_used"]),
             fits(report),
-            f"{report['text_tok_s']:.1f}" if report["text_tok_s"] else "",
+            rate(report["text_tok_s"]),
         )
         for report, model in zip(reports, models, strict=True)
     ]

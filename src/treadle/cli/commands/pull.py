@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
 import click
 
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, print_json, printable, remark
 from treadle.errors import FileError
+
+if TYPE_CHECKING:
+    from treadle.catalog.facts import ModelFacts
+
+# Commands for models that write no text, by what they give.
+NEXT = {"vectors": "embed {name} TEXT", "scores": "rerank {name} QUERY DOCUMENT"}
 
 
 @click.command()
@@ -59,6 +66,7 @@ def hub_name(name: str) -> str:
 
 def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
     """Download one model; return its short name, its name on the hub, its path and its size."""
+    from treadle.catalog.facts import facts_of
     from treadle.catalog.names import name_models
     from treadle.catalog.stored import find_stored
     from treadle.hub import download
@@ -70,11 +78,23 @@ def pull(ref: str, mmproj: bool, progress: ProgressBar) -> dict[str, object]:
         remark(f"interrupted: go on with `treadle pull {ref}`; what has arrived is kept")
         raise
     about: dict[str, object] = {"name": ref, "hub": ref, "path": str(path), "n_bytes": None}
+    about["next"] = f"treadle chat {shlex.quote(ref)}"
     for each in name_models(find_stored()):
-        if each.model.path == path or each.model.path.resolve() == path.resolve():
-            size = each.model.n_bytes + each.model.projector_bytes
-            about |= {"name": each.name, "hub": each.model.hub_name, "n_bytes": size}
+        model = each.model
+        if model.path == path or model.weights.resolve() == path.resolve():
+            size = model.n_bytes + model.projector_bytes
+            about |= {"name": each.name, "hub": model.hub_name, "n_bytes": size}
+            about["next"] = next_step(each.name, facts_of(model))
     return about
+
+
+def next_step(name: str, facts: ModelFacts) -> str:
+    """Return the command to type next, or why there is none."""
+    if facts.problem:
+        return f"treadle inspect {shlex.quote(name)} ({facts.problem})"
+    if facts.kind != "text":
+        return f"treadle {NEXT[facts.kind]}".format(name=shlex.quote(name))
+    return f"treadle {'chat' if facts.has_template else 'run'} {shlex.quote(name)}"
 
 
 def print_result(result: dict[str, object]) -> None:
@@ -82,4 +102,4 @@ def print_result(result: dict[str, object]) -> None:
     size = result["n_bytes"]
     text = f" ({n_bytes(size)})" if isinstance(size, int) else ""
     print(printable(f"{result['path']}{text}"))
-    remark(f"next: treadle chat {shlex.quote(str(result['name']))}")
+    remark(f"next: {result['next']}")

@@ -89,7 +89,7 @@ def print_report(report: Mapping[str, Any]) -> None:
 
 def lines_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of the report: label and text."""
-    from treadle.cli.model_report import ago, fits, reads
+    from treadle.cli.model_report import ago, fits, rate, reads
 
     files = f" in {report['n_files']} files" if report["n_files"] > 1 else ""
     lines = [
@@ -120,5 +120,5 @@ def lines_of(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("used", ago(time.time() - report["last_used"])))
     for name, label in (("prompt_tok_s", "prompts"), ("text_tok_s", "text")):
         if report[name]:
-            lines.append((label, f"{report[name]:.1f} tokens/s (treadle bench)"))
+            lines.append((label, f"{rate(report[name])} tokens/s (treadle bench)"))
     return [(label, text) for label, text in lines if text]
