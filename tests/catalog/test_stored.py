@@ -13,6 +13,7 @@ import pytest
 from tests.catalog.hub_cache import A, B, put
 from treadle.catalog.stored import find_stored, label_of, stored_at
 from treadle.hub.cache import cache_folder
+from treadle.hub.resume import notes_folder
 
 INDEX = json.dumps({"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}})
 
@@ -112,6 +113,59 @@ def test_what_other_programs_have_left_unfinished_is_shown(root: Path) -> None:
     (root / "models--o--r-GGUF" / "blobs" / "abc.1234.incomplete").write_bytes(b"1234")
     (model,) = find_stored()
     assert (model.label, model.n_bytes, model.is_whole) == ("r", 4, False)
+
+
+def note(root: Path, *paths: str, ref: str = "hf:o/r-GGUF:Q8_0") -> None:
+    """An unfinished download of the first of these files, as ``hub.resume`` notes it."""
+    part = root / "models--o--r-GGUF" / "blobs" / "abc.incomplete"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_bytes(b"1234")
+    notes_folder().mkdir(parents=True)
+    about = {"ref": ref, "repo": "o/r-GGUF", "paths": paths, "n_bytes": 9, "part": str(part)}
+    (notes_folder() / "abc.json").write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [("some-Q8_0.gguf", "some"), ("mmproj-F16.gguf", "r"), ("config.json", "r")],
+)
+def test_an_unfinished_download_is_one_entry(root: Path, path: str, label: str) -> None:
+    """A projector's has the name of the model's repository."""
+    note(root, path)
+    (model,) = find_stored()
+    assert (model.label, model.is_whole, model.n_bytes) == (label, False, 4)
+    assert model.unfinished is not None
+    assert (model.unfinished.ref, model.unfinished.n_bytes) == ("hf:o/r-GGUF:Q8_0", 9)
+
+
+@pytest.mark.parametrize(
+    "here", [{"a-00001-of-00002.gguf": b"1"}, {"config.json": b"{}", "model.safetensors": b"1"}]
+)
+def test_an_unfinished_file_belongs_to_the_files_that_are_there(
+    root: Path, here: dict[str, bytes]
+) -> None:
+    put(root, "o/r-GGUF", here)
+    note(root, *here, "another file")
+    (model,) = find_stored()
+    assert model.unfinished is not None
+    assert (len(model.files), model.is_whole) == (len(here), False)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"part": 7}'])
+def test_a_damaged_note_is_no_download(root: Path, damage: str) -> None:
+    note(root, "some-Q8_0.gguf")
+    (notes_folder() / "abc.json").write_text(damage)
+    (model,) = find_stored()
+    assert (model.label, model.unfinished and model.unfinished.ref) == ("r", "hf:o/r-GGUF")
+
+
+def test_a_projector_belongs_to_the_model_that_it_is_named_for(root: Path) -> None:
+    files = {"cat-Q8_0.gguf": b"1", "dog-Q8_0.gguf": b"2", "mmproj-dog-F16.gguf": b"3"}
+    put(root, "o/animals", files)
+    cat, dog = find_stored()
+    assert cat.projector is None
+    assert dog.projector is not None
+    assert dog.projector.name == "mmproj-dog-F16.gguf"
 
 
 def test_no_cache_is_no_error(root: Path) -> None:

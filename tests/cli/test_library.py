@@ -21,8 +21,9 @@ from treadle.catalog.facts import ModelFacts
 from treadle.catalog.records import add_speeds, note_use
 from treadle.cli import app
 from treadle.cli.commands import rm
-from treadle.cli.commands.pull import next_step
+from treadle.cli.commands.pull import hub_name, next_step
 from treadle.cli.model_report import ago
+from treadle.errors import FileError
 
 
 @pytest.fixture
@@ -400,6 +401,27 @@ def test_ago(seconds: float, text: str) -> None:
 )
 def test_the_next_step(facts: ModelFacts, step: str) -> None:
     assert next_step("a b", facts) == step
+
+
+def test_pull_knows_the_names_of_what_is_here(store: Path) -> None:
+    """An unfinished download goes on by its short name."""
+    assert hub_name("big") == "hf:o/Big-GGUF/Big-Q4_0-00001-of-00002.gguf"
+    assert hub_name("owner/repo:Q8_0") == "hf:owner/repo:Q8_0"
+    with pytest.raises(FileError, match="two: no name on the hub"):
+        hub_name("two")  # which of both?
+
+
+def test_an_interrupted_pull_says_how_to_go_on(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any, **settings: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("treadle.hub.fetch.download", interrupt)
+    ended = run("pull", "owner/repo")
+    assert (ended.code, ended.out) == (130, "")
+    go_on = "go on with `treadle pull hf:owner/repo`; what has arrived is kept"
+    assert ended.err == f"treadle: interrupted: {go_on}\n"
 
 
 def test_bench_records_its_speeds(store: Path, run: Run) -> None:

@@ -195,6 +195,13 @@ def test_what_is_here_is_taken_before_anything_else(hub: dict[str, str]) -> None
     assert downloads() == before
 
 
+def test_the_disk_is_checked_before_a_named_file_too(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, ("hf:owner/types-GGUF/types-Q8_0.gguf", 64, 1))
+    assert "the download needs 8.0 GiB, but " in ended.error
+    assert "has only 1.0 GiB free: free some space, or set HF_HOME" in ended.error
+    assert downloads() == []
+
+
 def with_projector(ref: str, wanted: Eyes = None, memory: float = 64) -> Ask:
     return ref, memory, 64, True, wanted
 

@@ -61,7 +61,11 @@ class ModelFacts:
         """Bytes of memory of one text with the default context: weights, projector, keys and
         values, the program.
         """
-        return model.n_bytes + model.projector_bytes + self.kv_bytes + PROGRAM_BYTES
+        return self.stored_bytes(model) + self.kv_bytes + PROGRAM_BYTES
+
+    def stored_bytes(self, model: StoredModel) -> int:
+        """Bytes of the model's files and of the projector, if the model reads with one."""
+        return model.n_bytes + (model.projector_bytes if self.reads_media else 0)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 ::
 
     models--OWNER--REPO/snapshots/COMMIT/...    one entry per model, whatever revisions share it
-    TREADLE_MODELS/...                          GGUF files and Hugging Face folders, at any depth
+    TREADLE_MODELS/...                          GGUF files and Hugging Face folders
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.files.projector_files import is_projector_name, projectors_beside
+from treadle.files.projector_files import is_projector_name, named_for_another, projectors_beside
 from treadle.files.splits import CONFIG, INDEX, SHARD, shard_name
 from treadle.hub.cache import DEFAULT_REVISION, PREFIX, cache_folder, indexed_shards
 from treadle.hub.name import MAX_SHARDS
@@ -24,6 +24,7 @@ from treadle.hub.resume import INCOMPLETE, UnfinishedDownload, size_of, unfinish
 
 GENERIC = frozenset({"", "model", "ggml-model", "gguf", "weights"})  # file names that name no model
 MAX_DEPTH = 4  # folders below TREADLE_MODELS: LM Studio has OWNER/REPO/FILE
+DEEPEST = 16  # folders below a snapshot: more than any repository has
 COMMIT_SHOWN = 7  # digits of a commit
 
 
@@ -143,7 +144,7 @@ def models_in_cache(root: Path, notes: Iterable[UnfinishedDownload] = ()) -> Ite
                     yield replace(model, current=model.inside not in named)
                     named.add(model.inside)
         for note in own:
-            if note.paths[0] not in named and str(PurePosixPath(note.paths[0]).parent) not in named:
+            if not named & {note.paths[0], note.paths[0].rpartition("/")[0]}:
                 yield unfinished_model(repository, repo, note)
         noted = {note.part for note in own}
         for part in sorted(repository.glob(f"blobs/*{INCOMPLETE}")):
@@ -175,7 +176,7 @@ def snapshots(repository: Path, repo: str) -> list[Snapshot]:
     return [Snapshot(repo, each.name, each.name == main) for each in commits]
 
 
-def files_below(folder: Path, depth: int | None = None) -> Iterator[tuple[str, int]]:
+def files_below(folder: Path, depth: int = DEEPEST) -> Iterator[tuple[str, int]]:
     """Yield path and bytes of each file below a folder, at most ``depth`` folders down; links to
     files that do not exist are left out.
     """
@@ -189,7 +190,7 @@ def files_below(folder: Path, depth: int | None = None) -> Iterator[tuple[str, i
         for entry in entries:
             try:
                 if entry.is_dir():
-                    if not entry.name.startswith(".") and (depth is None or level < depth):
+                    if not entry.name.startswith(".") and level < depth:
                         waiting.append((f"{prefix}{entry.name}/", level + 1))
                 elif entry.is_file():
                     yield prefix + entry.name, entry.stat().st_size
@@ -211,13 +212,14 @@ def models_among(
         "is_main": snapshot.is_main,
         "current": True,
     }
-    for paths in ggufs_among(files):
+    groups = ggufs_among(files)
+    labels = {label_of(paths[0], repo)[0] for paths in groups}
+    for paths in groups:
         match = SHARD.fullmatch(paths[0])
         count = int(match["count"]) if match else 1
         first = shard_name(match["stem"], 0, count) if match else paths[0]
         label, tag = label_of(first, repo)
         path = folder / first
-        near = projectors_beside(path) if "vocab" not in label else []
         yield StoredModel(
             path,
             tuple(folder / each for each in paths),
@@ -225,7 +227,7 @@ def models_among(
             tag,
             inside=first,
             n_bytes=sum(files[each] for each in paths),
-            projector=near[0] if near else None,
+            projector=projector_of(path, alone=len(labels) == 1),
             unfinished=next((note for note in notes if first in note.paths), None),
             n_missing=count - len(paths),
             **of,
@@ -246,6 +248,16 @@ def models_among(
             n_missing=sum(prefix + shard not in files for shard in shards),
             **of,
         )
+
+
+def projector_of(path: Path, *, alone: bool) -> Path | None:
+    """Return the projector file of a GGUF: the most likely one beside it; None if that is named for
+    another model, unless this model is ``alone`` there.
+    """
+    found = next(iter(projectors_beside(path)), None)
+    if found is None or (not alone and named_for_another(found.name, path.name)):
+        return None
+    return found
 
 
 def ggufs_among(files: Iterable[str]) -> list[list[str]]:
@@ -304,8 +316,8 @@ def label_of(path: str, repo: str = "") -> tuple[str, str]:
 def unfinished_model(repository: Path, repo: str, note: UnfinishedDownload) -> StoredModel:
     """Return the entry of a download of which no file is whole."""
     first = note.paths[0]
-    known = not first.endswith(INCOMPLETE)
-    inside = first if first.lower().endswith(".gguf") else ""
+    is_model = first.lower().endswith(".gguf") and not is_projector_name(first)
+    inside = first if is_model else ""
     label, tag = label_of(inside or PurePosixPath(repo).name, repo)
     return StoredModel(
         repository / (inside or "snapshots"),
@@ -313,7 +325,7 @@ def unfinished_model(repository: Path, repo: str, note: UnfinishedDownload) -> S
         label,
         tag,
         repo,
-        inside if known else "",
+        inside,
         commit="",
         is_main=True,
         current=True,

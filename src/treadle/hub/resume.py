@@ -21,6 +21,7 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CacheError, FileError
+from treadle.files.projector_files import is_projector_name
 from treadle.hub import cache
 from treadle.hub.failure import is_unreached
 from treadle.hub.name import HubName
@@ -198,7 +199,8 @@ def notes_folder() -> Path:
 
 def write_note(name: HubName, paths: Sequence[str], n_bytes: int, part: Path) -> Path | None:
     """Write the note about an unfinished file; None if it cannot be written."""
-    is_file = paths[0].lower().endswith(".gguf")
+    # A projector is downloaded before its model, which the name means.
+    is_file = paths[0].lower().endswith(".gguf") and not is_projector_name(paths[0])
     about = {
         "ref": f"{name.root}/{paths[0]}" if is_file else str(name),
         "repo": name.repo,
