@@ -109,6 +109,8 @@ def one_kernel_cache(
         patch.setenv("TREADLE_CACHE", str(folder))
         patch.setenv("TREADLE_TEST_CACHE", str(folder))
         patch.setenv("TREADLE_TUNE", "0")
+        patch.setenv("HF_HUB_CACHE", str(folder / "hub"))  # a short name means none of the user's
+        patch.delenv("TREADLE_MODELS", raising=False)
         patch.delenv("TREADLE_ISA", raising=False)
         patch.delenv("TREADLE_NO_COMPILE", raising=False)
         with nullcontext() if WORKER else compiling(request.session.items):

@@ -2,168 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from tests.hub.fake_hub import GIB, SIZES, Hub
 from treadle.files.projector_files import projectors_beside
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-REPOS: dict[str, dict[str, bytes]] = {
-    "owner/repo": {
-        "tiny-Q8_0.gguf": b"GGUF whole",
-        "split/big-00001-of-00003.gguf": b"GGUF one",
-        "split/big-00002-of-00003.gguf": b"GGUF two",
-        "split/big-00003-of-00003.gguf": b"GGUF three",
-        "README.md": b"no model",
-    },
-    "owner/types-GGUF": {
-        "types-Q8_0.gguf": b"GGUF eight",
-        "types-Q4_K_M.gguf": b"GGUF four",
-        "types-F16.gguf": b"GGUF sixteen",
-        "IQ2_M/types-IQ2_M-00001-of-00002.gguf": b"GGUF 1",
-        "IQ2_M/types-IQ2_M-00002-of-00002.gguf": b"GGUF 2",
-        "mmproj-types-F16.gguf": b"GGUF eye",
-    },
-    "owner/folder": {
-        "config.json": b"{}",
-        "tokenizer.json": b"{}",
-        "modules.json": b"[]",
-        "1_Pooling/config.json": b"{}",
-        "2_Dense/config.json": b"{}",
-        "2_Dense/model.safetensors": b"dense",
-        "2_Dense/pytorch_model.bin": b"dense",
-        "model.safetensors.index.json": json.dumps(
-            {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-        ).encode(),
-        "model-1.safetensors": b"one",
-        "model-2.safetensors": b"two",
-        "consolidated.safetensors": b"one and two",
-        "original/consolidated.00.pth": b"Meta's",
-        "README.md": b"read me",
-    },
-    "owner/eyes-GGUF": {
-        "eyes-Q8_0.gguf": b"GGUF eight",
-        "BF16/eyes-BF16-00001-of-00002.gguf": b"GGUF 1",
-        "BF16/eyes-BF16-00002-of-00002.gguf": b"GGUF 2",
-        "mmproj-BF16.gguf": b"GGUF bf16",
-        "mmproj-F16.gguf": b"GGUF f16",
-        "mmproj-Q8_0.gguf": b"GGUF q8",
-    },
-    "owner/images": {"unet.bin": b"x", "README.md": b"x"},
-    "owner/rwkv6-GGUF": {"rwkv6-Q8_0.gguf": b"GGUF m"},
-    "owner/gated": {"x-Q8_0.gguf": b"GGUF g"},
-}
-GIB = 2**30
-SIZES = {"types-Q8_0.gguf": 8 * GIB, "types-Q4_K_M.gguf": 4 * GIB, "types-F16.gguf": 16 * GIB}
-SIZES |= dict.fromkeys(("model-1.safetensors", "model-2.safetensors"), GIB)
-
-
-class Hub(BaseHTTPRequestHandler):
-    """What a download asks: of a repository what there is, and a file; of an owner, what else."""
-
-    requests: list[str] = []  # noqa: RUF012  (one server at a time; the fixture empties it)
-
-    def do_HEAD(self) -> None:
-        self.answer()
-
-    def do_GET(self) -> None:
-        self.requests.append(self.path)
-        self.answer()
-
-    def answer(self) -> None:
-        if self.path.startswith("/api/models?"):
-            self.reply([{"id": name} for name in REPOS if "author=owner" in self.path])
-        elif self.path.startswith("/api/models/"):
-            repo, _, rest = self.path.removeprefix("/api/models/").partition("?")
-            repo, _, revision = repo.partition("/revision/")
-            if self.found(repo, revision or "main"):
-                files = [
-                    {"rfilename": name, "size": SIZES.get(name, len(REPOS[repo][name]))}
-                    for name in REPOS[repo]
-                ]
-                arch = "rwkv6" if "rwkv6" in repo else "llama"
-                about = {"id": repo, "sha": COMMIT, "siblings": files if "blobs" in rest else []}
-                self.reply({**about, "gguf": {"architecture": arch}})
-        else:
-            repo, _, rest = self.path.removeprefix("/").partition("/resolve/")
-            revision, _, path = rest.partition("/")
-            if self.found(repo, revision, path) and self.allowed(repo):
-                self.reply(REPOS[repo][path])
-
-    def allowed(self, repo: str) -> bool:
-        if "Authorization" in self.headers:
-            self.refuse(401, X_Error_Message="Invalid credentials in Authorization header")
-        elif "gated" in repo:
-            self.refuse(403, X_Error_Code="GatedRepo")
-        else:
-            return True
-        return False
-
-    def found(self, repo: str, revision: str, path: str | None = None) -> bool:
-        if repo not in REPOS:
-            self.refuse(404, X_Error_Code="RepoNotFound")
-        elif revision not in ("main", COMMIT):
-            self.refuse(404, X_Error_Code="RevisionNotFound")
-        elif path is not None and path not in REPOS[repo]:
-            self.refuse(404, X_Error_Code="EntryNotFound")
-        else:
-            return True
-        return False
-
-    def refuse(self, status: int, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def reply(self, answer: object) -> None:
-        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Type", "application/json")
-        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a process that asks the stand-in."""
-    Hub.requests.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "http", "HTTP"))}
-    try:
-        yield kept | {
-            "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-            "HF_HOME": str(tmp_path / "hub"),
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        }
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 PROGRAM = """
 import json, shutil, sys, time, types
 import treadle.hub.fetch as module
@@ -343,6 +193,13 @@ def test_what_is_here_is_taken_before_anything_else(hub: dict[str, str]) -> None
             assert again.path == ended.path
             assert "types-Q4_K_M.gguf, downloaded before; another: " in again.said[0]
     assert downloads() == before
+
+
+def test_the_disk_is_checked_before_a_named_file_too(hub: dict[str, str]) -> None:
+    (ended,) = fetch(hub, ("hf:owner/types-GGUF/types-Q8_0.gguf", 64, 1))
+    assert "the download needs 8.0 GiB, but " in ended.error
+    assert "has only 1.0 GiB free: free some space, or set HF_HOME" in ended.error
+    assert downloads() == []
 
 
 def with_projector(ref: str, wanted: Eyes = None, memory: float = 64) -> Ask:

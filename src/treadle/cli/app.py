@@ -33,6 +33,11 @@ SECTIONS = {
         "rerank": "Rank documents by how well they answer a query.",
     },
     "Models": {
+        "pull": "Download a model.",
+        "list": "List the models on this machine.",
+        "show": "Show what a model is, and what it needs.",
+        "rm": "Remove models from this machine.",
+        "ps": "Show what a running server has loaded.",
         "inspect": "Show a model file's contents and unsupported parts.",
         "plan": "Show the steps of a model's forward pass.",
         "tokenize": "Show the tokens of a text and their ids.",
@@ -146,7 +151,8 @@ def unknown_command(name: str) -> str:
 
     if name.endswith(".gguf") or name.startswith("hf:") or os.path.isfile(name):
         return f"'{name}' is a model, not a command: try 'treadle run {name} PROMPT'"
-    near = get_close_matches(name, COMMANDS)
+    # A slip is not answered with the command that removes models.
+    near = get_close_matches(name, [known for known in COMMANDS if known != "rm"])
     if near:
         return f"no such command '{name}'; did you mean '{near[0]}'?"
     return f"no such command '{name}'; commands: {', '.join(COMMANDS)}"
@@ -186,7 +192,8 @@ def show_version(ctx: click.Context, param: click.Parameter, value: bool) -> Non
 def app() -> None:
     """Run large language models on the machine you have.
 
-    A MODEL is a GGUF file, a Hugging Face folder, or hf:OWNER/REPO, which is downloaded once.
+    A MODEL is a GGUF file, a Hugging Face folder, hf:OWNER/REPO, which is downloaded once, or the
+    short name of a downloaded model, as `treadle list` shows it.
     """
 
 

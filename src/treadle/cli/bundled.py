@@ -17,6 +17,7 @@ OF_MODELS = {
     "serve",
     "bench",
     "inspect",
+    "show",
     "plan",
     "doctor",
     "tokenize",

@@ -30,12 +30,23 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.gguf)", re.ASCII)  # OWNER/REPO
 
 
 def is_model(word: str) -> bool:
-    """Return whether ``word`` is a MODEL rather than a PROMPT, if only one of them was given."""
+    """Return whether ``word`` is a MODEL rather than a PROMPT, if only one of them was given. Of
+    the short names only a whole one is: a part of it may be the beginning of a text.
+    """
     if word.startswith("hf:") or os.path.isfile(word):
         return True
     if os.path.isdir(word):
         return is_hf(word)
-    return word.endswith(".gguf") and not any(c.isspace() for c in word)
+    if any(c.isspace() for c in word):
+        return False
+    return word.endswith(".gguf") or is_downloaded(word)
+
+
+def is_downloaded(word: str) -> bool:
+    """Return whether ``word`` is the whole short name of a downloaded model."""
+    from treadle.catalog.names import is_whole_name
+
+    return is_whole_name(word)
 
 
 def find_model(
@@ -47,9 +58,10 @@ def find_model(
 ) -> Path:
     """Return the file or Hugging Face directory of MODEL. ``hf:`` names are downloaded, with
     ``to_run`` only if the model fits into free memory; ``projector``: with the model's projector,
-    see ``hub.download``.
+    see ``hub.download``. What is no path may be the short name of a downloaded model.
 
-    Raises FileError, with the nearest names in the folder, if there is no such file.
+    Raises FileError, with the nearest names in the folder and those of downloaded models, if there
+    is no such file.
     """
     if ref.startswith("hf:"):
         from treadle.hub import download
@@ -66,8 +78,34 @@ def find_model(
         if (first := first_shard(path)) is not None:
             return first
         why = missing(path)
-        raise FileError(why if os.path.lexists(path) else why + near_names(path), path=ref)
+        if os.path.lexists(path):
+            raise FileError(why, path=ref)
+        if (named := find_downloaded(ref)) is not None:
+            return named
+        raise FileError(why + near_names(path) + near_downloads(ref), path=ref)
     return path
+
+
+def find_downloaded(ref: str) -> Path | None:
+    """Return the downloaded model that a short name means, and say which if the name is only a part
+    of its own; None if it fits none. Raises FileError if it fits several.
+    """
+    from treadle.catalog.names import find_named, whole_names
+
+    found = find_named(ref)
+    if found is None:
+        return None
+    if ref.lower() not in whole_names(found.model):
+        remark(f"{ref}: {found.name}, {found.model.origin}")
+    return found.model.path
+
+
+def near_downloads(ref: str) -> str:
+    """Return a suggestion: downloaded models with names like ``ref``, or ""."""
+    from treadle.catalog.names import similar_names
+
+    names = similar_names(ref)
+    return f"; downloaded models with similar names: {', '.join(names)}" if names else ""
 
 
 def find_projector(ref: str, progress: ProgressBar | None = None) -> Path:
@@ -189,6 +227,10 @@ def load_model(
             if context or not room or path is None or not 0 < (most := _positions(path)) < room:
                 raise
             model = treadle.load(path, progress=progress, **{**given, "context": most})
+    if path is not None:
+        from treadle.catalog.records import note_use
+
+        note_use(path)
     if variables := given.get("chat_template_kwargs"):
         _warn_of_unread(model, variables, progress)
     if given.get("reasoning", "auto") != "auto":

@@ -9,19 +9,38 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from treadle.files.splits import CONFIG, INDEX
 from treadle.hub.name import HubName
 
+PREFIX = "models--"
+DEFAULT_REVISION = "main"
+
+
+def cache_folder() -> Path:
+    """Return huggingface_hub's cache folder, by its rules: a name on this machine is looked up
+    without importing huggingface_hub, which takes longer than the search.
+    """
+    given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if not given:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+        home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
+        given = os.path.join(home, "hub")
+    return Path(os.path.expanduser(os.path.expandvars(given)))
+
+
+def repository(repo: str) -> Path:
+    """Return the folder of a repository in the cache, whether it exists or not."""
+    return cache_folder() / (PREFIX + repo.replace("/", "--"))
+
 
 def snapshot(name: HubName) -> Path | None:
     """Return the folder of a revision's downloaded files, or None."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
-    revision = name.revision or constants.DEFAULT_REVISION
+    folder = repository(name.repo)
+    revision = name.revision or DEFAULT_REVISION
     try:
         commit = (folder / "refs" / revision).read_text().strip()
     except (OSError, ValueError):
@@ -47,12 +66,18 @@ def is_whole(name: HubName, found: Mapping[str, int]) -> bool:
     prefix = f"{name.path}/" if name.path else ""
     if prefix + CONFIG not in found:
         return False
-    index = prefix + INDEX
     folder = snapshot(name)
-    if index not in found or folder is None:
+    if prefix + INDEX not in found or folder is None:
         return any(path.endswith(".safetensors") for path in found)
+    shards = indexed_shards(folder / prefix / INDEX)
+    return shards is not None and all(prefix + shard in found for shard in shards)
+
+
+def indexed_shards(index: Path) -> set[str] | None:
+    """Return the names of the files that an index of safetensors lists; None if it cannot be
+    read.
+    """
     try:
-        shards = set(json.loads((folder / index).read_bytes())["weight_map"].values())
+        return set(map(str, json.loads(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return all(prefix + str(shard) in found for shard in shards)
+        return None

@@ -28,6 +28,7 @@ from treadle.hub.offers import (
     tag_of,
     tagged,
 )
+from treadle.hub.resume import INCOMPLETE, fetch_blob, size_of
 from treadle.machine.memory import usable_memory
 from treadle.models.archs import ARCHS
 
@@ -100,7 +101,7 @@ def download(
     check_disk(name, chosen.n_bytes + n_beside)
     if wanted:
         fetch_projector(name, every, chosen, progress, say)
-    return fetch(name, chosen.paths, progress)
+    return fetch(name, chosen.paths, progress, chosen.n_bytes)
 
 
 def fetch_file(
@@ -114,12 +115,16 @@ def fetch_file(
     here = stored.keys() >= set(name.shards())
     model = RepositoryModel(tuple(name.shards()), 0, *tag_of(name.path))
     lacks = projector is not False and find_projector(stored, model) is None
+    n_bytes = 0
     if not here or (projector and lacks):
         info = look_up(name)  # asks once; a download without a network tries for 25 s
         files = sizes_of(info)
-        if lacks and not is_projector_name(name.path) and files.keys() >= set(model.paths):
-            fetch_projector(name, files, model, progress, say)
-    return fetch(name, name.shards(), progress)
+        if files.keys() >= set(model.paths):
+            n_bytes = sum(files[path] for path in model.paths)
+            check_disk(name, sum(files[path] for path in model.paths if path not in stored))
+            if lacks and not is_projector_name(name.path):
+                fetch_projector(name, files, model, progress, say)
+    return fetch(name, name.shards(), progress, n_bytes)
 
 
 def fetch_projector(
@@ -263,10 +268,13 @@ def check_architecture(name: HubName, said: Any) -> None:
 
 
 def check_disk(name: HubName, n_bytes: int) -> None:
-    """Raise FileError for a download that the disk has no room for."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE)
+    """Raise FileError for a download that the disk has no room for. What an interrupted download
+    has left need not be downloaded again.
+    """
+    n_bytes -= sum(
+        size_of(part) for part in cache.repository(name.repo).glob(f"blobs/*{INCOMPLETE}")
+    )
+    folder = cache.cache_folder()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
@@ -279,21 +287,30 @@ def check_disk(name: HubName, n_bytes: int) -> None:
 
 
 def fetch(
-    name: HubName, paths: tuple[str, ...] | list[str], progress: ProgressCallback | None
+    name: HubName,
+    paths: tuple[str, ...] | list[str],
+    progress: ProgressCallback | None,
+    n_bytes: int = 0,
 ) -> Path:
-    """Download files of a repository, unless they are here; return the first one's path."""
+    """Download files of a repository, unless they are here; return the first one's path.
+    ``n_bytes``: of all, 0 if unknown.
+    """
     from huggingface_hub import errors, hf_hub_download
 
     folder = cache.snapshot(name)
     if folder is not None and cache.files(name).keys() >= set(paths):
         return folder / paths[0]
+    found = []
     try:
-        found = [
-            hf_hub_download(
-                name.repo, path, revision=name.revision, tqdm_class=reporter(path, progress)
+        for path in paths:
+            report = reporter(path, progress)
+            if folder is None or not (folder / path).is_file():
+                fetch_blob(name, path, paths, n_bytes, report)
+            found.append(
+                hf_hub_download(name.repo, path, revision=name.revision, tqdm_class=report)
             )
-            for path in paths
-        ]
+    except FileError:
+        raise
     except errors.LocalEntryNotFoundError as error:
         raise explain(error, name) from error
     except errors.EntryNotFoundError as error:
@@ -355,7 +372,7 @@ def fetch_folder(
         )
     say(f"{name}: {len(weights)} safetensors files, {size(n_bytes)}, used as they are")
     check_disk(name, n_bytes)
-    return fetch(name, [prefix + path for path in wanted], progress).parent
+    return fetch(name, [prefix + path for path in wanted], progress, n_bytes).parent
 
 
 def reporter(name: str, progress: ProgressCallback | None) -> Any:

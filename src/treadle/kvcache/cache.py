@@ -36,6 +36,22 @@ N_TEXTS = 128  # texts per run in non-causal models: one partial page each
 TEXT = PoolSpec("text", (), 0, 0, 0, 0)  # counts tokens if every layer has a window
 
 
+def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
+    """Return the pages of a full sequence; with a window: one window, one batch, one window for
+    reuse.
+    """
+    most = -(-n_ctx // PAGE) + 1
+    return min(most, -(-(2 * window + n_batch) // PAGE) + 2) if window else most
+
+
+def sequence_bytes(specs: Ids[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
+    """Return the bytes of the pools of a cache for one full sequence."""
+    pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
+    states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))
+    pages = sum(page_bytes(spec, kv) * pages_of(n_ctx, spec.window) for spec in pools)
+    return pages + states * StateSlots(1, n_saved(states)).n_slots
+
+
 class KVCache:
     """The pools of one model: at most ``n_ctx`` tokens per sequence, room for ``n_sequences`` full
     ones, ``kv_tokens`` in all, and ``kv_bytes``. A run writes up to ``n_batch`` tokens before pages
@@ -88,9 +104,7 @@ class KVCache:
         self.media = MediaRegistry(n_vocab)
 
     def _n_pages(self, window: int) -> int:
-        """Pages of a full sequence; with a window: one window, one batch, one window for reuse."""
-        most = -(-self.n_ctx // PAGE) + 1
-        return min(most, -(-(2 * window + self.n_batch) // PAGE) + 2) if window else most
+        return pages_of(self.n_ctx, window, self.n_batch)
 
     def pool_of(self, layer: int) -> Pool:
         """Return the pool with a layer's keys and values."""

@@ -233,7 +233,7 @@ def answer_there(
 
     check_extra()
     with_model = None if load["mmproj"] is None else False
-    path = None if model is None else str(find_model(model, projector=with_model).resolve())
+    path = None if model is None else str(find_model(model, projector=with_model).absolute())
 
     import ray
 
@@ -242,7 +242,7 @@ def answer_there(
 
     load = for_other_machines(load)
     if isinstance(load["mmproj"], str):
-        load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
+        load["mmproj"] = str(find_projector(load["mmproj"]).absolute())
     own = {name: value for name, value in load.items() if value is not None}
     plan = ReplicaPlan(path, replicas, 1, own, settings)
     connect(None if address == "local" else address, plan.n_cpus)

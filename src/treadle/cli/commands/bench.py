@@ -16,6 +16,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, streams
 from treadle.cli.bench_results import Result, print_results, warn_busy
 from treadle.cli.load import device_name, find_model, find_projector, load_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, KV, MMPROJ, Picture
 from treadle.cli.projector import ImageSize, ImageSizeType, cost_of
 from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
@@ -102,9 +103,7 @@ class Schedule:
 
 
 @click.command()
-@click.argument(
-    "models", metavar="MODEL...", nargs=-1, required=True, type=click.Path(readable=False)
-)
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True, type=ModelType())
 @click.option(
     "-p", "--prompt", "n_prompt", type=least(0), default="512", help="Prompt tokens to process."
 )
@@ -193,7 +192,9 @@ def command(
             media["mmproj"] = find_projector(mmproj, progress)
         for path, name in zip(paths, names_of(paths), strict=True):
             for n_threads in threads or (None,):
-                results += time_model(path, name, n_threads, schedule, progress)
+                found = time_model(path, name, n_threads, schedule, progress)
+                results += found
+                record(path, found, kv)
     if as_json:
         print_json([asdict(result) for result in results])
     else:
@@ -204,6 +205,14 @@ def command(
         from treadle.cli.ui.svg import origin, save
 
         save(plot, draw([r for r in results if r.picture is None], origin([])))
+
+
+def record(path: Path, results: Sequence[Result], kv: str | None) -> None:
+    """Record the speeds of tokens, which ``treadle list`` shows."""
+    from treadle.catalog.records import add_speeds
+
+    ours = [r for r in results if r.engine == Treadle.name and r.picture is None]
+    add_speeds(path, [asdict(result) for result in ours], kv)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

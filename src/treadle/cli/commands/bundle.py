@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from treadle.cli.load import find_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, printable, remark, show
 
@@ -16,7 +17,7 @@ MINORS = tuple(f"3.{minor}" for minor in range(10, 15))
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.argument("out", type=click.Path(readable=False))
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS]")
 @click.option("--serve", is_flag=True, help="OUT starts the server instead of a chat.")

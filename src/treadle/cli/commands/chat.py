@@ -14,6 +14,7 @@ from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
 from treadle.cli.default_options import template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.media_files import MediaFile, check_reads
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
@@ -40,7 +41,7 @@ NO_MODEL = (
 
 
 @click.command(cls=ModelCommand)
-@click.argument("model", required=False, metavar="MODEL")
+@click.argument("model", required=False, metavar="MODEL", type=ModelType())
 @generation_options
 @click.option("--system", default="", metavar="TEXT", help="The system prompt.")
 @click.option("--load", "record", metavar="FILE", help="Continue a saved conversation.")

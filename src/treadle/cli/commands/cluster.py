@@ -11,6 +11,7 @@ import click
 
 from treadle.cli.default_options import default_options, for_other_machines
 from treadle.cli.load import find_model, find_projector
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
@@ -69,7 +70,7 @@ def command() -> None:
 
 
 @command.command(cls=ModelCommand)
-@click.argument("model", required=False, type=click.Path(readable=False))
+@click.argument("model", required=False, type=ModelType())
 @click.option(
     "--address",
     metavar="ADDRESS",
@@ -157,9 +158,9 @@ def serve(
     if stages > 1 and isinstance(load["mmproj"], str):
         raise click.UsageError("--mmproj: a model in --stages reads text only")
     with_model = None if load["mmproj"] is None and stages == 1 else False
-    path = None if model is None else str(find_model(model, projector=with_model).resolve())
+    path = None if model is None else str(find_model(model, projector=with_model).absolute())
     if isinstance(load["mmproj"], str):
-        load["mmproj"] = str(find_projector(load["mmproj"]).resolve())
+        load["mmproj"] = str(find_projector(load["mmproj"]).absolute())
 
     import ray
     from ray import serve as ray_serve

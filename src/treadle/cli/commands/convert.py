@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from treadle.cli.load import find_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, print_json, printable, remark
 from treadle.cli.usage import as_usage, refuse_options
@@ -54,7 +55,7 @@ def size(text: str) -> int:
 
 
 @click.command()
-@click.argument("src", type=click.Path(readable=False))
+@click.argument("src", type=ModelType())
 @click.argument("dst", type=click.Path(readable=False))
 @click.option(
     "--type",

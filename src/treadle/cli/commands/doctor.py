@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import CHAT_TEMPLATE, build_defaults
+from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, printable, say, scaled, show, terminal_width
 
@@ -27,7 +28,7 @@ UNITS: dict[str, Callable[[float], str]] = {
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False), required=False)
+@click.argument("model", type=ModelType(), required=False)
 @click.option(
     "--reload",
     is_flag=True,

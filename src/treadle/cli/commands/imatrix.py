@@ -9,6 +9,7 @@ import click
 
 from treadle.cli.commands.perplexity import DEFAULT_CONTEXT, bos_of
 from treadle.cli.load import load_model, read_text
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import printable, show
@@ -23,7 +24,7 @@ STAGE = "imatrix"
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.argument("file", type=click.Path(readable=False))
 @click.option(
     "-o",

@@ -13,6 +13,7 @@ import click
 from treadle.api.summary import bytes_by_type
 from treadle.cli.load import find_model, find_projector
 from treadle.cli.metadata import described, written
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import MMPROJ
 from treadle.cli.projector import CLIP, describe_projector, projector_text
 from treadle.cli.ui.progress import ProgressBar
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
-@click.argument("other", type=click.Path(readable=False), required=False)
+@click.argument("model", type=ModelType())
+@click.argument("other", type=ModelType(), required=False)
 @click.option("--diff", is_flag=True, help="Compare two files, tensor by tensor.")
 @MMPROJ
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

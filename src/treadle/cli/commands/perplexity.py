@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.load import load_model, read_text
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import DEVICE, KV, LORA, THREADS
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, show
@@ -26,7 +27,7 @@ STAGE = "perplexity"
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.argument("file", type=click.Path(readable=False), required=False)
 @click.option(
     "--kl-from",

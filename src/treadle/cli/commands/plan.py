@@ -11,6 +11,7 @@ import click
 
 from treadle.base.humanize import counted
 from treadle.cli.load import find_model, load_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import IMAGE_MAX_TOKENS, load_options
 from treadle.cli.profile import Profile, facts_of, kinds_of, profile_of
 from treadle.cli.projector import (
@@ -33,7 +34,7 @@ SPEEDS = ["µs ", "of time ", "bytes/s ", "op/s ", "of peak"]
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.option("--match", default="*", metavar="GLOB", help="Only steps whose label matches: L5.*")
 @click.option(
     "-p",

@@ -13,6 +13,7 @@ import click
 
 from treadle.base.humanize import listed
 from treadle.cli.load import find_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import THREADS, adapter
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, print_table, printable, remark, scaled, show
@@ -28,7 +29,7 @@ SHOWN = 6  # most tensor names in a remark
 
 
 @click.command()
-@click.argument("src", type=click.Path(readable=False))
+@click.argument("src", type=ModelType())
 @click.argument("dst", type=click.Path(readable=False))
 @click.argument("mix", metavar="TYPE")
 @click.option(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from treadle.cli.load import counted, load_model, read_lines
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import DEVICE, THREADS
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.argument("query")
 @click.argument("documents", nargs=-1, metavar="[DOCUMENT]...")
 @click.option("-n", "--top", type=click.IntRange(1), metavar="N", help="Print only the N best.")

@@ -12,6 +12,7 @@ import click
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model, read_bytes
 from treadle.cli.media_files import MEDIA_FILES, MediaFile, check_reads, message_parts
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import emit, print_json, remark
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ModelCommand)
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=click.Path(readable=False))
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=ModelType())
 @generation_options
 @MEDIA_FILES
 @click.option(

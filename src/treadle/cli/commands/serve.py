@@ -11,6 +11,7 @@ import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.load import device_name, load_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
@@ -43,7 +44,7 @@ def origin(text: str) -> str:
 
 
 @click.command(cls=ModelCommand)
-@click.argument("model", required=False, type=click.Path(readable=False))
+@click.argument("model", required=False, type=ModelType())
 @click.option(
     "--host",
     default="127.0.0.1",

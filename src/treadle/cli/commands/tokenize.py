@@ -9,12 +9,13 @@ import click
 
 from treadle.cli.commands.run import is_utf8, read_prompt
 from treadle.cli.load import find_model
+from treadle.cli.model_type import ModelType
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_json, print_table
 
 
 @click.command()
-@click.argument("model", type=click.Path(readable=False))
+@click.argument("model", type=ModelType())
 @click.argument("text", required=False)
 @click.option("--ids", "only_ids", is_flag=True, help="Print only the ids, on one line.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects: id, piece, bytes.")

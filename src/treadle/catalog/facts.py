@@ -1,0 +1,205 @@
+"""What a model's header says: kind, parameters, context, and the memory that it takes.
+
+No weights are read. Facts are kept in treadle's cache folder, so that a later listing opens no
+file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.catalog.records import read_facts, write_facts
+from treadle.catalog.stored import StoredModel
+from treadle.errors import TreadleError
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.models.config import Config
+
+VERSION = f"{__version__}/1"  # of the stored facts: a new field needs a new number
+PROGRAM_BYTES = 200 << 20  # memory of the program besides weights, keys and values
+USUAL_CONTEXT = 4096  # tokens; api/options.py has the same, and a test compares
+KV = "f16"  # the default type of keys and values
+TEXT = "text"
+VECTORS = "vectors"
+SCORES = "scores"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts of one model.
+
+    kind: "text", "vectors" or "scores": what it gives. format: of most of its weights.
+    n_context: tokens that it was trained for. kv_bytes: of keys, values and states of one text of
+    USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
+    reads_media: whether it reads pictures or sounds with a projector. modalities: of pictures and
+    sounds, those that it reads with the projector that it has: "image", "audio". license: as the
+    file states it. problem: why treadle does not run it, "" if it does.
+    """
+
+    architecture: str = ""
+    title: str = ""
+    kind: str = TEXT
+    format: str = ""
+    n_parameters: int = 0
+    n_context: int = 0
+    kv_bytes: int = 0
+    full_kv_bytes: int = 0
+    reads_media: bool = False
+    modalities: tuple[str, ...] = ()
+    has_template: bool = False
+    license: str = ""
+    problem: str = ""
+
+    def memory_bytes(self, model: StoredModel) -> int:
+        """Bytes of memory of one text with the default context: weights, projector, keys and
+        values, the program.
+        """
+        return self.stored_bytes(model) + self.kv_bytes + PROGRAM_BYTES
+
+    def stored_bytes(self, model: StoredModel) -> int:
+        """Bytes of the model's files and of the projector, if the model reads with one."""
+        return model.n_bytes + (model.projector_bytes if self.reads_media else 0)
+
+
+@dataclass(frozen=True)
+class MemoryFit:
+    """Whether a model fits into the memory of this machine, and into its free memory; None where
+    the system does not tell.
+    """
+
+    machine: bool | None
+    now: bool | None
+
+
+def facts_of(model: StoredModel) -> ModelFacts:
+    """Return a model's facts: the stored ones, or those of its header. A model that cannot be read
+    has a ``problem``.
+    """
+    if not model.is_whole:
+        return ModelFacts(problem="its download is not finished")
+    version = f"{VERSION}/{model.projector.name if model.projector else ''}"
+    stored = read_facts(model.path, version)
+    if stored is not None:
+        try:
+            return ModelFacts(**{**stored, "modalities": tuple(stored["modalities"])})
+        except (TypeError, KeyError):
+            pass  # damaged: read anew
+    facts = read_header(model.path, model.projector)
+    if not facts.problem:
+        write_facts(model.path, version, asdict(facts))
+    return facts
+
+
+def read_header(path: Path, projector: Path | None = None) -> ModelFacts:
+    """Return the facts of a file or folder. Never raises for its contents."""
+    from treadle.convert.open import open_model
+
+    try:
+        with open_model(path) as gguf:
+            return describe(gguf, projector)
+    except (TreadleError, OSError) as error:
+        return ModelFacts(problem=str(error))
+
+
+def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
+    """Return the facts of an open model."""
+    from treadle.models.load import load_config
+
+    known: dict[str, Any] = {
+        "architecture": text_of(gguf, "general.architecture"),
+        "title": text_of(gguf, "general.name"),
+        "license": text_of(gguf, "general.license"),
+        "format": main_format(gguf),
+        "n_parameters": sum(math.prod(tensor.shape) for tensor in gguf.tensors.values()),
+        "has_template": "tokenizer.chat_template" in gguf.metadata,
+    }
+    try:
+        config = load_config(gguf, warn=False)
+    except TreadleError as error:
+        return ModelFacts(**known, problem=str(error))
+    usual = min(USUAL_CONTEXT, config.n_ctx_train)
+    return ModelFacts(
+        **known,
+        kind=kind_of(config),
+        n_context=config.n_ctx_train,
+        kv_bytes=cache_bytes(config, usual),
+        full_kv_bytes=cache_bytes(config, config.n_ctx_train),
+        reads_media=config.arch.pictures,
+        modalities=modalities_of(gguf, config, projector),
+    )
+
+
+def text_of(gguf: GGUF, key: str) -> str:
+    """Return a text of the metadata, "" if there is none."""
+    value = gguf.metadata.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def main_format(gguf: GGUF) -> str:
+    """Return the type of most bytes of the weights."""
+    sizes: Counter[str] = Counter()
+    for tensor in gguf.tensors.values():
+        sizes[tensor.type_name] += tensor.n_bytes
+    return next((name for name, _ in sizes.most_common(1)), "")
+
+
+def kind_of(config: Config) -> str:
+    """Return what a model gives: text, vectors, or scores of pairs."""
+    from treadle.models.graphs import main_output
+
+    if config.scores:
+        return SCORES
+    return TEXT if main_output(config) == "logits" else VECTORS
+
+
+def cache_bytes(config: Config, n_ctx: int) -> int:
+    """Return the bytes of the cache of one text of ``n_ctx`` tokens, as ``KVCache`` reserves
+    them.
+    """
+    from treadle.kvcache.cache import sequence_bytes
+    from treadle.models.graphs import GRAPHS
+
+    return sequence_bytes(GRAPHS[config.arch.graph].pools(config), n_ctx, KV)
+
+
+def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[str, ...]:
+    """Return the kinds of media that a model reads with the projector beside it, or with the one in
+    its folder; those of a projector that cannot be read are none.
+    """
+    from treadle.files.gguf import open_gguf
+    from treadle.files.splits import is_hf
+
+    if not config.arch.pictures:
+        return ()
+    if is_hf(gguf.path):
+        from treadle.media.hf_projector import is_media_folder
+
+        return ("image",) if is_media_folder(gguf.path) else ()
+    if projector is None:
+        return ()
+    try:
+        with open_gguf(projector) as file:
+            flags = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
+            return tuple(kind for kind, flag in flags.items() if file.metadata.get(flag) is True)
+    except (TreadleError, OSError):
+        return ()
+
+
+def memory_fit(needed: int) -> MemoryFit:
+    """Return whether ``needed`` bytes fit into this machine's memory, and into what is free now."""
+    from treadle.machine.memory import memory_bounds
+
+    bounds = memory_bounds()
+    if not bounds:
+        return MemoryFit(None, None)
+    return MemoryFit(
+        all(needed <= bound.limit_bytes for bound in bounds),
+        all(needed <= bound.free_bytes for bound in bounds),
+    )

@@ -1,0 +1,204 @@
+"""What treadle keeps about a model on this machine: its last use, its measured speeds, its facts.
+
+::
+
+    TREADLE_CACHE/models/KEY.used          empty: its time is that of the last use
+    TREADLE_CACHE/models/KEY.speeds.jsonl  one measurement a line, appended by ``treadle bench``
+    TREADLE_CACHE/models/KEY.facts.json    what its header says
+
+KEY is made of the file's path, size and time, so a file that was replaced has no records.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import CacheError
+from treadle.jit.cache import checked_folder, folder, write_whole
+
+MOST_BYTES = 1 << 20  # of a file of records that is read
+USED = ".used"
+SPEEDS = ".speeds.jsonl"
+FACTS = ".facts.json"
+NAMES = (USED, SPEEDS, FACTS)
+PROMPT = "pp"  # kinds of tests of ``treadle bench``
+TEXT = "tg"
+
+
+@dataclass(frozen=True)
+class MeasuredSpeed:
+    """One measurement: the test's name (``tg128``), its conditions, tokens per second, and when.
+
+    ``kv``: type of keys and values; ``device``: its name, None for the CPU.
+    """
+
+    test: str
+    tok_s: float
+    depth: int
+    threads: int
+    sequences: int
+    kv: str | None
+    device: str | None
+    time: float
+    machine: str
+
+
+@dataclass(frozen=True)
+class UsualSpeed:
+    """Tokens per second of prompts and of text, as ``treadle bench`` last measured them here; None
+    for what was not measured.
+    """
+
+    prompt: float | None = None
+    text: float | None = None
+
+
+@lru_cache(maxsize=1)
+def this_machine() -> str:
+    """Return what speeds depend on: the processor, and how many threads may run on it."""
+    from treadle.machine.topology import affinity, cpu_name
+
+    return f"{cpu_name()}, {len(affinity())} processors"
+
+
+def key_of(path: Path) -> str:
+    """Return the key of the records of a model: of its file, its first shard, or its folder.
+
+    Raises OSError if there is no such file.
+    """
+    import hashlib
+
+    if path.is_dir():
+        path = min(path.glob("*.safetensors"), default=path)
+    real = os.path.realpath(path)
+    info = os.stat(real)
+    about = f"{real}\0{info.st_size}\0{info.st_mtime_ns}"
+    return hashlib.sha256(os.fsencode(about)).hexdigest()[:32]
+
+
+def records_folder() -> Path:
+    """Return the folder of the records. Raises CacheError without a home directory."""
+    return folder() / "models"
+
+
+def record_path(path: Path, name: str) -> Path | None:
+    """Return the file of one kind of records of a model; None if there can be none."""
+    try:
+        return records_folder() / (key_of(path) + name)
+    except (CacheError, OSError):
+        return None
+
+
+def writable(path: Path, name: str) -> Path | None:
+    """Return the file of one kind of records, in a folder that exists; None if that fails."""
+    found = record_path(path, name)
+    try:
+        checked_folder()
+        if found is not None:
+            found.parent.mkdir(exist_ok=True)
+    except (CacheError, OSError):
+        return None
+    return found
+
+
+def note_use(path: Path) -> None:
+    """Record that a model is used now. Does nothing where records cannot be written."""
+    found = writable(path, USED)
+    with suppress(OSError):
+        if found is not None:
+            found.touch()
+
+
+def last_used(path: Path) -> float | None:
+    """Return when a model was last used, in seconds since 1970; None if never."""
+    found = record_path(path, USED)
+    with suppress(OSError):
+        return None if found is None else found.stat().st_mtime
+    return None
+
+
+def add_speeds(path: Path, results: Iterable[Mapping[str, Any]], kv: str | None) -> None:
+    """Append measurements of ``treadle bench``, in the form of its JSON. Does nothing where records
+    cannot be written.
+    """
+    found = writable(path, SPEEDS)
+    machine = this_machine()
+    lines = []
+    for result in results:
+        about = {name: result[name] for name in ("test", "tok_s", "depth", "threads", "sequences")}
+        about |= {"kv": kv, "device": result["device"], "time": time.time(), "machine": machine}
+        lines.append(json.dumps(about) + "\n")
+    with suppress(OSError):
+        if found is not None and lines:
+            with found.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+
+
+def speeds(path: Path) -> Iterator[MeasuredSpeed]:
+    """Yield a model's measurements, the oldest first; damaged lines are skipped."""
+    found = record_path(path, SPEEDS)
+    try:
+        text = "" if found is None else read_some(found).decode("utf-8", "replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        with suppress(ValueError, TypeError):
+            yield MeasuredSpeed(**json.loads(line))
+
+
+def usual_speed(path: Path) -> UsualSpeed:
+    """Return the last speeds on this machine's processor, of one text that begins with an empty
+    cache.
+    """
+    machine = this_machine()
+    here = {
+        speed.test[:2]: speed.tok_s
+        for speed in speeds(path)
+        if speed.machine == machine and speed.device is None
+        if speed.depth == 0 and speed.sequences == 1
+    }
+    return UsualSpeed(here.get(PROMPT), here.get(TEXT))
+
+
+def read_facts(path: Path, version: str) -> dict[str, Any] | None:
+    """Return the stored facts of a model, if they are of this version; else None."""
+    found = record_path(path, FACTS)
+    try:
+        about = None if found is None else json.loads(read_some(found))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(about, dict) or about.pop("version", None) != version:
+        return None
+    return about
+
+
+def write_facts(path: Path, version: str, facts: Mapping[str, Any]) -> None:
+    """Store the facts of a model. Does nothing where records cannot be written."""
+    found = writable(path, FACTS)
+    with suppress(OSError):
+        if found is not None:
+            write_whole(found, json.dumps({"version": version, **facts}).encode())
+
+
+def forget(path: Path) -> None:
+    """Remove the records of a model."""
+    for name in NAMES:
+        found = record_path(path, name)
+        with suppress(OSError):
+            if found is not None:
+                found.unlink(missing_ok=True)
+
+
+def read_some(path: Path) -> bytes:
+    """Return the last MOST_BYTES of a file. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MOST_BYTES))
+        return file.read(MOST_BYTES)
