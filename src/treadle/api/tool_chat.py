@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
 from treadle.base.validate import flag, listed, positive, ranged
-from treadle.chat.messages import ChatMessages, check_messages
+from treadle.chat.messages import REASONING, ChatMessages, check_messages, ends_with_reasoning
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own, check_variables
 from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, dialect_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
 from treadle.chat.tools.schemas import without_nulls
@@ -106,6 +107,13 @@ class Reply(Generation):
             self.calls = ParsedOutput.of(self._of_calls).calls
         return piece
 
+    def end_reasoning(self) -> bool:
+        """End the reasoning of the answer at its next token, from any thread; content follows.
+        Return whether the answer was reasoning, or might have begun to.
+        """
+        guide = self._request.sampler.constraint
+        return isinstance(guide, ConstrainedDecoder) and guide.end_reasoning()
+
     def message(self) -> dict[str, Any]:
         """Return the answer as an assistant message."""
         result: dict[str, Any] = {"role": "assistant", "content": self.text}
@@ -129,19 +137,23 @@ def reply(
     tool_choice: str = "auto",
     parallel: bool = True,
     reasoning_budget: int | None = None,
+    reasoning_budget_message: str = "",
+    continue_final_message: bool | str = True,
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
     """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
-    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens;
-    ``own``: settings of ``generate``, whose names are ``settings``; ``variables``: of the template.
+    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens,
+    -1 for no limit, and ``reasoning_budget_message``, written before its end;
+    ``continue_final_message``: whether the answer continues a last message of the assistant, or
+    its "reasoning_content"; ``own``: settings of ``generate``, whose names are ``settings``; ``variables``: of the template.
     Also raises GrammarError.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
         raise GrammarError("constraint= cannot be combined with tools or reasoning_budget=")
     if reasoning_budget is not None:
-        ranged("reasoning_budget", reasoning_budget, 0)
+        reasoning_budget = ranged("reasoning_budget", reasoning_budget, -1)
     parallel = flag("parallel", parallel)
     messages = conversation.messages
     by_name = described(() if tools is None else tools)
@@ -151,12 +163,28 @@ def reply(
     functions = list(by_name.values())
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
     dialect = dialect_of(model.template)
-    said, shown = messages_for_template(messages, functions, dialect)
+    within = continue_final_message == REASONING[0]
+    continued = within or flag("continue_final_message", continue_final_message)
+    if within and not (ends_with_reasoning(messages) and dialect.thought):
+        raise TreadleError(
+            "continue_final_message: no reasoning to continue: expected a last message of the "
+            "assistant with reasoning_content and no content, and a model that reasons"
+        )
+    last = messages[-1:] if within else []
+    said, shown = messages_for_template(messages[: len(messages) - len(last)], functions, dialect)
     if variables:
         check_variables(model.template, variables, settings)
     given = {**check_own(template), **variables}
     media = PromptMedia.of(conversation, model.media_marks)
-    text = render_messages(model.template, said, shown, given, media=media)
+    text = render_messages(
+        model.template,
+        [*said, *last],
+        shown,
+        given,
+        media=media,
+        continued=continued,
+        within=within,
+    )
     wanted = AnswerOptions(
         tools=schemas,
         strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
@@ -165,10 +193,14 @@ def reply(
         schema=own.pop("json_schema", None),
         grammar=own.pop("grammar", None),
         regex=own.pop("regex", None),
-        budget=reasoning_budget,
+        budget=None if reasoning_budget == -1 else reasoning_budget,
+        message=reasoning_budget_message,
+        control=True,
     )
     grammars = model.grammars
-    planned = plan_answer(wanted, continued_dialect(messages, dialect), text, grammars)
+    if continued:
+        dialect = continued_dialect(messages, dialect, within=within)
+    planned = plan_answer(wanted, dialect, text, grammars)
     planned = replace(planned, warnings=(*planned.warnings, *conversation.warnings))
     ids = model.prompt_ids(ChatPrompt(text, media))
     request = model.build_request(ids, **own, plan=planned)

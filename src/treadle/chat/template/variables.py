@@ -29,6 +29,17 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
 EFFORT = "reasoning_effort"
 # Values for off, best first: Cohere's and Mistral's, Hy3's, Solar's. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
+# Variables that keep the reasoning of earlier turns: their values for kept and left out.
+HISTORY: dict[str, tuple[Any, Any]] = {
+    "preserve_thinking": (True, False),  # LFM2.5, Laguna
+    "preserved_thinking": (True, False),  # Hy3
+    "keep_past_thinking": (True, False),  # LFM2.5
+    "clear_thinking": (False, True),  # GLM 4.7
+    "truncate_history_thinking": (False, True),  # Nemotron 3
+    "drop_thinking": (False, True),  # DeepSeek V4
+    "think_render_option": ("all", "lastthink"),  # Solar
+}
+PRESERVE = "preserve_reasoning"  # llama.cpp's name for any of these
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
@@ -88,7 +99,22 @@ def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str
     made = switched(template, said or default)
     if EFFORT in made and given.get(EFFORT) in _NO_EFFORT:  # use the template's own word for it
         given = {name: value for name, value in given.items() if name != EFFORT}
-    return {**made, **own, **given}
+    return {**preserving(template, {**own, **given}.get(PRESERVE)), **made, **own, **given}
+
+
+def preserving(template: ChatTemplate, asked: Any = None) -> dict[str, Any]:
+    """Return the variables of HISTORY that the template reads, as a call asks for (llama.cpp's
+    ``preserve_reasoning``), else as the template's default ``preserve`` says. Empty where neither
+    says anything, and for a template that cannot be parsed.
+    """
+    keep = asked if isinstance(asked, bool) else template.preserve
+    if keep is None:
+        return {}
+    try:
+        read = template.variables()
+    except TreadleError:
+        return {}
+    return {name: pair[not keep] for name, pair in HISTORY.items() if name in read}
 
 
 def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:

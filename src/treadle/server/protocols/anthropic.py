@@ -299,6 +299,7 @@ async def messages(request: HttpRequest) -> Response:
     body = await read_json(request)
     stream = await service.begin(request, read_messages, body)
     shown = _message(service, stream.outputs[0])
+    stream.ids.add(shown["id"])
     if stream.is_streamed:
         return StreamedResponse(
             stream, _events(stream, shown), lambda e: event(error_dict(e), "error")

@@ -13,7 +13,6 @@ from treadle.chat.messages import (
     ChatMessages,
     MediaPolicy,
     PlacedPart,
-    ends_with_open_answer,
     text_part,
 )
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
@@ -102,7 +101,7 @@ def read_conversation(
         strict=tools.strict,
         forced=tools.forced,
         parallel=tools.parallel,
-        budget=_budget(given, service, wanted.budget),
+        budget=_budget(given, service, generation),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.dialect
@@ -114,19 +113,22 @@ def read_conversation(
         generation.planned = replace(generation.planned, warnings=tuple(said))
 
 
-def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
-    """Return the reasoning budget in tokens: 0 if reasoning is off, else ``asked``, else that of
-    ``reasoning_effort`` if the template does not use it.
+def _budget(
+    given: Mapping[str, Any], service: Service, generation: GenerationRequest
+) -> int | None:
+    """Return the reasoning budget in tokens: 0 if reasoning is off, else the request's own, else
+    that of ``reasoning_effort`` if the template does not use it, else the server's.
     """
     template = service.model.template
+    asked = generation.options.budget
     effort = given.get("reasoning_effort")
     if template.is_off(_variables(given), budget=asked):
         return 0
-    if asked is not None:
+    if asked is not None or generation.unlimited:
         return asked
     if effort is None or "reasoning_effort" in template.source:
-        return None
-    return EFFORTS.get(effort)
+        return service.model.defaults.reasoning_budget
+    return EFFORTS.get(effort, service.model.defaults.reasoning_budget)
 
 
 def conversation_prompt(body: Mapping[str, Any], service: Service) -> ChatPrompt:
@@ -196,9 +198,8 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
     """Return the last message, whose reasoning is continued. Raises ApiError."""
-    last = messages[-1] if messages else {}
-    found = last.get("reasoning_content") and not last.get("content")
-    if not (found and ends_with_open_answer(messages)) or service.dialect.thought is None:
+    found = chat_messages.ends_with_reasoning(messages)
+    if not found or service.dialect.thought is None:
         why = "" if found else ": the last message is not an assistant message with reasoning only"
         why = why or ": the model's chat template has no reasoning"
         raise ApiError(
@@ -206,7 +207,7 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
             f"continue_final_message: no reasoning to continue{why}",
             param="continue_final_message",
         )
-    return last
+    return messages[-1]
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -282,6 +282,7 @@ async def responses(request: HttpRequest) -> Response:
     body = await read_json(request)
     stream = await service.begin(request, read_response, body)
     reply = _Reply(service, stream, body)
+    stream.ids.add(reply.id)
     if stream.is_streamed:
         told = _ResponseEvents(reply)
         return StreamedResponse(stream, _events(told), told.failed)
