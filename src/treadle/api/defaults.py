@@ -31,9 +31,10 @@ class Defaults:
     ``template``: replaces the file's chat template, None keeps it; ``variables``: of the template;
     ``reasoning``: "auto", "on" or "off"; ``reasoning_budget``: tokens of reasoning, None for no
     limit, with ``reasoning_budget_message`` before its end; ``reasoning_preserve``: whether the
-    template keeps the reasoning of earlier answers, None for its own default; ``sampling``: fields by name, over the file's recommended
-    ones; ``whole``: a full ``Sampling``, if the caller gave one; ``max_tokens``: per answer, None
-    for no limit; ``strict``: whether parts of messages that the model cannot read are refused.
+    template keeps the reasoning of earlier answers, None for its own default; ``sampling``: fields
+    by name, over the file's recommended ones; ``whole``: a full ``Sampling``, if the caller gave
+    one; ``max_tokens``: per answer, None for no limit; ``strict``: whether parts of messages that
+    the model cannot read are refused.
     """
 
     template: ChosenTemplate | None = None

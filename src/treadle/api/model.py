@@ -589,8 +589,9 @@ class Model:
         "reasoning_content" if the answer goes on within its reasoning. ``reasoning``: "on" or
         "off", in place of the default of ``load``; off, the answer is a ``Reply`` too, without
         reasoning. A final assistant message is continued. A picture or sound that the model cannot
-        read is replaced by a sentence, with a warning. Also raises TemplateError, and UnsupportedError for
-        parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
+        read is replaced by a sentence, with a warning. Also raises TemplateError, and
+        UnsupportedError for parts of other types, and with ``load(strict=True)`` for such pictures
+        and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop = self.template.stop

@@ -4,7 +4,7 @@ while they are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, dialect_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
 from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
+from treadle.chat.tools.output import merged
 from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
 from treadle.chat.tools.schemas import without_nulls
 from treadle.errors import GrammarError, TreadleError
@@ -68,7 +69,7 @@ class Reply(Generation):
 
     ``reasoning`` and ``calls`` hold the other parts of the answer; ``warnings`` lists the parts of
     a schema that are not enforced. ``message()`` returns the answer as a message, to continue the
-    conversation.
+    conversation; ``parts()`` iterates over reasoning and calls too.
     """
 
     def __init__(self, request: Request, stepper: CooperativeStepper, planned: AnswerPlan) -> None:
@@ -78,16 +79,14 @@ class Reply(Generation):
         self.warnings = planned.warnings
         self._scanner = planned.marks.scanner()
         self._of_calls: list[OutputPiece] = []
+        self._heard: list[OutputPiece] | None = None  # for ``parts``
         self._n_given = 0  # characters of the text already yielded
 
     def __next__(self) -> str:
         with self._one:
             over = False
             while not over and len(self.text) == self._n_given:
-                try:
-                    super().__next__()
-                except StopIteration:
-                    over = True
+                over = self._advance()
             piece = self.text[self._n_given :]
             self._n_given = len(self.text)
         if not piece:
@@ -100,12 +99,36 @@ class Reply(Generation):
         piece = super()._take()
         last = self._ended and not ended
         said = self._scanner.feed(piece or "", last=last)
+        if self._heard is not None:
+            self._heard += said
         self.text = text + "".join(part.text for part in said if part.kind == "content")
         self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
         self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
         if self._ended:
             self.calls = ParsedOutput.of(self._of_calls).calls
         return piece
+
+    def parts(self) -> Iterator[OutputPiece]:
+        """Iterate over all of the answer as it is written: pieces of the kinds "reasoning",
+        "content", "call" (its beginning, with the name) and "arguments". Use it in place of
+        iterating over the answer itself, which yields content only.
+        """
+        self._heard = []
+        over = False
+        while not over:
+            with self._one:
+                over = self._advance()
+                new = self._heard
+                self._heard = []
+            yield from merged(new)
+
+    def _advance(self) -> bool:
+        """Take the next piece of any kind; return whether the answer has ended."""
+        try:
+            super().__next__()
+        except StopIteration:
+            return True
+        return False
 
     def end_reasoning(self) -> bool:
         """End the reasoning of the answer at its next token, from any thread; content follows.
@@ -145,9 +168,9 @@ def reply(
     """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
     ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens,
     -1 for no limit, and ``reasoning_budget_message``, written before its end;
-    ``continue_final_message``: whether the answer continues a last message of the assistant, or
-    its "reasoning_content"; ``own``: settings of ``generate``, whose names are ``settings``; ``variables``: of the template.
-    Also raises GrammarError.
+    ``continue_final_message``: whether the answer continues a last message of the assistant, or its
+    "reasoning_content"; ``own``: settings of ``generate``, whose names are ``settings``;
+    ``variables``: of the template. Also raises GrammarError.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
