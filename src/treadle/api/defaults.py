@@ -95,7 +95,8 @@ def read_defaults(
         made["reasoning_preserve"] = flag("reasoning_preserve", reasoning_preserve)
     if reasoning_budget is not None or reasoning_budget_message:
         budget = _budget(reasoning, reasoning_budget, reasoning_budget_message)
-        made |= {"reasoning_budget": budget, "reasoning_budget_message": reasoning_budget_message}
+        made["reasoning_budget"] = budget or None  # 0 is "off", over which a call's wish wins
+        made["reasoning_budget_message"] = reasoning_budget_message
         reasoning = "off" if budget == 0 else reasoning
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
         return Defaults(**made)  # fast path: no further imports

@@ -196,7 +196,7 @@ class ConstrainedDecoder:
         self._text = b""  # recent text, which may end with the beginning of a mark
         self._tail = b""  # end of the text since reasoning or a call
         self._n_thought = 0  # tokens of reasoning
-        self._n_waited = 0  # of them after its end was due, within a character
+        self._n_due: int | None = None  # of them when its end was due
         self._ends = False  # ``end_reasoning`` was called
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
@@ -458,8 +458,9 @@ class ConstrainedDecoder:
         spent = plan.budget is not None and self._n_thought >= plan.budget
         if plan.thought is None or not (spent or self._ends):
             return
-        if _is_cut(self._text) and self._n_waited < MAX_WAITED:
-            self._n_waited += 1
+        if self._n_due is None:
+            self._n_due = self._n_thought
+        if _is_cut(self._text) and self._n_thought < self._n_due + MAX_WAITED:
             return
         words = plan.message if self._ends or plan.budget else ""  # a budget of 0: no reasoning
         said = plan.tokenizer.encode_plain(words, start=False) if words else []
