@@ -9,11 +9,10 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from treadle.chat.template.builtin_templates import BUILT_INS
+from treadle.chat.template.role_formats import NAMES, find_named
 from treadle.chat.template.template import MAX_SOURCE, OWN, ChatTemplate, ChosenTemplate
 from treadle.errors import TemplateError
 
-NAMES = tuple(dict.fromkeys(each.name for each in BUILT_INS))
 _MARKS = ("{{", "{%", "{#")  # every template has one of these, no file name does
 _NAME = re.compile(r"\w[\w-]*", re.ASCII)  # of a template in the model's file, such as tool_use
 _PLAIN = "treadle asks"  # content of a test message: no template has these words
@@ -28,7 +27,7 @@ def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
     """
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise TemplateError(f"chat_template={given!r:.80}: expected a file or a name: {_names()}")
-    named = next((each for each in BUILT_INS if each.name == given), None)
+    named = find_named(given)
     if named is not None:
         return ChosenTemplate(named.source, f"built-in {named.name}", named.name, named.stop)
     if isinstance(given, str) and any(mark in given for mark in _MARKS):

@@ -14,6 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.chat.messages import Message, has_media, plain, read_messages, text_part
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn
 from treadle.chat.template.content_form import ContentForm, form_of
+from treadle.chat.template.role_formats import NAMES, find_named
 from treadle.chat.template.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.errors import TemplateError
 from treadle.tokenizer.vocab import TokenType, Vocab
@@ -335,7 +336,7 @@ def load_template(
         )
     own = gguf.metadata.get("tokenizer.chat_template")
     tool_use = gguf.metadata.get("tokenizer.chat_template.tool_use")
-    named = next((each for each in BUILT_INS if each.name == own), None)
+    named = find_named(own)
     if isinstance(own, str) and own.strip() and named is None:
         tools = tool_use if isinstance(tool_use, str) else None
         return ChatTemplate(own, bos=bos, eos=eos, tool_source=tools, **settings)
@@ -365,11 +366,10 @@ def _named_source(gguf: GGUF, name: str) -> str:
     source = found.get(name)
     if isinstance(source, str) and source.strip():
         return source
-    built_in = ", ".join(dict.fromkeys(each.name for each in BUILT_INS))
     own = f"has the templates {', '.join(sorted(found))}" if found else "has no template"
     raise TemplateError(
         f"chat template {name!r} is not a file, nor a template of {gguf.path.name}, which {own}: "
-        f"expected a file, one of these, or a built-in one: {built_in}"
+        f"expected a file, one of these, or a built-in one: {', '.join(NAMES)}"
     )
 
 
