@@ -293,7 +293,7 @@ def test_run_shows_no_reasoning(run: Run, tmp_path: Path) -> None:
         ran = run(*words, "-n", "24", *own)
         assert ran.code == 0
         assert ran.out
-        assert "think>" not in ran.out
+        assert "<think>" not in ran.out
 
 
 @pytest.mark.parametrize(
