@@ -253,7 +253,7 @@ def reasoning_of(client: TestClient, model: treadle.Model, path: str, **fields: 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
 def test_the_servers_budget_and_a_calls_own(path: str, model: treadle.Model) -> None:
     """With the message at its end; -1 is no limit at all."""
-    settings = {"reasoning_budget": 6, "reasoning_budget_message": " That is all."}
+    settings: dict[str, Any] = {"reasoning_budget": 6, "reasoning_budget_message": " That is all."}
     with running(given(model, **settings)) as service, talking(service) as client:
 
         def n_of(**fields: Any) -> int:
@@ -295,3 +295,31 @@ def test_a_message_with_a_mark_is_refused(model: treadle.Model) -> None:
         error = client.post("/v1/chat/completions", json=body).json()["error"]
         assert (error["param"], error["code"]) == ("reasoning_budget_message", error["code"])
         assert "without marks" in error["message"]
+
+
+def test_reasoning_goes_on_in_every_protocol(model: treadle.Model) -> None:
+    """The same prompt, which ends within the reasoning, and so the same text."""
+    body: dict[str, Any] = {**ENDLESS, "max_tokens": 12, "temperature": 0}
+    body["continue_final_message"] = "reasoning_content"
+    begun = {"role": "assistant", "content": "", "reasoning_content": "First I look"}
+    with running(given(model)) as service, talking(service) as client:
+        prompt = client.post("/apply-template", json={**body, "messages": [*HI, begun]}).json()
+        assert prompt["prompt"] == "<user>hi<assistant><think>\nFirst I look"
+        found = client.post("/v1/chat/completions", json={**body, "messages": [*HI, begun]}).json()
+        message = found["choices"][0]["message"]
+        assert message["reasoning_content"]
+        block = {"type": "thinking", "thinking": "First I look", "signature": "x"}
+        talk = [*HI, {"role": "assistant", "content": [block]}]
+        found = client.post("/v1/messages", json={**body, "messages": talk}).json()
+        assert found["content"][0]["thinking"] == message["reasoning_content"]
+        item = {
+            "type": "reasoning",
+            "content": [{"type": "reasoning_text", "text": "First I look"}],
+        }
+        asked = [{"role": "user", "content": "hi"}, item]
+        own = {**body, "max_output_tokens": 12, "input": asked}
+        found = client.post("/v1/responses", json=own).json()
+        assert "output" in found, found
+        assert found["output"][0]["content"][0]["text"] == message["reasoning_content"]
+        wrong = client.post("/v1/responses", json={**own, "input": "hi"})
+        assert wrong.json()["error"]["param"] == "continue_final_message"

@@ -138,6 +138,7 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     chat: dict[str, Any] = {
         "messages": in_turns(messages),
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
+        "continue_final_message": body.get("continue_final_message"),
         **_choice(given.get("tool_choice", {})),
     }
     if "effort" in given.get("output_config", {}):

@@ -96,7 +96,8 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     said = [] if body.get("input") is None and before is not None else body.get("input")
     items = given_items(said, service.responses)
     earlier = list(before.talk) if before is not None else []
-    talk = in_turns(earlier + read_items(items))
+    goes_on = bool(body.get("continue_final_message"))
+    talk = in_turns(earlier + read_items(items), goes_on=goes_on)
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -108,6 +109,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
         "chat_template_kwargs": body.get("chat_template_kwargs"),
+        "continue_final_message": body.get("continue_final_message"),
     }
     read_conversation(chat, service, generation)
     told = (*offered.warnings, *generation.planned.warnings)
