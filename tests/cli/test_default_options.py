@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import REASONING
 from treadle.cli import default_options
 from treadle.cli.commands import serve
 from treadle.cli.default_options import for_other_machines, json_object
 from treadle.cli.foreign_options import ADVICE, advice
+from treadle.cli.load import warn_of_template
 from treadle.cli.settings import AnswerSettings
+from treadle.cli.ui.progress import ProgressBar
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}"
 
@@ -339,3 +343,35 @@ def test_chat_shows_reasoning_with_a_budget(run: Run, tmp_path: Path) -> None:
     assert "So be it." not in saved[1]["content"]
     ran = run(*words, "--load", str(record), stdin="/save " + str(record) + "\n")
     assert json.loads(record.read_text())["messages"] == saved
+
+
+def test_a_budget_without_reasoning_is_told(run: Run, template: str) -> None:
+    words = ["run", "hi", *FAST, "--chat-template", template]
+    told = "warning: --reasoning-budget: the chat template has no reasoning to limit"
+    assert told in run(*words, "--reasoning-budget", "5").err
+    assert told in run(*words, "--reasoning-budget-message", "So.").err
+    assert told not in run(*words, "--reasoning-budget", "-1").err
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "told"),
+    [
+        (TURNS, True, ""),
+        ("\n{{ raise_exception('no') }}", True, "line 2: no"),
+        ("\n{{ raise_exception('no') }}", False, ""),  # an error of load
+        ("hello", True, "leaves out what the user says"),
+    ],
+)
+def test_serve_warns_of_a_files_own_template(
+    source: str, own: bool, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = SimpleNamespace(
+        defaults=SimpleNamespace(template=None if own else object()),
+        gguf=SimpleNamespace(metadata={"tokenizer.chat_template": source}),
+        template=ChatTemplate(source),
+    )
+    warn_of_template(model, ProgressBar())
+    said = capsys.readouterr().err
+    assert bool(told) == bool(said)
+    assert told in said
+    assert said.endswith("; --chat-template replaces it\n") or not told

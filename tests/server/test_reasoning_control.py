@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -13,7 +14,15 @@ import pytest
 from starlette.testclient import TestClient
 
 import treadle
-from tests.server.conftest import PATIENCE_S, at_socket, running, talking, until, with_template
+from tests.server.conftest import (
+    PATIENCE_S,
+    Served,
+    at_socket,
+    running,
+    talking,
+    until,
+    with_template,
+)
 from treadle.api.defaults import read_defaults
 from treadle.server.protocols.openai.control import find_stream
 from treadle.server.requests.service import Service
@@ -323,3 +332,53 @@ def test_reasoning_goes_on_in_every_protocol(model: treadle.Model) -> None:
         assert found["output"][0]["content"][0]["text"] == message["reasoning_content"]
         wrong = client.post("/v1/responses", json={**own, "input": "hi"})
         assert wrong.json()["error"]["param"] == "continue_final_message"
+
+
+def test_a_server_as_it_is_started(process: Served, tmp_path: Path) -> None:
+    """By options; a call's own fields win."""
+    path = tmp_path / "opened.jinja"
+    path.write_text("{{ mood }}" + OPENED)
+    options = ["-c", "256", "--temp", "0", "--seed", "3", "--chat-template-file", str(path)]
+    options += ["--reasoning-budget", "4", "--reasoning-budget-message", " Enough."]
+    options += ["--chat-template-kwargs", '{"mood": "glad"}', "--jinja", "--top-k", "7"]
+    started = process(*options)
+    with httpx.Client(base_url=started.url, timeout=PATIENCE_S) as client:
+        props = client.get("/props").json()
+        assert props["treadle"]["reasoning_budget"] == 4
+        assert props["treadle"]["template_from"] == "file opened.jinja, by option"
+        params = props["default_generation_settings"]["params"]
+        assert (params["temperature"], params["top_k"], params["seed"]) == (0, 7, 3)
+
+        def reasoning(**fields: Any) -> str:
+            body = {"messages": HI, "max_tokens": 40, "ignore_eos": True, **fields}
+            answer = client.post("/v1/chat/completions", json=body).json()
+            return answer["choices"][0]["message"].get("reasoning_content") or ""
+
+        own = reasoning()
+        assert own == reasoning()
+        assert own.endswith(" Enough.")
+        assert len(reasoning(reasoning_budget=12)) > len(own)
+        assert reasoning(reasoning_budget_message="So.").endswith("So.")
+        assert reasoning(chat_template_kwargs={"enable_thinking": False}) == ""
+        said = client.post("/apply-template", json={"messages": HI}).json()["prompt"]
+        assert said.startswith("glad<user>hi")
+    started.popen.terminate()
+    assert started.end()[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("a\n{% if %}", "line 2: Expected an expression"),
+        ("a\n{{ raise_exception('never') }}", "line 2: never"),
+    ],
+)
+def test_a_server_is_not_started_with_a_bad_template(
+    source: str, said: str, process: Served, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.jinja"
+    path.write_text(source)
+    code, err = process("--chat-template", str(path)).end()
+    assert code in (1, 2)
+    assert said in err
+    assert "Traceback" not in err

@@ -193,6 +193,8 @@ def load_model(
         _warn_of_unread(model, variables, progress)
     if given.get("reasoning", "auto") != "auto":
         _warn_of_no_reasoning(model, given["reasoning"], progress)
+    if given.get("reasoning_budget", 0) > 0 or given.get("reasoning_budget_message"):
+        _warn_of_no_marks(model, progress)
     if given.get("reasoning_preserve"):
         _warn_of_no_history(model, progress)
     trained = model.config.n_ctx_train
@@ -245,6 +247,15 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
         return
     progress.close()
     remark(f"warning: --reasoning {wanted}: the chat template has no reasoning to switch {wanted}")
+
+
+def _warn_of_no_marks(model: Model, progress: ProgressBar) -> None:
+    """Warn that a reasoning budget has no effect."""
+    from treadle.chat.tools import dialect_of
+
+    if dialect_of(model.template).thought is None:
+        progress.close()
+        remark("warning: --reasoning-budget: the chat template has no reasoning to limit")
 
 
 def _warn_of_no_history(model: Model, progress: ProgressBar) -> None:
