@@ -567,6 +567,10 @@ class Model:
     @overload
     def chat(self, messages: Messages, *, reasoning_budget: int, **settings: Any) -> Reply: ...
     @overload
+    def chat(
+        self, messages: Messages, *, continue_final_message: bool | str, **settings: Any
+    ) -> Reply: ...
+    @overload
     def chat(self, messages: Messages, *, tools: None = None, **settings: Any) -> Generation: ...
 
     def chat(
