@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -39,6 +40,7 @@ HISTORY: dict[str, tuple[Any, Any]] = {
     "drop_thinking": (False, True),  # DeepSeek V4
     "think_render_option": ("all", "lastthink"),  # Solar
 }
+FORMAT = "response_format"
 PRESERVE = "preserve_reasoning"  # llama.cpp's name for any of these
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
@@ -141,6 +143,38 @@ def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
     if not isinstance(reasoning, str) or reasoning not in REASONING:
         raise TreadleError(f"{name}={reasoning!r:.40}: expected {', '.join(REASONING)}")
     return reasoning
+
+
+def format_variables(
+    template: ChatTemplate, kind: str | None, schema: Any = None, tool_choice: str | None = None
+) -> dict[str, Any]:
+    """Return the variables by which a template tells the model of the format of its answer, and
+    whether it must call a tool; of those, the ones that the template reads.
+
+    ``kind``: "json_schema", with the ``schema``, "json_object", or None; ``tool_choice``: "auto",
+    "required" or "none". A template that reads parts of ``response_format`` (Kimi K3, Cohere's)
+    gets an object of type and schema, one that writes it as JSON (DeepSeek V4) the schema, any
+    other (Solar) the schema as JSON text.
+    """
+    source = template.source
+    made: dict[str, Any] = {}
+    if kind is not None and FORMAT in source:
+        if re.search(rf"\b{FORMAT}\s*(\.|\[)", source):
+            made[FORMAT] = {"type": kind} if schema is None else {"type": kind, "schema": schema}
+        elif schema is not None:
+            written = re.search(rf"\b{FORMAT}\s*\|\s*tojson", source)
+            made[FORMAT] = schema if written else json.dumps(schema, ensure_ascii=False)
+        if schema is not None:
+            made["response_schema"] = schema
+    if tool_choice is not None and "tool_choice" in source:
+        made["tool_choice"] = tool_choice
+    if not made:
+        return {}
+    try:
+        read = template.variables()
+    except TreadleError:
+        return {}
+    return {name: value for name, value in made.items() if name in read}
 
 
 def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:

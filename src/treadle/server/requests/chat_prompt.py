@@ -16,7 +16,7 @@ from treadle.chat.messages import (
     text_part,
 )
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
-from treadle.chat.template.variables import check_own
+from treadle.chat.template.variables import check_own, format_variables
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
@@ -34,6 +34,7 @@ from treadle.server.requests.request_media import chat_ids, media_errors
 from treadle.server.requests.tools import read_tools
 
 if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
     from treadle.server.requests.generation_request import GenerationRequest
     from treadle.server.requests.service import Service
 
@@ -67,6 +68,7 @@ FIELDS: Table = {
     "chat_template_kwargs": mapping,
     "documents": array,
     "reasoning_effort": text,
+    "response_format": mapping,
     "continue_final_message": _continued,
     "add_generation_prompt": flag,
 }
@@ -178,7 +180,7 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
     last = _last_reasoning(said, service) if continued == REASONING else None
     earlier = said if last is None else said[:-1]
     messages, shown = messages_for_template(earlier, read_tools(given).functions, service.dialect)
-    variables = _variables(given)
+    variables = {**_format_variables(given, model.template), **_variables(given)}
     if "documents" in given:  # vLLM's field for the template variable of the same name
         variables.setdefault("documents", given["documents"])
     media = PromptMedia.of(conversation, model.media_marks)
@@ -208,6 +210,26 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
             param="continue_final_message",
         )
     return messages[-1]
+
+
+def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """Return the variables of the answer's format and of the tools' use, for templates that read
+    them.
+    """
+    form = given.get("response_format", {})
+    kind = form.get("type")
+    inner = form.get("json_schema")
+    schema = (inner if isinstance(inner, Mapping) else form).get("schema")
+    choice = given.get("tool_choice") if given.get("tools") else None
+    if isinstance(choice, Mapping):  # a tool, or some that are allowed
+        allowed = choice.get("allowed_tools")
+        choice = (allowed if isinstance(allowed, Mapping) else choice).get("mode", "required")
+    return format_variables(
+        template,
+        kind if kind in ("json_schema", "json_object") else None,
+        schema if isinstance(schema, Mapping) else None,
+        choice if choice in ("auto", "required", "none") else None,
+    )
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,6 +110,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
         "chat_template_kwargs": body.get("chat_template_kwargs"),
         "continue_final_message": body.get("continue_final_message"),
+        "response_format": form,
     }
     read_conversation(chat, service, generation)
     told = (*offered.warnings, *generation.planned.warnings)
