@@ -214,3 +214,8 @@ def test_a_template_is_told_the_format_of_the_answer(model: treadle.Model) -> No
         asked["text"] = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
         used = client.post("/v1/responses", json=asked).json()["usage"]
         assert used["input_tokens"] == n
+        whole = {"messages": HELLO, "json_schema": schema, "max_tokens": 9}
+        found = client.post("/v1/chat/completions", json=whole).json()
+        assert found["usage"]["prompt_tokens"] == n
+        ollama = {"messages": HELLO, "format": schema, **MANY}
+        assert client.post("/api/chat", json=ollama).json()["prompt_eval_count"] == n

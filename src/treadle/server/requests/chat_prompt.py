@@ -69,6 +69,7 @@ FIELDS: Table = {
     "documents": array,
     "reasoning_effort": text,
     "response_format": mapping,
+    "json_schema": lambda name, value: value,
     "continue_final_message": _continued,
     "add_generation_prompt": flag,
 }
@@ -217,6 +218,9 @@ def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[
     them.
     """
     form = given.get("response_format", {})
+    own = given.get("json_schema")
+    if isinstance(own, Mapping) and own and form.get("type") in (None, "text", "json_object"):
+        form = {"type": "json_schema", "schema": own}
     kind = form.get("type")
     inner = form.get("json_schema")
     schema = (inner if isinstance(inner, Mapping) else form).get("schema")
