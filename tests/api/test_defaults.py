@@ -167,3 +167,152 @@ def test_a_limit_of_tokens(one_kernel_cache: Path) -> None:
             assert n is None or len(made.ids) == n
     with pytest.raises(TreadleError, match="max_tokens=0"):
         treadle.load(max_tokens=0)
+
+
+# -- budgets, their end, history ------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(model: treadle.Model, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Give the model other defaults, its budget among them."""
+
+    def give(**settings: Any) -> treadle.Model:
+        defaults = read_defaults(**settings)
+        template = defaults.load_template(model.gguf, model.config.arch.name)
+        monkeypatch.setitem(vars(model), "template", template)
+        monkeypatch.setattr(model, "defaults", defaults)
+        return model
+
+    return give
+
+
+LONG: dict[str, Any] = {"max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+
+def n_thought(answer: Any) -> int:
+    """Tokens of reasoning, about: the text is tokenized again."""
+    answer.finish()
+    assert isinstance(answer, Reply)
+    return len(answer._request.answer.tokenizer.encode(answer.reasoning, bos=False))
+
+
+def test_a_budget_for_all_answers(limited: Any) -> None:
+    model = limited(chat_template=OPENED, reasoning_budget=5, reasoning_budget_message=" Enough.")
+    answer = model.chat(HELLO, **LONG)
+    assert n_thought(answer) < 12
+    assert answer.reasoning.endswith(" Enough.")
+    assert answer.text
+    assert n_thought(model.chat(HELLO, reasoning_budget=12, **LONG)) > 12
+    assert model.chat(HELLO, reasoning_budget=-1, **LONG).finish() == ""
+    own = model.chat(HELLO, reasoning_budget_message="So.", reasoning_budget=3, **LONG)
+    own.finish()
+    assert own.reasoning.endswith("So.")
+    assert n_thought(model.chat(HELLO, reasoning="off", **LONG)) == 0
+    grammar = model.chat(HELLO, grammar='root ::= "ab"', **LONG)
+    assert not isinstance(grammar, Reply)  # a rule holds from the first token on
+    plain = limited(chat_template=TURNS, reasoning_budget=5).chat(HELLO, **LONG)
+    assert not isinstance(plain, Reply)  # nothing reasons
+
+
+def test_no_budget_is_off_and_a_call_wins(limited: Any) -> None:
+    model = limited(chat_template=OPENED, reasoning_budget=0)
+    assert model.template.default_reasoning == "off"
+    assert n_thought(model.chat(HELLO, **LONG)) == 0
+    assert not isinstance(model.chat(HELLO, reasoning="on", **LONG), Reply)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"reasoning_budget": -2}, TreadleError, "reasoning_budget=-2: expected tokens"),
+        ({"reasoning_budget": 2.5}, TreadleError, "reasoning_budget"),
+        ({"reasoning_budget": 0, "reasoning": "on"}, TreadleError, "exclude each other"),
+        ({"reasoning_budget_message": 3}, TreadleError, "reasoning_budget_message is int"),
+        ({"reasoning_preserve": "yes"}, TreadleError, "reasoning_preserve"),
+    ],
+)
+def test_wrong_budgets(settings: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        treadle.load(Path("not opened"), **settings)
+    assert message in str(caught.value)
+
+
+def test_what_the_template_makes_wrong_is_told_by_load(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"threads": 1, "context": 64}
+    with pytest.raises(TreadleError, match="without marks of reasoning") as caught:
+        treadle.load(**given, chat_template=OPENED, reasoning_budget_message="</think>")
+    assert caught.value.setting == "reasoning_budget_message"
+    with pytest.raises(TemplateError, match=r"no template.*a file, one of these") as caught:
+        treadle.load(**given, chat_template="tool_use")
+    assert caught.value.setting == "chat_template"
+    with pytest.raises(TemplateError, match="line 1: never"):
+        treadle.load(**given, chat_template="{{ raise_exception('never') }}")
+    with treadle.load(**given, chat_template="phi3") as model:
+        assert model.template.builtin == "phi3"
+
+
+def test_an_answer_is_told_to_end_its_reasoning(limited: Any) -> None:
+    """By whoever reads its parts, or another thread."""
+    model = limited(chat_template=OPENED, reasoning_budget_message="Well.")
+    answer = model.chat(HELLO, reasoning_budget=-1, **LONG)
+    kinds = []
+    for part in answer.parts():
+        kinds.append(part.kind)
+        if len(kinds) == 3:
+            assert answer.end_reasoning()
+    assert answer.reasoning.endswith("Well.")
+    assert n_thought(answer) < 20
+    assert answer.text
+    assert kinds == sorted(kinds, reverse=True)  # reasoning, then content
+    assert set(kinds) == {"reasoning", "content"}
+    assert not answer.end_reasoning()
+
+
+def test_parts_are_the_whole_answer(limited: Any) -> None:
+    model = limited(chat_template=OPENED)
+    answers = [model.chat(HELLO, reasoning_budget=6, seed=3, **LONG) for _ in range(2)]
+    parts = list(answers[0].parts())
+    content = "".join(answers[1])
+    assert "".join(part.text for part in parts if part.kind == "content") == content
+    assert content == answers[0].text == answers[1].text
+    reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+    assert reasoning == answers[0].reasoning == answers[1].reasoning
+
+
+def test_reasoning_goes_on(limited: Any) -> None:
+    model = limited(chat_template=OPENED)
+    begun = {"role": "assistant", "content": "", "reasoning_content": "First I look"}
+    answer = model.chat([*HELLO, begun], continue_final_message="reasoning_content", **LONG)
+    prompt = model.detokenize(answer.prompt_ids, special=True)
+    assert prompt.endswith("<assistant><think>\nFirst I look")
+    answer.finish()
+    assert answer.reasoning
+    closed = model.chat([*HELLO, begun], continue_final_message=True, **LONG)
+    assert "</think>" in model.detokenize(closed.prompt_ids, special=True)
+    complete = model.chat([*HELLO, begun], continue_final_message=False, **LONG)
+    prompt = model.detokenize(complete.prompt_ids, special=True)
+    assert prompt.endswith("<assistant><assistant><think>\n")
+    for talk in (HELLO, [*HELLO, {**begun, "content": "so"}]):
+        with pytest.raises(TreadleError, match="no reasoning to continue"):
+            model.chat(talk, continue_final_message="reasoning_content")
+    with pytest.raises(TreadleError, match="continue_final_message"):
+        model.chat(HELLO, continue_final_message="content?")
+
+
+def test_reasoning_of_earlier_answers_stays(given: Any) -> None:
+    source = (
+        "{% for m in messages %}<{{ m.role }}>{% if keep_past_thinking and m.reasoning_content %}"
+        "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% endfor %}<assistant>"
+    )
+    said = {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
+    talk = [*HELLO, said, {"role": "user", "content": "why?"}]
+    kept = "<user>hi<assistant><think>hm</think>yes<user>why?<assistant>"
+    left = kept.replace("<think>hm</think>", "")
+    for preserve, expected in ((None, left), (True, kept), (False, left)):
+        model = given(chat_template=source, reasoning_preserve=preserve)
+        assert model.chat_prompt(talk) == expected
+        assert model.chat_prompt(talk, keep_past_thinking=not preserve) == (
+            left if preserve else kept
+        )
+        llama_cpp = {"preserve_reasoning": not preserve}
+        assert model.chat_prompt(talk, template=llama_cpp) == (left if preserve else kept)

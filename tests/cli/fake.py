@@ -167,7 +167,9 @@ class FakeModel:
     sampling: Sampling = field(default_factory=Sampling)
     opening: str = ""  # how every prompt ends
     template: Any = field(
-        default_factory=lambda: SimpleNamespace(builtin=None, source="", tool_source="")
+        default_factory=lambda: SimpleNamespace(
+            builtin=None, source="", tool_source="", preserve=None
+        )
     )
 
     def tokenize(self, text: str, *, bos: bool | None = None, special: bool = True) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,15 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
+from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import REASONING
 from treadle.cli import default_options
+from treadle.cli.commands import serve
 from treadle.cli.default_options import for_other_machines, json_object
+from treadle.cli.foreign_options import ADVICE, advice
+from treadle.cli.load import warn_of_template
 from treadle.cli.settings import AnswerSettings
+from treadle.cli.ui.progress import ProgressBar
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ mood }}"
 
@@ -52,6 +58,12 @@ def test_they_reach_the_model(
         '{"mood": "glad"}',
         "--reasoning",
         "off",
+        "--reasoning-budget",
+        "0",
+        "--reasoning-budget-message",
+        "Enough.",
+        "--no-reasoning-preserve",
+        "--jinja",
         "--strict",
         "--temp",
         "0.5",
@@ -67,16 +79,20 @@ def test_they_reach_the_model(
     assert given["chat_template"] == template
     assert given["chat_template_kwargs"] == {"mood": "glad"}
     assert given["reasoning"] == "off"
+    budget = {"reasoning_budget": 0, "reasoning_budget_message": "Enough."}
+    assert budget.items() <= given.items()
+    assert given["reasoning_preserve"] is False
     assert given["strict"] is True
     bias = {5: float("-inf")}
     assert given["sampling"] == {"temperature": 0.5, "top_k": 3, "seed": 7, "logit_bias": bias}
     given.clear()
     run(*words)
-    own = {"chat_template", "chat_template_kwargs", "reasoning", "sampling", "strict"}
+    own = {"chat_template", "chat_template_kwargs", "sampling", "strict"}
     assert not given.keys() & own
+    assert not any(name.startswith("reasoning") for name in given)
 
 
-@pytest.mark.parametrize("command", ["serve", "batch a b", "chat a", "doctor a"])
+@pytest.mark.parametrize("command", ["serve", "batch a b", "chat a", "run hi", "doctor a"])
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -86,6 +102,8 @@ def test_they_reach_the_model(
         ("--chat-template-kwargs", "{", "is not JSON"),
         ("--chat-template-kwargs", '{"messages": []}', "is set by treadle and cannot be given"),
         ("--reasoning", "maybe", "is not one of 'auto', 'on', 'off'"),
+        ("--reasoning-budget", "-2", "is not in the range x>=-1"),
+        ("--chat-template-file", "no/such.jinja", "is neither a file nor a built-in template"),
     ],
 )
 def test_wrong_values_are_wrong_usage(
@@ -101,6 +119,37 @@ def test_wrong_values_are_wrong_usage(
     ran = run(*command.split(), option, str(broken) if value == "BROKEN" else value)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat a", "run hi", "batch a b"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "--reasoning-effort low",
+            "--reasoning-effort is no option of this command: use --chat-te",
+        ),
+        ("--ctx-size 99", "--ctx-size is no option of this command: use -c"),
+        ("--ctx-size=99", "--ctx-size is no option of this command: use -c"),
+        ("-ngl 99", "-ngl is no option of this command: leave it out"),
+        ("--no-jinja", "--no-jinja is no option of this command: leave it out"),
+        ("-hf a/b", "-hf is no option of this command: give hf:OWNER/REPO as MODEL"),
+        ("--temp -1 --mlock", "--mlock is no option"),
+        ("--temp hot", "'hot' is not a valid float"),
+        ("--nonsense", "No such option"),
+    ],
+)
+def test_options_of_other_programs(command: str, words: str, said: str, run: Run) -> None:
+    ran = run(*command.split(), *words.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+
+
+def test_advice_is_for_options_that_a_command_lacks() -> None:
+    assert advice(["--model", "a", "-c", "5"], {"--model"}) is None
+    assert advice(["--model", "a"], ()) is not None
+    own = {name for param in serve.command.params for name in param.opts}
+    assert not own & (ADVICE.keys() - {"-m", "--model"})
 
 
 def test_json_objects() -> None:
@@ -209,3 +258,120 @@ def test_doctor_and_inspect_say_where_it_came_from(
     report = json.loads(run("inspect", path, "--json").out)
     assert report["chat_template"] in ("the model's file", "built-in plain, the file has none")
     assert f"chat template: {report['chat_template']}" in run("inspect", path).out
+
+
+ASKED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+FAST = ["-t", "1", "-c", "128", "-n", "4", "--temp", "0"]
+
+
+def prompt_of(run: Run, *words: str) -> str:
+    """The prompt that ``run`` makes of the packaged model's."""
+    ran = run("run", *words, *FAST, "--json")
+    assert ran.code == 0, ran.err
+    with treadle.load(threads=1, context=64) as model:
+        return model.detokenize(json.loads(ran.out)["prompt_ids"], special=True)
+
+
+def test_run_asks_by_the_template_that_is_named(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "asked.jinja"
+    path.write_text(ASKED + "{{ mood }}")
+    assert prompt_of(run, "hi").endswith("hi")
+    assert "<user>" not in prompt_of(run, "hi", "--strict")
+    own = ["--chat-template", str(path)]
+    assert prompt_of(run, "hi", *own).endswith("<user>hi<assistant>")
+    kwargs = ["--chat-template-kwargs", '{"mood": "glad"}']
+    assert prompt_of(run, "hi", *own, *kwargs).endswith("<user>hi<assistant>glad")
+    assert prompt_of(run, "hi", "--chat-template", "zephyr").endswith("<|assistant|>\n")
+    ran = run("run", "hi", *own, "--raw")
+    assert (ran.code, "--raw uses no chat template: leave out --chat-template" in ran.err) == (2, 1)
+
+
+def test_run_shows_no_reasoning(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "opened.jinja"
+    path.write_text(ASKED + "<think>\n{# </think> #}")
+    words = ["run", "hi", "--chat-template", str(path), "-t", "1", "-c", "128", "--temp", "0"]
+    ran = run(*words, "-n", "4")
+    assert (ran.code, ran.out) == (0, "")
+    assert "ended within the model's reasoning" in ran.err
+    for own in (["--reasoning-budget", "3"], ["--reasoning", "off"], ["--reasoning-budget", "0"]):
+        ran = run(*words, "-n", "24", *own)
+        assert ran.code == 0
+        assert ran.out
+        assert "<think>" not in ran.out
+
+
+@pytest.mark.parametrize(
+    "command", [["run", "hi"], ["serve", "--port", "0"], ["batch", "IN", "OUT"]]
+)
+def test_a_template_that_refuses_messages_is_told_at_the_start(
+    command: list[str], run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "refuses.jinja"
+    path.write_text("\n{{ raise_exception('only the system may speak') }}")
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    names = {"IN": str(lines), "OUT": str(tmp_path / "out.jsonl")}
+    words = [names.get(word, word) for word in command]
+    ran = run(*words, "--chat-template", str(path), "-t", "1", "-c", "64")
+    assert (ran.code, ran.out) == (1, "")
+    assert "chat template, line 2: only the system may speak (from file refuses.jinja" in ran.err
+    ran = run(*words, "--chat-template", "tool_use", "-t", "1", "-c", "64")
+    assert (ran.code, ran.out) == (1, "")
+    assert "'tool_use' is not a file, nor a template of demo.gguf, which has no template" in ran.err
+
+
+def test_chat_shows_reasoning_with_a_budget(run: Run, tmp_path: Path) -> None:
+    """The packaged model, which reasons without sense."""
+    path = tmp_path / "opened.jinja"
+    path.write_text(ASKED + "<think>\n{# </think> #}")
+    with treadle.load(threads=1) as model:
+        demo = str(model.path)
+    record = tmp_path / "talk.json"
+    words = ["chat", demo, "--chat-template-file", str(path), *FAST[:4], "-n", "20", "--temp", "0"]
+    words += ["--reasoning-budget", "5", "--reasoning-budget-message", "So be it."]
+    ran = run(*words, stdin="hi\n")
+    assert ran.code == 0, ran.err
+    assert "thought for " in ran.err
+    assert ran.out.strip()
+    ran = run(*words, "--show-reasoning", stdin="hi\n")
+    assert "So be it." in ran.err
+    assert "So be it." not in ran.out
+    ran = run(*words, "--reasoning-preserve", stdin=f"hi\nho\n/save {record}\n/swap\n")
+    assert "warning: --reasoning-preserve: the chat template leaves out reasoning" in ran.err
+    saved = json.loads(record.read_text())["messages"]
+    assert saved[1]["reasoning_content"].endswith("So be it.")
+    assert "So be it." not in saved[1]["content"]
+    ran = run(*words, "--load", str(record), stdin="/save " + str(record) + "\n")
+    assert json.loads(record.read_text())["messages"] == saved
+
+
+def test_a_budget_without_reasoning_is_told(run: Run, template: str) -> None:
+    words = ["run", "hi", *FAST, "--chat-template", template]
+    told = "warning: --reasoning-budget: the chat template has no reasoning to limit"
+    assert told in run(*words, "--reasoning-budget", "5").err
+    assert told in run(*words, "--reasoning-budget-message", "So.").err
+    assert told not in run(*words, "--reasoning-budget", "-1").err
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "told"),
+    [
+        (TURNS, True, ""),
+        ("\n{{ raise_exception('no') }}", True, "line 2: no"),
+        ("\n{{ raise_exception('no') }}", False, ""),  # an error of load
+        ("hello", True, "leaves out what the user says"),
+    ],
+)
+def test_serve_warns_of_a_files_own_template(
+    source: str, own: bool, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = SimpleNamespace(
+        defaults=SimpleNamespace(template=None if own else object()),
+        gguf=SimpleNamespace(metadata={"tokenizer.chat_template": source}),
+        template=ChatTemplate(source),
+    )
+    warn_of_template(model, ProgressBar())
+    said = capsys.readouterr().err
+    assert bool(told) == bool(said)
+    assert told in said
+    assert said.endswith("; --chat-template replaces it\n") or not told

@@ -15,7 +15,7 @@ from tests.cli.test_chat import Script
 from treadle.cli.commands.chat import Chat
 from treadle.cli.conversation import Conversation
 
-THOUGHTFUL = SimpleNamespace(builtin=None, source="{{ '</think>' }}", tool_source="")
+THOUGHTFUL = SimpleNamespace(builtin=None, source="{{ '</think>' }}", tool_source="", preserve=None)
 TEXT = "<think>\nfirst then second </think>\n\nforty two"
 
 
@@ -60,7 +60,7 @@ def test_it_can_be_shown(how: str, run: Run, thinker: FakeModel, gguf: str) -> N
 def test_without_marks_in_the_template_nothing_is_reasoning(
     run: Run, thinker: FakeModel, gguf: str
 ) -> None:
-    thinker.template = SimpleNamespace(builtin=None, source="", tool_source="")
+    thinker.template = SimpleNamespace(builtin=None, source="", tool_source="", preserve=None)
     ran = run("chat", gguf, stdin="hi\n")
     assert ran.out == f"{TEXT}\n"
     assert "thought" not in ran.err

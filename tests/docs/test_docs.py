@@ -21,6 +21,7 @@ import click
 import pytest
 
 from treadle.cli.app import COMMANDS
+from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
@@ -289,6 +290,7 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
 
 
 FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
+FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 FOREIGN |= {  # llama-server's
     *("--context-shift", "--mcp-servers-config", "--models-dir", "--models-max", "--no-slots"),

@@ -96,6 +96,8 @@ class Scripted:
             return refusal
         self.bodies.append(await request.json())
         self.paths.append(request.url.path)
+        if request.url.path == CONTROL:
+            return JSONResponse({"success": True})
         answer = self.answers.popleft()
         if isinstance(answer, tuple):
             status, error = answer
@@ -122,4 +124,5 @@ class Scripted:
             self.left += not whole
 
 
-PATHS = ("/v1/chat/completions", "/completion")
+CONTROL = "/v1/chat/completions/control"
+PATHS = ("/v1/chat/completions", CONTROL, "/completion")

@@ -9,7 +9,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.page.conftest import Opened, file
-from tests.page.scripted import CUT, N_CTX, Scripted, end, says
+from tests.page.scripted import CONTROL, CUT, N_CTX, Scripted, end, says
 from tests.server.conftest import until
 
 TOO_LONG = "exceed_context_size_error"
@@ -264,6 +264,40 @@ def test_reasoning_is_folded(script: Scripted, visit: Opened) -> None:
     expect(page.locator(".reasoning .plain")).to_be_hidden()
     summary.click()
     expect(page.locator(".reasoning .plain")).to_have_text("Let me see.")
+
+
+def test_reasoning_is_ended_by_a_button(script: Scripted, visit: Opened) -> None:
+    more = threading.Event()
+    thought = {**says(reasoning_content="Let me ", reasoning="Let me "), "id": "chatcmpl-7"}
+    script.answers.append([thought, more, says("42"), end()])
+    page = visit(script.url)
+    ask(page, "Why?")
+    now = page.locator('[data-does="answer-now"]')
+    expect(now).to_be_visible()
+    assert script.bodies[0]["reasoning_control"] is True
+    now.click()
+    until(lambda: len(script.bodies) == 2)
+    assert script.paths[1] == CONTROL
+    assert script.bodies[1] == {"id": "chatcmpl-7", "action": "reasoning_end"}
+    more.set()
+    expect(page.locator(".markdown")).to_have_text("42")
+    expect(now).to_be_hidden()
+
+
+def test_earlier_reasoning_is_sent_where_the_server_keeps_it(
+    script: Scripted, visit: Opened
+) -> None:
+    for preserve in (None, True):
+        script.props["treadle"]["reasoning_preserve"] = preserve
+        said = [says(reasoning_content="Let me ", reasoning="Let me "), says("42"), end()]
+        script.answers += [said, [says("So."), end()]]
+        page = visit(script.url)
+        ask(page, "Why?")
+        expect(page.locator(".markdown")).to_have_text("42")
+        ask(page, "And?")
+        expect(page.locator(".markdown").last).to_have_text("So.")
+        _, answer, _ = script.bodies[-1]["messages"]
+        assert answer.get("reasoning_content") == ("Let me " if preserve else None)
 
 
 def test_calls_of_tools_are_shown_and_answered(script: Scripted, visit: Opened) -> None:

@@ -177,3 +177,45 @@ def test_sampling_and_seed(model: treadle.Model) -> None:
         body = {"messages": HELLO, "max_tokens": 8}
         one, two = (client.post("/v1/chat/completions", json=body).json() for _ in range(2))
         assert one["choices"][0]["message"] == two["choices"][0]["message"]
+
+
+def test_a_template_is_told_the_format_of_the_answer(model: treadle.Model) -> None:
+    """In every protocol that has one, and where tokens are counted; its own variables win."""
+    source = TURNS + "{{ response_format | tojson if response_format }}|{{ tool_choice }}"
+    schema = {"type": "object", "properties": {}}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    told = "<assistant>" + json.dumps(schema)
+    with served(model, chat_template=source) as client:
+
+        def prompt(**fields: Any) -> str:
+            body = {"messages": HELLO, **fields}
+            return str(client.post("/apply-template", json=body).json()["prompt"])
+
+        assert prompt().endswith("<assistant>|")
+        assert prompt(response_format=form).endswith(f"{told}|")
+        assert prompt(response_format={"type": "text"}).endswith("<assistant>|")
+        own = {"response_format": "mine"}
+        assert prompt(response_format=form, chat_template_kwargs=own).endswith('>"mine"|')
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        named = {"type": "function", "function": {"name": "f"}}
+        for choice, word in (("auto", "auto"), ("none", "none"), (named, "required")):
+            assert prompt(tools=[tool], tool_choice=choice).endswith(f"|{word}")
+        n = len(model.tokenizer.encode_prompt(prompt(response_format=form)))
+        whole = {"messages": HELLO, "response_format": form, "max_tokens": 9}
+        found = client.post("/v1/chat/completions", json=whole).json()
+        assert found["usage"]["prompt_tokens"] == n
+        anthropic = {"messages": HELLO, "max_tokens": 9}
+        anthropic["output_config"] = {"format": {"type": "json_schema", "schema": schema}}
+        count = client.post("/v1/messages/count_tokens", json=anthropic).json()
+        assert count["input_tokens"] == n
+        used = client.post("/v1/messages", json=anthropic).json()["usage"]
+        assert used["input_tokens"] + used["cache_read_input_tokens"] == n
+        asked = {"input": "hi", "max_output_tokens": 9}
+        asked["text"] = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        used = client.post("/v1/responses", json=asked).json()["usage"]
+        assert used["input_tokens"] == n
+        whole = {"messages": HELLO, "json_schema": schema, "max_tokens": 9}
+        found = client.post("/v1/chat/completions", json=whole).json()
+        assert found["usage"]["prompt_tokens"] == n
+        ollama = {"messages": HELLO, "format": schema, **MANY}
+        assert client.post("/api/chat", json=ollama).json()["prompt_eval_count"] == n

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.api.options import check_fields
 from treadle.base.fast_dataclass import dataclass
-from treadle.base.validate import flag, positive
+from treadle.base.validate import flag, integer, positive
 from treadle.errors import SamplingError, TreadleError, of_setting
 from treadle.sampling import Sampling
 
@@ -29,14 +29,20 @@ class Defaults:
     """Checked defaults, made by ``read_defaults``.
 
     ``template``: replaces the file's chat template, None keeps it; ``variables``: of the template;
-    ``reasoning``: "auto", "on" or "off"; ``sampling``: fields by name, over the file's recommended
-    ones; ``whole``: a full ``Sampling``, if the caller gave one; ``max_tokens``: per answer, None
-    for no limit; ``strict``: whether parts of messages that the model cannot read are refused.
+    ``reasoning``: "auto", "on" or "off"; ``reasoning_budget``: tokens of reasoning, None for no
+    limit, with ``reasoning_budget_message`` before its end; ``reasoning_preserve``: whether the
+    template keeps the reasoning of earlier answers, None for its own default; ``sampling``: fields
+    by name, over the file's recommended ones; ``whole``: a full ``Sampling``, if the caller gave
+    one; ``max_tokens``: per answer, None for no limit; ``strict``: whether parts of messages that
+    the model cannot read are refused.
     """
 
     template: ChosenTemplate | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     reasoning: str = "auto"
+    reasoning_budget: int | None = None
+    reasoning_budget_message: str = ""
+    reasoning_preserve: bool | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     whole: Sampling | None = None
     max_tokens: int | None = None
@@ -50,8 +56,14 @@ class Defaults:
         """Load the chat template for a model file, with these defaults."""
         from treadle.chat.template.template import load_template
 
-        more: dict[str, Any] = {"defaults": self.variables, "reasoning": self.reasoning}
-        return load_template(gguf, arch, self.template, **more)
+        return load_template(
+            gguf,
+            arch,
+            self.template,
+            defaults=self.variables,
+            reasoning=self.reasoning,
+            preserve=self.reasoning_preserve,
+        )
 
 
 def read_defaults(
@@ -59,6 +71,9 @@ def read_defaults(
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     reasoning: str = "auto",
+    reasoning_budget: int | None = None,
+    reasoning_budget_message: str = "",
+    reasoning_preserve: bool | None = None,
     sampling: Given = None,
     seed: int | None = None,
     max_tokens: int | None = None,
@@ -76,6 +91,13 @@ def read_defaults(
         "max_tokens": max_tokens,
         "strict": flag("strict", strict),
     }
+    if reasoning_preserve is not None:
+        made["reasoning_preserve"] = flag("reasoning_preserve", reasoning_preserve)
+    if reasoning_budget is not None or reasoning_budget_message:
+        budget = _budget(reasoning, reasoning_budget, reasoning_budget_message)
+        made["reasoning_budget"] = budget or None  # 0 is "off", over which a call's wish wins
+        made["reasoning_budget_message"] = reasoning_budget_message
+        reasoning = "off" if budget == 0 else reasoning
     if chat_template is None and not chat_template_kwargs and reasoning == "auto":
         return Defaults(**made)  # fast path: no further imports
     from treadle.chat.messages import plain
@@ -89,6 +111,25 @@ def read_defaults(
     with of_setting("chat_template"):
         template = None if chat_template is None else choose_template(chat_template)
     return Defaults(template, variables, reasoning, **made)
+
+
+def _budget(reasoning: str, budget: int | None, message: str) -> int | None:
+    """Check ``reasoning_budget`` and its message; return the budget, None for -1. Raises
+    TreadleError.
+    """
+    if not isinstance(message, str):
+        found = type(message).__name__
+        raise TreadleError(f"reasoning_budget_message is {found}: expected a text")
+    if budget is None:
+        return None
+    limit = integer("reasoning_budget", budget)
+    if limit < -1:
+        raise TreadleError(
+            f"reasoning_budget={limit}: expected tokens, 0 for no reasoning, or -1 for no limit"
+        )
+    if limit == 0 and reasoning == "on":
+        raise TreadleError("reasoning_budget=0 and reasoning='on' exclude each other")
+    return None if limit == -1 else limit
 
 
 def _sampling(given: Given, seed: int | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
-from treadle.errors import ForkedError, TreadleError, UnsupportedError
+from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setting
 from treadle.files.paths import file_name
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from treadle.chat.messages import ChatMessages
     from treadle.chat.prompt import ChatPrompt
     from treadle.chat.template.template import ChatTemplate
+    from treadle.chat.tools import Thought
     from treadle.chat.tools.answer_plan import AnswerPlan
     from treadle.convert.lora.lora import Adapters
     from treadle.devices.protocol import Device
@@ -94,6 +95,9 @@ def load(
     chat_template: str | os.PathLike[str] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     reasoning: str = "auto",
+    reasoning_budget: int | None = None,
+    reasoning_budget_message: str = "",
+    reasoning_preserve: bool | None = None,
     sampling: Given = None,
     seed: int | None = None,
     max_tokens: int | None = None,
@@ -124,11 +128,14 @@ def load(
     Defaults of answers, which settings of a call override: ``chat_template``: a file, the name of a
     built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``: its
     variables; ``reasoning``: "on" or "off", set by the template's variable for it or, without one,
-    off by a reasoning budget of 0, "auto" for the template's default; ``sampling``: a ``Sampling``,
-    or fields by name over the file's recommended ones; ``seed``: for every request; ``max_tokens``:
-    per answer, None for the end of the context; ``strict``: refuse pictures and sounds of messages
-    that the model cannot read, in place of telling the model and the caller that they were left
-    out.
+    off by a reasoning budget of 0, "auto" for the template's default; ``reasoning_budget``: tokens
+    of reasoning in an answer, with ``reasoning_budget_message`` written before its end, None for no
+    limit; ``reasoning_preserve``: whether the prompt keeps the reasoning of earlier answers, where
+    the template has a variable for it, None for the template's default; ``sampling``: a
+    ``Sampling``, or fields by name over the file's recommended ones; ``seed``: for every request;
+    ``max_tokens``: per answer, None for the end of the context; ``strict``: refuse pictures and
+    sounds of messages that the model cannot read, in place of telling the model and the caller that
+    they were left out.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -155,6 +162,9 @@ def load(
         chat_template=chat_template,
         chat_template_kwargs=chat_template_kwargs,
         reasoning=reasoning,
+        reasoning_budget=reasoning_budget,
+        reasoning_budget_message=reasoning_budget_message,
+        reasoning_preserve=reasoning_preserve,
         sampling=sampling,
         seed=seed,
         max_tokens=max_tokens,
@@ -209,6 +219,8 @@ class Model:
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
+        if self.defaults.template is not None or self.defaults.reasoning_budget_message:
+            self._check_template()
         # Defaults of calls.
         self.sampling = self.defaults.sampling_over(recommended(self.gguf.metadata))
         self.n_threads = threads or usable_threads()[0]
@@ -327,6 +339,26 @@ class Model:
         template = self.defaults.load_template(self.gguf, self.config.arch.name)
         template.prepare()
         return template
+
+    @property
+    def _thought(self) -> Thought | None:
+        """The chat template's marks of reasoning."""
+        from treadle.chat.tools import dialect_of
+
+        return dialect_of(self.template).thought
+
+    def _check_template(self) -> None:
+        """Raise TemplateError for a chat template of ``load`` that this file lacks or that refuses
+        a plain message, GrammarError for a message at the end of reasoning that has marks of it.
+        """
+        from treadle.chat.template.override import check_plain
+        from treadle.chat.tools.answer_plan import check_message
+
+        with of_setting("chat_template"):
+            if self.defaults.template is not None:
+                check_plain(self.template)
+        if self.defaults.reasoning_budget_message and (thought := self._thought):
+            check_message(self.defaults.reasoning_budget_message, thought)
 
     def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
         """Return a new session; ``lora`` as in ``generate``; ``close`` frees it."""
@@ -535,6 +567,10 @@ class Model:
     @overload
     def chat(self, messages: Messages, *, reasoning_budget: int, **settings: Any) -> Reply: ...
     @overload
+    def chat(
+        self, messages: Messages, *, continue_final_message: bool | str, **settings: Any
+    ) -> Reply: ...
+    @overload
     def chat(self, messages: Messages, *, tools: None = None, **settings: Any) -> Generation: ...
 
     def chat(
@@ -552,11 +588,14 @@ class Model:
         ``settings`` are those of ``generate``; any other must be a variable that the chat template
         uses, such as ``enable_thinking=False`` (else TypeError). ``template``: variables by name
         that it may ignore. ``tools``: functions, or dicts as in OpenAI's API; with them, or with
-        ``reasoning_budget=`` tokens, the answer is a ``Reply``. ``reasoning``: "on" or "off", in
-        place of the default of ``load``; off, the answer is a ``Reply`` too, without reasoning. A
-        final assistant message is continued. A picture or sound that the model cannot read is
-        replaced by a sentence, with a warning. Also raises TemplateError, and UnsupportedError for
-        parts of other types, and with ``load(strict=True)`` for such pictures and sounds.
+        ``reasoning_budget=`` tokens (-1: no limit), the answer is a ``Reply``; so it is with
+        ``continue_final_message``, which is False if a final assistant message is complete, and
+        "reasoning_content" if the answer goes on within its reasoning. ``reasoning``: "on" or
+        "off", in place of the default of ``load``; off, the answer is a ``Reply`` too, without
+        reasoning. A final assistant message is continued. A picture or sound that the model cannot
+        read is replaced by a sentence, with a warning. Also raises TemplateError, and
+        UnsupportedError for parts of other types, and with ``load(strict=True)`` for such pictures
+        and sounds.
         """
         own = {name: settings.pop(name) for name in SETTINGS if name in settings}
         stop = self.template.stop
@@ -571,11 +610,16 @@ class Model:
             template = {**switched(self.template, reasoning), **check_own(template)}
         off = self.template.is_off(given, reasoning, settings.get("reasoning_budget"))
         ruled = any(own.get(name) is not None for name in RULES)
-        if off and (tools is not None or not ruled):
-            settings["reasoning_budget"] = 0
-        if tools is not None or "reasoning_budget" in settings:
+        if tools is not None or not ruled:
+            if off:
+                settings["reasoning_budget"] = 0
+            elif self.defaults.reasoning_budget is not None and self._thought:
+                settings.setdefault("reasoning_budget", self.defaults.reasoning_budget)
+        if tools is not None or not settings.keys().isdisjoint(OF_REPLIES):
             from treadle.api.tool_chat import reply
 
+            message = self.defaults.reasoning_budget_message
+            settings.setdefault("reasoning_budget_message", message)
             return reply(self, conversation, tools, own, SETTINGS, template=template, **settings)
         for warning in conversation.warnings:
             warn(warning)
@@ -728,5 +772,7 @@ class Model:
         self.close()
 
 
+# settings of ``chat`` for which the answer is a ``Reply``
+OF_REPLIES = frozenset(("reasoning_budget", "continue_final_message"))
 # parameters of ``generate``, by name
 SETTINGS = (*(Model.generate.__kwdefaults__ or ()), *SAMPLING_FIELDS)

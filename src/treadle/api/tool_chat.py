@@ -4,19 +4,21 @@ while they are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.api.generation import Generation
 from treadle.api.options import RULES
 from treadle.base.validate import flag, listed, positive, ranged
-from treadle.chat.messages import ChatMessages, check_messages
+from treadle.chat.messages import REASONING, ChatMessages, check_messages, ends_with_reasoning
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
 from treadle.chat.template.variables import check_own, check_variables
 from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall, dialect_of
 from treadle.chat.tools.answer_plan import AnswerOptions, AnswerPlan, plan_answer
+from treadle.chat.tools.constrained_decoding import ConstrainedDecoder
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
+from treadle.chat.tools.output import merged
 from treadle.chat.tools.python_functions import Function, check_tool, result_of, tool_of
 from treadle.chat.tools.schemas import without_nulls
 from treadle.errors import GrammarError, TreadleError
@@ -67,7 +69,7 @@ class Reply(Generation):
 
     ``reasoning`` and ``calls`` hold the other parts of the answer; ``warnings`` lists the parts of
     a schema that are not enforced. ``message()`` returns the answer as a message, to continue the
-    conversation.
+    conversation; ``parts()`` iterates over reasoning and calls too.
     """
 
     def __init__(self, request: Request, stepper: CooperativeStepper, planned: AnswerPlan) -> None:
@@ -77,16 +79,14 @@ class Reply(Generation):
         self.warnings = planned.warnings
         self._scanner = planned.marks.scanner()
         self._of_calls: list[OutputPiece] = []
+        self._heard: list[OutputPiece] | None = None  # for ``parts``
         self._n_given = 0  # characters of the text already yielded
 
     def __next__(self) -> str:
         with self._one:
             over = False
             while not over and len(self.text) == self._n_given:
-                try:
-                    super().__next__()
-                except StopIteration:
-                    over = True
+                over = self._advance()
             piece = self.text[self._n_given :]
             self._n_given = len(self.text)
         if not piece:
@@ -99,12 +99,43 @@ class Reply(Generation):
         piece = super()._take()
         last = self._ended and not ended
         said = self._scanner.feed(piece or "", last=last)
+        if self._heard is not None:
+            self._heard += said
         self.text = text + "".join(part.text for part in said if part.kind == "content")
         self.reasoning += "".join(part.text for part in said if part.kind == "reasoning")
         self._of_calls += [part for part in said if part.kind in ("call", "arguments")]
         if self._ended:
             self.calls = ParsedOutput.of(self._of_calls).calls
         return piece
+
+    def parts(self) -> Iterator[OutputPiece]:
+        """Iterate over all of the answer as it is written: pieces of the kinds "reasoning",
+        "content", "call" (its beginning, with the name) and "arguments". Use it in place of
+        iterating over the answer itself, which yields content only.
+        """
+        self._heard = []
+        over = False
+        while not over:
+            with self._one:
+                over = self._advance()
+                new = self._heard
+                self._heard = []
+            yield from merged(new)
+
+    def _advance(self) -> bool:
+        """Take the next piece of any kind; return whether the answer has ended."""
+        try:
+            super().__next__()
+        except StopIteration:
+            return True
+        return False
+
+    def end_reasoning(self) -> bool:
+        """End the reasoning of the answer at its next token, from any thread; content follows.
+        Return whether the answer was reasoning, or might have begun to.
+        """
+        guide = self._request.sampler.constraint
+        return isinstance(guide, ConstrainedDecoder) and guide.end_reasoning()
 
     def message(self) -> dict[str, Any]:
         """Return the answer as an assistant message."""
@@ -129,19 +160,23 @@ def reply(
     tool_choice: str = "auto",
     parallel: bool = True,
     reasoning_budget: int | None = None,
+    reasoning_budget_message: str = "",
+    continue_final_message: bool | str = True,
     template: Mapping[str, Any] | None = None,
     **variables: Any,
 ) -> Reply:
     """Answer a chat with tools. ``tool_choice``: "auto", "required", "none" or a tool's name;
-    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens;
-    ``own``: settings of ``generate``, whose names are ``settings``; ``variables``: of the template.
-    Also raises GrammarError.
+    ``parallel``: allow several calls in one answer; ``reasoning_budget``: maximum reasoning tokens,
+    -1 for no limit, and ``reasoning_budget_message``, written before its end;
+    ``continue_final_message``: whether the answer continues a last message of the assistant, or its
+    "reasoning_content"; ``own``: settings of ``generate``, whose names are ``settings``;
+    ``variables``: of the template. Also raises GrammarError.
     """
     check_one(*map(own.get, RULES))
     if own.get("constraint") is not None:
         raise GrammarError("constraint= cannot be combined with tools or reasoning_budget=")
     if reasoning_budget is not None:
-        ranged("reasoning_budget", reasoning_budget, 0)
+        reasoning_budget = ranged("reasoning_budget", reasoning_budget, -1)
     parallel = flag("parallel", parallel)
     messages = conversation.messages
     by_name = described(() if tools is None else tools)
@@ -151,12 +186,28 @@ def reply(
     functions = list(by_name.values())
     schemas = {name: tool["function"].get("parameters") or {} for name, tool in by_name.items()}
     dialect = dialect_of(model.template)
-    said, shown = messages_for_template(messages, functions, dialect)
+    within = continue_final_message == REASONING[0]
+    continued = within or flag("continue_final_message", continue_final_message)
+    if within and not (ends_with_reasoning(messages) and dialect.thought):
+        raise TreadleError(
+            "continue_final_message: no reasoning to continue: expected a last message of the "
+            "assistant with reasoning_content and no content, and a model that reasons"
+        )
+    last = messages[-1:] if within else []
+    said, shown = messages_for_template(messages[: len(messages) - len(last)], functions, dialect)
     if variables:
         check_variables(model.template, variables, settings)
     given = {**check_own(template), **variables}
     media = PromptMedia.of(conversation, model.media_marks)
-    text = render_messages(model.template, said, shown, given, media=media)
+    text = render_messages(
+        model.template,
+        [*said, *last],
+        shown,
+        given,
+        media=media,
+        continued=continued,
+        within=within,
+    )
     wanted = AnswerOptions(
         tools=schemas,
         strict=frozenset(f["function"]["name"] for f in functions if f["function"].get("strict")),
@@ -165,10 +216,14 @@ def reply(
         schema=own.pop("json_schema", None),
         grammar=own.pop("grammar", None),
         regex=own.pop("regex", None),
-        budget=reasoning_budget,
+        budget=None if reasoning_budget == -1 else reasoning_budget,
+        message=reasoning_budget_message,
+        control=True,
     )
     grammars = model.grammars
-    planned = plan_answer(wanted, continued_dialect(messages, dialect), text, grammars)
+    if continued:
+        dialect = continued_dialect(messages, dialect, within=within)
+    planned = plan_answer(wanted, dialect, text, grammars)
     planned = replace(planned, warnings=(*planned.warnings, *conversation.warnings))
     ids = model.prompt_ids(ChatPrompt(text, media))
     request = model.build_request(ids, **own, plan=planned)

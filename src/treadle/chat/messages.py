@@ -307,6 +307,13 @@ def ends_with_open_answer(messages: Messages) -> bool:
     return len(messages) > 1 and last["role"] == "assistant" and not last.get("tool_calls")
 
 
+def ends_with_reasoning(messages: Messages) -> bool:
+    """Whether the last message is an assistant message of reasoning alone, which can go on."""
+    last = messages[-1] if messages else {}
+    found = last.get("reasoning_content") and not last.get("content")
+    return bool(found) and ends_with_open_answer(messages)
+
+
 def lone_results(messages: Messages) -> list[str]:
     """Return a warning for each tool result that follows no call."""
     return [

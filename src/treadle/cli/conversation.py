@@ -25,7 +25,7 @@ from treadle.cli.media_files import (
     usage_text,
 )
 from treadle.cli.settings import SETTINGS, AnswerSettings, find
-from treadle.cli.transcript import Message, path_of, read_record, write_record
+from treadle.cli.transcript import REASONING, Message, path_of, read_record, write_record
 from treadle.cli.ui.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
@@ -173,9 +173,12 @@ class Conversation:
         first = self.n_dropped + 1
         return [i for i in range(first, len(self.messages)) if self.messages[i]["role"] == "user"]
 
-    def answered(self, text: str, turn: AnswerCost | None = None) -> None:
-        """Record the model's answer, without the prefill that it began with."""
-        self.messages.append({"role": "assistant", "content": self.prefill + text})
+    def answered(self, text: str, turn: AnswerCost | None = None, reasoning: str = "") -> None:
+        """Record the model's answer, without the prefill that it began with, and ``reasoning`` that
+        the model will read again.
+        """
+        thought = {REASONING: reasoning} if reasoning else {}
+        self.messages.append({"role": "assistant", "content": self.prefill + text, **thought})
         self.prefill = ""
         self._before = None
         if turn is not None:
@@ -287,7 +290,9 @@ class Conversation:
 
     def swap(self, _: str) -> Outcome:
         """Swap roles: you continue as the assistant, the model as the user."""
-        self.messages = [{**m, "role": OTHER_ROLE[m["role"]]} for m in self.messages]
+        self.messages = [
+            {"role": OTHER_ROLE[m["role"]], "content": m["content"]} for m in self.messages
+        ]
         # The last answer is now the user's message, and the model replies to it.
         ask = bool(self.messages) and self.messages[-1]["role"] == "user"
         return Outcome("roles swapped", ask=ask)

@@ -33,9 +33,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 CHAT_TEMPLATE = click.option(
     "--chat-template",
+    "--chat-template-file",
     metavar="FILE|NAME",
-    help="A file with a chat template (jinja2), or the name of a built-in one, to replace the "
-    "model's own.",
+    help="A file with a chat template (jinja2), the name of a built-in one, or of another one in "
+    "the model's file (tool_use), to replace the model's own.",
 )
 _TEMPLATE = (
     CHAT_TEMPLATE,
@@ -52,6 +53,26 @@ _TEMPLATE = (
         "template.",
     ),
     click.option(
+        "--reasoning-budget",
+        type=click.IntRange(-1),
+        metavar="N",
+        help="Most tokens of reasoning in an answer: 0 for none, -1, the default, for no limit.",
+    ),
+    click.option(
+        "--reasoning-budget-message",
+        metavar="TEXT",
+        help="Written into the model's reasoning where the budget ends it.",
+    ),
+    click.option(
+        "--reasoning-preserve/--no-reasoning-preserve",
+        default=None,
+        help="Keep the reasoning of earlier answers in the prompt, if the chat template has a "
+        "variable for it; by default the template decides.",
+    ),
+    click.option(  # llama.cpp needs it to render templates
+        "--jinja", is_flag=True, hidden=True, expose_value=False
+    ),
+    click.option(
         "--strict",
         is_flag=True,
         default=None,
@@ -59,7 +80,13 @@ _TEMPLATE = (
         "that they were left out, and the conversation goes on.",
     ),
 )
-_NAMES = ("chat_template", "chat_template_kwargs", "reasoning", "strict")
+_OF_REASONING = (
+    "reasoning",
+    "reasoning_budget",
+    "reasoning_budget_message",
+    "reasoning_preserve",
+)
+_NAMES = ("chat_template", "chat_template_kwargs", *_OF_REASONING, "strict")
 MAX_TOKENS = click.option(
     "-n",
     "--max-tokens",
@@ -84,6 +111,11 @@ def build_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     with as_usage(TreadleError):
         read_defaults(**given)
     return given
+
+
+def option_names(defaults: Mapping[str, Any]) -> str:
+    """Return the options of template and reasoning that were given, in words."""
+    return ", ".join(f"--{name.replace('_', '-')}" for name in defaults)
 
 
 def for_other_machines(defaults: dict[str, Any]) -> dict[str, Any]:

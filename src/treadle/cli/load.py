@@ -16,7 +16,7 @@ from treadle.base.gc_pause import garbage_kept
 from treadle.base.humanize import listed, n_bytes
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
-from treadle.errors import FileError, TreadleError
+from treadle.errors import FileError, TemplateError, TreadleError
 from treadle.files.paths import file_name
 from treadle.files.splits import find_model as one_inside
 from treadle.files.splits import first_shard, is_hf, missing
@@ -235,6 +235,10 @@ def load_model(
         _warn_of_unread(model, variables, progress)
     if given.get("reasoning", "auto") != "auto":
         _warn_of_no_reasoning(model, given["reasoning"], progress)
+    if given.get("reasoning_budget", 0) > 0 or given.get("reasoning_budget_message"):
+        _warn_of_no_marks(model, progress)
+    if given.get("reasoning_preserve"):
+        _warn_of_no_history(model, progress)
     trained = model.config.n_ctx_train
     if context is not None and context > trained:
         progress.close()
@@ -261,10 +265,10 @@ def _warnings_said(progress: ProgressBar) -> Iterator[None]:
 
 def _warn_of_unread(model: Model, variables: Iterable[str], progress: ProgressBar) -> None:
     """Warn about variables that the chat template does not use, probably misspelt."""
-    from treadle.chat.template.variables import unread
+    from treadle.chat.template.variables import PRESERVE, unread
 
     try:
-        names = unread(model.template, variables)
+        names = [name for name in unread(model.template, variables) if name != PRESERVE]
     except TreadleError:  # rendering will report it
         return
     if names:
@@ -285,6 +289,41 @@ def _warn_of_no_reasoning(model: Model, wanted: str, progress: ProgressBar) -> N
         return
     progress.close()
     remark(f"warning: --reasoning {wanted}: the chat template has no reasoning to switch {wanted}")
+
+
+def _warn_of_no_marks(model: Model, progress: ProgressBar) -> None:
+    """Warn that a reasoning budget has no effect."""
+    from treadle.chat.tools import dialect_of
+
+    if dialect_of(model.template).thought is None:
+        progress.close()
+        remark("warning: --reasoning-budget: the chat template has no reasoning to limit")
+
+
+def _warn_of_no_history(model: Model, progress: ProgressBar) -> None:
+    """Warn that ``--reasoning-preserve`` has no effect."""
+    from treadle.chat.tools import keeps_reasoning
+
+    if not keeps_reasoning(model.template):
+        progress.close()
+        remark(
+            "warning: --reasoning-preserve: the chat template leaves out reasoning of earlier "
+            "answers, and has no variable to keep it"
+        )
+
+
+def warn_of_template(model: Model, progress: ProgressBar) -> None:
+    """Warn of a file's own chat template that no conversation is possible with. (One of
+    ``--chat-template`` is an error.)
+    """
+    from treadle.chat.template.override import check_plain
+
+    try:
+        if model.defaults.template is None and "tokenizer.chat_template" in model.gguf.metadata:
+            check_plain(model.template)
+    except TemplateError as error:
+        progress.close()
+        remark(f"warning: {error}; --chat-template replaces it")
 
 
 def _positions(path: Path) -> int:

@@ -53,7 +53,22 @@ class Number(click.FloatRange):
 
 
 class ModelCommand(click.Command):
-    """A command with sampling options, which its help lists after the others."""
+    """A command with sampling options, which its help lists after the others. To an option of
+    another program it answers what to use here.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises click.UsageError."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            from treadle.cli.foreign_options import advice
+
+            known = {name for param in self.get_params(ctx) for name in param.opts}
+            if (said := advice(given, known)) is None:
+                raise
+            raise click.UsageError(said, ctx) from error
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under two headings."""

@@ -16,7 +16,7 @@ from treadle.cli.ui.table import harmless, is_styled, write
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
     from treadle.api.model import Model
-    from treadle.chat.tools import AnswerMarks
+    from treadle.chat.tools import AnswerMarks, OutputPiece
 
 DIM = "\x1b[2m"
 RESET = "\x1b[0m"
@@ -28,7 +28,7 @@ def marks_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
     """Return the reasoning marks to look for. An answer ``bound`` to a grammar has none."""
     from treadle.chat.tools import AnswerMarks, find_thought
 
-    if hasattr(reply, "reasoning"):  # pieces of a Reply are already content only
+    if hasattr(reply, "parts"):  # those of a Reply are told apart already
         return AnswerMarks()
     thought = None if bound else find_thought(model.template)
     if thought is None:
@@ -41,7 +41,7 @@ def marks_of(model: Model, reply: Generation, *, bound: bool) -> AnswerMarks:
 
 
 class ReplyView:
-    """Shows an answer piece by piece; ``content`` is the answer without reasoning.
+    """Shows an answer piece by piece; ``content`` is the answer without ``reasoning``.
 
     ``whole``: reasoning is shown, dim on a terminal, and on standard error if standard output is
     not a terminal. Otherwise standard error shows its token count, updated live on a terminal.
@@ -49,6 +49,7 @@ class ReplyView:
 
     def __init__(self, screen: Screen, marks: AnswerMarks, *, whole: bool) -> None:
         self.content = ""
+        self.reasoning = ""
         self._screen = screen
         self._scanner = marks.scanner()
         self._whole = whole
@@ -61,12 +62,17 @@ class ReplyView:
     def take(self, piece: str, n_tokens: int, *, last: bool = False) -> None:
         """Show a piece; ``n_tokens``: the answer's tokens so far."""
         for part in self._scanner.feed(piece, last=last):
-            if part.kind == "reasoning":
-                self._think(part.text, n_tokens)
-            else:
-                self.end()
-                self.content += part.text
-                self._screen.show(part.text)
+            self.show(part, n_tokens)
+
+    def show(self, part: OutputPiece, n_tokens: int) -> None:
+        """Show a piece that is known to be reasoning or content."""
+        if part.kind == "reasoning":
+            self.reasoning += part.text
+            self._think(part.text, n_tokens)
+        else:
+            self.end()
+            self.content += part.text
+            self._screen.show(part.text)
 
     def end(self) -> None:
         """End the reasoning and fold it. Idempotent."""

@@ -10,8 +10,10 @@ from typing import Any
 from treadle.errors import FileError
 from treadle.files.target import part_of
 
-# role: "user" or "assistant"; content: a text, or parts of text, pictures and sounds
+# role: "user" or "assistant"; content: a text, or parts of text, pictures and sounds; of an answer
+# REASONING too, if the model reads it again
 Message = dict[str, Any]
+REASONING = "reasoning_content"
 
 ROLES = ("user", "assistant")
 PARTS = ("text", "image", "audio")  # types, and the keys that hold their values
@@ -72,7 +74,14 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
                 where=f"messages[{i}]",
                 expected='a "role" of user or assistant, and a "content" of text or parts',
             )
-    return system, [{"role": m["role"], "content": m["content"]} for m in messages]
+    return system, [_kept(message) for message in messages]
+
+
+def _kept(message: Message) -> Message:
+    """Return a message without keys that are not ours."""
+    made = {"role": message["role"], "content": message["content"]}
+    reasoning = message.get(REASONING)
+    return {**made, REASONING: reasoning} if reasoning and isinstance(reasoning, str) else made
 
 
 def is_content(content: Any) -> bool:

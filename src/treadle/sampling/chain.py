@@ -32,7 +32,8 @@ class TokenConstraint(Protocol):
         A constraint with ``later()`` is applied while the model runs: it returns a ``LateMask``
         with one bit per token, lowest first, set if the token may follow; if none is set, ``mask``
         is called for the reason. A constraint with ``forced()`` returns the ids that must come
-        next, if known: they are drafted, and sampled like any other.
+        next, if known: they are drafted, and sampled like any other. One with ``unbound()`` tells
+        whether any token may come next, so that ``mask`` need not be called.
         """
 
     def accept(self, id: int, /) -> object:
@@ -80,6 +81,7 @@ class Sampler:
                 self._openings = None
         self._later: Callable[[], LateMask] | None = getattr(constraint, "later", None)
         self._forced: Callable[[], list[int]] | None = getattr(constraint, "forced", None)
+        self._unbound: Callable[[], bool] | None = getattr(constraint, "unbound", None)
         self._asks = False
         self.reset()
         names = [name for name, _ in self._stages]
@@ -121,6 +123,11 @@ class Sampler:
         """
         return self._finish(Candidates(self._prepare(logits, ids)), ids, 0)
 
+    @property
+    def constraint(self) -> TokenConstraint | None:
+        """The constraint on the next token."""
+        return self._constraint
+
     def forced(self) -> list[int]:
         """Return the ids that the constraint forces next, if known. Call it before ``query``."""
         return self._forced() if self._forced is not None else []
@@ -132,6 +139,8 @@ class Sampler:
             return self._look if self._asks else None
         if self._later is not None and n_rows == 1:  # a mask is for one position
             return self._look._replace(mask=self._later())
+        if self._unbound is not None and n_rows == 1 and self._unbound():
+            return self._look
         self._asks = False
         return None
 

@@ -39,7 +39,13 @@ from treadle.server.protocols import (
     slot_actions,
 )
 from treadle.server.protocols.answer_fields import reuse
-from treadle.server.protocols.openai import chat, completions, response_lookup, responses
+from treadle.server.protocols.openai import (
+    chat,
+    completions,
+    control,
+    response_lookup,
+    responses,
+)
 from treadle.server.protocols.openai.answer import counter
 from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream
@@ -52,6 +58,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
     "/v1/chat/completions": chat.chat_completions,
+    "/v1/chat/completions/control": control.control,
     "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,
     "/v1/chat/completions/input_tokens": counter(chat.read_chat),
@@ -204,7 +211,7 @@ class RequestGuard:
         began = time.perf_counter()
         status = 0
         scope["treadle.came"] = began
-        name = request_id(headers.get("x-request-id", ""))
+        name = scope["treadle.id"] = request_id(headers.get("x-request-id", ""))
 
         async def noted(message: Message) -> None:
             nonlocal status

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from treadle.chat.template.builtin_templates import BUILT_INS
-from treadle.chat.template.override import NAMES, choose_template
+from treadle.chat.template.override import check_plain, choose_template
+from treadle.chat.template.role_formats import NAMES, find_named
+from treadle.chat.template.template import ChatTemplate
 from treadle.errors import TemplateError
 
 SOURCE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
@@ -17,7 +18,9 @@ def test_a_name_a_file_or_a_text(tmp_path: Path) -> None:
     for name in NAMES:
         chosen = choose_template(name)
         assert (chosen.builtin, chosen.origin) == (name, f"built-in {name}")
-        assert (chosen.source, chosen.stop) in [(each.source, each.stop) for each in BUILT_INS]
+        built_in = find_named(name)
+        assert built_in is not None
+        assert (chosen.source, chosen.stop) == (built_in.source, built_in.stop)
     path = tmp_path / "mine.jinja"
     for data in (SOURCE.encode(), b"\xef\xbb\xbf" + SOURCE.encode(), SOURCE.encode() + b"\n"):
         path.write_bytes(data)
@@ -53,6 +56,38 @@ def test_a_file_that_is_no_template(tmp_path: Path, data: bytes, message: str) -
     with pytest.raises(TemplateError) as caught:
         choose_template(path)
     assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+
+
+def test_a_name_that_the_models_file_may_have(tmp_path: Path) -> None:
+    """Looked for when that is known. A file of this name comes first."""
+    for name in ("tool_use", "rag", "my-own"):
+        chosen = choose_template(name)
+        assert (chosen.named, chosen.origin) == (name, f"{name} of the model's file")
+    for name in ("tool_use.jinja", "templates/rag", "./rag", "two words"):
+        with pytest.raises(TemplateError, match="neither a file nor a built-in"):
+            choose_template(name)
+    with pytest.raises(TemplateError, match="neither a file"):
+        choose_template(tmp_path / "rag")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (SOURCE, None),
+        ("{{ raise_exception('no user') }}", "line 1: no user (from my own"),
+        ("a\n{{ messages[5].content }}", "line 2: "),
+        ("a\n{{ messages[0].content + 1 }}", "line 2: "),
+        ("{% if messages[0].role != 'system' %}{{ raise_exception('first') }}{% endif %}", "first"),
+        ("{{ bos_token }}hello", "its prompt leaves out what the user says"),
+    ],
+)
+def test_a_plain_message_is_written(source: str, message: str | None) -> None:
+    template = ChatTemplate(source, origin="my own")
+    if message is None:
+        return check_plain(template)
+    with pytest.raises(TemplateError) as caught:
+        check_plain(template)
     assert message in str(caught.value)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from treadle.chat.template.template import ChatTemplate
 from treadle.chat.template.variables import check_reasoning, reasoning_said, unread
+from treadle.chat.tools import keeps_reasoning
 from treadle.errors import TreadleError
 
 HELLO = [{"role": "user", "content": "hi"}]
@@ -89,3 +90,40 @@ def test_what_is_said_of_reasoning() -> None:
     for wrong in ("yes", "", None, True):
         with pytest.raises(TreadleError, match="expected auto, on, off"):
             check_reasoning(wrong)
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "kept", "left"),
+    [
+        ("{{ preserve_thinking | default(false) }}", "False", "True", "False"),
+        ("{{ keep_past_thinking }}", "", "True", "False"),
+        ("{{ clear_thinking is defined and not clear_thinking }}", "False", "True", "False"),
+        ("{{ truncate_history_thinking | default(true) }}", "True", "False", "True"),
+        ("{{ drop_thinking | default(true) }}", "True", "False", "True"),
+        ("{{ think_render_option | default('lastthink') }}", "lastthink", "all", "lastthink"),
+        ("no variable", "no variable", "no variable", "no variable"),
+    ],
+)
+def test_history_by_each_familys_variable(source: str, own: str, kept: str, left: str) -> None:
+    assert ChatTemplate(source).render(HELLO) == own
+    assert ChatTemplate(source, preserve=True).render(HELLO) == kept
+    assert ChatTemplate(source, preserve=False).render(HELLO) == left
+    for preserve in (None, True, False):
+        template = ChatTemplate(source, preserve=preserve)
+        assert template.render(HELLO, preserve_reasoning=True) == kept
+        assert template.render(HELLO, preserve_reasoning=False) == left
+
+
+def test_whether_earlier_reasoning_is_kept() -> None:
+    always = "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }}{% endfor %}"
+    variable = "{% for m in messages %}{% if preserve_thinking %}{{ m.thinking }}{% endif %}"
+    variable += "{{ m.content }}{% endfor %}"
+    parts = (
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'thinking' %}"
+        "{{ p.thinking }}{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    assert keeps_reasoning(ChatTemplate(always))
+    assert not keeps_reasoning(ChatTemplate(variable))
+    assert keeps_reasoning(ChatTemplate(variable, preserve=True))
+    assert keeps_reasoning(ChatTemplate(parts))
+    assert not keeps_reasoning(ChatTemplate("{{ messages[-1].content }}", preserve=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from treadle.chat.template.builtin_templates import BUILT_INS
 from treadle.chat.template.template import ChatTemplate
-from treadle.chat.template.variables import check_own, check_variables
+from treadle.chat.template.variables import check_own, check_variables, format_variables
 from treadle.errors import TemplateError, TreadleError
 
 
@@ -66,3 +67,38 @@ def test_what_the_conversation_says_itself(name: str) -> None:
     template: Any = ChatTemplate("{{ messages }}{{ add_generation_prompt }}")
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
         check_variables(template, [name], ())
+
+
+SCHEMA = {"type": "object", "properties": {"é": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{{ response_format.type }}",
+            {"response_format": {"type": "json_schema", "schema": SCHEMA}},
+        ),
+        (
+            "{{ response_format.get('type') }}{{ response_schema }}{{ tool_choice }}",
+            {
+                "response_format": {"type": "json_schema", "schema": SCHEMA},
+                "response_schema": SCHEMA,
+                "tool_choice": "required",
+            },
+        ),
+        ("{{ response_format | tojson }}", {"response_format": SCHEMA}),
+        ("{{ response_format }}", {"response_format": json.dumps(SCHEMA, ensure_ascii=False)}),
+        ("{{ messages }}", {}),
+        ("{# response_format tool_choice #}", {}),
+        ("{% set response_format = 3 %}{{ response_format }}", {}),
+        ("{{ response_format", {}),  # rendering it says what is wrong
+    ],
+)
+def test_the_format_of_the_answer(source: str, expected: dict[str, Any]) -> None:
+    template = ChatTemplate(source)
+    assert format_variables(template, "json_schema", SCHEMA, "required") == expected
+    nothing = format_variables(template, None)
+    assert nothing == {}
+    any_object = format_variables(template, "json_object").get("response_format")
+    assert any_object in (None, {"type": "json_object"})

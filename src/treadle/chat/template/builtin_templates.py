@@ -1,4 +1,6 @@
-"""Built-in chat templates for model files that carry none, one per model family."""
+"""Built-in chat templates for model files that carry none, one per model family. ``role_formats``
+has further ones, which are used only by name.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +126,10 @@ _RWKV_WORLD = """\
 {%- endif %}"""
 
 
-def _without_system(source: str, system: str) -> str:
+def system_first(source: str, system: str) -> str:
+    """Return the source of a template over ``turns``, in which ``system``, an expression, is the
+    system message's text, before the first user message.
+    """
     return _SYSTEM_FIRST.replace("SYSTEM", system) + source
 
 
@@ -136,26 +141,26 @@ BUILT_INS = (
     BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
     BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
     BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),
-    BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), _without_system(_GEMMA, _PLAIN_SYSTEM)),
-    BuiltIn("mistral", ("[INST]", "[/INST]"), _without_system(_MISTRAL, _PLAIN_SYSTEM)),
+    BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), system_first(_GEMMA, _PLAIN_SYSTEM)),
+    BuiltIn("mistral", ("[INST]", "[/INST]"), system_first(_MISTRAL, _PLAIN_SYSTEM)),
     BuiltIn(
         "nanochat",
         ("<|user_start|>", "<|user_end|>", "<|assistant_start|>", "<|assistant_end|>"),
-        _without_system(_NANOCHAT, _PLAIN_SYSTEM),
+        system_first(_NANOCHAT, _PLAIN_SYSTEM),
         archs=("nanochat",),
     ),
     # Their control tokens do not identify the format, so ``general.name`` must match.
     BuiltIn(
         "mistral",
         (),
-        _without_system(_MISTRAL, _PLAIN_SYSTEM),
+        system_first(_MISTRAL, _PLAIN_SYSTEM),
         named="mi[sx]tral.*instruct",
         archs=("llama", "mistral"),
     ),
     BuiltIn(
         "llama2",
         (),
-        _without_system(_LLAMA2, _LLAMA2_SYSTEM),
+        system_first(_LLAMA2, _LLAMA2_SYSTEM),
         named="llama.?v?2.*chat|codellama.*instruct",
         archs=("llama",),
     ),

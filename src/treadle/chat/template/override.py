@@ -1,34 +1,67 @@
-"""Chat template chosen in place of a model file's own: a built-in name, a file or source."""
+"""Chat template chosen in place of a model file's default one: a built-in name, a file, source, or
+the name of another template of the model's file.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from treadle.chat.template.builtin_templates import BUILT_INS
-from treadle.chat.template.template import MAX_SOURCE, ChatTemplate, ChosenTemplate
+from treadle.chat.template.role_formats import NAMES, find_named
+from treadle.chat.template.template import MAX_SOURCE, OWN, ChatTemplate, ChosenTemplate
 from treadle.errors import TemplateError
 
-NAMES = tuple(dict.fromkeys(each.name for each in BUILT_INS))
 _MARKS = ("{{", "{%", "{#")  # every template has one of these, no file name does
+_NAME = re.compile(r"\w[\w-]*", re.ASCII)  # of a template in the model's file, such as tool_use
+_PLAIN = "treadle asks"  # content of a test message: no template has these words
 
 
 def choose_template(given: str | os.PathLike[str]) -> ChosenTemplate:
-    """Return the template that ``given`` means: a built-in name, a file, or template source.
+    """Return the template that ``given`` means: a built-in name, a file, template source, or the
+    name of a template in the model's file, which ``load_template`` looks for.
 
-    Raises TemplateError for an unknown name, an unreadable file, and a template that does not
+    Raises TemplateError for a misspelt name, an unreadable file, and a template that does not
     compile (with the line).
     """
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise TemplateError(f"chat_template={given!r:.80}: expected a file or a name: {_names()}")
-    named = next((each for each in BUILT_INS if each.name == given), None)
+    named = find_named(given)
     if named is not None:
         return ChosenTemplate(named.source, f"built-in {named.name}", named.name, named.stop)
     if isinstance(given, str) and any(mark in given for mark in _MARKS):
         return _checked(ChosenTemplate(given, "text that was given"), "chat_template")
     path = Path(given)
+    if isinstance(given, str) and _may_be_named(given):
+        return ChosenTemplate("", f"{given} of {OWN}", named=given)
     return _checked(ChosenTemplate(_read(path), f"file {path.name}"), str(path))
+
+
+def check_plain(template: ChatTemplate) -> None:
+    """Raise TemplateError for a template that refuses a plain message of the user's, or leaves out
+    its words: no conversation is possible with it.
+    """
+    try:
+        text = template.render([{"role": "user", "content": _PLAIN}])
+    except TemplateError as error:
+        raise TemplateError(
+            f"{error} (from {template.origin}; the conversation was one message of the user's)"
+        ) from None
+    if _PLAIN not in text:
+        raise TemplateError(
+            f"chat template from {template.origin}: its prompt leaves out what the user says: "
+            "expected a template that writes the contents of messages"
+        )
+
+
+def _may_be_named(given: str) -> bool:
+    """Whether this can be the name of a template in the model's file: no file has it, and it is not
+    a misspelt built-in one.
+    """
+    if os.path.lexists(given) or not _NAME.fullmatch(given):
+        return False
+    return not get_close_matches(given, NAMES, n=1)
 
 
 def _read(path: Path) -> str:

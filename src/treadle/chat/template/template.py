@@ -14,6 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.chat.messages import Message, has_media, plain, read_messages, text_part
 from treadle.chat.template.builtin_templates import BUILT_INS, BuiltIn
 from treadle.chat.template.content_form import ContentForm, form_of
+from treadle.chat.template.role_formats import NAMES, find_named
 from treadle.chat.template.variables import AUTO, is_off, reasoning_default, with_reasoning
 from treadle.errors import TemplateError
 from treadle.tokenizer.vocab import TokenType, Vocab
@@ -40,7 +41,8 @@ class ChatTemplate:
     None for a file's own. ``stop``: stop strings, where the template ends answers without a token.
     ``origin``: the source, for messages. ``specials``: further variables that are token texts.
     ``defaults``: variables used where a call sets none. ``reasoning``: default for such a call:
-    "on", "off", or "auto" for the template's own behaviour.
+    "on", "off", or "auto" for the template's own behaviour. ``preserve``: whether earlier answers
+    keep their reasoning, for templates with a variable for it; None for their own default.
 
     A template that is not built in is rendered in a process of its own (``renderer``), started at
     first use.
@@ -59,6 +61,7 @@ class ChatTemplate:
         specials: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         reasoning: str = AUTO,
+        preserve: bool | None = None,
     ) -> None:
         self.source = source
         self.bos = bos
@@ -70,6 +73,7 @@ class ChatTemplate:
         self.specials = dict(specials or {})
         self.defaults = dict(defaults or {})
         self.reasoning = reasoning
+        self.preserve = preserve
         self._forms: dict[str, ContentForm] = {}
         self._written: dict[tuple[str, str, tuple[str, ...]], bool] = {}
 
@@ -290,13 +294,15 @@ class ChosenTemplate:
     """Template that the user chose in place of the file's own; ``override.py`` reads one.
 
     ``builtin``: the built-in template's name, or None. ``origin``: its source in words, without
-    folder names. ``stop``: stop strings.
+    folder names. ``stop``: stop strings. ``named``: the name of a template in the model's file,
+    whose source is read when that is known.
     """
 
     source: str
     origin: str
     builtin: str | None = None
     stop: tuple[str, ...] = ()
+    named: str | None = None
 
 
 def load_template(
@@ -307,7 +313,8 @@ def load_template(
 
     ``.builtin`` of the result tells which. A file's template named ``tool_use`` is used when tools
     are given. ``chosen`` replaces all of these; ``settings`` are those of ``ChatTemplate``. Raises
-    FileError and UnsupportedError as ``load_tokenizer`` does.
+    FileError and UnsupportedError as ``load_tokenizer`` does, and TemplateError if the file has no
+    template of the chosen name.
     """
     vocab = Vocab(gguf)
     spelt = {
@@ -319,7 +326,7 @@ def load_template(
     settings["specials"] = {f"{name}_token": text for name, text in spelt.items()}
     if chosen is not None:
         return ChatTemplate(
-            chosen.source,
+            chosen.source if chosen.named is None else _named_source(gguf, chosen.named),
             bos=bos,
             eos=eos,
             builtin=chosen.builtin,
@@ -329,7 +336,7 @@ def load_template(
         )
     own = gguf.metadata.get("tokenizer.chat_template")
     tool_use = gguf.metadata.get("tokenizer.chat_template.tool_use")
-    named = next((each for each in BUILT_INS if each.name == own), None)
+    named = find_named(own)
     if isinstance(own, str) and own.strip() and named is None:
         tools = tool_use if isinstance(tool_use, str) else None
         return ChatTemplate(own, bos=bos, eos=eos, tool_source=tools, **settings)
@@ -343,6 +350,26 @@ def load_template(
         stop=built_in.stop,
         origin=f"built-in {built_in.name}, {why}",
         **settings,
+    )
+
+
+def _named_source(gguf: GGUF, name: str) -> str:
+    """Return the source of the file's template of this name; "default" is the one without a name.
+    Raises TemplateError.
+    """
+    key = "tokenizer.chat_template"
+    found = {
+        "default" if at == key else at.removeprefix(f"{key}."): value
+        for at, value in gguf.metadata.items()
+        if at == key or at.startswith(f"{key}.")
+    }
+    source = found.get(name)
+    if isinstance(source, str) and source.strip():
+        return source
+    own = f"has the templates {', '.join(sorted(found))}" if found else "has no template"
+    raise TemplateError(
+        f"chat template {name!r} is not a file, nor a template of {gguf.path.name}, which {own}: "
+        f"expected a file, one of these, or a built-in one: {', '.join(NAMES)}"
     )
 
 

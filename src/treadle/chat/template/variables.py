@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -29,6 +30,18 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
 EFFORT = "reasoning_effort"
 # Values for off, best first: Cohere's and Mistral's, Hy3's, Solar's. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
+# Variables that keep the reasoning of earlier turns: their values for kept and left out.
+HISTORY: dict[str, tuple[Any, Any]] = {
+    "preserve_thinking": (True, False),  # LFM2.5, Laguna
+    "preserved_thinking": (True, False),  # Hy3
+    "keep_past_thinking": (True, False),  # LFM2.5
+    "clear_thinking": (False, True),  # GLM 4.7
+    "truncate_history_thinking": (False, True),  # Nemotron 3
+    "drop_thinking": (False, True),  # DeepSeek V4
+    "think_render_option": ("all", "lastthink"),  # Solar
+}
+FORMAT = "response_format"
+PRESERVE = "preserve_reasoning"  # llama.cpp's name for any of these
 _ALSO_OFF = {"thinking_mode": ("chat",)}  # DeepSeek V3.2
 
 
@@ -88,7 +101,22 @@ def with_reasoning(template: ChatTemplate, given: Mapping[str, Any]) -> dict[str
     made = switched(template, said or default)
     if EFFORT in made and given.get(EFFORT) in _NO_EFFORT:  # use the template's own word for it
         given = {name: value for name, value in given.items() if name != EFFORT}
-    return {**made, **own, **given}
+    return {**preserving(template, {**own, **given}.get(PRESERVE)), **made, **own, **given}
+
+
+def preserving(template: ChatTemplate, asked: Any = None) -> dict[str, Any]:
+    """Return the variables of HISTORY that the template reads, as a call asks for (llama.cpp's
+    ``preserve_reasoning``), else as the template's default ``preserve`` says. Empty where neither
+    says anything, and for a template that cannot be parsed.
+    """
+    keep = asked if isinstance(asked, bool) else template.preserve
+    if keep is None:
+        return {}
+    try:
+        read = template.variables()
+    except TreadleError:
+        return {}
+    return {name: pair[not keep] for name, pair in HISTORY.items() if name in read}
 
 
 def switched(template: ChatTemplate, reasoning: str) -> dict[str, Any]:
@@ -115,6 +143,38 @@ def check_reasoning(reasoning: Any, name: str = "reasoning") -> str:
     if not isinstance(reasoning, str) or reasoning not in REASONING:
         raise TreadleError(f"{name}={reasoning!r:.40}: expected {', '.join(REASONING)}")
     return reasoning
+
+
+def format_variables(
+    template: ChatTemplate, kind: str | None, schema: Any = None, tool_choice: str | None = None
+) -> dict[str, Any]:
+    """Return the variables by which a template tells the model of the format of its answer, and
+    whether it must call a tool; of those, the ones that the template reads.
+
+    ``kind``: "json_schema", with the ``schema``, "json_object", or None; ``tool_choice``: "auto",
+    "required" or "none". A template that reads parts of ``response_format`` (Kimi K3, Cohere's)
+    gets an object of type and schema, one that writes it as JSON (DeepSeek V4) the schema, any
+    other (Solar) the schema as JSON text.
+    """
+    source = template.source
+    made: dict[str, Any] = {}
+    if kind is not None and FORMAT in source:
+        if re.search(rf"\b{FORMAT}\s*(\.|\[)", source):
+            made[FORMAT] = {"type": kind} if schema is None else {"type": kind, "schema": schema}
+        elif schema is not None:
+            written = re.search(rf"\b{FORMAT}\s*\|\s*tojson", source)
+            made[FORMAT] = schema if written else json.dumps(schema, ensure_ascii=False)
+        if schema is not None:
+            made["response_schema"] = schema
+    if tool_choice is not None and "tool_choice" in source:
+        made["tool_choice"] = tool_choice
+    if not made:
+        return {}
+    try:
+        read = template.variables()
+    except TreadleError:
+        return {}
+    return {name: value for name, value in made.items() if name in read}
 
 
 def unread(template: ChatTemplate, names: Iterable[str]) -> list[str]:

@@ -35,7 +35,13 @@
 A call ends where its JSON ends, whatever its strings contain.
 """
 
-from treadle.chat.tools.detect import TemplateDialect, dialect_of, find_dialect, find_thought
+from treadle.chat.tools.detect import (
+    TemplateDialect,
+    dialect_of,
+    find_dialect,
+    find_thought,
+    keeps_reasoning,
+)
 from treadle.chat.tools.formats import ROWS, Thought, ToolCallFormat
 from treadle.chat.tools.output import OutputPiece, ParsedOutput, ToolCall
 from treadle.chat.tools.stream_parser import AnswerMarks, StreamParser
@@ -53,4 +59,5 @@ __all__ = [
     "dialect_of",
     "find_dialect",
     "find_thought",
+    "keeps_reasoning",
 ]

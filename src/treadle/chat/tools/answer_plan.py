@@ -18,7 +18,7 @@ from treadle.chat.tools.call_grammar import (
 )
 from treadle.chat.tools.constrained_decoding import ConstrainedDecoder, ConstraintPlan, Trigger
 from treadle.chat.tools.detect import TemplateDialect
-from treadle.chat.tools.formats import ToolCallFormat, core_of
+from treadle.chat.tools.formats import Thought, ToolCallFormat, core_of
 from treadle.chat.tools.stop_filter import StopFilter
 from treadle.chat.tools.stream_parser import AnswerMarks
 from treadle.errors import GrammarError, of_setting
@@ -37,7 +37,8 @@ class AnswerOptions:
     ``tools``: argument schemas by name. Schemas of ``strict`` tools must be enforced completely,
     others as far as possible. One of ``forced`` must be called. ``schema`` (``lenient``: as far as
     possible), ``grammar`` (GBNF) and ``regex`` constrain an answer that is not a call. ``budget``:
-    tokens of reasoning.
+    tokens of reasoning; ``message``: written before the mark that ends reasoning over its budget.
+    ``control``: reasoning may be ended while it is written (``ConstrainedDecoder.end_reasoning``).
     """
 
     tools: Schemas = field(default_factory=dict)
@@ -49,6 +50,8 @@ class AnswerOptions:
     grammar: str | None = None
     regex: str | None = None
     budget: int | None = None
+    message: str = ""
+    control: bool = False
     streams: bool = True  # output arguments as they stream in
 
 
@@ -105,13 +108,17 @@ def plan_answer(
             bound = _of_tools(source, grammars)
         else:
             lazy = _of_tools(calls_behind(row, tools, grammars.tokenizer), grammars)
-    if bound or lazy or (dialect.thought and wanted.budget is not None):
+    ends = wanted.budget is not None or wanted.control
+    if dialect.thought and ends:
+        check_message(wanted.message, dialect.thought)
+    if bound or lazy or (dialect.thought and ends):
         plan = ConstraintPlan(
             grammars.tokenizer,
             dialect.thought,
             marks.opened,
             _may_open(wanted, dialect, grammars),
             wanted.budget,
+            wanted.message,
             _header(wanted, dialect, marks, grammars),
             bound,
             lazy,
@@ -124,6 +131,19 @@ def plan_answer(
     found = bound or lazy
     said = (*warnings, *(found.warnings if found is not None else ()))
     return AnswerPlan(marks, plan, tuple(dict.fromkeys(said)), _shown(marks, grammars))
+
+
+@of_setting("reasoning_budget_message")
+def check_message(message: str, thought: Thought) -> None:
+    """Raise GrammarError for a message at the end of reasoning that holds a mark of reasoning: what
+    is behind that would be taken for the answer.
+    """
+    for mark in (thought.close.strip(), thought.begin.strip()):
+        if mark in message:
+            raise GrammarError(
+                f"reasoning_budget_message has {mark!r}: expected text without marks of reasoning, "
+                "which are written behind it"
+            )
 
 
 def _bound(

@@ -2,8 +2,9 @@
 schema.
 
 A grammar holds after reasoning, or from the mark of a call to its end; elsewhere output is free and
-no mask is computed. Reasoning over its budget is ended: only the tokens of its closing mark may
-follow. With a budget, reasoning is not opened again; with a budget of 0 it is never opened.
+no mask is computed. Reasoning over its budget is ended, as is that of ``end_reasoning``: only the
+tokens of a message, if there is one, and of its closing mark may follow. With a budget, reasoning
+is not opened again; with a budget of 0 it is never opened.
 
 Inside reasoning the mark of a call has no effect, as the model may only mention it. The grammar
 holds from the call's arguments on. After the call the model may end its output or reason on; where
@@ -38,6 +39,7 @@ _OPENING: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[bytes, bool], bytes]] 
     weakref.WeakKeyDictionary()
 )
 _GAP = (b"\n", b"\n\n")  # tokens that may follow reasoning
+MAX_WAITED = 3  # tokens over the budget that complete a character, of up to 4 bytes
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class ConstraintPlan:
     opened: bool = False  # the prompt opens reasoning
     may_open: bool = True  # else ``bound`` holds from the first token on
     budget: int | None = None  # tokens of reasoning
+    message: str = ""  # written before the closing mark of reasoning that is ended
     header: Grammar | None = None
     bound: Grammar | None = None
     lazy: Grammar | None = None
@@ -193,6 +196,8 @@ class ConstrainedDecoder:
         self._text = b""  # recent text, which may end with the beginning of a mark
         self._tail = b""  # end of the text since reasoning or a call
         self._n_thought = 0  # tokens of reasoning
+        self._n_due: int | None = None  # of them when its end was due
+        self._ends = False  # ``end_reasoning`` was called
         self._forced: list[int] = []
         self._matcher: Matcher | None = None
         self._n_gap = 0
@@ -218,8 +223,17 @@ class ConstrainedDecoder:
 
     def bits(self) -> bytes | None:
         """Return a bit for each token that may come next, the lowest first; None where all may."""
+        self._heed()
         result: bytes | None = getattr(self, f"_bits_{self._state}")()
         return result
+
+    def unbound(self) -> bool:
+        """Return whether any token may come next, where that is known without a search."""
+        self._heed()
+        plan = self._plan
+        if self._state in ("start", "thinking"):
+            return plan.bound is None
+        return self._state == "plain" and (plan.thought is None or not self._limited)
 
     def mask(self, logits: npt.NDArray[np.floating[Any]]) -> None:
         """Set the logits [n_vocab] of every token that may not come next to -inf, in place."""
@@ -246,6 +260,7 @@ class ConstrainedDecoder:
 
     def forced(self) -> list[int]:
         """Return the ids that must come next, where that is certain."""
+        self._heed()
         if self._state == "call" and self._matcher is not None:
             return self._matcher.forced()
         return list(self._forced) if self._state == "forced" else []
@@ -256,6 +271,37 @@ class ConstrainedDecoder:
         return self._matcher is None or self._matcher.accepting
 
     # -- reasoning ------------------------------------------------------------------------------
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether the output may have reasoning, or has had it."""
+        return self._plan.thought is not None and self._plan.budget != 0
+
+    def end_reasoning(self) -> bool:
+        """End the reasoning of the output before its next token; it may not begin again. Return
+        whether it is reasoning, or might still begin to.
+
+        Any thread may call this: the thread that samples reads the flag between two tokens.
+        """
+        reasons = self._state in ("start", "thinking") or self._within
+        if self._plan.thought is None or not reasons:
+            return False
+        self._ends = True
+        return True
+
+    @property
+    def _limited(self) -> bool:
+        """Whether reasoning that has ended may not begin again."""
+        return self._ends or self._plan.budget is not None
+
+    def _heed(self) -> None:
+        """Act on ``end_reasoning``."""
+        if not self._ends:
+            return
+        if self._state == "thinking":
+            self._watch()
+        elif self._state == "start" and not self._text and self._opening == self._plan.opening:
+            self._behind()
 
     def _first(self) -> Matcher:
         """Return a matcher of the header, or of the answer where there is no header."""
@@ -405,11 +451,22 @@ class ConstrainedDecoder:
         return matcher
 
     def _watch(self) -> None:
-        """Force the closing mark of reasoning that has used up its budget."""
+        """Force the closing mark of reasoning that has used up its budget or was ended, unless it
+        stands within a character.
+        """
         plan = self._plan
-        if plan.budget is not None and self._n_thought >= plan.budget and plan.thought is not None:
-            self._forced = plan.ids(plan.thought.close)
-            self._state = "forced"
+        spent = plan.budget is not None and self._n_thought >= plan.budget
+        if plan.thought is None or not (spent or self._ends):
+            return
+        if self._n_due is None:
+            self._n_due = self._n_thought
+        if _is_cut(self._text) and self._n_thought < self._n_due + MAX_WAITED:
+            return
+        words = plan.message if self._ends or plan.budget else ""  # a budget of 0: no reasoning
+        said = plan.tokenizer.encode_plain(words, start=False) if words else []
+        self._draft = None
+        self._forced = [*said, *plan.ids(plan.thought.close)]
+        self._state = "forced"
 
     def _bits_forced(self) -> bytes:
         return self._plan.bits_of(self._forced[:1])
@@ -424,7 +481,7 @@ class ConstrainedDecoder:
         are counted.
         """
         self._text = b""
-        if self._plan.bound is None and self._plan.budget is None:
+        if self._plan.bound is None and not self._limited:
             self._state = "start"
         else:
             self._behind(gap=True)
@@ -453,7 +510,7 @@ class ConstrainedDecoder:
 
     def _bits_plain(self) -> bytes | None:
         plan = self._plan
-        if plan.thought is None or plan.budget is None:
+        if plan.thought is None or not self._limited:
             return None
         return plan.bits_unopened(self._tail)
 
@@ -474,10 +531,10 @@ class ConstrainedDecoder:
         """Read text where a call may begin."""
         plan = self._plan
         if plan.thought is not None:
-            mark = (plan.thought.begin if plan.budget is None else plan.thought.sign).encode()
+            mark = (plan.thought.sign if self._limited else plan.thought.begin).encode()
             tail = self._tail + piece
             self._tail = tail[-len(mark) :]
-            if plan.budget is None and plan.bound is None and mark in tail:
+            if not self._limited and plan.bound is None and mark in tail:
                 self._text = tail.rpartition(mark)[2]
                 self._tail = b""
                 self._state = "thinking"
@@ -547,6 +604,16 @@ def _missing(text: bytes, mark: bytes) -> bytes:
         if mark.startswith(text[-n:]):
             return mark[n:]
     return b""
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether ``text`` ends within a UTF-8 character."""
+    for n in range(1, min(len(text), 4) + 1):
+        byte = text[-n]
+        if byte & 0xC0 != 0x80:  # the first byte of a character
+            size = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return n < size
+    return False
 
 
 def _follows(mark: bytes, piece: bytes, *, last: bool) -> bool:

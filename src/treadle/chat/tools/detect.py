@@ -195,6 +195,13 @@ def find_thought(template: ChatTemplate) -> Thought | None:
     return next((t for t in THOUGHTS if t.close in asked), None)
 
 
+def keeps_reasoning(template: ChatTemplate) -> bool:
+    """Return whether prompts have the reasoning of answers before the user's last message."""
+    said = {"role": "assistant", "content": _GIVEN, **dict.fromkeys(REASONING, _SYSTEM)}
+    said = with_thought_parts(said) if dialect_of(template).thought_parts else said
+    return _SYSTEM in _rendered(template, [said, _USER], tools=False)
+
+
 def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCallFormat | None:
     """Return the row that finds the test call in the conversation that the template renders, or
     None.

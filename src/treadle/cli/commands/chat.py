@@ -180,9 +180,13 @@ class Chat:
             reply = self.fitting()
             heard = self.heard(reply, screen)
             screen.show(conversation.prefill)
-            for piece in reply:
-                heard.take(piece, len(reply.ids))
-            heard.take("", len(reply.ids), last=True)
+            if hasattr(reply, "parts"):
+                for part in reply.parts():
+                    heard.show(part, len(reply.ids))
+            else:
+                for piece in reply:
+                    heard.take(piece, len(reply.ids))
+                heard.take("", len(reply.ids), last=True)
         except KeyboardInterrupt:
             self.clean(heard)
             if not interactive:
@@ -210,7 +214,7 @@ class Chat:
         self.n_answered += 1
         heard.end()
         screen.end()
-        self.record(reply, heard.content)
+        self.record(reply, heard.content, heard.reasoning)
 
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
         """Return the view that takes the pieces of an answer."""
@@ -225,14 +229,15 @@ class Chat:
         if heard is not None:
             heard.end()
 
-    def record(self, reply: Generation, text: str) -> None:
+    def record(self, reply: Generation, text: str, reasoning: str) -> None:
         """Record an answer, and report its cost and whether it was truncated."""
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
             note(f"the answer is cut off at {len(reply.ids)} tokens: -n (/set max_tokens).")
         turn = turn_of(self.model, reply)
-        self.conversation.answered(text, turn)
+        kept = reasoning if self.model.template.preserve else ""
+        self.conversation.answered(text, turn, kept)
         note(str(turn))
 
     def remedy(self) -> str:

@@ -123,7 +123,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
     """Return the origin, reasoning marks and tool-call format of the file's chat template, or of
     another; None if the file has none.
     """
-    from treadle.chat.template.override import choose_template
+    from treadle.chat.template.override import check_plain, choose_template
     from treadle.chat.template.template import load_template
     from treadle.chat.tools import find_dialect
     from treadle.errors import TreadleError
@@ -138,7 +138,7 @@ def chat_of(gguf: GGUF, chat_template: str | None = None) -> dict[str, str | Non
         else:
             template = load_template(gguf, "", choose_template(chat_template))
         told["template"] = template.origin
-        template.render([{"role": "user", "content": "hi"}])
+        check_plain(template)
         dialect = find_dialect(template)
     except TreadleError as error:
         return {**told, "problem": f"the chat template cannot be used: {error}"}

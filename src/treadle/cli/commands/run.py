@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.cli.default_options import option_names, template_options
 from treadle.cli.generation_options import GenerationOptions, generation_options
 from treadle.cli.load import is_model, load_model, read_bytes
 from treadle.cli.media_files import MEDIA_FILES, MediaFile, check_reads, message_parts
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", type=ModelType())
 @generation_options
 @MEDIA_FILES
+@template_options
 @click.option(
     "--raw",
     is_flag=True,
@@ -50,14 +52,18 @@ def command(
     as_json: bool,
     stats: bool | None,
     load: dict[str, Any],
+    defaults: dict[str, Any],
 ) -> None:
     """Complete PROMPT, or standard input, and stream only the completion.
 
     A single word that is an existing file or a Hugging Face folder, ends in .gguf or begins with
     hf: is MODEL; anything else is PROMPT. Without MODEL, the small model that ships with treadle
     completes Python code. With --image, PROMPT is a question: it goes through the chat template of
-    the model's file, if that has one.
+    the model's file, if that has one. So it is with an option for the chat template or reasoning.
     """
+    if raw and defaults:
+        raise click.UsageError(f"--raw uses no chat template: leave out {option_names(defaults)}")
+    asks = bool(defaults.keys() - {"strict"})
     model_ref, prompt = split_words(words)
     if prompt is None:
         prompt = read_prompt(raw=raw)
@@ -65,12 +71,12 @@ def command(
         raise click.UsageError("PROMPT is not UTF-8")
     parts = message_parts(prompt, files)
     with ProgressBar() as progress:
-        model = load_model(model_ref, progress, reads_media=bool(files), **load)
+        model = load_model(model_ref, progress, reads_media=bool(files), **load, **defaults)
         options = options.with_model_defaults(model)
         check_reads(model, files)
         with options.naming_file():
             with as_usage(SamplingError):  # settings that do not fit this vocabulary
-                generation = begin(model, prompt, parts, options, raw=raw)
+                generation = begin(model, prompt, parts, options, raw=raw, asks=asks)
             if as_json:
                 print_json(report(model, prompt, generation))
             else:
@@ -92,13 +98,17 @@ def begin(
     options: GenerationOptions,
     *,
     raw: bool,
+    asks: bool = False,
 ) -> Generation:
     """Return the generation, not started. ``parts``: of the prompt, with its pictures and sounds:
     they are a user's message, if the model's file has a chat template; without one, and ``raw``,
-    the pictures stand in the text.
+    the pictures stand in the text. ``asks``: a prompt without pictures is a user's message too, and
+    a built-in chat template does.
     """
     settings = options.settings()
     media = [part for part in parts if part["type"] != "text"]
+    if asks:
+        return model.chat([{"role": "user", "content": list(parts)}], tools=[], **settings)
     if not media:
         ids = model.tokenize(prompt, bos=False if raw else None, special=not raw)
         return model.generate(ids, **settings)

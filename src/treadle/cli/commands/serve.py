@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
-from treadle.cli.load import device_name, load_model
+from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
@@ -190,6 +190,7 @@ def command(
             **load,
             **defaults,
         )
+        warn_of_template(loaded, progress)
 
     from treadle.server.requests.service import ServerSettings
     from treadle.server.serve import serve

@@ -46,6 +46,7 @@ const view = new View(byId("log"), {
   again: (node) => reply(node.parent),
   reply: (node) => reply(node.id),
   resume: (node) => write(node),
+  answerNow: () => writers.get(talk.id)?.answerNow().catch(({ message }) => notice(message)),
   edit(node, text) {
     const { role, mode, files, pictures: shown, reasoning, model, calls } = node;
     const said = { role, mode, files, pictures: shown, reasoning, model, calls, content: text };

@@ -200,7 +200,11 @@ export function completion(typed) {
 // The body of a request that talks, but for the messages.
 export function chat(typed) {
   const set = values(typed);
-  const body = { ...shared(set), stream_options: { include_usage: true } };
+  const body = {
+    ...shared(set),
+    stream_options: { include_usage: true },
+    reasoning_control: true,
+  };
   if (set.json_schema)
     body.response_format = { type: "json_schema", json_schema: { schema: set.json_schema } };
   if (set.alternatives) Object.assign(body, { logprobs: true, top_logprobs: set.alternatives });

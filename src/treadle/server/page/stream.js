@@ -56,6 +56,12 @@ export async function getJson(path, key) {
   return (await send(path, { headers: headers(key) })).json();
 }
 
+// Ends the reasoning of the answer `id`, which is being written.
+export async function endReasoning(id, key) {
+  const body = JSON.stringify({ id, action: "reasoning_end" });
+  await send("v1/chat/completions/control", { method: "POST", headers: headers(key), body });
+}
+
 // The data of a response's server-sent events; null for each comment, which only shows that the
 // server is alive.
 export async function* events(body) {
@@ -90,7 +96,7 @@ function inTime(promise) {
 
 const megabytes = (n) => `${(n / 1e6).toFixed(1)} MB`;
 
-// An answer as it is written. Yields objects with some of: text, reasoning, calls, tokens, timings,
+// An answer as it is written. Yields objects with some of: id, text, reasoning, calls, tokens, timings,
 // usage, progress, warnings, finish; an empty one where the server only shows that it is alive.
 // `most`: bytes of a request that the server takes, if it says so.
 export async function* answer(path, body, { key, signal, most = Infinity }) {
@@ -129,6 +135,7 @@ function fromChat(event) {
   const [choice] = event.choices ?? [];
   const delta = choice?.delta ?? {};
   return {
+    id: event.id,
     text: delta.content ?? "",
     reasoning: delta.reasoning_content ?? "",
     calls: delta.tool_calls ?? [],

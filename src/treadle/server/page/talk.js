@@ -101,8 +101,9 @@ function content(node, urls) {
   return said ? [...parts, { type: "text", text: said }] : parts;
 }
 
-// The messages up to `leaf`, as /v1/chat/completions takes them. `urls` is as in `content`.
-export function messages(talk, leaf, urls) {
+// The messages up to `leaf`, as /v1/chat/completions takes them. `urls` is as in `content`; with
+// `preserve` the model reads the reasoning of all answers again.
+export function messages(talk, leaf, urls, preserve = false) {
   const said = talk.system.trim() ? [{ role: "system", content: talk.system }] : [];
   for (const node of path(talk, leaf)) {
     const message = { role: node.role, content: content(node, urls) };
@@ -113,8 +114,9 @@ export function messages(talk, leaf, urls) {
         function: { name, arguments: given },
       }));
     }
-    if (node.id === leaf && node.role === "assistant" && node.reasoning)
-      message.reasoning_content = node.reasoning; // it is gone on with
+    const goesOn = node.id === leaf;
+    if ((goesOn || preserve) && node.role === "assistant" && node.reasoning)
+      message.reasoning_content = node.reasoning;
     if (node.role === "tool") message.tool_call_id = node.callId;
     if (node.role !== "assistant" || message.content || message.tool_calls) said.push(message);
   }

@@ -123,17 +123,21 @@ export class View {
     const note = el("p", { class: "note" });
     const stats = el("p", { class: "stats" });
     const waits = el("progress", { "aria-label": "Prompt progress", hidden: true });
-    box.append(thought, body.box, calls, waits, note, buttons);
+    const now = button("Answer now", () => this.actions.answerNow(node), {
+      "data-does": "answer-now",
+    });
+    box.append(thought, now, body.box, calls, waits, note, buttons);
     buttons.append(stats);
-    const grow = (now) => {
-      body.show(now);
-      showThought(thought, now);
-      const asked = now.calls ?? [];
-      calls.replaceChildren(...asked.map((call) => this._call(now, call, open.includes(call))));
-      showWaiting(waits, now);
-      note.textContent = remark(now);
-      note.classList.toggle("wrong", Boolean(now.error));
-      stats.textContent = figures(now);
+    const grow = (grown) => {
+      body.show(grown);
+      showThought(thought, grown);
+      now.hidden = !(grown.answer && grown.reasoning && reasons(grown));
+      const asked = grown.calls ?? [];
+      calls.replaceChildren(...asked.map((call) => this._call(grown, call, open.includes(call))));
+      showWaiting(waits, grown);
+      note.textContent = remark(grown);
+      note.classList.toggle("wrong", Boolean(grown.error));
+      stats.textContent = figures(grown);
     };
     grow(node);
     return { box, body, grow };
@@ -276,12 +280,13 @@ export class View {
 // What has been written as a call's result: a message may be drawn anew meanwhile.
 const typed = new WeakMap();
 
+const reasons = (node) => node.state === "writing" && !node.content && !node.calls?.length;
+
 function showThought(box, node) {
   box.hidden = !node.reasoning;
   if (box.hidden) return;
-  const busy = node.state === "writing" && !node.content && !node.calls?.length;
   const n_words = node.reasoning.trim().split(/\s+/).length;
-  box.firstChild.textContent = `${busy ? "Reasoning…" : "Reasoning"} (${n_words} words)`;
+  box.firstChild.textContent = `${reasons(node) ? "Reasoning…" : "Reasoning"} (${n_words} words)`;
   box.lastChild.textContent = node.reasoning;
 }
 

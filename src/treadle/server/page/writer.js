@@ -1,7 +1,7 @@
 // One answer while it is written: from the request to the message that grows.
 
 import { dataUrls } from "./pictures.js";
-import { answer } from "./stream.js";
+import { answer, endReasoning } from "./stream.js";
 import { chat, completion } from "./settings.js";
 import { messages, path, text } from "./talk.js";
 
@@ -21,6 +21,11 @@ export class Writer {
   stop() {
     this._abort.abort();
     return this._ended;
+  }
+
+  // Ends the reasoning: the model answers now.
+  async answerNow() {
+    await endReasoning(this.node.answer, this.key);
   }
 
   // Stops, and keeps nothing: the conversation is deleted.
@@ -61,6 +66,7 @@ export class Writer {
       if (node.state === "broken") [failed, node.error] = [error, error.message];
     }
     node.progress = null;
+    delete node.answer;
     this.talk.changed = Date.now();
     await this.told.save(this.talk);
     this.told.end(node, failed);
@@ -76,12 +82,14 @@ export class Writer {
         throw new Error("Text mode has no pictures: set Mode to chat, or delete their messages.");
       return ["completion", { ...completion(this.typed), prompt: text(talk, upto) }];
     }
-    const said = messages(talk, upto, await dataUrls(shown));
+    const preserve = this.server.treadle?.reasoning_preserve;
+    const said = messages(talk, upto, await dataUrls(shown), preserve);
     return ["v1/chat/completions", { ...chat(this.typed), messages: said }];
   }
 
   _take(part) {
     const { node, told } = this;
+    if (part.id) node.answer = part.id;
     if (part.text) node.content += part.text;
     if (part.reasoning) node.reasoning = (node.reasoning ?? "") + part.reasoning;
     for (const { index, id, function: said } of part.calls ?? []) {

@@ -114,17 +114,23 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "n": None,
         "reasoning_budget": given.get("thinking", {}).get("budget_tokens"),
     }
-    forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
-    if all(forms):
-        raise two_forms("output_format", "output_config.format")
-    if any(forms):
-        own["response_format"] = forms[0] or forms[1]
+    if (form := _form(given)) is not None:
+        own["response_format"] = form
     generation = read_asked({**body, **own}, service.model, service.defaults)
     generation.ignored = ignored_fields(body, ANTHROPIC)
     generation.ignored += ignored_fields(given.get("thinking", {}), ANTHROPIC_THINKING, "thinking.")
     generation.more["stop"] = list(generation.settings["stop"])  # without the template's own
     read_conversation(chat_of(body), service, generation)
     return generation
+
+
+def _form(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the format of the answer, as OpenAI's ``response_format``. Raises ApiError for two."""
+    forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
+    if all(forms):
+        raise two_forms("output_format", "output_config.format")
+    found: dict[str, Any] | None = forms[0] or forms[1]
+    return found
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +144,8 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
     chat: dict[str, Any] = {
         "messages": in_turns(messages),
         "tools": [_tool(f"tools[{i}]", tool) for i, tool in enumerate(given.get("tools", []))],
+        "continue_final_message": body.get("continue_final_message"),
+        "response_format": _form(given),
         **_choice(given.get("tool_choice", {})),
     }
     if "effort" in given.get("output_config", {}):
@@ -299,6 +307,7 @@ async def messages(request: HttpRequest) -> Response:
     body = await read_json(request)
     stream = await service.begin(request, read_messages, body)
     shown = _message(service, stream.outputs[0])
+    stream.ids.add(shown["id"])
     if stream.is_streamed:
         return StreamedResponse(
             stream, _events(stream, shown), lambda e: event(error_dict(e), "error")

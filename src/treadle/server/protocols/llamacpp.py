@@ -279,6 +279,8 @@ async def props(request: HttpRequest) -> Response:
                 "builtin_template": template.builtin,
                 "template_from": template.origin,
                 "reasoning": template.default_reasoning,
+                "reasoning_budget": model.defaults.reasoning_budget,
+                "reasoning_preserve": template.preserve,
                 "max_body_bytes": service.bodies.most,
             },
         }

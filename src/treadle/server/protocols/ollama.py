@@ -129,7 +129,8 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
     chat = {"messages": messages, "tools": given.get("tools")}
     with _images_named():
-        read_conversation({**chat, **_thinking(body)}, service, generation)
+        own = {**_thinking(body), "json_schema": generation.options.schema}
+        read_conversation({**chat, **own}, service, generation)
     return generation
 
 
@@ -174,7 +175,8 @@ def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
     if given.get("system"):
         messages.insert(0, {"role": "system", "content": given["system"]})
     with _images_named():
-        read_conversation({"messages": messages, **_thinking(body)}, service, generation)
+        own = {**_thinking(body), "json_schema": generation.options.schema}
+        read_conversation({"messages": messages, **own}, service, generation)
     return generation
 
 

@@ -12,11 +12,10 @@ from treadle.chat.messages import (
     ChatMessages,
     MediaPolicy,
     PlacedPart,
-    ends_with_open_answer,
     text_part,
 )
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
-from treadle.chat.template.variables import check_own
+from treadle.chat.template.variables import check_own, format_variables
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.media.kinds import kind_of_part
 from treadle.server.http.api_errors import ApiError
@@ -35,6 +34,7 @@ from treadle.server.requests.request_media import chat_ids, media_errors
 from treadle.server.requests.tools import read_tools
 
 if TYPE_CHECKING:
+    from treadle.chat.template.template import ChatTemplate
     from treadle.server.requests.generation_request import GenerationRequest
     from treadle.server.requests.service import Service
 
@@ -68,6 +68,8 @@ FIELDS: Table = {
     "chat_template_kwargs": mapping,
     "documents": array,
     "reasoning_effort": text,
+    "response_format": mapping,
+    "json_schema": lambda name, value: value,
     "continue_final_message": _continued,
     "add_generation_prompt": flag,
 }
@@ -102,7 +104,7 @@ def read_conversation(
         strict=tools.strict,
         forced=tools.forced,
         parallel=tools.parallel,
-        budget=_budget(given, service, wanted.budget),
+        budget=_budget(given, service, generation),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
     own = service.dialect
@@ -114,19 +116,22 @@ def read_conversation(
         generation.planned = replace(generation.planned, warnings=tuple(said))
 
 
-def _budget(given: Mapping[str, Any], service: Service, asked: int | None) -> int | None:
-    """Return the reasoning budget in tokens: 0 if reasoning is off, else ``asked``, else that of
-    ``reasoning_effort`` if the template does not use it.
+def _budget(
+    given: Mapping[str, Any], service: Service, generation: GenerationRequest
+) -> int | None:
+    """Return the reasoning budget in tokens: 0 if reasoning is off, else the request's own, else
+    that of ``reasoning_effort`` if the template does not use it, else the server's.
     """
     template = service.model.template
+    asked = generation.options.budget
     effort = given.get("reasoning_effort")
     if template.is_off(_variables(given), budget=asked):
         return 0
-    if asked is not None:
+    if asked is not None or generation.unlimited:
         return asked
     if effort is None or "reasoning_effort" in template.source:
-        return None
-    return EFFORTS.get(effort)
+        return service.model.defaults.reasoning_budget
+    return EFFORTS.get(effort, service.model.defaults.reasoning_budget)
 
 
 def conversation_prompt(body: Mapping[str, Any], service: Service) -> ChatPrompt:
@@ -176,7 +181,7 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
     last = _last_reasoning(said, service) if continued == REASONING else None
     earlier = said if last is None else said[:-1]
     messages, shown = messages_for_template(earlier, read_tools(given).functions, service.dialect)
-    variables = _variables(given)
+    variables = {**_format_variables(given, model.template), **_variables(given)}
     if "documents" in given:  # vLLM's field for the template variable of the same name
         variables.setdefault("documents", given["documents"])
     media = PromptMedia.of(conversation, model.media_marks)
@@ -196,9 +201,8 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
     """Return the last message, whose reasoning is continued. Raises ApiError."""
-    last = messages[-1] if messages else {}
-    found = last.get("reasoning_content") and not last.get("content")
-    if not (found and ends_with_open_answer(messages)) or service.dialect.thought is None:
+    found = chat_messages.ends_with_reasoning(messages)
+    if not found or service.dialect.thought is None:
         why = "" if found else ": the last message is not an assistant message with reasoning only"
         why = why or ": the model's chat template has no reasoning"
         raise ApiError(
@@ -206,7 +210,30 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
             f"continue_final_message: no reasoning to continue{why}",
             param="continue_final_message",
         )
-    return last
+    return messages[-1]
+
+
+def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
+    """Return the variables of the answer's format and of the tools' use, for templates that read
+    them.
+    """
+    form = given.get("response_format", {})
+    own = given.get("json_schema")
+    if isinstance(own, Mapping) and own and form.get("type") in (None, "text", "json_object"):
+        form = {"type": "json_schema", "schema": own}
+    kind = form.get("type")
+    inner = form.get("json_schema")
+    schema = (inner if isinstance(inner, Mapping) else form).get("schema")
+    choice = given.get("tool_choice") if given.get("tools") else None
+    if isinstance(choice, Mapping):  # a tool, or some that are allowed
+        allowed = choice.get("allowed_tools")
+        choice = (allowed if isinstance(allowed, Mapping) else choice).get("mode", "required")
+    return format_variables(
+        template,
+        kind if kind in ("json_schema", "json_object") else None,
+        schema if isinstance(schema, Mapping) else None,
+        choice if choice in ("auto", "required", "none") else None,
+    )
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:

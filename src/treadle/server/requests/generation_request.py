@@ -157,6 +157,8 @@ COMMON: Table = {
     "grammar": text,
     "regex": text,
     "reasoning_budget": whole(-1),
+    "reasoning_budget_message": text,
+    "reasoning_control": flag,
     "priority": whole(-100, 100),
     "timeout": number(0, 1e6),
     "cache_prompt": flag,
@@ -209,6 +211,7 @@ class GenerationRequest:
     rules: TokenRules = field(default_factory=TokenRules)
     keeps_stop: bool = False  # whether the output includes the stop string that ends it
     ping_s: float | None = None  # seconds of silence before a keep-alive
+    unlimited: bool = False  # its ``reasoning_budget`` is -1: not even the server's budget holds
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
 
     def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
@@ -334,10 +337,11 @@ def _asked(
         slot=given.get("id_slot", NONE),
         reuse=given.get("cache_prompt", True),
         lines=(given.get("n_indent", 0), given.get("t_max_predict_ms", 0)),
-        options=_options(given, names),
+        options=_options(given, names, model),
         rules=read_rules(body, model),
         keeps_stop=given.get("include_stop_str_in_output", False),
         ping_s=_ping_s(given.get("sse_ping_interval")),
+        unlimited=given.get("reasoning_budget", 0) < 0,
     )
 
 
@@ -386,9 +390,9 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
     return result
 
 
-def _options(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOptions:
-    """Read the grammar, schema or regular expression of answers. ``names``: the client's field
-    names by ours. Raises ApiError if two fields contradict each other.
+def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -> AnswerOptions:
+    """Read the constraints of answers. ``names``: the client's field names by ours. Raises ApiError
+    if two fields contradict each other.
     """
     keys = ("grammar", "json_schema", "regex")
     found = {key: given[key] for key in keys if given.get(key, "") != ""}
@@ -412,6 +416,8 @@ def _options(given: Mapping[str, Any], names: Mapping[str, str]) -> AnswerOption
         grammar=found.get("grammar"),
         regex=found.get("regex"),
         budget=None if budget < 0 else budget,
+        message=given.get("reasoning_budget_message", model.defaults.reasoning_budget_message),
+        control=given.get("reasoning_control", False),
     )
 
 

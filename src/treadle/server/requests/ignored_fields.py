@@ -100,12 +100,6 @@ LLAMA_CPP: Fields = {
     "grammar_triggers": IgnoredField("ignored: a grammar applies from the first token", ([],)),
     "grammar_type": IgnoredField(_PARSER),
     "message_delimiters": IgnoredField(_PARSER, ([],)),
-    "reasoning_control": IgnoredField(
-        "ignored: there is no /v1/chat/completions/control", (False,)
-    ),
-    "reasoning_budget_message": IgnoredField(
-        "ignored: no message is inserted when reasoning ends", ("",)
-    ),
     "reasoning_budget_start_tag": IgnoredField(_PARSER, ("",)),
     "reasoning_budget_end_tag": IgnoredField(_PARSER, ("",)),
     "reasoning_budget_end_tags": IgnoredField(_PARSER, ([],)),

@@ -269,6 +269,7 @@ class RequestStream:
         self.wakeup = Wakeup(self.loop)
         self.outputs: list[OutputStream] = []
         self.is_streamed = generation.is_streamed  # else only finished outputs matter
+        self.ids: set[str] = set()  # by which clients name it: its answer's, its HTTP request's
         self.n_prepared = 0  # bytes of its prepared pictures and sounds
         self.ended: BaseException | None = None  # the error of ``give_up``
         self._drop = drop

@@ -243,6 +243,7 @@ class Service:
         key = request.scope.get("treadle.key")
         stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
         request.scope["treadle.stream"] = stream  # for the log
+        stream.ids.add(request.scope["treadle.id"])
         return stream
 
     async def start(

@@ -118,14 +118,16 @@ async def chat_completions(request: HttpRequest) -> Response:
     service = service_of(request)
     body = await read_json(request)
     stream = await service.begin(request, read_chat, body)
+    id = _new_id()
+    stream.ids.add(id)
     if stream.is_streamed:
-        return StreamedResponse(stream, _chunks(service, stream), error_event)
+        return StreamedResponse(stream, _chunks(service, stream, id), error_event)
     pieces = await finished(request, stream)
-    return await whole_json(partial(chat_answer, service, stream), pieces)
+    return await whole_json(partial(chat_answer, service, stream, id=id), pieces)
 
 
 def chat_answer(
-    service: Service, stream: RequestStream, pieces: list[StreamPiece]
+    service: Service, stream: RequestStream, pieces: list[StreamPiece], *, id: str | None = None
 ) -> dict[str, Any]:
     """Return the whole response body; ``pieces`` has one piece for each output."""
     kept = [_kept(stream, piece.said()) for piece in pieces]
@@ -134,7 +136,7 @@ def chat_answer(
         _choice(piece, {"message": _message(ParsedOutput.of(parts))}) for piece, parts in told
     ]
     return {
-        **head(service, "chat.completion", _new_id()),
+        **head(service, "chat.completion", id or _new_id()),
         "choices": choices,
         "usage": usage(stream),
         "timings": timings(stream.outputs[0]),
@@ -164,12 +166,12 @@ def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[bytes]:
+async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIterator[bytes]:
     """Yield the roles at once, before any token exists; then deltas, each output's end, and token
     usage if requested.
     """
     more = stream.generation.more
-    shared = head(service, "chat.completion.chunk", _new_id())
+    shared = head(service, "chat.completion.chunk", id)
     for output in stream.outputs:
         opening = {"role": "assistant", "content": None}
         choice = {"index": output.index, "delta": opening, "logprobs": None, "finish_reason": None}

@@ -145,9 +145,10 @@ def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def in_turns(messages: list[dict[str, Any]], *, goes_on: bool = False) -> list[dict[str, Any]]:
     """Merge items into assistant turns: tool calls into the assistant message before them,
     reasoning into the one after it. Templates expect one turn, and some raise on a second.
+    Reasoning at the end is left out, unless it ``goes_on``.
     """
     result: list[dict[str, Any]] = []
     thought: dict[str, Any] = {}  # not yet merged into a message
@@ -164,4 +165,6 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         else:
             result.append({**thought, **message} if own else message)
         thought = {}
+    if thought and goes_on:
+        result.append({"role": "assistant", "content": "", **thought})
     return result

@@ -96,7 +96,8 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
     said = [] if body.get("input") is None and before is not None else body.get("input")
     items = given_items(said, service.responses)
     earlier = list(before.talk) if before is not None else []
-    talk = in_turns(earlier + read_items(items))
+    goes_on = bool(body.get("continue_final_message"))
+    talk = in_turns(earlier + read_items(items), goes_on=goes_on)
     first = (
         [{"role": "system", "content": given["instructions"]}] if "instructions" in given else []
     )
@@ -108,6 +109,8 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "parallel_tool_calls": body.get("parallel_tool_calls"),
         "reasoning_effort": given.get("reasoning", {}).get("effort"),
         "chat_template_kwargs": body.get("chat_template_kwargs"),
+        "continue_final_message": body.get("continue_final_message"),
+        "response_format": form,
     }
     read_conversation(chat, service, generation)
     told = (*offered.warnings, *generation.planned.warnings)
@@ -282,6 +285,7 @@ async def responses(request: HttpRequest) -> Response:
     body = await read_json(request)
     stream = await service.begin(request, read_response, body)
     reply = _Reply(service, stream, body)
+    stream.ids.add(reply.id)
     if stream.is_streamed:
         told = _ResponseEvents(reply)
         return StreamedResponse(stream, _events(told), told.failed)

@@ -1,0 +1,89 @@
+"""Options of other programs that people type from habit, and what to use here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+_MEASURED = "leave it out: how many tokens are drafted is measured"
+_DETECTED = "leave it out: the model's file says so"
+_ALWAYS = "leave it out: this is always so"
+
+# Of llama-server and llama-cli, and at the end those of vLLM that others lack.
+ADVICE = {
+    "-m": "give the file without an option, as MODEL",
+    "--model": "give the file without an option, as MODEL",
+    "-hf": "give hf:OWNER/REPO as MODEL",
+    "--hf-repo": "give hf:OWNER/REPO as MODEL",
+    "-hff": "give hf:OWNER/REPO/FILE as MODEL",
+    "--hf-file": "give hf:OWNER/REPO/FILE as MODEL",
+    "--ctx-size": "use -c",
+    "--n-predict": "use -n",
+    "--predict": "use -n",
+    "-ngl": "leave it out: models run on the CPU (--device has others)",
+    "--gpu-layers": "leave it out: models run on the CPU (--device has others)",
+    "--n-gpu-layers": "leave it out: models run on the CPU (--device has others)",
+    "-fa": _ALWAYS,
+    "--flash-attn": _ALWAYS,
+    "-ctk": "use --kv, which is for keys and values",
+    "--cache-type-k": "use --kv, which is for keys and values",
+    "-ctv": "use --kv, which is for keys and values",
+    "--cache-type-v": "use --kv, which is for keys and values",
+    "-np": "use --sequences",
+    "--parallel": "use --sequences",
+    "-tb": "use -t, which is for prompts and answers",
+    "--threads-batch": "use -t, which is for prompts and answers",
+    "-cb": _ALWAYS,
+    "--cont-batching": _ALWAYS,
+    "--mlock": "leave it out: files are mapped",
+    "--no-mmap": "leave it out: files are mapped",
+    "-mm": "use --mmproj",
+    "--mmproj-url": "use --mmproj hf:OWNER/REPO",
+    "-md": "use --draft",
+    "--model-draft": "use --draft",
+    "--spec-draft-model": "use --draft",
+    "--draft-max": _MEASURED,
+    "--spec-draft-n-max": _MEASURED,
+    "--lora-scaled": "use --lora FILE=SCALE",
+    "-rea": "use --reasoning",
+    "--reasoning-effort": 'use --chat-template-kwargs \'{"reasoning_effort": "LEVEL"}\'',
+    "--reasoning-format": "a request's field reasoning_format has it; by default reasoning is "
+    "apart from the content",
+    "--no-jinja": "leave it out: chat templates are always rendered by jinja2",
+    "--skip-chat-parsing": "a request's field reasoning_format has it: none",
+    "--no-prefill-assistant": "a request's field continue_final_message has it: false",
+    "--context-shift": "leave it out: no prompt is cut",
+    "--grammar-file": "use --grammar",
+    "-j": "use --json-schema, with a file",
+    "-jf": "use --json-schema",
+    "--json-schema-file": "use --json-schema",
+    "--sampler-seq": "use --samplers, with their names",
+    "--sampling-seq": "use --samplers, with their names",
+    "-a": "use --alias",
+    "--embedding": _DETECTED,
+    "--embeddings": _DETECTED,
+    "--rerank": _DETECTED,
+    "--reranking": _DETECTED,
+    "--no-ui": "use --no-page",
+    "--no-webui": "use --no-page",
+    "--slots": _ALWAYS,
+    "-sys": "use --system",
+    "--system-prompt": "use --system",
+    "--image-min-tokens": "use --image-max-tokens",
+    "--max-model-len": "use -c",
+    "--served-model-name": "use --alias",
+    "--default-chat-template-kwargs": "use --chat-template-kwargs",
+    "--enable-auto-tool-choice": _ALWAYS,
+    "--tool-call-parser": "leave it out: the chat template says how calls are written",
+    "--reasoning-parser": "leave it out: the chat template says how reasoning is written",
+}
+
+
+def advice(args: Sequence[str], known: Collection[str]) -> str | None:
+    """Return what to use in place of the first foreign option among ``args``; None if there is
+    none. ``known``: the command's own options.
+    """
+    for arg in args:
+        name = arg.partition("=")[0]
+        if name in ADVICE and name not in known:
+            return f"{name} is no option of this command: {ADVICE[name]}"
+    return None
