@@ -23,7 +23,7 @@ from typing import TypeVar
 MOST = 4
 ROOT = Path(__file__).resolve().parent
 HEAVY = {"torch", "transformers", "mlx", "ray", "playwright", "openai", "anthropic", "ollama"}
-OUTSIDE = ("devices/wgpu", "distributed/cluster", "emulated", "page", "real")
+OUTSIDE = ("devices/wgpu", "emulated", "page", "real")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
 T = TypeVar("T")
