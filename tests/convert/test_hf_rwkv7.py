@@ -107,6 +107,7 @@ def save(source: Path, folder: Path, **more: np.ndarray) -> None:
 
 
 def test_in_place_and_converted(files: tuple[Path, Path], tmp_path: Path) -> None:
+@pytest.mark.slow
     """The same bits; and in the file what llama.cpp wants of the first layer, though nobody reads
     it: what makes its rates once more, as llama.cpp's converter has it.
     """

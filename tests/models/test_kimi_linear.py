@@ -187,7 +187,9 @@ def test_the_list_of_ranks(tmp_path: Path) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chunks_and_threads(tmp_path: Path) -> None:
+@pytest.mark.slow
     """In one go, in chunks, by single tokens."""
     write_model(tmp_path / "k.gguf", ARCH, **SIZES)
     ids = hybrids.text(70)
