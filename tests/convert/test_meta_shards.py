@@ -69,7 +69,7 @@ def test_shards_are_joined(n: int, llama3: bool, write: Write, stories: GGUF) ->
         assert keys[f"llama.{key}"] == stories.metadata[f"llama.{key}"], key
     tokens: Any = keys["tokenizer.ggml.tokens"]
     theirs: Any = stories.metadata["tokenizer.ggml.tokens"]
-    assert list(tokens) == list(theirs)
+    assert list(tokens) == [text.encode() for text in theirs]
     source.close()
 
 
