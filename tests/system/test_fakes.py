@@ -155,12 +155,9 @@ def test_a_clock_for_compiled_code(kind: Callable[[], System]) -> None:
 def test_forks_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **functions: told.append(functions))
-    Posix().around_fork(min, max)
-    Posix().after_fork(sum)
-    assert told == [
-        {"before": min, "after_in_parent": max},
-        {"after_in_child": sum},
-    ]
+    Posix().around_fork(list, dict)
+    Posix().after_fork(set)
+    assert told == [{"before": list, "after_in_parent": dict}, {"after_in_child": set}]
 
 
 # -- the machine -----------------------------------------------------------------------------------
@@ -426,7 +423,7 @@ def test_the_cache_is_in_the_home_unless_named(monkeypatch: pytest.MonkeyPatch) 
 def resident(array: np.ndarray) -> list[bool]:
     flags = np.zeros(-(-array.nbytes // mmap.PAGESIZE), np.uint8)
     SYSTEM.mark_resident(array.ctypes.data, array.nbytes, flags.ctypes.data)
-    return (flags & 1).astype(bool).tolist()
+    return [bool(flag & 1) for flag in flags]
 
 
 def test_residence_of_pages(tmp_path: Path) -> None:
