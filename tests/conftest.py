@@ -76,7 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         or getattr(item, "originalname", "") in (tiers.heavy_names(item.path) or ())
         for item in items
     ]
-    first, rest = tiers.split(items, ids, slow)
+    every = [item.get_closest_marker("every_case") is not None for item in items]
+    first, rest = tiers.split(items, ids, slow, every)
     kept, dropped = (first, rest) if tiers.tier() == "quick" else (rest, first)
     config.hook.pytest_deselected(items=dropped)
     items[:] = kept

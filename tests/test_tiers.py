@@ -24,12 +24,21 @@ def test_the_tiers_are_everything_in_any_order() -> None:
     runs = []
     for seed in range(5):
         given = random.Random(seed).sample(items, len(items))
-        runs.append(split(given, given, [item in slow for item in given]))
+        marks = [item in slow for item in given], [False] * len(given)
+        runs.append(split(given, given, *marks))
     for first, _ in runs:
         assert len(first) == MOST + 2 + MOST
         assert not slow & set(first)
         for _, rest in runs:
             assert sorted(first + rest) == sorted(items)
+
+
+def test_a_test_may_have_every_case_in_the_quick_tier() -> None:
+    items = [f"{name}[{i}]" for name in "ab" for i in range(50)]
+    first, rest = split(items, items, [False] * 100, [item.startswith("a") for item in items])
+    assert len(first) == 50 + MOST
+    assert sorted(first + rest) == sorted(items)
+    assert not any(item.startswith("a") for item in rest)
 
 
 def test_what_needs_more_is_outside() -> None:

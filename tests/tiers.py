@@ -5,7 +5,8 @@ Quick are all tests but
 - those that need what ``make test`` does not install (``HEAVY``), themselves or by what they import
 - folders of other machines, real models and whole programs (``OUTSIDE``)
 - tests that are marked ``slow``
-- of a test with more than ``MOST`` cases, all but ``MOST`` of them, spread evenly
+- of a test with more than ``MOST`` cases, all but ``MOST`` of them, spread evenly, unless it is
+  marked ``every_case``
 
 ``TREADLE_TESTS`` says which tier runs: ``quick``, ``rest``, or both where it is not set.
 """
@@ -23,7 +24,7 @@ from typing import TypeVar
 MOST = 4
 ROOT = Path(__file__).resolve().parent
 HEAVY = {"torch", "transformers", "mlx", "ray", "playwright", "openai", "anthropic", "ollama"}
-OUTSIDE = ("devices/wgpu", "distributed/cluster", "emulated", "page", "real")
+OUTSIDE = ("devices/wgpu", "emulated", "page", "real")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
 T = TypeVar("T")
@@ -128,15 +129,17 @@ def quick(cases: Sequence[T]) -> list[T]:
     return [cases[i * (n - 1) // (MOST - 1)] for i in range(MOST)]
 
 
-def split(items: Sequence[T], ids: Sequence[str], slow: Sequence[bool]) -> tuple[list[T], list[T]]:
+def split(
+    items: Sequence[T], ids: Sequence[str], slow: Sequence[bool], every: Sequence[bool]
+) -> tuple[list[T], list[T]]:
     """Return the items of the quick tier, and the rest, each in the order given. ``ids``: their
-    node ids; ``slow``: whether they are marked so, or lie outside. The choice does not depend on
-    the order, which differs between runs.
+    node ids; ``slow``: whether they are marked so, or lie outside; ``every``: whether all cases of
+    the test are quick. The choice does not depend on the order, which differs between runs.
     """
     cases: dict[str, list[int]] = {}
     for i in sorted(range(len(items)), key=ids.__getitem__):
         if not slow[i]:
-            cases.setdefault(ids[i].partition("[")[0], []).append(i)
+            cases.setdefault(ids[i] if every[i] else ids[i].partition("[")[0], []).append(i)
     chosen = {i for each in cases.values() for i in quick(each)}
     rest = [item for i, item in enumerate(items) if i not in chosen]
     return [items[i] for i in sorted(chosen)], rest

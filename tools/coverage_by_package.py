@@ -50,7 +50,7 @@ def by_package(files: list[Lines]) -> list[Lines]:
 
 def read(data: Path) -> Iterator[Lines]:
     """The lines of each file of the package, from what ``coverage`` wrote."""
-    from coverage import Coverage  # not installed by `make test`
+    from coverage import Coverage
 
     coverage = Coverage(data_file=str(data))
     coverage.load()

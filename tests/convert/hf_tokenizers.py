@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
+from tests.models.hf_tiny import require_transformers
 from tests.tokenizer.vocabularies import LLAMA3_SPECIALS, write_llama3, write_qwen2
 from treadle.files.gguf import GGUF, open_gguf
 from treadle.tokenizer.bpe import merge_pairs
@@ -97,10 +99,8 @@ def _vocabulary(gguf: GGUF) -> tuple[list[str], Sequence[int], list[tuple[str, s
 
 def spm_tokenizer(pieces: list[str], scores: list[float], *, prefix: bool = True) -> Tokenizer:
     """What transformers makes of a SentencePiece vocabulary whose first three are control."""
-    from transformers.convert_slow_tokenizer import generate_merges
-
     vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = generate_merges(vocab, list(zip(pieces, scores, strict=True)))
+    merges = [pair for piece, _ in by_score(pieces, scores) for pair in halves(piece, vocab)]
     fallback = "<0x00>" in vocab
     model = BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=fallback)
     tokenizer = Tokenizer(model)
@@ -115,8 +115,28 @@ def spm_tokenizer(pieces: list[str], scores: list[float], *, prefix: bool = True
     return tokenizer
 
 
+def by_score(pieces: list[str], scores: list[float]) -> list[tuple[str, float]]:
+    """Pieces with their scores, the best first."""
+    return sorted(zip(pieces, scores, strict=True), key=lambda each: -each[1])
+
+
+def halves(piece: str, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of pieces that a piece may be merged of, in transformers' order."""
+    cuts = ((piece[:i], piece[i:]) for i in range(1, len(piece)))
+    found = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
+    return sorted(found, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+
+
+def save_files(tokenizer: Tokenizer, folder: Path, **settings: Any) -> None:
+    """tokenizer.json, and tokenizer_config.json with these settings."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
+
+
 def save(tokenizer: Tokenizer, folder: Path, template: str | None = None, **tokens: Any) -> Any:
     """All the files that transformers writes for it; returns transformers' tokenizer."""
+    require_transformers()
     from transformers import PreTrainedTokenizerFast
 
     whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)

@@ -131,6 +131,7 @@ def test_in_place_and_converted(files: tuple[Path, Path], tmp_path: Path) -> Non
         assert (lerp.shape, lerp.type_name) == ((6, 1, 1, WIDTH), "F32")
 
 
+@pytest.mark.slow
 def test_other_layouts(files: tuple[Path, Path], tmp_path: Path) -> None:
     """What tokens are mixed to in one tensor; and mixed values of the first layer, which has
     nothing to mix them with.

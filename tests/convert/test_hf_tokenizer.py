@@ -25,6 +25,7 @@ from tests.convert.hf_tokenizers import (
     byte_level,
     byte_level_tokenizer,
     save,
+    save_files,
     split,
     spm_tokenizer,
 )
@@ -40,11 +41,6 @@ from treadle.tokenizer.bpe import BYTE_OF_LETTER
 from treadle.tokenizer.normalizer import SPACES
 from treadle.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from treadle.tokenizer.vocab import LSTRIP, RSTRIP, TokenType
-
-
-@pytest.fixture(autouse=True)
-def library() -> None:
-    require_transformers()
 
 
 def model(keys: dict[str, Any]) -> GGUF:
@@ -186,7 +182,7 @@ def test_further_ends_of_text_are_kept(data: Path, tmp_path: Path) -> None:
 def test_pre_tokenizers(pre: Any, ignore_merges: bool, name: str, tmp_path: Path) -> None:
     tokenizer = tiny_byte_level()
     tokenizer.pre_tokenizer = pre
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     edit(tmp_path / "tokenizer.json", model__ignore_merges=ignore_merges)
     assert read(tmp_path, tokenizer.get_vocab_size()).pre == name
 
@@ -203,7 +199,7 @@ def test_pre_tokenizers(pre: Any, ignore_merges: bool, name: str, tmp_path: Path
 def test_unknown_pre_tokenizers_are_refused(pre: Any, tmp_path: Path) -> None:
     tokenizer = tiny_byte_level()
     tokenizer.pre_tokenizer = pre
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     with pytest.raises(UnsupportedError, match=r"tokenizer\.json: pre_tokenizer"):
         read(tmp_path, tokenizer.get_vocab_size())
 
@@ -229,7 +225,7 @@ def test_ignored_merges_that_matter_are_refused(tmp_path: Path) -> None:
     """A piece that no merge makes: with ``ignore_merges`` it is found, without it never."""
     tokenizer = tiny_byte_level()
     tokenizer.pre_tokenizer = byte_level(split(LLAMA3.replace("{1,3}", "")))
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     n = tokenizer.get_vocab_size()
     edit(tmp_path / "tokenizer.json", model__ignore_merges=True, model__merges=[])
     with pytest.raises(UnsupportedError, match="whole tokens first"):
@@ -240,14 +236,14 @@ def test_other_rules_for_text_are_refused(tmp_path: Path) -> None:
     tokenizer = tiny_byte_level()
     n = tokenizer.get_vocab_size()
     tokenizer.normalizer = normalizers.Lowercase()
-    save(tokenizer, tmp_path / "lower")
+    save_files(tokenizer, tmp_path / "lower")
     with pytest.raises(UnsupportedError, match="Lowercase"):
         read(tmp_path / "lower", n)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="ab $A", special_tokens=[("ab", 256)]
     )
-    save(tokenizer, tmp_path / "post", bos_token="a")
+    save_files(tokenizer, tmp_path / "post", bos_token="a")
     with pytest.raises(UnsupportedError, match="post_processor puts"):
         read(tmp_path / "post", n)
 
@@ -294,7 +290,7 @@ def test_any_text(llama2: tuple[Any, Tokenizer], text: str) -> None:
 
 def test_merges_left_out_are_refused(data: Path, tmp_path: Path) -> None:
     pieces, scores = spm_arrays(data)
-    save(spm_tokenizer(pieces, scores), tmp_path)
+    save_files(spm_tokenizer(pieces, scores), tmp_path)
     merges = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))["model"]["merges"]
     edit(tmp_path / "tokenizer.json", model__merges=merges[:100] + merges[101:])
     with pytest.raises(UnsupportedError, match="as SentencePiece would"):
@@ -304,7 +300,9 @@ def test_merges_left_out_are_refused(data: Path, tmp_path: Path) -> None:
 def test_gemma4_keeps_its_merges(data: Path, tmp_path: Path) -> None:
     """The same vocabulary with a merge left out, which no scores can say."""
     pieces, scores = spm_arrays(data)
-    save(spm_tokenizer(pieces, scores, prefix=False), tmp_path, bos_token="<s>", unk_token="<unk>")
+    save_files(
+        spm_tokenizer(pieces, scores, prefix=False), tmp_path, bos_token="<s>", unk_token="<unk>"
+    )
     merges = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))["model"]["merges"]
     edit(tmp_path / "tokenizer.json", model__merges=merges[:100] + merges[101:])
     theirs = HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -315,7 +313,7 @@ def test_gemma4_keeps_its_merges(data: Path, tmp_path: Path) -> None:
             assert ours.encode(text) == theirs.encode(text).ids, text
     left, right = merges[100]
     assert len(ours.encode(left + right, bos=False)) > 1
-    save(spm_tokenizer(pieces, scores), tmp_path)
+    save_files(spm_tokenizer(pieces, scores), tmp_path)
     with pytest.raises(UnsupportedError, match="a space before text"):
         read(tmp_path, len(pieces), model_type="gemma4_text")
 
@@ -328,7 +326,7 @@ def test_metaspace_and_prefix(scheme: str, data: Path, tmp_path: Path) -> None:
     tokenizer = spm_tokenizer(pieces, scores, prefix=prefix)
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     ours = read(tmp_path, len(pieces))
     for text in ("Once upon a time", "two  spaces", "x", " x", "  x", "▁x", "x</s>x", "</s> x"):
         ids = ours.encode(text, special=True, bos=False)
@@ -338,7 +336,7 @@ def test_metaspace_and_prefix(scheme: str, data: Path, tmp_path: Path) -> None:
     edit(tmp_path / "tokenizer_config.json", add_prefix_space=not prefix)
     assert read(tmp_path, len(pieces)).adds_space is not prefix
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=True)
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     with pytest.raises(UnsupportedError, match="unsupported rule"):
         read(tmp_path, len(pieces))
 
@@ -543,12 +541,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("changes", "where"), BAD, ids=[f"{w}-{i}" for i, (_, w) in enumerate(BAD)]
 )
 def test_bad_tokenizer_json(changes: dict[str, Any], where: str, tmp_path: Path) -> None:
     tokenizer = tiny_byte_level()
-    save(tokenizer, tmp_path)
+    save_files(tokenizer, tmp_path)
     n = tokenizer.get_vocab_size()
     assert read(tmp_path, n).n_vocab == n
     edit(tmp_path / "tokenizer.json", **changes)

@@ -187,6 +187,7 @@ def test_the_list_of_ranks(tmp_path: Path) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_chunks_and_threads(tmp_path: Path) -> None:
     """In one go, in chunks, by single tokens."""
     write_model(tmp_path / "k.gguf", ARCH, **SIZES)
@@ -210,6 +211,7 @@ def test_chunks_and_threads(tmp_path: Path) -> None:
             assert all(map(np.array_equal, made, first))
 
 
+@pytest.mark.slow
 def test_narrow_formats(tmp_path: Path) -> None:
     """Taps and decays stay f32. Rows of 32 are too short for Q4_K, and their products are steps
     apart. Eight bits of activations and of weights are both within 1/256 of the largest: 15

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.cluster.fake_ray import FakeRay, faked
+
 FOLDER = "tests/distributed/cluster/"
 N_CPUS = 4
 OBJECT_STORE = 100 << 20  # bytes
@@ -49,3 +51,10 @@ def cluster(one_kernel_cache: Any) -> Iterator[Any]:
             yield ray
         finally:
             ray.shutdown()
+
+
+@pytest.fixture
+def fake_ray() -> Iterator[FakeRay]:
+    """Our modules on a fake of Ray (``fake_ray.py``), for one test."""
+    with faked() as fake:
+        yield fake

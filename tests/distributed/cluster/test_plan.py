@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from treadle.distributed import cluster
+from treadle.distributed.cluster import load
 from treadle.distributed.cluster.plan import ReplicaPlan
 from treadle.errors import TreadleError
 
@@ -36,4 +36,4 @@ def test_bodies_are_as_large_as_any_replica_s(plan: ReplicaPlan, mebi: int) -> N
 def test_without_ray_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.distributed.cluster.find_spec", lambda name: None)
     with pytest.raises(TreadleError, match=r"needs ray: pip install 'treadle\[cluster\]'"):
-        cluster.load(stages=2)
+        load(stages=2)
