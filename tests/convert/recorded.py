@@ -24,7 +24,7 @@ import numpy as np
 
 from treadle.convert.hf.folder import open_hf_source
 from treadle.files.safetensors import open_safetensors
-from treadle.formats import by_name
+from treadle.formats import FORMATS, by_name
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "hf_folders.json"
 LOCAL = "transformers_version", "dtype", "torch_dtype"  # of config.json, without meaning here
@@ -33,7 +33,8 @@ LOCAL = "transformers_version", "dtype", "torch_dtype"  # of config.json, withou
 def values_of(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Float32 of about 1, which differ for each name."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
-    return (rng.uniform(0.1, 2, shape) * rng.choice([-1, 1], shape)).astype(np.float32)
+    rows = rng.uniform(0.1, 2, shape) * rng.choice([-1, 1], shape)
+    return np.asarray(rows, np.float32)
 
 
 def write_folder(folder: Path, about: Mapping[str, Any]) -> Path:
@@ -61,19 +62,13 @@ def made_of(folder: Path) -> dict[str, Any]:
     try:
         tensors = {}
         for tensor in source.tensors.values():
-            kind = str(by_name_of(tensor.ggml_type))
+            kind = FORMATS[tensor.ggml_type].name
             found = by_name(kind).dequantize_rows(np.frombuffer(bytes(tensor.read()), np.uint8))
             tensors[tensor.name] = [kind, list(tensor.shape), projection(tensor.name, found)]
         keys = json.loads(json.dumps(source.metadata, default=str))
     finally:
         source.close()
     return {"keys": keys, "tensors": tensors}
-
-
-def by_name_of(ggml_type: int) -> str:
-    from treadle.formats import FORMATS
-
-    return FORMATS[ggml_type].name
 
 
 def record(reference: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def wordpiece(**normalizer: Any) -> Theirs:
     made.normalizer = normalizers.BertNormalizer(**normalizer)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    trainer: Any = trainers.WordPieceTrainer(  # type: ignore[no-untyped-call]
+    trainer: Any = trainers.WordPieceTrainer(
         vocab_size=160, special_tokens=special, show_progress=False
     )
     made.train_from_iterator(CORPUS, trainer)
@@ -42,7 +42,7 @@ def unigram(pre: Any, normalizer: Any = None) -> Theirs:
     made.pre_tokenizer = pre
     if normalizer is not None:
         made.normalizer = normalizer
-    trainer: Any = trainers.UnigramTrainer(  # type: ignore[no-untyped-call]
+    trainer: Any = trainers.UnigramTrainer(
         vocab_size=120,
         special_tokens=["<s>", "</s>", "<unk>"],
         unk_token="<unk>",

@@ -37,14 +37,19 @@ def write(stories: GGUF, data: Path, tmp_path: Path) -> Write:
     """The stories in ``n`` shards; ``change(rank, name, rows)`` gives other rows, or none."""
 
     def make(
-        n: int = 2, *, llama3: bool = False, change: Any = lambda rank, name, x: x, **said: Any
+        n: int = 2,
+        *,
+        llama3: bool = False,
+        shard: Any = shard_of,
+        change: Any = lambda rank, name, x: x,
+        **said: Any,
     ) -> Path:
         folder = tmp_path / "meta"
         folder.mkdir(exist_ok=True)
         (folder / "params.json").write_text(json.dumps(params_of(stories, **said)))
         for rank in range(n):
             parts = {
-                name: change(rank, name, shard_of(name, x, rank, n, llama3=llama3))
+                name: change(rank, name, shard(name, x, rank, n, llama3=llama3))
                 for name, x in weights_of(stories).items()
             }
             kept = {name: x for name, x in parts.items() if x is not None}
@@ -117,44 +122,28 @@ def test_types_of_weights(write: Write, stories: GGUF) -> None:
 
 def test_ranks_that_hold_the_same_key_head(write: Write, stories: GGUF) -> None:
     """Of more ranks than key heads; copies that differ are found as they are read."""
-    whole = weights_of(stories)
-    n = 8
-    n_heads = stories.metadata["llama.attention.head_count_kv"]
-    assert n_heads == 4
+    assert stories.metadata["llama.attention.head_count_kv"] == 4
 
-    def copied(rank: int, name: str, x: np.ndarray, wrong: int = -1) -> np.ndarray:
+    def shard(name: str, x: np.ndarray, rank: int, n: int, *, llama3: bool) -> np.ndarray:
         if name.endswith(("wk.weight", "wv.weight")):
-            heads = whole[name].reshape(4, -1, whole[name].shape[1])
-            return heads[rank // 2] + np.float32(rank == wrong)
+            return np.asarray(x.reshape(4, -1, x.shape[1])[rank // 2])
         if "feed_forward" in name:  # a width that eight ranks divide
             axis = int("w2" in name)
             pad = [(0, 0), (0, 4)] if axis else [(0, 4), (0, 0)]
-            return np.split(np.pad(whole[name], pad), n, axis)[rank]
-        return x
+            return np.split(np.pad(x, pad), n, axis)[rank]
+        return shard_of(name, x, rank, n, llama3=llama3)
 
-    def sharded(wrong: int) -> Any:
-        return lambda rank, name, x: copied(rank, name, x, wrong)
-
-    import tests.convert.test_meta_shards as here
-
-    real = here.shard_of
-
-    def shard(name: str, x: np.ndarray, rank: int, n: int, *, llama3: bool) -> np.ndarray:
-        odd = name.endswith(("wk.weight", "wv.weight")) or "feed_forward" in name
-        return x if odd else real(name, x, rank, n, llama3=llama3)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(here, "shard_of", shard)
-        good, bad = sharded(-1), sharded(3)
-        source = open_meta(write(n, change=good))
-        for part in ("attn_k", "attn_v"):
-            made = source.tensors[f"blk.2.{part}.weight"]
-            assert bytes(made.read()) == stories.tensors[made.name].data.tobytes()
-        source.close()
-        source = open_meta(write(n, change=bad))
-        with pytest.raises(FileError, match=r"03\.pth.*attention\.wk\.weight: differs"):
-            source.tensors["blk.2.attn_k.weight"].read()
-        source.close()
+    source = open_meta(write(8, shard=shard))
+    for part in ("attn_k", "attn_v"):
+        made = source.tensors[f"blk.2.{part}.weight"]
+        assert bytes(made.read()) == stories.tensors[made.name].data.tobytes()
+    source.close()
+    source = open_meta(
+        write(8, shard=shard, change=lambda rank, name, x: x + (rank == 3 and "wk" in name))
+    )
+    with pytest.raises(FileError, match=r"03\.pth.*attention\.wk\.weight: differs"):
+        source.tensors["blk.2.attn_k.weight"].read()
+    source.close()
 
 
 def test_what_does_not_fit_is_refused(write: Write, tmp_path: Path) -> None:

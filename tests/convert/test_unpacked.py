@@ -129,7 +129,7 @@ def test_blocks_of_float8(block: tuple[int, int], stored: Any) -> None:
     found = read(
         stored(
             **{"a.weight": ("F8_E4M3", codes), "a.weight_scale_inv": each},
-            **{"a.input_scale": np.float32([1])},
+            **{"a.input_scale": np.ones(1, np.float32)},
         ),
         quant_method="fp8",
         weight_block_size=list(block),
@@ -152,7 +152,8 @@ def test_one_scale_a_row_a_matrix_or_for_all(stored: Any) -> None:
 
 
 def test_float8_with_powers_of_two(stored: Any) -> None:
-    codes, exponents = codes8(M, K), draw(20, M, K // 32).astype(np.uint8) + 117
+    codes = codes8(M, K)
+    exponents = draw(20, M, K // 32).astype(np.uint8) + 117
     weights = {"num_bits": 8, "type": "float", "group_size": 32}
     found = read(
         stored(**{"a.weight": ("F8_E4M3", codes), "a.weight_scale": ("F8_E8M0", exponents)}),
@@ -246,7 +247,7 @@ def test_floats_of_four_bits(k: int, stored: Any) -> None:
         end = "weight_global_scale" if divides else "weight_scale_2"
         tensors = stored(
             **{name: pairs(codes), "w.weight_scale": ("F8_E4M3", inner)},
-            **{f"w.{end}": np.float32([number])},
+            **{f"w.{end}": np.array([number], np.float32)},
         )
         method = compressed(num_bits=4) if divides else {"quant_method": "modelopt"}
         found = read(tensors, **method)
@@ -260,7 +261,8 @@ def test_floats_of_four_bits(k: int, stored: Any) -> None:
 
 
 def test_floats_of_four_bits_with_powers_of_two(stored: Any) -> None:
-    codes, exponents = draw(16, M, K), draw(20, M, K // 32).astype(np.uint8) + 117
+    codes = draw(16, M, K)
+    exponents = draw(20, M, K // 32).astype(np.uint8) + 117
     parts = {"weight_packed": pairs(codes), "weight_scale": exponents}
     found = read(stored(**parts), **compressed(num_bits=4))
     spread = np.repeat(2.0 ** (exponents.astype(int) - 127), 32, 1)
@@ -305,7 +307,9 @@ def test_words_of_gptq(bits: int, middle: bool, stored: Any) -> None:
 def test_versions_of_gptq(stored: Any) -> None:
     """The second stores zero points as they are; GPTQModel's first takes one from whole words."""
     m = 32
-    codes, each, zeros = draw(16, m, K), scales(m, 2), draw(15, m, 2) + 1
+    codes = draw(16, m, K)
+    each = scales(m, 2)
+    zeros = draw(15, m, 2) + 1
     expected = (codes - np.repeat(zeros, 32, 1)) * np.repeat(each, 32, 1)
     said: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
     second = stored(**gptq(codes, zeros, each, 4, 0))
@@ -322,7 +326,9 @@ def test_versions_of_gptq(stored: Any) -> None:
 
 def test_groups_of_gptq_that_are_anywhere(stored: Any) -> None:
     m = 32
-    codes, each, zeros = draw(16, m, K), scales(m, 2), draw(15, m, 2) + 1
+    codes = draw(16, m, K)
+    each = scales(m, 2)
+    zeros = draw(15, m, 2) + 1
     order = np.random.default_rng(0).permutation(np.arange(K) // 32).astype(np.int32)
     tensors = stored(**gptq(codes, zeros, each, 4), **{"a.g_idx": order})
     found = read(tensors, quant_method="gptq", bits=4, group_size=32, desc_act=True)
@@ -332,7 +338,9 @@ def test_groups_of_gptq_that_are_anywhere(stored: Any) -> None:
 @pytest.mark.parametrize("method", ["awq", "auto-round"])
 def test_words_of_awq(method: str, stored: Any) -> None:
     """Columns 0, 2, 4, 6, 1, 3, 5 and 7 of every eight, from the lowest bits on."""
-    codes, each, zeros = draw(16, M, K), scales(M, 2), draw(16, M, 2)
+    codes = draw(16, M, K)
+    each = scales(M, 2)
+    zeros = draw(16, M, 2)
 
     def ordered(rows: np.ndarray) -> np.ndarray:
         eights = rows.reshape(len(rows), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
@@ -402,8 +410,10 @@ def in_mlx(**settings: Any) -> mlx.Quantization:
     ("bits", "group", "kind"), [(4, 32, "Q4_1"), (3, 64, "Q4_1"), (8, 32, "F16"), (6, 64, "F16")]
 )
 def test_affine_modules_of_mlx(bits: int, group: int, kind: str, stored: Any) -> None:
-    codes, each, lows = draw(1 << bits, M, K), scales(M, K // group), -scales(M, K // group)
-    parts = {
+    codes = draw(1 << bits, M, K)
+    each = scales(M, K // group)
+    lows = -scales(M, K // group)
+    parts: dict[str, Any] = {
         "a.weight": in_words(codes, bits).view(np.uint32),
         "a.scales": each.astype(np.float16),
         "a.biases": lows.astype(np.float16),

@@ -27,7 +27,7 @@ from treadle.kernels.activation_layout import from_bf16_bits, to_bf16_bits
 ALL: list[Isa] = [*ROWS.values(), *nvptx.ROWS.values()]
 
 
-def each(name: str, *more: str) -> Iterator[tuple[Isa, Callable[..., Any]]]:
+def each(name: str, *more: str) -> Iterator[tuple[Isa, Any]]:
     """A row for each implementation of an operation and vector width, which is all it can see."""
     seen = {}
     for isa in ALL:
@@ -101,9 +101,10 @@ def test_the_instructions_of_dots() -> None:
             assert expected in found
     for name in ("neon", "neon_dotprod", "neon_i8mm"):
         k = NumpyBuilder(rows[name])
-        w, x = vector(u8, np.arange(8)), vector(i8, np.arange(-4, 4))
-        found = rows[name].dot4(k, k.zero(i32 * 2), w, x, 255)
-        check(rows[name], found, [-4 * 0 - 3 - 4 - 3, 0 + 5 + 12 + 21])
+        w = vector(u8, np.arange(8))
+        x = vector(i8, np.arange(-4, 4))
+        narrow: Any = rows[name].dot4(k, k.zero(i32 * 2), w, x, 255)
+        check(rows[name], narrow, [-4 * 0 - 3 - 4 - 3, 0 + 5 + 12 + 21])
         assert not k.called
 
 
@@ -302,8 +303,8 @@ def matrix_assembly(isa: Isa, matrix: MatrixUnit) -> str:
             for r in (0, 1):
                 matrix.store(k, r, c, 64)
 
-        if matrix.turn is not None:
-            matrix.scope(k, "turn", [a], lambda k, a: matrix.turn and matrix.turn(k, a, 64))
+        if (turn := matrix.turn) is not None:
+            matrix.scope(k, "turn", [a], lambda k, a: turn(k, a, 64))
         matrix.begin(k, k.room(64))
         matrix.scope(k, "product", [c, a, b], product)
         matrix.end(k)
@@ -343,8 +344,9 @@ def test_amx_is_configured_by_intels_table(n: int) -> None:
     """Palette 1, bytes a row from byte 16 on, rows from byte 48 on; at most 16 rows of 64 bytes."""
     config = np.array(amx._config(n), np.uint8)
     assert len(config) == 64
-    assert (config[0], config[1:16].any()) == (1, False)
-    columns, rows = config[16:32].view("<u2"), config[48:56]
+    assert config[:16].tolist() == [1] + [0] * 15
+    columns = config[16:32].view("<u2")
+    rows = config[48:56]
     assert columns.tolist() == [64, 64, 64, 64, n, n, 64, 64]
     assert rows.tolist() == [16] * 6 + [n // 4] * 2
     assert not config[32:48].any()
@@ -418,7 +420,8 @@ def test_a_gpus_operations_become_its_instructions() -> None:
         simt.barrier(k)
         simt.warp_barrier(k)
         loaded = simt.load_matrix(k, memory), simt.load_matrix_t(k, memory)
-        a, b = loaded[0], loaded[1][:2]
+        a = loaded[0]
+        b = loaded[1][:2]
         c = [k.zero(f32)] * 4
         c = simt.mma_bf16(k, simt.mma_f16(k, c, a, b), a, b)
         k.store(p, simt.shuffle(k, c[0], 4), align=4)

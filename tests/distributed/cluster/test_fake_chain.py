@@ -128,12 +128,12 @@ def test_its_end_kills_each_actor_once(chain: Any, fake_ray: FakeRay) -> None:
 def test_a_model_in_stages_gives_the_bits_of_one_process(
     tiny: WriteTiny, fake_ray: FakeRay
 ) -> None:
-    path = tiny("llama", "Q8_0", n_layer=4)
+    path = tiny("llama", n_layer=2)
     load: dict[str, Any] = {"threads": 1, "context": 64, "deterministic": True}
     with treadle.load(path, **load) as one:
         expected = one.logits(list(range(3, 12)))
     with treadle_cluster.load(path, stages=2, **load) as model:
-        assert [actor.object._stage.layers for actor in fake_ray.made] == [range(2), range(2, 4)]
+        assert [actor.object._stage.layers for actor in fake_ray.made] == [range(1), range(1, 2)]
         assert np.array_equal(model.logits(list(range(3, 12))), expected)
     assert fake_ray.killed == fake_ray.made
 

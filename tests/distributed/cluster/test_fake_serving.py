@@ -200,7 +200,8 @@ def test_a_client_that_leaves_ends_the_call(serving: Any, replica: Any) -> None:
 
 
 def test_a_replica_starts_checks_and_closes_its_model(serving: Any, replica: Any) -> None:
-    service, model = replica._service, replica._model
+    service = replica._service
+    model = replica._model
     assert service.started
     assert (service.model, service.settings) == (model, "settings")
     replica.check_health()

@@ -369,7 +369,7 @@ def _named_source(gguf: GGUF, name: str) -> str:
     own = f"has the templates {', '.join(sorted(found))}" if found else "has no template"
     raise TemplateError(
         f"chat template {name!r} is not a file, nor a template of {gguf.path.name}, which {own}: "
-        f"expected a file, one of these, or a built-in one: {', '.join(NAMES)}"
+        f"expected a file{', one of these,' if found else ''} or a built-in one: {', '.join(NAMES)}"
     )
 
 
