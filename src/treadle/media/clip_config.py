@@ -84,7 +84,9 @@ class ClipConfig:
     @property
     def n_bounded(self) -> int:
         """Matrices whose inputs or products the file clamps."""
-        return len({bounded_stem(name) for name in self.gguf.tensors} - {""})
+        tensors = self.gguf.tensors.items()
+        bounds = [(stem, tensor) for name, tensor in tensors if (stem := bounded_stem(name))]
+        return len({stem for stem, tensor in bounds if np.isfinite(tensor.dequantize()).any()})
 
     def floats(self, name: str) -> np.ndarray:
         """Return a tensor's weights, f32. Raises FileError if it is missing."""

@@ -20,12 +20,12 @@ from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.recipe import is_matrix
 from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
 from treadle.errors import FileError
-from treadle.media.families import unsupported_type
 from treadle.media.families.pixtral import HALVES
 from treadle.media.families.qwen_vl import DEEPSTACK
 from treadle.media.hf_projector import HfProjector
 from treadle.media.llamacpp_projectors import projector_differences
 from treadle.media.projector import open_projector_file
+from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
 from treadle.models.towers.bounds import bounded_stem
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
                 made = replace(made, name=names[first] + made.name.removeprefix(first))
             tensors[made.name] = made
     notes = [
-        f"its {modality} part is left out: {unsupported_type(kind, f'{folder.path}')}"
+        f"the {modality} part ({kind}) is left out: {UNSUPPORTED_PROJECTORS[kind]}"
         for modality, kind in folder.left_out.items()
     ]
     notes += projector_differences(metadata)
