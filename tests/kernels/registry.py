@@ -75,8 +75,9 @@ MLX = [
     mlx(bits, group, list(SCALES)[(BITS.index(bits) + GROUPS.index(group)) % 3])
     for bits, group in product(BITS, GROUPS)
 ]
-# Each width once, each group and kind of scale twice. A panel is packed block by block, by a width
-# and a group that do not know each other: kernels of panels need no more.
+# Each width once, each group and kind of scale twice. All widths and groups are unpacked by one
+# function, which embeddings and gemv meet with each of them; kernels of panels, which call it too,
+# add what they do with the codes of a block.
 MLX_PANELS = [MLX[len(GROUPS) * i + i % len(GROUPS)] for i in range(len(BITS))]
 
 EMBEDS = [

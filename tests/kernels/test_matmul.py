@@ -74,7 +74,7 @@ def takes_signed(spec: Matmul) -> bool:
 
 def once_is_enough(spec: Matmul, isa: Isa) -> bool:
     """Whether a format of MLX meets the best row alone: gemv has all widths and groups there, and
-    other rows, which read codes by the same steps, have each width once.
+    embeddings on every row; other rows have each width once.
     """
     fmt = spec.fmt
     return fmt in registry.MLX and fmt not in registry.MLX_PANELS and isa is not rows.VECTORS[-1]
