@@ -98,9 +98,10 @@ def test_kinds_of_pages(model: treadle.Model, exact: np.ndarray) -> None:
     """
     ids = text(400)
     allowed = {"f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2, "q4_0": 0.3}
-    n_head = int(model.gguf.metadata[f"{model.config.arch.name}.attention.head_count"])
-    kinds = PAGES[model.config.arch.name, n_head]
-    for kv in kinds:
+    arch = model.config.arch.name
+    n_head = model.gguf.metadata[f"{arch}.attention.head_count"]
+    assert isinstance(n_head, int)
+    for kv in PAGES[arch, n_head]:
         with treadle.load(model.gguf.path, threads=2, kv=kv) as rounded:
             error = np.sqrt(np.mean((rounded.logits(ids) - exact[:400]) ** 2)) / exact.std()
         assert error <= allowed[kv], kv
