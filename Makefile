@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all format clean
+.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -34,9 +34,10 @@ test: style
 quick: $(VENV)/.stamp-test
 	TREADLE_TESTS=quick $(PYTEST)
 
-# The rest of the tests, and the types of other systems and of the oldest Python.
-test-all: $(VENV)/.stamp-dev
-	@$(MAKE) --no-print-directory -j 2 types-all rest
+# The rest of the tests, and the types of other systems and of the oldest Python. pip, which uses one
+# core, installs what the tests need while the other systems are checked.
+test-all: $(VENV)/.stamp-test
+	@$(MAKE) --no-print-directory -j 2 rest types-all
 
 rest: $(VENV)/.stamp-dev
 	@echo "real models for tests/real, 450 MB once, outside of this folder"
@@ -78,10 +79,12 @@ style: $(VENV)/.stamp-test
 types: $(VENV)/.stamp-test
 	$(VENV)/bin/mypy
 
-# With all that `make test-all` installs, and each other system; the oldest Python is that of one of
-# them, as nothing depends on both.
-types-all: $(VENV)/.stamp-dev
+# With all that `make test-all` installs, and each other system.
+types-all: types-elsewhere $(VENV)/.stamp-dev
 	$(VENV)/bin/mypy
+
+# The oldest Python is that of one of them, as nothing depends on both.
+types-elsewhere: $(VENV)/.stamp-test
 	$(VENV)/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin src/treadle
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
 	$(VENV)/bin/mypy --platform freebsd14 --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/freebsd src/treadle
@@ -113,10 +116,12 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-package
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
 # transformers is then content with it instead of drawing in the newest build and its GPU libraries.
+# Of 17,000 modules that come the tests import a tenth: each is compiled when it is first imported,
+# not all of them here, which takes a minute.
 $(VENV)/.stamp-dev: $(VENV)/.stamp-test
 	@echo "installing the other tests' tools into $(VENV): 1.8 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
-	$(PIP) install torch==2.13.0
+	$(PIP) install --no-compile torch==2.13.0
 	@echo "  transformers, mlx, playwright, ray, wgpu, clients of servers: 1.1 GB"
-	$(PIP) install --editable ".[dev]"
+	$(PIP) install --no-compile --editable ".[dev]"
 	touch $@

@@ -75,6 +75,10 @@ MLX = [
     mlx(bits, group, list(SCALES)[(BITS.index(bits) + GROUPS.index(group)) % 3])
     for bits, group in product(BITS, GROUPS)
 ]
+# Each width once, each group and kind of scale twice. All widths and groups are unpacked by one
+# function, which embeddings and gemv meet with each of them; kernels of panels, which call it too,
+# add what they do with the codes of a block.
+MLX_PANELS = [MLX[len(GROUPS) * i + i % len(GROUPS)] for i in range(len(BITS))]
 
 EMBEDS = [
     *(Embed(f.name, k) for f in (*FORMATS.values(), *MLX) for k in embed_widths(f.block)),
@@ -377,8 +381,8 @@ for i, f in enumerate(OTHERS):
 for i, f in enumerate(MLX):  # several arrays a tensor: with every option and number of tokens
     n = (1, 2, 4)[(i + i // 3) % 3]
     GEMVS.append(Gemv(f.name, "q8", 11 * f.block, **{"mr": 2, "nr": n, **_options(i + 1, 4)}))
-    if i % 2 == 0:  # a panel is packed by block, so each width and each group will do
-        GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i // 2, 2)}))
+for i, f in enumerate(MLX_PANELS):
+    GEMMS.append(Gemm(f.name, "q8", 11 * f.block, **{"mr": 1, "nr": 4, **_options(i, 2)}))
 # Blocks with several scales, row by row, as the narrow vectors of AVX2 have them.
 GEMVS += [
     Gemv("Q4_K", "q8", 768, 1, 1, segments=2),
@@ -426,7 +430,7 @@ OUTERS = [
     Gemm("Q2_K", "q8", 768, 2, 5, folded=True, unit=1),
     Gemm("Q3_K", "q8", 768, 2, 5, folded=True, unit=1),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
     shape = {"mr": 2, "nr": 4, **_options(i, 8)}
     OUTERS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=1))
 GEMMS += OUTERS
@@ -438,7 +442,7 @@ PAIRS = [
     Gemm("Q2_K", "q8", 768, 2, 2, residual=True, folded=True, unit=8),
     Gemm("Q3_K", "q8", 768, 2, 8, folded=True, unit=8),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX[::3])):
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
     shape = {"mr": 2, "nr": 4, **_options(i, 1)}
     PAIRS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=8))
 GEMMS += PAIRS
@@ -455,7 +459,7 @@ MATRIX = [
     MatrixGemm("F32", "bf16x3", 1056, 8, 32, residual=True),
     MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
@@ -468,7 +472,7 @@ BYTES = [
     BytesGemm("Q4_K", "q8", 768, 4, 16),
     BytesGemm("Q4_1", "q8", 352, 1, 16),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX)):
+for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
     assert f.codes is not None
     if f.codes.top - f.codes.offset <= 127:
         k = (2 + 4 * (i % 2)) * max(f.block, 32)
@@ -492,7 +496,7 @@ LANES = [
             nr=8 + 8 * (i // 2 % 2),
             groups=1 + i // 2 % 2,
         )
-        for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX))
+        for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS))
     ),
 ]
 GEMMS += LANES

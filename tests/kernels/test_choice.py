@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from treadle.formats import FORMATS, Format, by_name
+from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import BITS, mlx
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa, Tiles
@@ -42,19 +43,18 @@ NO_BYTES = replace(AMX, matrix=replace(AMX.matrix, dot_bytes=None))
 
 
 @ISAS
-@pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
-def test_what_is_shipped_fits(fmt: Format, isa: Isa) -> None:
-    for tokens in (*GEMV_TOKENS, MANY, VECTOR_TOKENS, PROMPT):
+def test_what_is_shipped_fits(isa: Isa) -> None:
+    for fmt, tokens in product(READ, (*GEMV_TOKENS, MANY, VECTOR_TOKENS, PROMPT)):
         spec = matmul(fmt, isa, 2048, tokens)
-        assert fits(spec, isa), spec.name
-        assert isinstance(spec, Gemv) == (tokens < MANY)
+        what = f"{spec.name} for {tokens} tokens"
+        assert fits(spec, isa), what
+        assert isinstance(spec, Gemv) == (tokens < MANY), what
         short = not fmt.codes and fmt.name != "F32"
         few = isa.matrix is not None and short and tokens > isa.matrix.float_tokens
-        assert (select.family(spec) == "matrix") == (
-            (tokens == PROMPT or few) and on_matrix(fmt, isa)
-        )
+        on_registers = (tokens == PROMPT or few) and on_matrix(fmt, isa)
+        assert (select.family(spec) == "matrix") == on_registers, what
         bytes_ = isa is AMX and MANY <= tokens <= VECTOR_TOKENS and fmt.codes is not None
-        assert isinstance(spec, BytesGemm) == bytes_
+        assert isinstance(spec, BytesGemm) == bytes_, what
 
 
 def test_codes_are_met_as_bytes_by_few_tokens() -> None:
@@ -252,8 +252,7 @@ def test_threads_share_many_tokens_of_few_rows() -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("fmt", READ, ids=lambda fmt: fmt.name)
-def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -> None:
+def test_scales_are_folded_where_a_dot_takes_such_codes(isa: Isa) -> None:
     """Q3_K's go up to 252, of which pairs overflow where a dot has 16 bits for them; Q2_K's end at
     45. No other format's products with whole-numbered scales are bytes. Outer products are added up
     in i16, which holds few products of such codes. Where dots are, a sign costs more than scaling.
@@ -261,16 +260,18 @@ def test_scales_are_folded_where_a_dot_takes_such_codes(fmt: Format, isa: Isa) -
     isa = replace(isa, matrix=None)
     narrow = isa.dot4_top < 252 - 128 * (isa.dot4_least < 0 and not isa.shorts)
     outer = isa.tiles.unit == OUTER
-    want = not outer and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))
-    spec = matmul(fmt, isa, 2048, PROMPT)
-    assert isinstance(spec, Gemm)
-    assert spec.folded == want
-    if want:  # as many sums as for formats with one scale for 32 values
-        q8_0 = matmul(Q8_0, isa, 2048, PROMPT)
-        assert (spec.mr, spec.nr) == (q8_0.mr, q8_0.nr)
-    table = TunedTable({fmt.name: {"mr": 1, "nr": 6}})
-    tuned = matmul(fmt, isa, 2048, PROMPT, table)
-    assert tuned == replace(spec, mr=1, nr=6)  # a machine's own table has no say in it
+    q8_0 = matmul(Q8_0, isa, 2048, PROMPT)
+    for fmt in READ:
+        want = not outer and (fmt.name == "Q2_K" or (fmt.name == "Q3_K" and not narrow))
+        spec = matmul(fmt, isa, 2048, PROMPT)
+        assert isinstance(spec, Gemm), spec.name
+        assert spec.folded == want, spec.name
+        if want:  # as many sums as for formats with one scale for 32 values
+            assert (spec.mr, spec.nr) == (q8_0.mr, q8_0.nr), spec.name
+        table = TunedTable({fmt.name: {"mr": 1, "nr": 6}})
+        tuned = matmul(fmt, isa, 2048, PROMPT, table)
+        # A machine's own table has no say in it.
+        assert tuned == replace(spec, mr=1, nr=6), spec.name
 
 
 def test_the_crossover_is_a_formats_own() -> None:

@@ -84,14 +84,27 @@ def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -
         close(model, session.logits(ids[650:660]), exact[650:660])
 
 
+PAGES = {
+    ("bloom", 4): ("f16", "q4_0"),
+    ("bloom", 6): ("bf16", "q8_0"),
+    ("refact", 6): ("f16", "q8_0"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0", "q4_0"])
-def test_kinds_of_pages(kv: str, model: treadle.Model, exact: np.ndarray) -> None:
-    """What rounds keys and values moves logits no more than in an architecture with a rope."""
+def test_kinds_of_pages(model: treadle.Model, exact: np.ndarray) -> None:
+    """What rounds keys and values moves logits no more than in an architecture with a rope. Slopes
+    know nothing of pages: each kind meets one or two of the models.
+    """
     ids = text(400)
-    with treadle.load(model.gguf.path, threads=2, kv=kv) as rounded:
-        error = np.sqrt(np.mean((rounded.logits(ids) - exact[:400]) ** 2)) / exact.std()
-    assert error <= {"f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2, "q4_0": 0.3}[kv]
+    allowed = {"f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2, "q4_0": 0.3}
+    arch = model.config.arch.name
+    n_head = model.gguf.metadata[f"{arch}.attention.head_count"]
+    assert isinstance(n_head, int)
+    for kv in PAGES[arch, n_head]:
+        with treadle.load(model.gguf.path, threads=2, kv=kv) as rounded:
+            error = np.sqrt(np.mean((rounded.logits(ids) - exact[:400]) ** 2)) / exact.std()
+        assert error <= allowed[kv], kv
 
 
 def test_no_key_says_it(model: treadle.Model) -> None:

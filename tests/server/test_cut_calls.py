@@ -143,14 +143,20 @@ WAYS = [(chat, False), (chat, True), (responses, False), (messages, True)]
 
 
 def limits(name: str, ask: Callable[..., Found], forced: bool, n: int) -> list[int]:
-    """Where an answer of ``n`` tokens is cut: a free one in chat everywhere; the other ways share
-    the limits out, by rows in other turns, and each has the answer's end and the whole. All read
-    what one scanner gives: what goes wrong for a row shows in chat, and what goes wrong for a
-    protocol in other rows, too. Every limit in every way takes twice the time.
+    """Where an answer of ``n`` tokens is cut: at every second limit a free one in chat; the other
+    ways share out the rest, by rows in other turns, and each way has the answer's end and the
+    whole. All read what one scanner gives, so a row's every limit is met once, whatever the way,
+    and what goes wrong for a protocol shows in other rows, too. Every limit in every way takes four
+    times as long.
     """
     way = WAYS.index((ask, forced))
-    every = range(1, n + 2)
-    return [i for i in every if not way or i >= n or (i + way + len(name)) % 3 == 0]
+
+    def turn(i: int) -> int:
+        """Which way meets a limit."""
+        half, odd = divmod(i + len(name), 2)
+        return 1 + half % 3 if odd else 0
+
+    return [i for i in range(1, n + 2) if i >= n or turn(i) == way]
 
 
 ENDS = {

@@ -233,7 +233,7 @@ class RunInputs(Inputs):
         self._outputs = offsets["output_rows"] // 4
         self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
-        self._ropes = []
+        self._ropes: list[tuple[RopeTable, np.ndarray]] = []
         for i, table in enumerate(ropes):
             given = inputs[field := numbered("rope", i)]
             rows = self._array_at(offsets[field], prod(given.shape), given.dtype)

@@ -27,6 +27,7 @@ from tests.devices.cuda.records import (
     PAD,
     THREAD,
 )
+from tests.kernels.quick_code import emit_quickly, linker
 from treadle.base.fast_dataclass import dataclass
 from treadle.devices.cuda.launch_args import (
     PerBlock,
@@ -39,7 +40,7 @@ from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
 from treadle.jit import cache
-from treadle.jit.compile import Linker, emit_object, host_features
+from treadle.jit.compile import host_features
 from treadle.jit.kernel import isa_key, symbol
 from treadle.kernels.spec import Spec
 
@@ -118,11 +119,6 @@ def n_scratch(spec: Spec, isa: Isa, n_ctas: int) -> int:
     return scratch_bytes(spec, isa) * threads_of(spec) * n_ctas
 
 
-@lru_cache(maxsize=1)
-def _linker() -> Linker:
-    return Linker()
-
-
 _linked: dict[tuple[str, str], int] = {}
 
 
@@ -137,9 +133,9 @@ def _address(spec: Spec | None, isa: Isa, key: str) -> int:
         code = cache.read(name, kept)
         if code is None:
             text = trace_thread(spec, isa)[0] if spec else trace_scheduler(isa)
-            code = emit_object(text, isa)
+            code = emit_quickly(text, isa)
             cache.write(name, kept, code, {"isa": isa.name})
-        _linked[key, name] = _linker().link(entry, code)
+        _linked[key, name] = linker().link(entry, code)
     return _linked[key, name]
 
 
