@@ -41,7 +41,7 @@ def device(isa: str | None) -> Device:
 
 
 def opened(source: Path | GGUF, isa: str | None = None) -> Projector:
-    return open_projector(source, device(isa))
+    return open_projector(source, device(isa), exact=True)
 
 
 def rows_of(projector: Projector) -> np.ndarray:

@@ -63,7 +63,7 @@ def projector(
     request: pytest.FixtureRequest, truth: SmallGemma4, mmproj: Path
 ) -> Iterator[Projector]:
     path = truth.folder if request.param == "folder" else mmproj
-    made = open_projector(path, open_device("cpu", None, 1, None))
+    made = open_projector(path, open_device("cpu", None, 1, None), exact=True)
     yield made
     made.close()
 

@@ -114,12 +114,12 @@ class Stream:
 
 
 @contextmanager
-def client(serving: Any, handle: Handle) -> Iterator[Any]:
+def client(serving: Any, handle: Handle, max_body: int = 1 << 20) -> Iterator[Any]:
     from starlette.applications import Starlette
     from starlette.routing import Route
     from starlette.testclient import TestClient
 
-    front = serving.FrontServer(handle)
+    front = serving.FrontServer(handle, max_body)
     app = Starlette(routes=[Route("/{path:path}", front.__call__, methods=["GET", "POST"])])
     with TestClient(app) as found:
         yield found
@@ -154,11 +154,8 @@ def test_a_body_that_is_no_object_is_the_replicas_to_refuse(
     assert [call[0] for call in handle.calls] == [[]]
 
 
-def test_a_body_that_is_too_large_never_leaves(
-    serving: Any, replica: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_that_is_too_large_never_leaves(serving: Any, replica: Any) -> None:
     handle = Handle(replica)
-    monkeypatch.setattr(serving, "MAX_BODY", 1 << 20)
     with client(serving, handle) as front:
         answer = front.post("/x", content=bytes((1 << 20) + 1))
         assert front.post("/x", content=b" " * (1 << 20)).status_code == 207
@@ -235,7 +232,7 @@ def test_what_ray_serve_is_told(host: str, address: str, serving: Any, fake_ray:
     assert replica["request_router_config"].request_router_class.__name__ == "PrefixRouter"
     front = calls["FrontServer"]
     assert front["max_ongoing_requests"] > replica["max_ongoing_requests"]
-    assert calls["run"]["bound"] == ("FrontServer", ("Replica", plan))
+    assert calls["run"]["bound"] == ("FrontServer", ("Replica", plan), plan.max_body)
 
 
 # -- the router ------------------------------------------------------------------------------------

@@ -96,8 +96,9 @@ function inTime(promise) {
 
 const megabytes = (n) => `${(n / 1e6).toFixed(1)} MB`;
 
-// An answer as it is written. Yields objects with some of: id, text, reasoning, calls, tokens, timings,
-// usage, progress, warnings, finish; an empty one where the server only shows that it is alive.
+// An answer as it is written. Yields objects with some of: id, text, reasoning, calls, tokens,
+// timings, usage, progress, warnings, finish; an empty one where the server only shows that it is
+// alive.
 // `most`: bytes of a request that the server takes, if it says so.
 export async function* answer(path, body, { key, signal, most = Infinity }) {
   const sent = new Blob([JSON.stringify(body)]);
