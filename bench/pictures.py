@@ -280,7 +280,7 @@ def slice_seconds(picture: Picture) -> list[float]:
     """Seconds of each slice of an encoding."""
     found = []
     began = time.perf_counter()
-    for _ in picture.projector.encode_runs(picture.prepared):
+    for _ in picture.projector.encode_runs([picture.prepared]):
         found.append(time.perf_counter() - began)
         began = time.perf_counter()
     return [*found, time.perf_counter() - began]
