@@ -151,12 +151,12 @@ def serve(
     Requests with the same prefix go to the replica that has it cached, unless that one is busier
     than the others. The address is printed on standard output when the server is ready.
     """
-    check_extra()
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: the key is empty")
     check_media_hosts(settings["media_urls"], settings["media_hosts"])
     if stages > 1 and isinstance(load["mmproj"], str):
         raise click.UsageError("--mmproj: a model in --stages reads text only")
+    check_extra()
     with_model = None if load["mmproj"] is None and stages == 1 else False
     path = None if model is None else str(find_model(model, projector=with_model).absolute())
     if isinstance(load["mmproj"], str):
