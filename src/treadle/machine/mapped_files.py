@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from treadle.machine.topology import PROC
+from treadle.system import SYSTEM
 
 LONGEST = 60  # characters of a command
 # Address, permissions, offset, device, inode; then the path.
@@ -49,13 +50,13 @@ def mapping_processes(files: Iterable[Path], proc: Path = PROC) -> list[MappingP
 
 
 def inode_of(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return a file's device and inode as ``maps`` writes them; None if there is no such file."""
+    """Return a file's device and inode as ``maps`` has them; None if there is no such file."""
     try:
         info = os.stat(name)
     except OSError:
         return None
-    device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}"
-    return device.encode(), str(info.st_ino).encode()
+    found = SYSTEM.name_in_maps(info)
+    return None if found is None else (found[0].encode(), found[1].encode())
 
 
 def command_of(folder: Path) -> str:

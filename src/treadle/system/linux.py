@@ -84,7 +84,7 @@ class Linux(Posix):
         os.posix_fadvise(fd, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
-        place = [f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}", str(about.st_ino)]
+        place = [*self.name_in_maps(about)]
         with open("/proc/self/maps", "rb") as f:
             lines = f.read().decode("utf-8", "replace").splitlines()
         for line in lines:
@@ -97,6 +97,10 @@ class Linux(Posix):
             hi = min(end, start + high - low)
             if lo < hi:
                 advise(low + lo - start, hi - lo, mmap.MADV_DONTNEED)
+
+    def name_in_maps(self, about: os.stat_result) -> tuple[str, str]:
+        device = f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}"
+        return device, str(about.st_ino)
 
     def memory_file(self) -> int | None:
         if not hasattr(os, "memfd_create"):

@@ -166,6 +166,9 @@ class Posix:
     def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
         pass
 
+    def name_in_maps(self, about: os.stat_result) -> tuple[str, str] | None:
+        return None
+
     # -- signals ----------------------------------------------------------------------------------
 
     def memory_file(self) -> int | None:

@@ -143,6 +143,11 @@ class System(Protocol):
         them in memory. Pages accessed later are read again, so nothing is lost.
         """
 
+    def name_in_maps(self, about: os.stat_result) -> tuple[str, str] | None:
+        """Return the device and the inode of a file as the system's lists of mappings have them;
+        None if it has no such lists.
+        """
+
     # -- signals ------------------------------------------------------------------------------
 
     STOPS: tuple[int, ...]  # signals from the keyboard that suspend or end a program

@@ -216,6 +216,9 @@ class Windows:
     def unmap_pages(self, about: os.stat_result, begin: int, end: int) -> None:
         pass
 
+    def name_in_maps(self, about: os.stat_result) -> tuple[str, str] | None:
+        return None
+
     # -- signals ----------------------------------------------------------------------------------
 
     def memory_file(self) -> int | None:
