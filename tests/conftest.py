@@ -144,23 +144,6 @@ def nothing_is_left(one_kernel_cache: Path) -> Iterator[None]:
     assert {name: after[name] for name in before} == before
 
 
-# Tests of how models are read and computed, against references with tolerances. A third of their
-# processor time goes by in LLVM's code generator, for kernels of small shapes that no other test
-# has. tests/kernels has every kernel with the code that is shipped, and so have the quick tier's
-# cases of these tests.
-QUICK_CODE = tuple(ROOT / "tests" / folder for folder in ("convert", "media", "models"))
-
-
-@pytest.fixture(autouse=True)
-def quick_code(request: pytest.FixtureRequest, one_kernel_cache: Path) -> Iterator[None]:
-    """In the rest tier, code of LLVM's lowest level for tests that are not about code."""
-    from tests.kernels.quick_code import generated_quickly
-
-    wanted = tiers.tier() == "rest" and any(map(request.path.is_relative_to, QUICK_CODE))
-    with generated_quickly() if wanted else nullcontext():
-        yield
-
-
 @pytest.fixture(autouse=True)
 def the_same_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What draws without a seed draws the same in every run of a test: it never fails by chance."""

@@ -1,20 +1,16 @@
-"""Machine code for tests alone, generated quickly: of an emulated GPU, of units that are made of
-memory or of plain instructions, and of the models of tests that are not about machine code.
+"""Machine code for tests alone, generated quickly: of an emulated GPU, and of units that are made
+of memory or of plain instructions.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache as cache_of_calls
 
 import llvmlite.binding as llvm
-import pytest
 
 from treadle.isa.isa import Isa
-from treadle.jit import cache, kernel
-from treadle.jit.compile import Linker, is_native, optimise
+from treadle.jit import cache
+from treadle.jit.compile import Linker, optimise
 from treadle.jit.kernel import isa_key, symbol, trace
 from treadle.kernels.spec import Spec
 
@@ -52,30 +48,6 @@ def quick_object(spec: Spec, isa: Isa) -> bytes:
         code = emit_quickly(trace(spec, isa), isa)
         cache.write(spec.name, key, code, {"isa": isa.name})
     return code
-
-
-_linked: dict[tuple[str, str], int] = {}  # in place of jit.kernel's, whose code is as shipped
-
-
-@contextmanager
-def generated_quickly() -> Iterator[None]:
-    """Meanwhile this process generates kernels so, but for those whose code as shipped is in the
-    cache. It keeps both apart, in memory as on disk.
-    """
-    shipped = kernel.object_code
-
-    def object_code(spec: Spec, isa: Isa, tally: kernel.CompileStats | None = None) -> bytes:
-        forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
-        if forbidden or not is_native(isa) or cache.read(spec.name, isa_key(isa)):
-            return shipped(spec, isa, tally)
-        if tally:
-            tally.n_compiled += 1
-        return quick_object(spec, isa)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "object_code", object_code)
-        patch.setattr(kernel, "_linked", _linked)
-        yield
 
 
 @cache_of_calls
