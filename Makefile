@@ -59,7 +59,7 @@ real: $(VENV)/.stamp-dev
 	$(MODELS)
 	TREADLE_REAL=1 $(VENV)/bin/python -m pytest tests/real
 
-# The lines of each package that the quick tier runs, 85 % of each or more: half as long again as the
+# The lines of each package that the quick tier runs, 85 % of each or more: nearly twice as long as the
 # tier alone.
 coverage: $(VENV)/.stamp-test
 	$(VENV)/bin/coverage erase

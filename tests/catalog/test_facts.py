@@ -13,7 +13,7 @@ from tests.catalog.hub_cache import put
 from tests.conftest import WriteTiny
 from treadle.api.options import USUAL_CONTEXT as CONTEXT_OF_LOAD
 from treadle.catalog import facts as module
-from treadle.catalog.facts import PROGRAM_BYTES, USUAL_CONTEXT, facts_of
+from treadle.catalog.facts import PROGRAM_BYTES, facts_of
 from treadle.catalog.records import (
     add_speeds,
     forget,
@@ -24,6 +24,7 @@ from treadle.catalog.records import (
     usual_speed,
 )
 from treadle.catalog.stored import StoredModel, find_stored
+from treadle.models.config import USUAL_CONTEXT
 
 
 def stored(root: Path, path: Path, name: str = "tiny-Q8_0.gguf") -> StoredModel:

@@ -59,8 +59,11 @@ def _distinct() -> list[Isa]:
 
 DISTINCT: list[Isa] = _distinct()
 NARROW: Isa = next(row for row in reversed(ALL) if row.vector_bits <= 256)
+_DOTS: Isa = replace(NARROW, name=f"{NARROW.name}_words", dot_words=portable.dot_words)
+# Vectors of 16 lanes as well, which head dims need not fill: LLVM takes them apart where it must.
 WORDS: list[Isa] = [
-    replace(NARROW, name=f"{NARROW.name}_words", dot_words=portable.dot_words),
+    _DOTS,
+    replace(_DOTS, name=f"{NARROW.name}_wide_words", vector_bits=512),
     *(row for row in ALL if row.dot_words),
 ]
 

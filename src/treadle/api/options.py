@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.base.validate import as_integer, flag, integer, listed, positive, ranged
 from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
+from treadle.models.config import USUAL_CONTEXT
 from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Given = TypeVar("Given")
 Scales = Mapping[Any, float] | None  # of adapters, by name or number
-USUAL_CONTEXT = 4096
 WHOLE_TEXT = 8192  # the same for non-causal models, which process a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request

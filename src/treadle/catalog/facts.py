@@ -1,4 +1,4 @@
-"""What a model's header says: kind, parameters, context, and the memory that it takes.
+"""Facts of a model from its header: kind, parameters, context, and the memory that it takes.
 
 No weights are read. Facts are kept in treadle's cache folder, so that a later listing opens no
 file.
@@ -16,6 +16,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.catalog.records import read_facts, write_facts
 from treadle.catalog.stored import StoredModel
 from treadle.errors import TreadleError
+from treadle.models.config import USUAL_CONTEXT
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 VERSION = f"{__version__}/1"  # of the stored facts: a new field needs a new number
 PROGRAM_BYTES = 200 << 20  # memory of the program besides weights, keys and values
-USUAL_CONTEXT = 4096  # tokens; api/options.py has the same, and a test compares
 KV = "f16"  # the default type of keys and values
 TEXT = "text"
 VECTORS = "vectors"

@@ -1,4 +1,4 @@
-"""What treadle keeps about a model on this machine: its last use, its measured speeds, its facts.
+"""Records of a model on this machine: its last use, its measured speeds, its facts.
 
 ::
 

@@ -26,7 +26,7 @@ SHOWN = 3  # processes in a message
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """What the removal of some models does. files: links and files of the models; blobs: those that
+    """The effect of removing some models. files: links and files of the models; blobs: those that
     nothing else refers to; n_bytes: that become free; shared: blobs that stay, since another
     revision refers to them.
     """

@@ -88,7 +88,7 @@ class StoredModel:
 
     @property
     def origin(self) -> str:
-        """Where it comes from: its name on the hub, or its path."""
+        """The name on the hub, or the path."""
         return self.hub_name or str(self.path)
 
     @property

@@ -10,6 +10,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
 
+USUAL_CONTEXT = 4096  # tokens of a context that nobody gave, if the model takes as many
 N_BATCH = 512  # tokens of a prompt per run
 # The same with experts: a run unpacks each expert once for all its tokens.
 N_BATCH_EXPERTS = 2048

@@ -42,10 +42,11 @@ def report_of(path: Path) -> dict[str, Any]:
 
 def details_of(path: Path) -> dict[str, Any]:
     """Return the facts of a model's metadata that a list has no room for."""
-    from treadle.catalog.facts import USUAL_CONTEXT, read_header
+    from treadle.catalog.facts import read_header
     from treadle.cli.commands.doctor import chat_of
     from treadle.cli.commands.inspect import find_problems, find_template
     from treadle.convert.open import open_model
+    from treadle.models.config import USUAL_CONTEXT
 
     facts = read_header(path)
     with open_model(path) as gguf:
