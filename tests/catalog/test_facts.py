@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import treadle
 from tests.catalog.hub_cache import put
 from tests.conftest import WriteTiny
-from treadle.api.options import USUAL_CONTEXT as CONTEXT_OF_LOAD
+from treadle.api.options import default_context
 from treadle.catalog import facts as module
 from treadle.catalog.facts import PROGRAM_BYTES, facts_of
 from treadle.catalog.records import (
@@ -48,7 +49,7 @@ def test_memory_is_what_a_load_reserves(arch: str, root: Path, tiny: WriteTiny) 
 
 
 def test_the_default_context_is_that_of_a_load() -> None:
-    assert USUAL_CONTEXT == CONTEXT_OF_LOAD
+    assert signature(default_context).parameters["usual"].default == USUAL_CONTEXT
 
 
 def test_a_second_listing_opens_no_file(
