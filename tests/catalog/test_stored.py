@@ -37,7 +37,14 @@ def test_a_model_is_named_for_its_file_or_its_repository(
 
 def test_every_kind_is_one_entry(root: Path) -> None:
     put(
-        root, "o/one-GGUF", {"one-Q8_0.gguf": b"12345", "mmproj-F16.gguf": b"eye", "README.md": b""}
+        root,
+        "o/one-GGUF",
+        {
+            "one-Q8_0.gguf": b"12345",
+            "mmproj-F16.gguf": b"eye",
+            "ggml-vocab-one.gguf": b"words",
+            "README.md": b"",
+        },
     )
     shards = {f"big-Q4_0-0000{i}-of-00002.gguf": b"x" * i for i in (1, 2)}
     put(root, "o/big-GGUF", {**shards, "imatrix.gguf": b"i", "big-imatrix.dat": b""})

@@ -15,6 +15,7 @@ import numpy as np
 
 from treadle.api.defaults import Given, read_defaults
 from treadle.api.generation import Generation, in_order
+from treadle.api.model_path import find_path
 from treadle.api.options import (
     RULES,
     SAMPLING_FIELDS,
@@ -35,7 +36,7 @@ from treadle.api.summary import one_line, table
 from treadle.base.cached_property import cached_property
 from treadle.base.caller_warnings import warn
 from treadle.base.validate import flag, iterated, listed, ranged, token_ids
-from treadle.convert.open import open_model, packaged_model
+from treadle.convert.open import open_model
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
@@ -105,7 +106,9 @@ def load(
     progress: Progress | None = None,
 ) -> Model:
     """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
-    the small model in the package.
+    the small model in the package. A text that is no path may be a name on the hub,
+    ``hf:OWNER/REPO:TYPE``, which is downloaded once, or the short name of a downloaded model, as
+    ``treadle list`` shows it.
 
     The file is mapped, not read. ``threads``: None for the number of usable performance cores;
     ``context``: maximum tokens of a sequence, None for the model's own up to 4096 (or
@@ -215,7 +218,9 @@ class Model:
         threads, context, kv_bytes, kv_tokens, n_sequences, cache_bytes = sizes
         check_choices(deterministic, speculate, draft, kv, isa)
         self.defaults = read_defaults(**defaults)
-        self.path = packaged_model() if path is None else file_name(path)
+        # A download brings the projector too, unless none is wanted or it is here.
+        wanted = mmproj if mmproj is None or isinstance(mmproj, bool) else False
+        self.path = find_path(path, progress=progress, projector=wanted)
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
@@ -244,7 +249,7 @@ class Model:
             folder = file_name(cache_dir, "cache_dir")
             self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
         self.stepper = CooperativeStepper(Scheduler(self.engine))
-        second = None if draft is None else open_model(file_name(draft, "draft"))
+        second = None if draft is None else open_model(find_path(draft, "draft", progress))
         self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
         self._mmproj = mmproj
         self._progress = progress

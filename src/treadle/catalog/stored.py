@@ -23,6 +23,7 @@ from treadle.hub.offers import ALIASES, TAG
 from treadle.hub.resume import INCOMPLETE, UnfinishedDownload, size_of, unfinished_downloads
 
 GENERIC = frozenset({"", "model", "ggml-model", "gguf", "weights"})  # file names that name no model
+VOCABULARY = "ggml-vocab-"  # of llama.cpp's test files
 MAX_DEPTH = 4  # folders below TREADLE_MODELS: LM Studio has OWNER/REPO/FILE
 DEEPEST = 16  # folders below a snapshot: more than any repository has
 COMMIT_SHOWN = 7  # digits of a commit
@@ -262,11 +263,14 @@ def projector_of(path: Path, *, alone: bool) -> Path | None:
 
 def ggufs_among(files: Iterable[str]) -> list[list[str]]:
     """Return the GGUF files that are models, the shards of one together; projectors, importance
-    matrices and files that are larger sets than any real one are left out.
+    matrices, llama.cpp's vocabularies without weights and files that are larger sets than any real
+    one are left out.
     """
     groups: dict[str, list[str]] = {}
     for path in sorted(files):
-        if not path.lower().endswith(".gguf") or is_projector_name(path) or "imatrix" in path:
+        if not path.lower().endswith(".gguf") or is_projector_name(path):
+            continue
+        if "imatrix" in path or PurePosixPath(path).name.startswith(VOCABULARY):
             continue
         match = SHARD.fullmatch(path)
         if match and not 1 <= int(match["no"]) <= int(match["count"]) <= MAX_SHARDS:

@@ -1,0 +1,54 @@
+"""The file that an argument of ``load`` names: a path, a name on the hub, or a short name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treadle.convert.open import packaged_model
+from treadle.errors import FileError
+from treadle.files.paths import file_name
+
+if TYPE_CHECKING:
+    from treadle.hub.fetch import ProgressCallback
+
+HUB = "hf:"
+
+
+def find_path(
+    given: str | os.PathLike[str] | None,
+    of: str = "path",
+    progress: ProgressCallback | None = None,
+    *,
+    projector: bool | None = False,
+) -> Path:
+    """Return the path of a model; None is the one in the package. A text that is no path on this
+    machine may be a name on the hub, ``hf:OWNER/REPO`` and longer forms, which is downloaded once,
+    or the short name of a downloaded model, as ``treadle list`` shows it. ``of``: the argument's
+    name, for errors; ``projector``: whether a download brings the model's projector, see
+    ``hub.download``.
+
+    Raises FileError for an invalid name, a short name that fits several models, and what
+    ``hub.download`` raises.
+    """
+    if given is None:
+        return packaged_model()
+    path = file_name(given, of)
+    if not isinstance(given, str) or os.path.lexists(path):
+        return path
+    if given.startswith(HUB):
+        from logging import getLogger
+
+        from treadle.hub import download
+
+        say = getLogger("treadle").info
+        return download(given, progress=progress, say=say, projector=projector)
+    from treadle.catalog.names import find_named, similar_names
+
+    if (named := find_named(given)) is not None:
+        return named.model.path
+    if similar := similar_names(given):
+        names = ", ".join(similar)
+        raise FileError(f"no such file; downloaded models with similar names: {names}", path=given)
+    return path
