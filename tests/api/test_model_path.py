@@ -41,7 +41,7 @@ def test_a_path_comes_first(store: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_names_of_none_and_of_several(store: Path) -> None:
     with pytest.raises(FileError, match="similar names: small-2-0"):
-        treadle.load("smal-2-0.1b")
+        treadle.load("smoll-2-0.1b")
     with pytest.raises(FileError, match="fits 2 downloaded models: large-2-1b, small-2"):
         treadle.load("o/2")
     with pytest.raises(FileError, match=r"quite-another\.gguf"):
