@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -178,25 +179,39 @@ def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     for word in set(re.findall(r"`(treadle(?:\.\w+)+)(?:\(.*?\))?`", text)):
         assert resolve(word), f"{page.name}: {word}"
-    used = "".join(p.read_text("utf-8") for p in ROOT.rglob("src/treadle/**/*.py"))
-    used += "".join(p.read_text("utf-8") for p in ROOT.glob("tests/**/conftest.py"))
-    used += (ROOT / "tests" / "tiers.py").read_text("utf-8")
-    for variable in set(re.findall(r"\bTREADLE_[A-Z_]+", text)):
-        assert variable in used, f"{page.name}: {variable}"
+    for variable in set(re.findall(VARIABLE, text)):
+        assert variable in variables_used(), f"{page.name}: {variable}"
+
+
+VARIABLE = re.compile(r"\bTREADLE_[A-Z_]+")
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """The texts of all modules."""
+    return {path: path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")}
+
+
+@cache
+def variables_used() -> set[str]:
+    """The environment variables that modules and tests name."""
+    shared = [*ROOT.glob("tests/**/conftest.py"), ROOT / "tests" / "tiers.py"]
+    texts = [*sources().values(), *(path.read_text("utf-8") for path in shared)]
+    return {name for text in texts for name in VARIABLE.findall(text)}
 
 
 @EVERY_PAGE
 def test_names_in_modules_that_are_named_exist(page: Path) -> None:
     """In backquotes: ``select.matmul`` is a name in a module of the package that is called so."""
     modules: dict[str, list[str]] = {}
-    for path in (ROOT / "src").rglob("*.py"):
-        modules.setdefault(path.stem, []).append(path.read_text("utf-8"))
+    for path, source in sources().items():
+        modules.setdefault(path.stem, []).append(source)
     for first, second in re.findall(r"`([a-z_]\w*)\.([a-z_]\w*)(?:\([^`]*\))?`", prose(page)):
         if first in NO_MODULES or second in EXTENSIONS:
             continue
-        sources = modules.get(first, [])
+        named = modules.get(first, [])
         defined = re.compile(rf"^(?:def |class )?{second}\b", re.MULTILINE)
-        assert any(map(defined.search, sources)), f"{page.name}: {first}.{second}"
+        assert any(map(defined.search, named)), f"{page.name}: {first}.{second}"
 
 
 EXTENSIONS = {"h", "json", "jsonl", "py", "toml"}
