@@ -111,6 +111,14 @@ def test_frozen_ones_do_not_change() -> None:
         hash(loose)
 
 
+def test_frozen_classes_and_others_do_not_inherit_from_each_other() -> None:
+    for base, frozen in ((Point, False), (Loose, True)):
+        with pytest.raises(TypeError, match="expected all frozen, or none"):
+            dataclass(frozen=frozen)(type("Heir", (base,), {}))
+        assert base.__dataclass_params__.frozen is not frozen  # type: ignore[attr-defined]
+    assert Solid.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
 def test_the_standard_functions_take_them() -> None:
     solid = dataclasses.replace(Solid(1), z=5)
     assert dataclasses.asdict(solid) == {"x": 1, "y": 2, "note": "", "z": 5}

@@ -8,6 +8,8 @@ Here only ``__init__`` is compiled; the other methods are shared by all classes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, FrozenInstanceError
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,13 +33,13 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = dict(cls.__dict__)
     # without one, the decorator computes a slow signature
     cls.__doc__ = cls.__doc__ or cls.__name__
-    # A frozen class may only inherit from frozen ones, so the standard decorator must know.
-    heir = frozen and any(dataclasses.is_dataclass(base) for base in cls.__mro__[1:])
-    dataclasses.dataclass(init=False, repr=False, eq=False, frozen=heir, kw_only=kw_only)(cls)
-    if frozen and not heir:
-        cls.__setattr__ = _refuse_to_set
-        cls.__delattr__ = _refuse_to_delete
+    with _bases_as_if_not_frozen(cls, frozen):
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+    if frozen:
         cls.__dataclass_params__.frozen = True
+        if cls.__setattr__ is not _refuse_to_set:  # else it inherits them
+            cls.__setattr__ = _refuse_to_set
+            cls.__delattr__ = _refuse_to_delete
     cls.__init__ = _init(cls, frozen)
     if "__repr__" not in own:
         cls.__repr__ = _repr
@@ -49,6 +51,27 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
         if own.get("__hash__") is None:  # Python sets None if a class defines only __eq__
             cls.__hash__ = _hash if frozen else None
     return cls
+
+
+@contextmanager
+def _bases_as_if_not_frozen(cls: Any, frozen: bool) -> Iterator[None]:
+    """Frozen classes inherit from frozen ones only. The standard decorator holds that, but compiles
+    two methods for each frozen class, which all can share: so it does not learn of it.
+    """
+    own = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
+    if any(params.frozen != frozen for params in own):
+        raise TypeError(f"{cls.__name__} and its bases: expected all frozen, or none")
+    for params in own:
+        params.frozen = False
+    try:
+        yield
+    finally:
+        for params in own:
+            params.frozen = frozen
+
+
+def _is_dataclass(cls: type) -> bool:
+    return "__dataclass_params__" in vars(cls)
 
 
 class _Factory:
