@@ -25,7 +25,7 @@ from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
 from treadle.server.http.connection import Connection
 from treadle.server.requests.service import ServerSettings, Service
-from treadle.server.serve import address_of, listen
+from treadle.server.http.listeners import address_of, listen
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,11 +25,14 @@ from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
+from treadle.server.http.api_keys import ApiKey, RequestLease, charge_tokens
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
+from treadle.server.http.path_prefix import PathPrefix
 from treadle.server.protocols import (
     anthropic,
     embeddings,
+    kept_stream_actions,
     llamacpp,
     lora_adapters,
     metrics,
@@ -84,6 +87,7 @@ POST: dict[str, Handler] = {
     "/apply-template": llamacpp.apply_template,
     "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
+    "/v1/streams/lookup": kept_stream_actions.look_up,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
@@ -99,8 +103,12 @@ GET: dict[str, Handler] = {
     "/v1/models/{name:path}": models.one_model,
     "/v1/responses/{id}": response_lookup.show,
     "/v1/responses/{id}/input_items": response_lookup.input_items,
+    "/v1/stream": kept_stream_actions.resume,
 }
-DELETE: dict[str, Handler] = {"/v1/responses/{id}": response_lookup.delete}
+DELETE: dict[str, Handler] = {
+    "/v1/responses/{id}": response_lookup.delete,
+    "/v1/stream": kept_stream_actions.stop,
+}
 NOT_YET = (  # paths that clients know and treadle does not implement
     "/v1/audio/transcriptions",
     "/v1/images/generations",
@@ -111,6 +119,7 @@ NOT_YET = (  # paths that clients know and treadle does not implement
     "/api/copy",
     "/api/push",
 )
+READING = ("GET", "HEAD", "OPTIONS")  # methods that limits of keys do not count
 PUBLIC = ("/", "/health", "/v1/health")  # Ollama clients probe / to find out if a server runs
 
 
@@ -140,6 +149,11 @@ def build_app(service: Service) -> Starlette:
                 allow_private_network=True,  # Chrome requires it for a server on loopback
             ),
         )
+    if service.settings.api_prefix:
+        prefixed = Middleware(
+            PathPrefix, prefix=service.settings.api_prefix, refuse=error_response
+        )
+        middleware.insert(0, prefixed)
     error_handlers: dict[Any, Any] = {  # handlers may return any ASGI application
         ApiError: _refuse,
         TreadleError: _refuse,
@@ -220,16 +234,25 @@ class RequestGuard:
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
+        keys = self._service.keys
+        key = keys.find(headers) if keys else None
+        scope["treadle.key"] = None if key is None else keys.turn(key)
+        scope["treadle.owner"] = "" if key is None else key.name
+        lease: RequestLease | None = None
         waited_for = not self._service.draining
         self._service.n_open += waited_for
         try:
-            problem = self.check(scope["path"], headers)
-            keys = self._service.settings.api_keys
-            scope["treadle.key"] = which_key(headers, keys) if len(keys) > 1 else None
-            if problem is None:
-                await self._app(scope, receive, noted)
-            else:
+            try:
+                self.check(scope, headers, key)
+                if key is not None and scope["method"] not in READING:
+                    lease = scope["treadle.lease"] = keys.begin(key)
+            except ApiError as problem:
+                scope["treadle.problem"] = problem  # for the log
                 await error_response(scope["path"], problem)(scope, receive, noted)
+            else:
+                if key is not None:
+                    charge_tokens.set(partial(keys.charge, key))
+                await self._app(scope, receive, noted)
         except Exception as error:  # answered here, for the id and the log's status
             if not status:
                 problem = problem_of(error)
@@ -238,8 +261,12 @@ class RequestGuard:
             raise
         finally:
             self._service.n_open -= waited_for
+            if lease is not None and not scope.get("treadle.detached"):
+                lease.end()
             if self._service.settings.log:
                 line = log_line(scope, name, status, time.perf_counter() - began)
+                if key is not None:
+                    line["key"] = key.name
                 if "treadle.problem" in scope:
                     text = self._service.settings.log_text
                     line["error"] = told_of(scope["treadle.problem"], text=text)
@@ -247,24 +274,30 @@ class RequestGuard:
                     line |= said(scope["treadle.stream"], self._service.model)
                 log(**line)
 
-    def check(self, path: str, headers: Headers) -> ApiError | None:
-        """Return the error for a request that is not allowed, else None."""
-        keys = self._service.settings.api_keys
-        if path in self._public:
-            return None
-        if keys:
-            if which_key(headers, keys) is None:
-                return ApiError(
+    def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
+        """Raise ApiError for a request that is not allowed. ``key``: the one that it has."""
+        if scope["path"] in self._public:
+            return
+        if self._service.keys:
+            if key is None:
+                raise ApiError(
                     401,
                     "missing or wrong API key: send 'Authorization: Bearer KEY' or "
                     "'x-api-key: KEY'",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            return None
+            if not key.may_use(self._service.name):
+                raise ApiError(
+                    403,
+                    f"this API key may not use {self._service.name}, but only "
+                    f"{', '.join(key.models)}",
+                    code="model_not_allowed",
+                )
+            return
         host = headers.get("host", "")
-        if not is_known(host, self._hosts):
-            return ApiError(
+        if not (is_known(host, self._hosts) or is_local(scope)):
+            raise ApiError(
                 403,
                 f"unknown Host {host[:80]!r}: start the server with --allow-host NAME, or with "
                 "an API key",
@@ -272,13 +305,12 @@ class RequestGuard:
             )
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
-            return ApiError(
+            raise ApiError(
                 403,
                 f"pages from {origin[:80]!r} may not call this server: start it with "
                 "--allow-origin, or with an API key",
                 code="unknown_origin",
             )
-        return None
 
     def _may(self, origin: str, host: str) -> bool:
         """Return whether a web page of this origin may call. Any page can send simple requests to a
@@ -294,7 +326,7 @@ class RequestGuard:
 
 def known_hosts(service: Service) -> frozenset[str]:
     """Return the host names of this server, in lower case."""
-    own = {"localhost", socket.gethostname(), service.settings.host}
+    own = {"localhost", socket.gethostname(), *service.settings.hosts}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))
 
 
@@ -315,14 +347,10 @@ def is_known(host: str, hosts: frozenset[str]) -> bool:
     return True
 
 
-def which_key(headers: Headers, keys: tuple[str, ...]) -> int | None:
-    """Return the index of the API key that a request has, or None. Compares in constant time."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        given = headers.get("x-api-key", "")
-    said = given.strip().encode("latin-1", "replace")  # as headers are decoded
-    found = [hmac.compare_digest(said, key.encode()) for key in keys]
-    return found.index(True) if any(found) else None
+def is_local(scope: Scope) -> bool:
+    """Return whether a request came by a UNIX socket, which no web page can reach."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
 
 
 def request_id(given: str) -> str:
@@ -359,7 +387,9 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "n_written": sum(len(answer.ids) for answer in answers),
             "queue_s": round(min(started) - stream.came_s, 3) if started else None,
             "first_token_s": round(min(first) - stream.came_s, 3) if first else None,
-            "finish": sorted({ending(answer) for answer in answers}),
+            "finish": ["detached"]
+            if scope.get("treadle.detached")
+            else sorted({ending(answer) for answer in answers}),
         }
         if n_media := sum(len(output.answer.media) for output in stream.outputs):
             media_s = sum(answer.timings.media_s for answer in answers)

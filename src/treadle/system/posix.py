@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 assert sys.platform != "win32"  # the type checker skips the rest there
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     import numpy as np
@@ -219,6 +220,29 @@ class Posix:
         except (OSError, ValueError):  # some systems have undocumented limits
             pass
         return soft if soft > 0 else None
+
+    def unix_listener(self, path: str, backlog: int) -> socket.socket:
+        import socket
+
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.bind(path)
+            os.chmod(path, 0o600)  # before it listens: until then nobody can connect
+            made.listen(backlog)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def is_listened_to(self, path: str) -> bool:
+        import socket
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+        return True
 
     def terminal(self, fd: int) -> Terminal | None:
         from treadle.system.posix_terminal import open_terminal

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import socket
+
     import numpy as np
 
 
@@ -181,6 +183,20 @@ class System(Protocol):
 
     def most_files(self) -> int | None:
         """Raise the limit of open files, and return it; None for no limit."""
+
+    # -- sockets --------------------------------------------------------------------------------
+
+    def unix_listener(self, path: str, backlog: int) -> socket.socket:
+        """Return a socket that listens at a new file ``path``, which only this user may open.
+        Raises OSError, also where the system has no such sockets.
+        """
+
+    def is_listened_to(self, path: str) -> bool:
+        """Return whether a process listens at the socket file ``path``. Raises OSError if that
+        cannot be told, as for a file that is no socket.
+        """
+
+    # -- the terminal ---------------------------------------------------------------------------
 
     def terminal(self, fd: int) -> Terminal | None:
         """Return the terminal of a descriptor; None if it is not a terminal."""
