@@ -25,7 +25,7 @@ from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
-from treadle.server.http.api_keys import ApiKey, RequestLease, charge_tokens
+from treadle.server.http.api_keys import ApiKey, charge_tokens
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
 from treadle.server.http.path_prefix import PathPrefix
@@ -39,6 +39,8 @@ from treadle.server.protocols import (
     models,
     ollama,
     rerank,
+    score,
+    server_facts,
     slot_actions,
 )
 from treadle.server.protocols.answer_fields import reuse
@@ -81,12 +83,14 @@ POST: dict[str, Handler] = {
     "/v1/rerank": rerank.rerank,
     "/v1/reranking": rerank.rerank,
     "/v2/rerank": rerank.cohere_rerank,
+    "/v1/score": score.score,
     "/slots/{id}": slot_actions.act,
     "/tokenize": llamacpp.tokenize,
     "/detokenize": llamacpp.detokenize,
     "/apply-template": llamacpp.apply_template,
     "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
+    "/props": llamacpp.change_props,
     "/v1/streams/lookup": kept_stream_actions.look_up,
 }
 GET: dict[str, Handler] = {
@@ -104,6 +108,8 @@ GET: dict[str, Handler] = {
     "/v1/responses/{id}": response_lookup.show,
     "/v1/responses/{id}/input_items": response_lookup.input_items,
     "/v1/stream": kept_stream_actions.resume,
+    "/version": server_facts.version,
+    "/tokenizer_info": server_facts.tokenizer_info,
 }
 DELETE: dict[str, Handler] = {
     "/v1/responses/{id}": response_lookup.delete,
@@ -150,9 +156,7 @@ def build_app(service: Service) -> Starlette:
             ),
         )
     if service.settings.api_prefix:
-        prefixed = Middleware(
-            PathPrefix, prefix=service.settings.api_prefix, refuse=error_response
-        )
+        prefixed = Middleware(PathPrefix, prefix=service.settings.api_prefix, refuse=error_response)
         middleware.insert(0, prefixed)
     error_handlers: dict[Any, Any] = {  # handlers may return any ASGI application
         ApiError: _refuse,
@@ -234,24 +238,15 @@ class RequestGuard:
                 MutableHeaders(scope=message)["x-request-id"] = name
             await send(message)
 
-        keys = self._service.keys
-        key = keys.find(headers) if keys else None
-        scope["treadle.key"] = None if key is None else keys.turn(key)
-        scope["treadle.owner"] = "" if key is None else key.name
-        lease: RequestLease | None = None
         waited_for = not self._service.draining
         self._service.n_open += waited_for
         try:
             try:
-                self.check(scope, headers, key)
-                if key is not None and scope["method"] not in READING:
-                    lease = scope["treadle.lease"] = keys.begin(key)
+                self._admit(scope, headers)
             except ApiError as problem:
                 scope["treadle.problem"] = problem  # for the log
                 await error_response(scope["path"], problem)(scope, receive, noted)
             else:
-                if key is not None:
-                    charge_tokens.set(partial(keys.charge, key))
                 await self._app(scope, receive, noted)
         except Exception as error:  # answered here, for the id and the log's status
             if not status:
@@ -261,18 +256,37 @@ class RequestGuard:
             raise
         finally:
             self._service.n_open -= waited_for
-            if lease is not None and not scope.get("treadle.detached"):
-                lease.end()
+            if "treadle.lease" in scope and not scope.get("treadle.detached"):
+                scope["treadle.lease"].end()
             if self._service.settings.log:
-                line = log_line(scope, name, status, time.perf_counter() - began)
-                if key is not None:
-                    line["key"] = key.name
-                if "treadle.problem" in scope:
-                    text = self._service.settings.log_text
-                    line["error"] = told_of(scope["treadle.problem"], text=text)
-                if self._service.settings.log_text and "treadle.stream" in scope:
-                    line |= said(scope["treadle.stream"], self._service.model)
-                log(**line)
+                self._write_line(scope, name, status, time.perf_counter() - began)
+
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Find the key of a request, and count the request for it. Raises ApiError for one that is
+        not allowed.
+        """
+        keys = self._service.keys
+        key = keys.find(headers) if keys else None
+        scope["treadle.key"] = None if key is None else keys.turn(key)
+        scope["treadle.owner"] = "" if key is None else key.name
+        self.check(scope, headers, key)
+        if key is None:
+            return
+        if scope["method"] not in READING:
+            scope["treadle.lease"] = keys.begin(key)
+        charge_tokens.set(partial(keys.charge, key))
+
+    def _write_line(self, scope: Scope, name: str, status: int, seconds: float) -> None:
+        """Write a request's line of the log."""
+        with_text = self._service.settings.log_text
+        line = log_line(scope, name, status, seconds)
+        if scope.get("treadle.owner"):
+            line["key"] = scope["treadle.owner"]
+        if "treadle.problem" in scope:
+            line["error"] = told_of(scope["treadle.problem"], text=with_text)
+        if with_text and "treadle.stream" in scope:
+            line |= said(scope["treadle.stream"], self._service.model)
+        log(**line)
 
     def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
         """Raise ApiError for a request that is not allowed. ``key``: the one that it has."""

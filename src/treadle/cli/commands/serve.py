@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
+from treadle.cli.door_options import check_files, door_options
 from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
@@ -47,9 +48,13 @@ def origin(text: str) -> str:
 @click.argument("model", required=False, type=ModelType())
 @click.option(
     "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="Address to listen on; 0.0.0.0 for the whole network.",
+    "hosts",
+    multiple=True,
+    default=("127.0.0.1",),
+    show_default="127.0.0.1",
+    metavar="ADDRESS",
+    help="Address to listen on; 0.0.0.0 for the whole network, unix:PATH for a UNIX socket; may be "
+    "repeated.",
 )
 @click.option(
     "--port",
@@ -67,6 +72,7 @@ def origin(text: str) -> str:
     help="API key that clients must send; may be repeated. The variable TREADLE_API_KEY keeps it "
     "out of the list of processes.",
 )
+@door_options
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="Same as -c.")
 @click.option(
@@ -141,7 +147,7 @@ def origin(text: str) -> str:
 @writing_load_options
 def command(
     model: str | None,
-    host: str,
+    hosts: tuple[str, ...],
     port: int,
     alias: str | None,
     n_ctx: int | None,
@@ -165,7 +171,8 @@ def command(
         raise click.ClickException(
             f"the server needs {' and '.join(missing)}: pip install 'treadle[serve]'"
         )
-    if not host:
+    hosts = tuple(host.strip() for each in hosts for host in each.split(","))
+    if not all(hosts):
         raise click.UsageError("--host: expected an address, such as 127.0.0.1")
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: the key is empty")
@@ -176,6 +183,7 @@ def command(
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
     check_media_hosts(settings["media_urls"], settings["media_hosts"])
+    check_files(settings)
     make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
@@ -205,7 +213,7 @@ def command(
         )
         click.echo(url)
 
-    own = ServerSettings(alias=alias, host=host, **settings)
+    own = ServerSettings(alias=alias, hosts=hosts, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
 

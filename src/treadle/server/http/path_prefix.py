@@ -28,9 +28,7 @@ class PathPrefix:
     alone is redirected to its folder, whose page names its files by relative addresses.
     """
 
-    def __init__(
-        self, app: ASGIApp, prefix: str, refuse: Callable[[str, ApiError], Json]
-    ) -> None:
+    def __init__(self, app: ASGIApp, prefix: str, refuse: Callable[[str, ApiError], Json]) -> None:
         self._app = app
         self._prefix = prefix
         self._refuse = refuse

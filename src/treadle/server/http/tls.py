@@ -74,5 +74,3 @@ def _check_pem(path: Path, mark: bytes, what: str, option: str) -> None:
         raise FileError(f"cannot be read: {error.strerror or error}", path=path) from error
     if mark not in text:
         raise FileError(f"{what} was not found in it ({option})", path=path, expected="a PEM file")
-
-
