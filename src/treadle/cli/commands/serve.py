@@ -51,7 +51,7 @@ def origin(text: str) -> str:
     "hosts",
     multiple=True,
     default=("127.0.0.1",),
-    show_default="127.0.0.1",
+    show_default=True,
     metavar="ADDRESS",
     help="Address to listen on; 0.0.0.0 for the whole network, unix:PATH for a UNIX socket; may be "
     "repeated.",
