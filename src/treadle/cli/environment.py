@@ -28,7 +28,7 @@ def name_variables(command: click.Command, name: str) -> None:
         for param in each.params:
             if variables := variables_of(param, prefix, WITH_ARGUMENTS.get(words)):
                 own = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
-                param.envvar = [*variables, *own]
+                param.envvar = list(dict.fromkeys([*variables, *own]))  # may be called again
                 known += variables
         each.epilog = epilog(each, prefix)
     for variable in os.environ:
@@ -68,7 +68,8 @@ def epilog(command: click.Command, prefix: str) -> str | None:
     """Return the last lines of a command's help, with one of its options as the example."""
     for param in command.params:
         for variable in variables_of(param, prefix):
-            return f"Every option can be set by a variable: {param.opts[-1]} by {variable}."
+            option = f"--{variable.removeprefix(prefix).lower().replace('_', '-')}"
+            return f"Every option can be set by a variable: {option} by {variable}."
     return None
 
 

@@ -60,7 +60,7 @@ class TlsFiles:
                     path=self._key,
                 ) from error
             raise FileError(
-                f"cannot be used for TLS: {(error.reason or str(error)).replace('_', ' ').lower()}",
+                f"cannot be used for TLS: {(error.reason or 'damaged').replace('_', ' ').lower()}",
                 path=self._certificate,
                 expected="a certificate and its private key, as PEM",
             ) from error
