@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import click
 import pytest
 
 from treadle.cli.app import COMMANDS
+from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, variables_of
 from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -181,8 +183,9 @@ def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
     used = "".join(p.read_text("utf-8") for p in ROOT.rglob("src/treadle/**/*.py"))
     used += "".join(p.read_text("utf-8") for p in ROOT.glob("tests/**/conftest.py"))
     used += (ROOT / "tests" / "tiers.py").read_text("utf-8")
-    for variable in set(re.findall(r"\bTREADLE_[A-Z_]+", text)):
-        assert variable in used, f"{page.name}: {variable}"
+    options = of_options()
+    for variable in set(re.findall(r"\bTREADLE_[A-Z_]+", text)) - {"TREADLE_"}:
+        assert variable in used or variable in options, f"{page.name}: {variable}"
 
 
 @EVERY_PAGE
@@ -262,6 +265,19 @@ def commands() -> dict[str, set[str]]:
         options = [o for p in params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]
         found[command] = {*options, "--help", "-h"}
     return found
+
+
+@cache
+def of_options() -> frozenset[str]:
+    """The variables of all options."""
+    found: set[str] = set()
+    for name in COMMANDS:
+        made: click.Command = importlib.import_module(f"treadle.cli.commands.{name}").command
+        for words, each in commands_of(made, name):
+            argument = WITH_ARGUMENTS.get(words)
+            for param in each.params:
+                found.update(variables_of(param, prefix_of(words), argument))
+    return frozenset(found)
 
 
 def of_scripts() -> set[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import running, talking
@@ -153,7 +153,7 @@ def test_callers_are_told_in_their_own_protocol(
         body = {"max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
         headers = {"x-api-key": "secret"}
 
-        def ask(path: str, **headers: str) -> TestClient:
+        def ask(path: str, **headers: str) -> Any:
             return client.post(path, json=body, headers=headers)
 
         assert ask("/v1/chat/completions", **headers).status_code == 200
@@ -167,7 +167,7 @@ def test_callers_are_told_in_their_own_protocol(
         assert anthropic["error"]["type"] == "rate_limit_error"
         assert "1 requests per minute" in ollama["error"]
         assert client.get("/v1/models", headers=headers).status_code == 200  # is not counted
-        answer = client.get("/v1/models", headers={"x-api-key": "other"})
+        answer: Any = client.get("/v1/models", headers={"x-api-key": "other"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
         assert client.get("/v1/models").status_code == 401
     err = capsys.readouterr().err
@@ -176,13 +176,14 @@ def test_callers_are_told_in_their_own_protocol(
     assert [line.get("key") for line in lines] == ["alice"] * 5 + ["line-2", None]
 
 
-def test_tokens_are_counted(model: treadle.Model, file: Path) -> None:
+def test_tokens_are_counted(
+    model: treadle.Model, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that are read and written; what is cached is free."""
     file.write_text("a tokens-per-minute=1000\n")
     with running(model, api_key_file=file) as service, talking(service) as client:
         charged: list[int] = []
-        charge = service.keys.charge
-        service.keys.charge = lambda key, n: (charged.append(n), charge(key, n))  # type: ignore
+        monkeypatch.setattr(service.keys, "charge", lambda key, n: charged.append(n))
         headers = {"x-api-key": "a"}
         for n_read in (9, 1):
             body = {"prompt": [5, 6, 7, 8, 9, 10, 11, 12, 13], "max_tokens": 4, "ignore_eos": True}
@@ -201,7 +202,12 @@ def test_a_file_seen_twice_is_read_once(file: Path, monkeypatch: pytest.MonkeyPa
     ring = KeyRing((), file, clock=clock)
     looks: list[object] = []
     stat = os.stat
-    monkeypatch.setattr(os, "stat", lambda path: (looks.append(path), stat(path))[1])
+
+    def looked(path: Any) -> os.stat_result:
+        looks.append(path)
+        return stat(path)
+
+    monkeypatch.setattr(os, "stat", looked)
     for _ in range(5):
         ring.find({"x-api-key": "a"})
     assert looks == []

@@ -116,9 +116,9 @@ class Commands(click.Group):
             except click.UsageError as error:
                 asked = _asked(ctx)
                 error.ctx = error.ctx or asked
-                if "treadle.cli.environment" in sys.modules:
-                    sys.modules["treadle.cli.environment"].name_in_error(error, asked)
-                raise
+                if "treadle.cli.environment" not in sys.modules:
+                    raise
+                raise sys.modules["treadle.cli.environment"].named_in_error(error, asked) from None
             sys.stdout.flush()
             return result
 

@@ -73,8 +73,8 @@ def epilog(command: click.Command, prefix: str) -> str | None:
     return None
 
 
-def name_in_error(error: click.UsageError, ctx: click.Context) -> None:
-    """Name the variable in an error about its value, in place of the option. An error that is
+def named_in_error(error: click.UsageError, ctx: click.Context) -> click.UsageError:
+    """Return an error about a variable's value that names it, in place of the option. One that is
     about no single option names all variables that the command read.
     """
     param = error.param if isinstance(error, click.BadParameter) else None
@@ -84,10 +84,12 @@ def name_in_error(error: click.UsageError, ctx: click.Context) -> None:
         if source is click.core.ParameterSource.ENVIRONMENT and (names := variables_set(param)):
             assert isinstance(error, click.BadParameter)
             error.param_hint = f"the variable {names[0]}"
-        return
+        return error
     used = [name for each in ctx.command.params for name in variables_set(each)]
-    if used and not isinstance(error, click.NoSuchOption):
-        error.message = f"{error.message.rstrip('.')} (variables that are set: {', '.join(used)})"
+    if not used or isinstance(error, click.NoSuchOption):
+        return error
+    shown = f"{error.format_message().rstrip('.')} (variables that are set: {', '.join(used)})"
+    return click.UsageError(shown, error.ctx or ctx)
 
 
 def variables_set(param: click.Parameter) -> list[str]:

@@ -243,9 +243,9 @@ class RequestGuard:
         try:
             try:
                 self._admit(scope, headers)
-            except ApiError as problem:
-                scope["treadle.problem"] = problem  # for the log
-                await error_response(scope["path"], problem)(scope, receive, noted)
+            except ApiError as refusal:
+                scope["treadle.problem"] = refusal  # for the log
+                await error_response(scope["path"], refusal)(scope, receive, noted)
             else:
                 await self._app(scope, receive, noted)
         except Exception as error:  # answered here, for the id and the log's status

@@ -50,9 +50,7 @@ class _Server(uvicorn.Server):
         """Begin to serve at all sockets."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
-        made = partial(
-            self.config.http_protocol_class, self.config, self.server_state, self.lifespan.state
-        )
+        made = partial(Connection, self.config, self.server_state, self.lifespan.state)
         for each in self.unix:
             self.servers.append(await loop.create_server(made, sock=each))
 
