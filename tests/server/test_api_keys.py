@@ -167,8 +167,8 @@ def test_callers_are_told_in_their_own_protocol(
         assert anthropic["error"]["type"] == "rate_limit_error"
         assert "1 requests per minute" in ollama["error"]
         assert client.get("/v1/models", headers=headers).status_code == 200  # is not counted
-        answer: Any = client.get("/v1/models", headers={"x-api-key": "other"})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
+        other = client.get("/v1/models", headers={"x-api-key": "other"})
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "model_not_allowed")
         assert client.get("/v1/models").status_code == 401
     err = capsys.readouterr().err
     assert "secret" not in err
