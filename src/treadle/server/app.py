@@ -127,7 +127,14 @@ def build_app(service: Service) -> Starlette:
         for path, handler in table.items():
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
-    routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    routes += [Route(each, missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    return guarded_app(service, routes, page)
+
+
+def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlette:
+    """Build the application of these routes behind the checks of every request. ``service``: a
+    Service, or the router's.
+    """
     middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
@@ -152,7 +159,8 @@ def build_app(service: Service) -> Starlette:
     return app
 
 
-async def _missing(request: HttpRequest) -> Response:
+async def missing(request: HttpRequest) -> Response:
+    """Refuse a path that clients know and treadle does not implement."""
     raise not_yet(request.url.path)
 
 
@@ -194,7 +202,7 @@ async def _gone(request: HttpRequest, error: Exception) -> Response:
 class RequestGuard:
     """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
 
-    def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
+    def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:
         self._app = app
         self._service = service
         self._hosts = known_hosts(service)
@@ -238,7 +246,7 @@ class RequestGuard:
             raise
         finally:
             self._service.n_open -= waited_for
-            if self._service.settings.log:
+            if self._service.settings.log and not scope.get("treadle.forwarded"):
                 line = log_line(scope, name, status, time.perf_counter() - began)
                 if "treadle.problem" in scope:
                     text = self._service.settings.log_text
@@ -292,7 +300,7 @@ class RequestGuard:
         return origin != "null" and (scheme not in ("http", "https") or rest == host)
 
 
-def known_hosts(service: Service) -> frozenset[str]:
+def known_hosts(service: Any) -> frozenset[str]:
     """Return the host names of this server, in lower case."""
     own = {"localhost", socket.gethostname(), service.settings.host}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))

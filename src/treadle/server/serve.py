@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -21,6 +21,8 @@ from treadle.server.http.log import log
 from treadle.server.requests.service import ServerSettings, Service
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from treadle.api.model import Model
 
 LAST_S = 2.0  # for connections to close after their requests were aborted
@@ -40,14 +42,23 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers; ``_ServerProcess`` has its own."""
+        """Install no handlers; ``ServerProcess`` has its own."""
         yield
 
 
-class _ServerProcess:
-    """One server, from its socket to its end. ``ready(url)`` is called once it can serve."""
+class ServerProcess:
+    """One server, from its socket to its end. ``ready(url)`` is called once it can serve.
 
-    def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
+    ``service`` is a Service, or the router's, whose application ``build`` makes.
+    """
+
+    def __init__(
+        self,
+        service: Any,
+        grace_s: float,
+        ready: Callable[[str], None],
+        build: Callable[[Any], Starlette] = build_app,
+    ) -> None:
         self.service = service
         self.grace_s = grace_s
         self.ready = ready
@@ -56,7 +67,7 @@ class _ServerProcess:
         log.handlers = [UvicornLogHandler()]
         log.propagate = False
         config = uvicorn.Config(
-            build_app(service),
+            build(service),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -147,7 +158,7 @@ def serve(
     # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(_ServerProcess(service, grace_s, ready).run(listener, address_of(listener)))
+        asyncio.run(ServerProcess(service, grace_s, ready).run(listener, address_of(listener)))
     finally:
         listener.close()
         service.close()
