@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from treadle.cli.router import ServeRole
+from treadle.cli.engine_options import ServeRole
 from treadle.cli.ui.progress import ProgressBar
 from treadle.errors import TreadleError
 from treadle.server.router.engine import EngineOrder, ReportPipe, end_with_router, serve_engine

@@ -28,8 +28,8 @@ import click
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import listed
+from treadle.cli.engine_options import OptionCheck, is_engines, written
 from treadle.cli.load import is_model, read_text
-from treadle.cli.router import OptionCheck, is_engines, written
 from treadle.errors import FileError, TreadleError
 from treadle.server.router.model_list import EngineOptions
 from treadle.server.router.served_model import CacheRequest, ServedModel

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
+from treadle.cli.engine_options import ServeCommand, ServeRole
 from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
@@ -19,14 +20,7 @@ from treadle.cli.options import (
     check_media_hosts,
     writing_load_options,
 )
-from treadle.cli.router import (
-    SOURCES,
-    ServeCommand,
-    ServeRole,
-    check_alone,
-    router_options,
-    serve_models,
-)
+from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 

@@ -120,7 +120,8 @@ class Forwarding:
         self.call = call
         self.acquire = acquire
         self.keep_s = keep_s
-        self._begun = False
+        self._begun = False  # a stream
+        self._started = False  # any response
         self._last = b"\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +143,8 @@ class Forwarding:
                 raise
             if hasattr(task, "uncancel"):
                 task.uncancel()
-            raise GoneError from None
+            if not self._started:
+                raise GoneError from None
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         try:
@@ -252,6 +254,7 @@ class Forwarding:
             body = await response.body() if known else b""  # an engine may end within it
             headers = [each for each in response.headers if each[0] not in NOT_RETURNED]
             head = {"type": "http.response.start", "status": response.status, "headers": headers}
+            self._started = True
             await send(head)
             if known:
                 await send({"type": "http.response.body", "body": body})
@@ -262,7 +265,7 @@ class Forwarding:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _begin(self, send: Send) -> None:
-        self._begun = True
+        self._begun = self._started = True
         kind = b"application/x-ndjson" if self.call.is_ollamas else b"text/event-stream"
         headers = [
             (b"content-type", kind if self.call.is_ollamas else kind + b"; charset=utf-8"),
