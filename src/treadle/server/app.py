@@ -25,7 +25,7 @@ from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
-from treadle.server.http.api_keys import ApiKey, charge_tokens
+from treadle.server.http.api_keys import OWNER_HEADER, ApiKey, charge_tokens, current_key
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
 from treadle.server.http.path_prefix import PathPrefix
@@ -125,7 +125,9 @@ NOT_YET = (  # paths that clients know and treadle does not implement
     "/api/copy",
     "/api/push",
 )
-READING = ("GET", "HEAD", "OPTIONS")  # methods that limits of keys do not count
+# Paths that limits of keys do not count, besides all methods but POST: they are about calls that
+# are counted already.
+UNCOUNTED = ("/v1/streams/lookup", "/v1/chat/completions/control")
 PUBLIC = ("/", "/health", "/v1/health")  # Ollama clients probe / to find out if a server runs
 
 
@@ -142,7 +144,14 @@ def build_app(service: Service) -> Starlette:
         for path, handler in table.items():
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
-    routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    routes += [Route(each, missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    return guarded_app(service, routes, page)
+
+
+def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlette:
+    """Build the application of these routes behind the checks of every request. ``service``: a
+    Service, or the router's.
+    """
     middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
@@ -170,7 +179,8 @@ def build_app(service: Service) -> Starlette:
     return app
 
 
-async def _missing(request: HttpRequest) -> Response:
+async def missing(request: HttpRequest) -> Response:
+    """Refuse a path that clients know and treadle does not implement."""
     raise not_yet(request.url.path)
 
 
@@ -212,10 +222,11 @@ async def _gone(request: HttpRequest, error: Exception) -> Response:
 class RequestGuard:
     """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
 
-    def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
+    def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:
         self._app = app
         self._service = service
         self._hosts = known_hosts(service)
+        self._uncounted = {each for path in UNCOUNTED for each in paths(path)}
         self._public = {*PUBLIC, *(route.path for route in page)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -258,7 +269,7 @@ class RequestGuard:
             self._service.n_open -= waited_for
             if "treadle.lease" in scope and not scope.get("treadle.detached"):
                 scope["treadle.lease"].end()
-            if self._service.settings.log:
+            if self._service.settings.log and not scope.get("treadle.forwarded"):
                 self._write_line(scope, name, status, time.perf_counter() - began)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
@@ -272,7 +283,12 @@ class RequestGuard:
         self.check(scope, headers, key)
         if key is None:
             return
-        if scope["method"] not in READING:
+        current_key.set(key)
+        if self._service.settings.is_engine:  # its router has counted the request for its key
+            owner = scope["treadle.owner"] = headers.get(OWNER_HEADER, "")
+            charge_tokens.set(partial(self._service.charges.add, owner))
+            return
+        if scope["method"] == "POST" and scope["path"] not in self._uncounted:
             scope["treadle.lease"] = keys.begin(key)
         charge_tokens.set(partial(keys.charge, key))
 
@@ -301,13 +317,7 @@ class RequestGuard:
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            if not key.may_use(self._service.name):
-                raise ApiError(
-                    403,
-                    f"this API key may not use {self._service.name}, but only "
-                    f"{', '.join(key.models)}",
-                    code="model_not_allowed",
-                )
+            self._service.check_key(key)
             return
         host = headers.get("host", "")
         if not (is_known(host, self._hosts) or is_local(scope)):
@@ -338,7 +348,7 @@ class RequestGuard:
         return origin != "null" and (scheme not in ("http", "https") or rest == host)
 
 
-def known_hosts(service: Service) -> frozenset[str]:
+def known_hosts(service: Any) -> frozenset[str]:
     """Return the host names of this server, in lower case."""
     own = {"localhost", socket.gethostname(), *service.settings.hosts}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))

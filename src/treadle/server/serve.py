@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -24,6 +24,8 @@ from treadle.server.http.tls import TlsFiles
 from treadle.server.requests.service import ServerSettings, Service
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from treadle.api.model import Model
 
 RENEW_S = 10.0  # between two looks at the files of TLS
@@ -56,22 +58,27 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers; ``_ServerProcess`` has its own."""
+        """Install no handlers; ``ServerProcess`` has its own."""
         yield
 
 
-class _ServerProcess:
-    """One server, from its socket to its end. ``ready(url)`` is called once it can serve."""
+class ServerProcess:
+    """One server, from its socket to its end. ``ready(url)`` is called once it can serve.
+
+    ``service`` is a Service, or the router's, whose application ``build`` makes.
+    """
 
     def __init__(
         self,
-        service: Service,
+        service: Any,
         grace_s: float,
         ready: Callable[[str], None],
-        tls: TlsFiles | None = None,
+        build: Callable[[Any], Starlette] = build_app,
     ) -> None:
         self.service = service
-        self.tls = tls
+        settings = service.settings
+        certificate = settings.ssl_cert_file
+        self.tls = tls = certificate and TlsFiles(certificate, settings.ssl_key_file)
         self.grace_s = grace_s
         self.ready = ready
         Connection.most = most_open()
@@ -79,7 +86,7 @@ class _ServerProcess:
         log.handlers = [UvicornLogHandler()]
         log.propagate = False
         config = uvicorn.Config(
-            build_app(service),
+            build(service),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -164,15 +171,13 @@ def serve(
     """Serve ``model`` until a signal. ``ready`` is called with the addresses, one a line. Raises
     TreadleError if it cannot listen or compile, or for wrong files of TLS or keys.
     """
-    certificate = settings.ssl_cert_file
-    tls = None if certificate is None else TlsFiles(certificate, settings.ssl_key_file)
     service = Service(model, settings)
     listeners: Listeners | None = None
     # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
         listeners = Listeners(settings.hosts, port)
-        asyncio.run(_ServerProcess(service, grace_s, ready, tls).run(listeners))
+        asyncio.run(ServerProcess(service, grace_s, ready).run(listeners))
     finally:
         if listeners is not None:
             listeners.close()

@@ -48,6 +48,7 @@ class Posix:
     RENAMES_OPEN = True
     TIMERS = True
     BINARY = 0
+    FORKS = False  # macOS: its libraries may not be used in a forked child
     STOPS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
     GOES_ON: int | None = int(_signal.SIGCONT)
 
@@ -71,6 +72,11 @@ class Posix:
 
     def affinity(self) -> list[int]:
         return list(range(os.cpu_count() or 1))
+
+    # -- other processes --------------------------------------------------------------------------
+
+    def end_with_parent(self) -> None:
+        pass
 
     # -- the machine ------------------------------------------------------------------------------
 

@@ -53,6 +53,15 @@ class System(Protocol):
     def affinity(self) -> list[int]:
         """Return the processors that this process may run on."""
 
+    # -- other processes ------------------------------------------------------------------------
+
+    FORKS: bool  # a process without other threads may fork, and its child go on computing
+
+    def end_with_parent(self) -> None:
+        """Let the system kill this process when its parent has ended, and before its parent if
+        memory runs out; no effect if the system cannot.
+        """
+
     # -- the machine; on Linux, ``machine/topology.py`` reads the rest from /sys and /proc --------
 
     def cores(self) -> tuple[int, int] | None:

@@ -95,6 +95,13 @@ class Windows:
         found = [n for n in range(64) if mine.value >> n & 1]
         return found or list(range(os.cpu_count() or 1))
 
+    # -- other processes --------------------------------------------------------------------------
+
+    FORKS = False
+
+    def end_with_parent(self) -> None:
+        pass
+
     # -- the machine ------------------------------------------------------------------------------
 
     def cores(self) -> tuple[int, int] | None:

@@ -11,16 +11,17 @@ import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.door_options import check_files, door_options
+from treadle.cli.engine_options import ServeCommand, ServeRole
 from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
-    ModelCommand,
     Number,
     check_media_hosts,
     writing_load_options,
 )
+from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
@@ -44,8 +45,9 @@ def origin(text: str) -> str:
     return text
 
 
-@click.command(cls=ModelCommand)
-@click.argument("model", required=False, type=ModelType())
+@click.command(cls=ServeCommand)
+@click.argument("models", metavar="[MODEL]...", nargs=-1, type=ModelType())
+@router_options
 @click.option(
     "--host",
     "hosts",
@@ -146,7 +148,7 @@ def origin(text: str) -> str:
 @default_options
 @writing_load_options
 def command(
-    model: str | None,
+    models: tuple[str, ...],
     hosts: tuple[str, ...],
     port: int,
     alias: str | None,
@@ -157,12 +159,15 @@ def command(
     max_tokens: int | None,
     load: dict[str, Any],
     defaults: dict[str, Any],
+    router: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, when the server is ready. In a
     browser it shows a chat page. Without MODEL, the small model that ships with treadle is served.
+    Of several MODELs, and those of --models-dir, --presets and --library, a request names one,
+    which is then loaded; options for models hold for each of them.
     The options for chat template, reasoning, sampling and seed are defaults: a request's own fields
     override them.
     """
@@ -189,18 +194,21 @@ def command(
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
+    loading = {"deterministic": deterministic, "max_tokens": max_tokens, **load, **defaults}
+    from treadle.server.requests.service import ServerSettings
+
+    own = ServerSettings(alias=alias, hosts=hosts, **settings)
+    context = click.get_current_context()
+    if isinstance(context.obj, ServeRole):  # an engine of a router, or a preset's check
+        return context.obj.take(models, loading, own)
+    if len(models) > 1 or any(router[name] for name in SOURCES):
+        return serve_models(models, context, router, loading, own, port, grace)
+    check_alone(router)
+    model = models[0] if models else None
     with ProgressBar() as progress:
-        loaded = load_model(
-            model,
-            progress,
-            deterministic=deterministic,
-            max_tokens=max_tokens,
-            **load,
-            **defaults,
-        )
+        loaded = load_model(model, progress, **loading)
         warn_of_template(loaded, progress)
 
-    from treadle.server.requests.service import ServerSettings
     from treadle.server.serve import serve
 
     def ready(url: str) -> None:
@@ -213,7 +221,6 @@ def command(
         )
         click.echo(url)
 
-    own = ServerSettings(alias=alias, hosts=hosts, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
 

@@ -33,6 +33,11 @@ charge_tokens: ContextVar[Callable[[int], object]] = ContextVar(
 )
 
 
+# Header by which a router tells an engine the name of a request's key.
+OWNER_HEADER = "x-treadle-owner"
+CHARGES = "/treadle/charges"  # path at which it asks for the tokens of each
+
+
 @dataclass(frozen=True)
 class ApiKey:
     """One key and its limits; None is no limit. ``tokens_per_minute`` counts prompts and answers
@@ -46,9 +51,19 @@ class ApiKey:
     tokens_per_minute: int | None = None
     models: tuple[str, ...] = ()
 
-    def may_use(self, model: str) -> bool:
-        """Return whether the key may use the model of this name."""
-        return not self.models or model in self.models
+    def may_use(self, *names: str) -> bool:
+        """Return whether the key may use a model that has these names."""
+        return not self.models or any(name in self.models for name in names)
+
+    def check(self, *names: str) -> None:
+        """Raise ApiError if the key may not use a model that has these names."""
+        if not self.may_use(*names):
+            raise ApiError(
+                403,
+                f"this API key may not use {names[0]}, but only {', '.join(self.models)}",
+                param="model",
+                code="model_not_allowed",
+            )
 
 
 def _count(text: str) -> int:
@@ -130,6 +145,27 @@ def _read_line(words: list[str], name: str) -> ApiKey:
         except ValueError:
             raise ValueError(f"{field}: expected {expected}, found {value[:40]!r}") from None
     return ApiKey(words[0].encode(), **given)
+
+
+# The key of the current request, None without one.
+current_key: ContextVar[ApiKey | None] = ContextVar("current_key", default=None)
+
+
+class TokenCharges:
+    """Tokens that an engine has computed for each key, by its name, until its router takes them."""
+
+    def __init__(self) -> None:
+        self._n_tokens: dict[str, int] = {}
+
+    def add(self, owner: str, n_tokens: int) -> None:
+        """Count tokens."""
+        self._n_tokens[owner] = self._n_tokens.get(owner, 0) + n_tokens
+
+    def take(self) -> dict[str, int]:
+        """Return all counts, and begin anew."""
+        taken = self._n_tokens
+        self._n_tokens = {}
+        return taken
 
 
 class Allowance:
@@ -265,6 +301,12 @@ class KeyRing:
         if rate is not None:
             rate.take(1, now)
         return RequestLease(use)
+
+    def charge_by_name(self, charges: Mapping[str, int]) -> None:
+        """Count the tokens of several keys, by their names."""
+        for key in self.keys:
+            if key.name in charges:
+                self.charge(key, charges[key.name])
 
     def charge(self, key: ApiKey, n_tokens: int) -> None:
         """Count tokens that a request has read and written."""

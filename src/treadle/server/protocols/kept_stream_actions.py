@@ -21,7 +21,7 @@ async def resume(request: HttpRequest) -> Response:
     while it is written and some time after.
     """
     service = service_of(request)
-    kept = service.kept_streams.find(service.owner_of(request), _id_of(request))
+    kept = service.kept_streams.find(service.owner_of(request), id_of(request))
     if kept is None:
         raise ApiError(404, "conv_id: no stream of this conversation is kept", param="conv_id")
     text = request.query_params.get("from") or "0"
@@ -57,11 +57,12 @@ async def look_up(request: HttpRequest) -> Response:
 async def stop(request: HttpRequest) -> Response:
     """``DELETE /v1/stream?conv_id=ID``: end the conversation's answer, and forget it."""
     service = service_of(request)
-    service.kept_streams.drop(service.owner_of(request), _id_of(request))
+    service.kept_streams.drop(service.owner_of(request), id_of(request))
     return Response(status=204)
 
 
-def _id_of(request: HttpRequest) -> str:
+def id_of(request: HttpRequest) -> str:
+    """Return the conversation that a request names. Raises ApiError."""
     name = request.query_params.get("conv_id")
     if not name:
         raise ApiError(400, "conv_id: required", param="conv_id")

@@ -313,7 +313,7 @@ async def change_props(request: HttpRequest) -> Response:
     params = settings.get("params", {})
     own = {field.name for field in dataclasses.fields(Sampling)} - {"custom"}
     for where, names, known in (
-        ("", body, PROPS),
+        ("", body, [*PROPS, "model"]),
         ("default_generation_settings.", body.get("default_generation_settings") or {}, ["params"]),
         ("default_generation_settings.params.", params, own),
     ):

@@ -117,7 +117,11 @@ class StreamedResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, kept: KeptStream, scope: Scope) -> None:
-        """Write all parts to ``kept``, whether or not a client reads them."""
+        """Write all parts to ``kept``, whether or not a client reads them; a server that stops
+        waits for it.
+        """
+        service = scope["app"].state.service
+        service.n_open += 1
         try:
             async for part in self._parts:
                 kept.append(part)
@@ -128,6 +132,7 @@ class StreamedResponse(Response):
             if not isinstance(error, ApiError):
                 raise
         finally:
+            service.n_open -= 1
             self._stream.close()
             kept.finish()
             if "treadle.lease" in scope:

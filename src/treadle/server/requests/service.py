@@ -24,7 +24,7 @@ from treadle.media.addresses import fetch_media
 from treadle.models.graphs import main_output
 from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
-from treadle.server.http.api_keys import KeyRing, charge_tokens
+from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges, charge_tokens
 from treadle.server.http.http_io import (
     MAX_BODY,
     MAX_MEDIA_BODY,
@@ -82,6 +82,7 @@ class ServerSettings:
     ssl_cert_file: Path | None = None
     ssl_key_file: Path | None = None  # None: the key is in the file of the certificate
     props: bool = False  # whether clients may change the server's defaults
+    is_engine: bool = False  # of a router, which has checked each request
     slot_save_path: Path | None = None  # the folder of saved slots
     media_urls: bool = False  # whether addresses of pictures and sounds are fetched
     media_hosts: tuple[str, ...] = ()  # from these hosts only
@@ -105,6 +106,7 @@ class Service:
         self.fingerprint = f"treadle-{__version__}"
         self.stats = ServerStats()
         self.kept_streams = KeptStreams()
+        self.charges = TokenCharges()  # of an engine
         self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
         most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
         self.responses = ResponseStore(most_characters=most)
@@ -331,6 +333,10 @@ class Service:
         stream.on_close = closed
         self.engine.add(stream.outputs)
         return stream
+
+    def check_key(self, key: ApiKey) -> None:
+        """Raise ApiError if a key may not use the model."""
+        key.check(self.name)
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
         """Count tokens that were read for vectors or scores, and the time of it."""
