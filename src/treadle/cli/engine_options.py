@@ -77,7 +77,7 @@ def engine_args(context: click.Context) -> list[str]:
         if source is not click.core.ParameterSource.ENVIRONMENT:
             continue
         if is_engines(param) or param.name in PASSED_ON:
-            value = param.value_from_envvar(context)
+            value: Any = param.value_from_envvar(context)
             if getattr(param, "is_flag", False):
                 value = click.BOOL.convert(value, param, context)
             result += written(param, value)

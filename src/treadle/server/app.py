@@ -25,7 +25,13 @@ from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
-from treadle.server.http.api_keys import OWNER_HEADER, ApiKey, charge_tokens, current_key
+from treadle.server.http.api_keys import (
+    ASKED_HEADER,
+    OWNER_HEADER,
+    ApiKey,
+    charge_tokens,
+    current_key,
+)
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
 from treadle.server.http.path_prefix import PathPrefix
@@ -286,6 +292,7 @@ class RequestGuard:
         current_key.set(key)
         if self._service.settings.is_engine:  # its router has counted the request for its key
             owner = scope["treadle.owner"] = headers.get(OWNER_HEADER, "")
+            scope["treadle.forwarded"] = ASKED_HEADER in headers
             charge_tokens.set(partial(self._service.charges.add, owner))
             return
         if scope["method"] == "POST" and scope["path"] not in self._uncounted:

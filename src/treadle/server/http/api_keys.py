@@ -35,6 +35,7 @@ charge_tokens: ContextVar[Callable[[int], object]] = ContextVar(
 
 # Header by which a router tells an engine the name of a request's key.
 OWNER_HEADER = "x-treadle-owner"
+ASKED_HEADER = "x-treadle-asked"  # of requests of the router itself, which no log needs
 CHARGES = "/treadle/charges"  # path at which it asks for the tokens of each
 
 

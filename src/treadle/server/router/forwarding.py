@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.http.api_errors import ApiError, GoneError
-from treadle.server.http.api_keys import OWNER_HEADER, current_key
+from treadle.server.http.api_keys import ASKED_HEADER, OWNER_HEADER, current_key
 from treadle.server.http.http_io import (
     LARGE,
     Bodies,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NOT_SENT = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer"}
 NOT_SENT |= {b"upgrade", b"expect", b"content-length", b"authorization", b"x-api-key", b"origin"}
 NOT_SENT |= {b"x-request-id", b"x-request-timeout", b"cookie", b"proxy-authorization"}
-NOT_SENT |= {OWNER_HEADER.encode()}
+NOT_SENT |= {OWNER_HEADER.encode(), ASKED_HEADER.encode()}
 NOT_RETURNED = {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"x-request-id"}
 ENDING_S = 1.0  # between the end of an engine's connections and that of its process
 OLLAMA_STREAMS = ("/api/chat", "/api/generate")

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.http.api_errors import ApiError
-from treadle.server.http.api_keys import CHARGES, OWNER_HEADER, ApiKey, KeyRing, current_key
+from treadle.server.http.api_keys import (
+    ASKED_HEADER,
+    CHARGES,
+    OWNER_HEADER,
+    ApiKey,
+    KeyRing,
+    current_key,
+)
 from treadle.server.http.http_io import MAX_MEDIA_BODY, Bodies
 from treadle.server.http.log import log
 from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
@@ -192,6 +199,7 @@ class RouterService:
             (b"authorization", b"Bearer " + engine.keys[0].encode()),
             (b"content-type", b"application/json"),
             (OWNER_HEADER.encode(), owner.encode()),
+            (ASKED_HEADER.encode(), b"1"),
         ]
         return await call_engine(engine.address, method, target.encode(), headers, body)
 
