@@ -67,7 +67,7 @@ class OptionCheck(ServeRole):
 def engine_args(context: click.Context) -> list[str]:
     """Return the arguments of the command line that each engine gets."""
     given: list[str] = context.meta.get(ARGS, [])
-    values, _, order = context.command.make_parser(context).parse_args(args=[*given])  # type: ignore[attr-defined]
+    values, _, order = context.command.make_parser(context).parse_args(args=[*given])
     result: list[str] = []
     for param in dict.fromkeys(order):
         if is_engines(param) or param.name in PASSED_ON:

@@ -73,7 +73,8 @@ def router_metrics(pool: EnginePool, models: Iterable[ServedModel]) -> str:
     ):
         values = {name: float(getattr(s, attribute)) for name, s in slots.items() if s}
         rows.append((name, kind, text, values))
-    running = {e.model.name: float(e.n_running) for e in pool.engines()}
+    engines = {model.name: pool.engine(model) for model in known}
+    running = {name: float(e.n_running) for name, e in engines.items() if e}
     rows.append(("router_calls_running", "gauge", "Calls that an engine answers", running))
     lines: list[str] = []
     for name, kind, text, values in rows:
