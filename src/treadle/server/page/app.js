@@ -132,6 +132,7 @@ async function write(node, own = talk) {
   );
   writers.set(own.id, writer);
   node.state = "writing";
+  node.model = writer.server.model_alias;
   if (own === talk) {
     show();
     view.toEnd();
