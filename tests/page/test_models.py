@@ -24,7 +24,7 @@ def model(name: str, state: str, kind: str = "text", **more: Any) -> dict[str, A
 
 @pytest.fixture
 def several(script: Scripted) -> Scripted:
-    sees = {"architecture": {"input_modalities": ["text", "image"]}}
+    sees: dict[str, Any] = {"architecture": {"input_modalities": ["text", "image"]}}
     script.models = [
         model("small", "loaded", aliases=["gpt-4o"]),
         model("large", "unloaded", **sees),

@@ -57,7 +57,8 @@ def test_a_file_of_keys(file: Path) -> None:
         ("secret zzz=3", "expected one of name, requests, "),
         ("secret requests=0", "requests: expected a whole number from 1, found '0'"),
         ("secret models=,", "models: expected names"),
-        ("secret name=", "name: expected a name, found ''"),
+        ("secret name=", "name: expected a name of letters"),
+        ("secret name=Zo\u00eb", "name: expected a name of letters"),
         ("secret half", "line 1: word 2 has no '='"),
         ("name=alice secret", "begins with a field"),
         ("secret\nsecret", "line 2: the key of line 1 stands here again"),
@@ -67,7 +68,7 @@ def test_a_file_of_keys(file: Path) -> None:
 )
 def test_a_wrong_file_of_keys(text: str, said: str, file: Path) -> None:
     """The line is named, and no key is shown."""
-    file.write_text(text)
+    file.write_text(text, "utf-8")
     with pytest.raises(FileError) as caught:
         read_keys(file)
     assert said in str(caught.value)

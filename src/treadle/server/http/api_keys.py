@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
@@ -74,6 +75,12 @@ def _count(text: str) -> int:
     return n
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[\w.@-]{1,64}", text, re.ASCII):  # it stands in headers and logs
+        raise ValueError
+    return text
+
+
 def _models(text: str) -> tuple[str, ...]:
     names = tuple(name for name in text.split(",") if name)
     if not names:
@@ -83,7 +90,7 @@ def _models(text: str) -> tuple[str, ...]:
 
 _COUNT: tuple[Callable[[str], Any], str] = (_count, "a whole number from 1")
 FIELDS: Mapping[str, tuple[Callable[[str], Any], str]] = {  # reader, and what it expects
-    "name": (str, "a name"),
+    "name": (_name, "a name of letters, digits, '.', '_', '@' and '-'"),
     "requests": _COUNT,
     "requests-per-minute": _COUNT,
     "tokens-per-minute": _COUNT,
