@@ -151,6 +151,7 @@ class Forwarding:
             while not await self._answered(scope, send):
                 pass
         except ApiError as error:
+            scope["treadle.forwarded"] = False  # for the log: the engine has no line of it
             if not self._begun:
                 raise
             scope["treadle.problem"] = error
