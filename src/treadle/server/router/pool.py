@@ -443,7 +443,7 @@ class EnginePool:
         if self.settings.memory is None:
             return found[:1]
         used = sum(other.reserved for other in self._others(slot))
-        result = []
+        result: list[ModelSlot] = []
         for other in found:
             if result and used + wanted <= self.settings.memory:
                 break
