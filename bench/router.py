@@ -158,19 +158,42 @@ def together(places: list[tuple[str, str]], seconds: float) -> dict[str, float]:
     return found
 
 
+def cpu_s(pids: list[int]) -> float:
+    """Processor time of processes so far."""
+    ticks = 0
+    for pid in pids:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(stat[11]) + int(stat[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def pair(files: list[str], seconds: float) -> int:
-    """Print both ways, in turns."""
+    """Print both ways, in turns: tokens per second, and the share of both speeds alone together
+    that is reached; processor time per token tells what waiting threads waste.
+    """
     with (
-        serving(*files) as (url, _),
-        serving(files[0]) as (one, _),
-        serving(files[1]) as (two, _),
+        serving(*files) as (url, router),
+        serving(files[0]) as (one, first),
+        serving(files[1]) as (two, second),
     ):
         both = names(url)
+        alone: dict[str, float] = {}
         for name in both:
-            print(f"alone, {both.index(name)}:", together([(url, name)], seconds))
+            alone |= together([(url, name)], seconds)
+        print("alone:      ", {name: round(speed, 1) for name, speed in alone.items()})
+        ways = {
+            "router:     ": ([(url, name) for name in both], [router.pid, *tree(router.pid)]),
+            "two servers:": ([(one, both[0]), (two, both[1])], [first.pid, second.pid]),
+        }
         for _ in range(3):
-            print("router:     ", together([(url, name) for name in both], seconds))
-            print("two servers:", together([(one, both[0]), (two, both[1])], seconds))
+            for what, (places, pids) in ways.items():
+                before = cpu_s(pids)
+                found = together(places, seconds)
+                cpu = cpu_s(pids) - before
+                share = sum(speed / alone[name] for name, speed in found.items())
+                each = 1000 * cpu / (seconds * sum(found.values()))
+                shown = {name: round(speed, 1) for name, speed in found.items()}
+                print(what, shown, f"share {share:.2f}, {each:.1f} ms of processor per token")
     return 0
 
 

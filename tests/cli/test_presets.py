@@ -16,7 +16,7 @@ from treadle.cli.engine_options import engine_args
 from treadle.cli.router import model_list
 from treadle.errors import TreadleError
 from treadle.server.router.model_list import ModelList
-from treadle.server.router.served_model import CacheRequest
+from treadle.server.router.served_model import MemoryRequest
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="tomllib is of Python 3.11")
 
@@ -87,7 +87,9 @@ def test_every_key_of_a_preset(folder: Path) -> None:
     assert (main.name, main.aliases, main.pinned) == ("main", ("gpt-4o", "m"), True)
     assert (main.idle_s, second.idle_s) == (math.inf, 60.0)
     assert main.ref == str(folder / "chat-Q8_0.gguf")
-    assert main.cache == CacheRequest("q8_0", 48, 128, 3 << 20)
+    assert main.cache == MemoryRequest(
+        "q8_0", 48, 128, 3 << 20, files=(str(folder / "coder.gguf"),)
+    )
     assert main.source == f"{path}: models.main"
     # The command line comes last, and so wins.
     assert main.args == (

@@ -309,8 +309,8 @@ FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 FOREIGN |= {  # llama-server's
-    *("--context-shift", "--mcp-servers-config", "--models-dir", "--models-max", "--no-slots"),
-    *("--sleep-idle-seconds", "--tags", "--tools", "--ui-mcp-proxy"),
+    *("--context-shift", "--mcp-servers-config", "--no-slots", "--tags", "--tools"),
+    "--ui-mcp-proxy",
 }
 
 

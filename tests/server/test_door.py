@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import PATIENCE_S, Served, running, talking
+from treadle.cli.commands.ps import ask_server
 from treadle.errors import FileError, TreadleError
 from treadle.server.http.listeners import Listeners, socket_path
 from treadle.server.http.path_prefix import read_prefix
@@ -191,6 +192,8 @@ def test_a_server_with_a_door(process: Served, pem: Callable[[str], Path], tmp_p
         raw.connect(str(file))
         raw.sendall(b"GET /llm/health HTTP/1.1\r\nHost: any.example\r\n\r\n")
         assert raw.recv(1000).startswith(b"HTTP/1.1 200")
+    with pytest.raises(TreadleError, match="HTTP status 404"):  # its paths have the prefix
+        ask_server(f"unix:{file}", None)
     server.popen.send_signal(signal.SIGTERM)
     assert server.end()[0] == 0
     assert not file.exists()

@@ -36,6 +36,8 @@ ADVICE = {
     "--cont-batching": _ALWAYS,
     "--mlock": "leave it out: files are mapped",
     "--no-mmap": "leave it out: files are mapped",
+    "--models-preset": "use --presets, a TOML file",
+    "--sleep-idle-seconds": "use --idle-unload",
     "-mm": "use --mmproj",
     "--mmproj-url": "use --mmproj hf:OWNER/REPO",
     "-md": "use --draft",

@@ -32,7 +32,7 @@ from treadle.cli.engine_options import OptionCheck, is_engines, written
 from treadle.cli.load import is_model, read_text
 from treadle.errors import FileError, TreadleError
 from treadle.server.router.model_list import EngineOptions
-from treadle.server.router.served_model import CacheRequest, ServedModel
+from treadle.server.router.served_model import MemoryRequest, ServedModel
 
 TABLES = ("defaults", "models")
 OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
@@ -68,7 +68,7 @@ class Presets:
         if self.default_args:
             loading = check_args(command, whole)
         lone = {model.name: model for model in self.models if not model.ref}
-        return EngineOptions(whole, CacheRequest.of(loading), lone)
+        return EngineOptions(whole, MemoryRequest.of(loading), lone)
 
 
 NO_PRESETS = Presets()
@@ -131,7 +131,7 @@ class PresetReader:
             aliases=tuple(aliases),
             pinned=pinned,
             idle_s=self.idle(where, own.get("idle")),
-            cache=CacheRequest.of(self.checked(where, args)),
+            cache=MemoryRequest.of(self.checked(where, args)),
             source=f"{self.path}: {where}",
         )
 

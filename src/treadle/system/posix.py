@@ -240,15 +240,16 @@ class Posix:
             raise
         return made
 
-    def is_listened_to(self, path: str) -> bool:
+    def connect_unix(self, path: str) -> socket.socket:
         import socket
 
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            try:
-                probe.connect(path)
-            except (ConnectionRefusedError, FileNotFoundError):
-                return False
-        return True
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.connect(path)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def terminal(self, fd: int) -> Terminal | None:
         from treadle.system.posix_terminal import open_terminal

@@ -200,9 +200,9 @@ class System(Protocol):
         Raises OSError, also where the system has no such sockets.
         """
 
-    def is_listened_to(self, path: str) -> bool:
-        """Return whether a process listens at the socket file ``path``. Raises OSError if that
-        cannot be told, as for a file that is no socket.
+    def connect_unix(self, path: str) -> socket.socket:
+        """Return a socket that is connected to the one at the file ``path``. Raises OSError, also
+        where the system has no such sockets.
         """
 
     # -- the terminal ---------------------------------------------------------------------------

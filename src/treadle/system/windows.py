@@ -259,7 +259,7 @@ class Windows:
     def unix_listener(self, path: str, backlog: int) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Python has no UNIX sockets on Windows")
 
-    def is_listened_to(self, path: str) -> bool:
+    def connect_unix(self, path: str) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Python has no UNIX sockets on Windows")
 
     def terminal(self, fd: int) -> Console | None:

@@ -64,7 +64,12 @@ class FakeEngine(EngineProcess):
         headers = dict(line.lower().split(": ", 1) for line in lines if line)
         body = await reader.readexactly(int(headers["content-length"]))
         method, target, _ = first.split()
-        call = {"method": method, "target": target, "headers": headers, "body": body}
+        call: dict[str, Any] = {
+            "method": method,
+            "target": target,
+            "headers": headers,
+            "body": body,
+        }
         call["left"] = asyncio.ensure_future(reader.read())
         self.calls.append(call)
         try:

@@ -20,7 +20,7 @@ from treadle.server.router.library import CopiedNames, hub_name
 from treadle.server.router.memory_need import need_of
 from treadle.server.router.merged_metrics import merge
 from treadle.server.router.model_list import EngineOptions, scan_folder, scan_library
-from treadle.server.router.served_model import CacheRequest, ServedModel
+from treadle.server.router.served_model import MemoryRequest, ServedModel
 from treadle.server.router.service import RouterSettings, keep_seconds
 
 LIBRARY = RouterSettings(library=True)
@@ -297,13 +297,13 @@ def test_names_of_the_hub(name: str) -> None:
 def test_the_memory_that_a_model_needs(stories: ServedModel) -> None:
     """Of two texts of 64 tokens, and of 32,768 tokens: as many times more."""
     need = need_of(
-        ServedModel("s", stories.ref, cache=CacheRequest(context=64, n_sequences=2)), None
+        ServedModel("s", stories.ref, cache=MemoryRequest(context=64, n_sequences=2)), None
     )
     assert need is not None
     assert need.weights == 1185376
     assert need.program == PROGRAM_BYTES
     assert need.cache_bytes == need.least_cache_bytes
-    shared = need_of(ServedModel("s", stories.ref, cache=CacheRequest(n_tokens=32768)), None)
+    shared = need_of(ServedModel("s", stories.ref, cache=MemoryRequest(n_tokens=32768)), None)
     assert shared is not None
     assert shared.cache_bytes == pytest.approx(256 * need.cache_bytes, rel=0.05)
     small = shared.within(shared.weights + shared.program + 100_000_000)

@@ -123,7 +123,7 @@ async def test_a_stream_has_keep_alives_while_the_model_is_loaded(
         events = reply.body.replace(b": ping\n\n", b"")
         assert events == b'data: {"a": 1}\n\ndata: [DONE]\n\n'
         ollama = router.call("POST", "/api/chat", {"model": "large-7b", "messages": [{}]})
-        await until(lambda: ollama.reply.body.count(b"\n") > 1)
+        await until(lambda: ollama.reply.body.count(b"\n") > 1 and len(launcher.engines) == 2)
         first = json.loads(ollama.reply.body.splitlines()[0])
         assert (first["message"]["content"], first["done"]) == ("", False)
         ollama.leave()

@@ -100,9 +100,12 @@ def _remove_stale(path: str) -> None:
         raise FileError(
             "there is a file that is no socket: name another path, or remove it", path=path
         )
-    if SYSTEM.is_listened_to(path):
+    try:
+        SYSTEM.connect_unix(path).close()
+    except ConnectionRefusedError:
+        os.unlink(path)
+    else:
         raise TreadleError(f"cannot listen at the socket {path}: another process does")
-    os.unlink(path)
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REPORT_S = 0.1  # between two reports of one stage of the load
 BACKLOG = 2048
+GRACE_S = 0.0  # the router ends an engine only when its calls have ended, or are to end
 ROUTER_GONE = 3  # exit code
 
 
@@ -47,7 +48,6 @@ class EngineOrder:
     keys: tuple[str, ...]
     kv_bytes: int
     turns: str = ""
-    grace_s: float = 10.0
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON object."""
@@ -154,7 +154,7 @@ def serve_engine(
 
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(ServerProcess(service, order.grace_s, ready, build_engine_app).run(listeners))
+        asyncio.run(ServerProcess(service, GRACE_S, ready, build_engine_app).run(listeners))
     finally:
         listeners.close()
         service.close()

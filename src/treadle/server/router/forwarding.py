@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -115,7 +115,7 @@ class Forwarding:
         self,
         service: RouterService,
         call: ModelCall,
-        acquire: Callable[[], Any],
+        acquire: Callable[[], Coroutine[Any, Any, LoadedEngine]],
         keep_s: float | None = None,
     ) -> None:
         self.service = service
@@ -153,6 +153,7 @@ class Forwarding:
             while not await self._answered(scope, send):
                 pass
         except ApiError as error:
+            scope["treadle.forwarded"] = False  # for the log: the engine has no line of it
             if not self._begun:
                 raise
             scope["treadle.problem"] = error

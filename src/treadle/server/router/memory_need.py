@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from treadle.base.fast_dataclass import dataclass
 from treadle.catalog.facts import PROGRAM_BYTES, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
+from treadle.hub.resume import size_of
 from treadle.models.config import USUAL_CONTEXT
-from treadle.server.router.served_model import KV_BYTES, CacheRequest, ServedModel
+from treadle.server.router.served_model import KV_BYTES, MemoryRequest, ServedModel
 
 SHARED_BYTES = 256 << 20  # of a default KV cache, at least so many if it has a use for them
 MOST_SHARE = 4  # of all memory, a default KV cache takes at most one part of so many
@@ -42,12 +45,12 @@ class MemoryNeed:
 
 
 def memory_need(
-    stored: StoredModel, facts: ModelFacts, cache: CacheRequest, most: int | None
+    stored: StoredModel, facts: ModelFacts, cache: MemoryRequest, most: int | None
 ) -> MemoryNeed:
     """Return the need of a model's engine. ``most``: bytes of memory for all engines."""
     usual = max(1, min(USUAL_CONTEXT, facts.n_context or USUAL_CONTEXT))
     per_token = facts.kv_bytes / usual * KV_BYTES.get(cache.kv or "f16", 1.0)
-    weights = facts.stored_bytes(stored)
+    weights = facts.stored_bytes(stored) + sum(size_of(Path(file)) for file in cache.files)
     if cache.n_bytes is not None:
         return MemoryNeed(weights, cache.n_bytes, cache.n_bytes)
     if cache.n_tokens is None:

@@ -18,7 +18,7 @@ from treadle.catalog.stored import StoredModel, models_in_folder
 from treadle.errors import FileError, TreadleError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.log import log
-from treadle.server.router.served_model import CacheRequest, ServedModel
+from treadle.server.router.served_model import MemoryRequest, ServedModel
 
 LATEST = ":latest"  # Ollama's type
 RESCAN_S = 1.0
@@ -33,7 +33,7 @@ class EngineOptions:
     """
 
     args: tuple[str, ...] = ()
-    cache: CacheRequest = CacheRequest()
+    cache: MemoryRequest = MemoryRequest()
     settings: Mapping[str, ServedModel] = field(
         default_factory=dict
     )  # of presets without a MODEL, by their names

@@ -50,7 +50,6 @@ class PoolSettings:
     n_keys: int = 1
     most_loaded: int | None = None
     log: bool = True
-    grace_s: float = 10.0
 
 
 @dataclass(eq=False)
@@ -444,7 +443,7 @@ class EnginePool:
         if self.settings.memory is None:
             return found[:1]
         used = sum(other.reserved for other in self._others(slot))
-        result = []
+        result: list[ModelSlot] = []
         for other in found:
             if result and used + wanted <= self.settings.memory:
                 break
@@ -467,7 +466,6 @@ class EnginePool:
             keys=keys,
             kv_bytes=need.cache_bytes if need else 256 << 20,
             turns=self._folder.name,
-            grace_s=self.settings.grace_s,
         )
         process = await self.launcher.start(order)
         why = ""

@@ -11,9 +11,10 @@ KV_BYTES = {"f16": 1.0, "bf16": 1.0, "f32": 2.0, "q8_0": 0.54, "q4_0": 0.29}  # 
 
 
 @dataclass(frozen=True)
-class CacheRequest:
-    """The size of the KV cache that options ask for: bytes, or sequences of a context, or tokens of
-    all sequences together. ``kv``: type of keys and values.
+class MemoryRequest:
+    """The memory that options ask for. Of the KV cache: bytes, or sequences of a context, or tokens
+    of all sequences together; ``kv`` is the type of keys and values. ``files``: of a draft model
+    and of adapters.
     """
 
     kv: str | None = None
@@ -21,19 +22,22 @@ class CacheRequest:
     n_sequences: int = 4
     n_bytes: int | None = None
     n_tokens: int | None = None
+    files: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, loading: dict[str, Any]) -> CacheRequest:
+    def of(cls, loading: dict[str, Any]) -> MemoryRequest:
         """Return the request in settings of ``treadle.load``. The default bound of the cache's
         bytes is not one: the router has its own.
         """
         n_tokens = loading.get("kv_tokens")
+        adapters = (path for path, _ in loading.get("lora") or ())
         return cls(
             kv=loading.get("kv"),
             context=loading.get("context"),
             n_sequences=loading.get("n_sequences") or 1,
             n_bytes=None if n_tokens else loading.get("kv_bytes"),
             n_tokens=n_tokens,
+            files=tuple(filter(None, (loading.get("draft"), *adapters))),
         )
 
 
@@ -55,7 +59,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     pinned: bool = False
     idle_s: float | None = None
-    cache: CacheRequest = CacheRequest()
+    cache: MemoryRequest = MemoryRequest()
     source: str = ""
     from_library: bool = False
     stamp: tuple[int, int] | None = None
