@@ -29,6 +29,7 @@ from treadle.server.http.http_io import (
     watched,
 )
 from treadle.server.protocols import anthropic, ollama
+from treadle.server.requests.kept_streams import UNREAD_S
 from treadle.server.requests.responses import PING, PING_S
 from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
 from treadle.server.router.pool import LoadedEngine
@@ -105,7 +106,8 @@ async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
 
 
 class Forwarding:
-    """Forwards one call to the engine of a model, as an ASGI application.
+    """Forwards one call to the engine of a model, as an ASGI application. A stream that outlives
+    its connection goes on if the client leaves, so that its engine stays loaded.
 
     ``keep_s``: seconds that the engine stays loaded afterwards, None for the usual. ``key``: index
     of the client's API key.
@@ -130,27 +132,59 @@ class Forwarding:
         """Answer the call."""
         task = asyncio.current_task()
         assert task is not None
-        left = False
+        kept = self._kept(scope)
+        cut: ApiError | GoneError | None = None  # why the call is cancelled
+        timers: list[asyncio.TimerHandle] = []
 
-        def leave() -> None:
-            nonlocal left
-            left = True
+        def cancel(why: ApiError | GoneError) -> None:
+            nonlocal cut
+            cut = why
             task.cancel()
 
+        def leave() -> None:
+            if kept is None:
+                cancel(GoneError())
+            else:
+                timers.append(task.get_loop().call_later(UNREAD_S, cancel, GoneError()))
+
+        loading = self.service.loading_streams
+
+        def reached() -> None:
+            if kept is not None and loading.get(kept) is cancel:
+                del loading[kept]
+
+        if kept is not None:
+            if kept in loading:
+                loading[kept](stopped())  # the new one takes its place
+            loading[kept] = cancel
         try:
             async with watched(receive, leave):
-                await self._answer(scope, send)
+                await self._answer(scope, send, reached)
         except asyncio.CancelledError:
-            if not left:
+            if cut is None:
                 raise
             if hasattr(task, "uncancel"):
                 task.uncancel()
-            if not self._started:
-                raise GoneError from None
+            if isinstance(cut, ApiError) and self._begun:
+                await self._end_with(cut, send)
+            elif isinstance(cut, ApiError) or not self._started:
+                raise cut from None
+        finally:
+            for timer in timers:
+                timer.cancel()
+            reached()
 
-    async def _answer(self, scope: Scope, send: Send) -> None:
+    def _kept(self, scope: Scope) -> tuple[str, str] | None:
+        """Return the key's name and the conversation of a stream that outlives its connection."""
+        if scope["method"] != "POST" or not self.call.is_streamed:
+            return None
+        given = dict(scope["headers"]).get(b"x-conversation-id", b"").decode("latin-1")
+        return (scope.get("treadle.owner", ""), given) if given else None
+
+    async def _answer(self, scope: Scope, send: Send, reached: Callable[[], object]) -> None:
+        """Answer the call; ``reached`` is called once the engine has it."""
         try:
-            while not await self._answered(scope, send):
+            while not await self._answered(scope, send, reached):
                 pass
         except ApiError as error:
             scope["treadle.forwarded"] = False  # for the log: the engine has no line of it
@@ -159,13 +193,14 @@ class Forwarding:
             scope["treadle.problem"] = error
             await self._end_with(error, send)
 
-    async def _answered(self, scope: Scope, send: Send) -> bool:
+    async def _answered(self, scope: Scope, send: Send, reached: Callable[[], object]) -> bool:
         """Answer by the engine; False if that had ended before the call, so that another is to be
         loaded.
         """
         engine = await self._loaded(send)
         try:
             response = await self._call(scope, engine)
+            reached()
             try:
                 scope["treadle.forwarded"] = True
                 await self._return(response, send, engine)
@@ -303,6 +338,15 @@ class Forwarding:
         part = cut + error_part(self.call, error)
         await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def stopped() -> ApiError:
+    """Return the error of a call whose stream was stopped before its engine had it."""
+    return ApiError(
+        400,
+        "the request was cancelled: its stream was stopped while the model was being loaded",
+        code="cancelled",
+    )
 
 
 def error_part(call: ModelCall, error: ApiError) -> bytes:

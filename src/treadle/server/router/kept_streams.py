@@ -6,11 +6,11 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from treadle.server.http.api_errors import ApiError
+from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.http_io import Json, Response, read_json
 from treadle.server.protocols.kept_stream_actions import id_of
 from treadle.server.router.engine_client import EngineGoneError
-from treadle.server.router.forwarding import Forwarding, read_call, returned_error
+from treadle.server.router.forwarding import Forwarding, read_call, returned_error, stopped
 from treadle.server.router.service import service_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ async def resume(request: HttpRequest) -> Any:
         if any(each.get("conversation_id") == id for each in found or ()):
             call = await read_call(request, service.bodies)
             return Forwarding(service, call, partial(service.acquire, engine.model))
+    if (request.scope.get("treadle.owner", ""), id) in service.loading_streams:
+        raise busy("conv_id: the model of this stream is being loaded: retry later")
     raise ApiError(404, "conv_id: no stream of this conversation is kept", param="conv_id")
 
 
@@ -48,7 +50,9 @@ async def look_up(request: HttpRequest) -> Response:
 async def stop(request: HttpRequest) -> Response:
     """``DELETE /v1/stream``: whichever engine has it."""
     service = service_of(request)
-    id_of(request)  # refused if it is missing
+    loading = (request.scope.get("treadle.owner", ""), id_of(request))
+    if loading in service.loading_streams:
+        service.loading_streams[loading](stopped())
     target = f"/v1/stream?{request.url.query}"
     for engine in service.pool.engines():
         await _ask(service, request, engine, target, "DELETE")

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,9 @@ class RouterService:
         self.fingerprint = f"treadle-{__version__}"
         self.bodies = Bodies(MAX_MEDIA_BODY)
         self.engine = EngineOfNone(self)
+        # Streams that outlive their connection, until their engine has them: by the key's name and
+        # the conversation's id, what cancels them.
+        self.loading_streams: dict[tuple[str, str], Callable[[ApiError], None]] = {}
         self.draining = False
         self.n_open = 0
         self._scanning = asyncio.Lock()
