@@ -22,6 +22,7 @@ import click
 import pytest
 
 from treadle.cli.app import COMMANDS
+from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, variables_of
 from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,8 +180,9 @@ def test_modules_and_variables_that_are_named_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     for word in set(re.findall(r"`(treadle(?:\.\w+)+)(?:\(.*?\))?`", text)):
         assert resolve(word), f"{page.name}: {word}"
-    for variable in set(re.findall(VARIABLE, text)):
-        assert variable in variables_used(), f"{page.name}: {variable}"
+    known = variables_used() | of_options()
+    for variable in set(VARIABLE.findall(text)) - {"TREADLE_"}:
+        assert variable in known, f"{page.name}: {variable}"
 
 
 VARIABLE = re.compile(r"\bTREADLE_[A-Z_]+")
@@ -279,6 +281,19 @@ def commands() -> dict[str, set[str]]:
     return found
 
 
+@cache
+def of_options() -> frozenset[str]:
+    """The variables of all options."""
+    found: set[str] = set()
+    for name in COMMANDS:
+        made: click.Command = importlib.import_module(f"treadle.cli.commands.{name}").command
+        for words, each in commands_of(made, name):
+            argument = WITH_ARGUMENTS.get(words)
+            for param in each.params:
+                found.update(variables_of(param, prefix_of(words), argument))
+    return frozenset(found)
+
+
 def of_scripts() -> set[str]:
     """The options of the scripts in tools/ and bench/, as their sources name them."""
     sources = [
@@ -308,8 +323,8 @@ FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 FOREIGN |= {  # llama-server's
-    *("--context-shift", "--mcp-servers-config", "--models-dir", "--models-max", "--no-slots"),
-    *("--sleep-idle-seconds", "--tags", "--tools", "--ui-mcp-proxy"),
+    *("--context-shift", "--mcp-servers-config", "--no-slots", "--tags", "--tools"),
+    "--ui-mcp-proxy",
 }
 
 

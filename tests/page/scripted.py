@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
@@ -56,8 +57,14 @@ class Scripted:
             "treadle": {"builtin_template": None},
         }
         self.key = ""
+        self.models: list[dict[str, Any]] = []  # of a server with several: as /v1/models has them
+        self.props_of: dict[str, dict[str, Any]] = {}  # of those that are loaded, by their names
+        self.hold_loads = threading.Event()  # while it is set, no load ends
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         routes = [Route(path, self._answer, methods=["POST"]) for path in PATHS]
         routes += [Route("/health", self._health), Route("/props", self._props)]
+        routes += [Route("/v1/models", self._models), Route("/models/sse", self._changes)]
+        routes += [Route(f"/models/{each}", self._change, methods=["POST"]) for each in CHANGES]
         config = uvicorn.Config(
             Starlette(routes=[*page_routes(), *routes]),
             port=0,
@@ -83,7 +90,55 @@ class Scripted:
         return JSONResponse({"status": "ok"})
 
     async def _props(self, request: Request) -> Response:
-        return self._refusal(request) or JSONResponse(self.props)
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
+        if not self.models:
+            return JSONResponse(self.props)
+        if (name := request.query_params.get("model")) is None:
+            return JSONResponse({"role": "router", "treadle": {"max_body_bytes": 1 << 24}})
+        if name not in self.props_of:
+            if request.query_params.get("autoload") == "false":
+                return JSONResponse({"error": {"code": "model_not_loaded", "message": name}}, 400)
+            await self._load(name)
+        return JSONResponse({**self.props, "model_alias": name, **self.props_of[name]})
+
+    async def _models(self, request: Request) -> Response:
+        return self._refusal(request) or JSONResponse({"data": self.models})
+
+    async def _changes(self, request: Request) -> Response:
+        async def events() -> AsyncIterator[bytes]:
+            while not self._server.should_exit:
+                yield b": ping\n\n"
+                while not self.events.empty():
+                    yield b"data: " + json.dumps(self.events.get()).encode() + b"\n\n"
+                await asyncio.sleep(0.02)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def _change(self, request: Request) -> Response:
+        name = (await request.json())["model"]
+        self.paths.append(f"{request.url.path} {name}")
+        if request.url.path.endswith("unload"):
+            self.props_of.pop(name, None)
+            self.note(name, "unloaded")
+        else:
+            await self._load(name)
+        return JSONResponse({"success": True})
+
+    async def _load(self, name: str) -> None:
+        self.note(name, "loading", {"stages": ["compile"], "current": "compile", "value": 0.4})
+        while self.hold_loads.is_set():
+            await asyncio.sleep(0.01)
+        self.props_of[name] = {}
+        self.note(name, "loaded")
+
+    def note(self, name: str, status: str, progress: Any = None) -> None:
+        """Change a model's state, and tell the page."""
+        for model in self.models:
+            if model["id"] == name:
+                model["status"] = {"value": status, "progress": progress}
+        data = {"status": status, "progress": progress}
+        self.events.put({"model": name, "event": "model_status", "data": data})
 
     def _refusal(self, request: Request) -> Response | None:
         self.keys.append(request.headers.get("authorization", ""))
@@ -125,4 +180,5 @@ class Scripted:
 
 
 CONTROL = "/v1/chat/completions/control"
+CHANGES = ("load", "unload")
 PATHS = ("/v1/chat/completions", CONTROL, "/completion")

@@ -24,8 +24,8 @@ from tests.scheduler.fake_engine import check_scheduler
 from treadle.chat.template.template import ChatTemplate
 from treadle.server.app import build_app
 from treadle.server.http.connection import Connection
+from treadle.server.http.listeners import address_of, listen
 from treadle.server.requests.service import ServerSettings, Service
-from treadle.server.serve import address_of, listen
 
 ROOT = Path(__file__).resolve().parents[2]
 N_CTX = 512

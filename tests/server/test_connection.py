@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from tests.server.conftest import PATIENCE_S
 from treadle.server.http import connection
 from treadle.server.http.connection import Connection
-from treadle.server.serve import listen
+from treadle.server.http.listeners import listen
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[Any]]
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,13 @@ def test_the_best_come_first(folder: Path, scores: list[float]) -> None:
             for texts, at in (([], "texts: "), (["a", "a " * 200], "texts[1]: ")):
                 answer = client.post("/rerank", json={"query": QUERY, "texts": texts})
                 assert answer.json()["error"]["message"].startswith(at)
+            # As vLLM's clients ask: a number between 0 and 1, unless another is asked for.
+            pairs: dict[str, Any] = {"text_1": QUERY, "text_2": DOCUMENTS}
+            rows = client.post("/score", json={**pairs, "use_activation": False}).json()["data"]
+            assert [row["score"] for row in rows] == pytest.approx(scores)
+            data = client.post("/v1/score", json=pairs).json()["data"]
+            expected = [1 / (1 + math.exp(-score)) for score in scores]
+            assert [row["score"] for row in data] == pytest.approx(expected)
             # An encoder generates no text, says so, and goes on.
             said = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2})
             assert said.status_code == 400

@@ -72,6 +72,11 @@ class Reranker:
         self._norm_bias = self._vector("cls.norm.bias", config.n_embd)
         self._activate = _activation(model.gguf, config, normed=self._norm is not None)
 
+    @property
+    def gives_probabilities(self) -> bool:
+        """Whether scores are probabilities, rather than numbers of any size."""
+        return len(self._out) == 2
+
     def pair(self, query: str, document: str, most: int | None = None) -> Pair:
         """Return the ids of a pair as model input, and the index where the second token type
         begins. ``most``: maximum number of tokens; the longer text is cut at its end.

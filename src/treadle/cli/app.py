@@ -59,6 +59,7 @@ SECTIONS = {
 COMMANDS = {name: text for section in SECTIONS.values() for name, text in section.items()}
 
 TAB = "\t"
+_HELP = {"-h", "--help"}
 _ASKED = "treadle.asked"  # key in click's ``meta``: the command's name, the command, its arguments
 # 128 + the signal's number
 DONE = 0
@@ -94,6 +95,11 @@ class Commands(click.Group):
         if name:
             with garbage_kept():
                 command = import_module(f"treadle.cli.commands.{name}").command
+            prefix = f"TREADLE_{name.upper()}_"
+            if _HELP & set(rest) or any(variable.startswith(prefix) for variable in os.environ):
+                from treadle.cli.environment import name_variables
+
+                name_variables(command, name)
             ctx.meta[_ASKED] = name, command, rest
         return name, command, rest
 
@@ -108,8 +114,11 @@ class Commands(click.Group):
             try:
                 result = super().invoke(ctx)
             except click.UsageError as error:
-                error.ctx = error.ctx or _asked(ctx)
-                raise
+                asked = _asked(ctx)
+                error.ctx = error.ctx or asked
+                if "treadle.cli.environment" not in sys.modules:
+                    raise
+                raise sys.modules["treadle.cli.environment"].named_in_error(error, asked) from None
             sys.stdout.flush()
             return result
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
 import re
 import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -25,17 +25,28 @@ from treadle.errors import TreadleError
 from treadle.scheduler.output import RequestOutput
 from treadle.server import static
 from treadle.server.http.api_errors import ApiError, GoneError, not_yet, problem_of
+from treadle.server.http.api_keys import (
+    ASKED_HEADER,
+    OWNER_HEADER,
+    ApiKey,
+    charge_tokens,
+    current_key,
+)
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
+from treadle.server.http.path_prefix import PathPrefix
 from treadle.server.protocols import (
     anthropic,
     embeddings,
+    kept_stream_actions,
     llamacpp,
     lora_adapters,
     metrics,
     models,
     ollama,
     rerank,
+    score,
+    server_facts,
     slot_actions,
 )
 from treadle.server.protocols.answer_fields import reuse
@@ -78,12 +89,15 @@ POST: dict[str, Handler] = {
     "/v1/rerank": rerank.rerank,
     "/v1/reranking": rerank.rerank,
     "/v2/rerank": rerank.cohere_rerank,
+    "/v1/score": score.score,
     "/slots/{id}": slot_actions.act,
     "/tokenize": llamacpp.tokenize,
     "/detokenize": llamacpp.detokenize,
     "/apply-template": llamacpp.apply_template,
     "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
+    "/props": llamacpp.change_props,
+    "/v1/streams/lookup": kept_stream_actions.look_up,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
@@ -99,8 +113,14 @@ GET: dict[str, Handler] = {
     "/v1/models/{name:path}": models.one_model,
     "/v1/responses/{id}": response_lookup.show,
     "/v1/responses/{id}/input_items": response_lookup.input_items,
+    "/v1/stream": kept_stream_actions.resume,
+    "/version": server_facts.version,
+    "/tokenizer_info": server_facts.tokenizer_info,
 }
-DELETE: dict[str, Handler] = {"/v1/responses/{id}": response_lookup.delete}
+DELETE: dict[str, Handler] = {
+    "/v1/responses/{id}": response_lookup.delete,
+    "/v1/stream": kept_stream_actions.stop,
+}
 NOT_YET = (  # paths that clients know and treadle does not implement
     "/v1/audio/transcriptions",
     "/v1/images/generations",
@@ -111,6 +131,9 @@ NOT_YET = (  # paths that clients know and treadle does not implement
     "/api/copy",
     "/api/push",
 )
+# Paths that limits of keys do not count, besides all methods but POST: they are about calls that
+# are counted already.
+UNCOUNTED = ("/v1/streams/lookup", "/v1/chat/completions/control")
 PUBLIC = ("/", "/health", "/v1/health")  # Ollama clients probe / to find out if a server runs
 
 
@@ -127,7 +150,14 @@ def build_app(service: Service) -> Starlette:
         for path, handler in table.items():
             routes += [Route(each, handler, methods=[method]) for each in paths(path)]
     methods = ["GET", "POST", "PUT", "DELETE"]
-    routes += [Route(each, _missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    routes += [Route(each, missing, methods=methods) for path in NOT_YET for each in paths(path)]
+    return guarded_app(service, routes, page)
+
+
+def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlette:
+    """Build the application of these routes behind the checks of every request. ``service``: a
+    Service, or the router's.
+    """
     middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
         middleware.insert(
@@ -140,6 +170,9 @@ def build_app(service: Service) -> Starlette:
                 allow_private_network=True,  # Chrome requires it for a server on loopback
             ),
         )
+    if service.settings.api_prefix:
+        prefixed = Middleware(PathPrefix, prefix=service.settings.api_prefix, refuse=error_response)
+        middleware.insert(0, prefixed)
     error_handlers: dict[Any, Any] = {  # handlers may return any ASGI application
         ApiError: _refuse,
         TreadleError: _refuse,
@@ -152,7 +185,8 @@ def build_app(service: Service) -> Starlette:
     return app
 
 
-async def _missing(request: HttpRequest) -> Response:
+async def missing(request: HttpRequest) -> Response:
+    """Refuse a path that clients know and treadle does not implement."""
     raise not_yet(request.url.path)
 
 
@@ -194,10 +228,11 @@ async def _gone(request: HttpRequest, error: Exception) -> Response:
 class RequestGuard:
     """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
 
-    def __init__(self, app: ASGIApp, service: Service, page: list[Route]) -> None:
+    def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:
         self._app = app
         self._service = service
         self._hosts = known_hosts(service)
+        self._uncounted = {each for path in UNCOUNTED for each in paths(path)}
         self._public = {*PUBLIC, *(route.path for route in page)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -223,13 +258,13 @@ class RequestGuard:
         waited_for = not self._service.draining
         self._service.n_open += waited_for
         try:
-            problem = self.check(scope["path"], headers)
-            keys = self._service.settings.api_keys
-            scope["treadle.key"] = which_key(headers, keys) if len(keys) > 1 else None
-            if problem is None:
-                await self._app(scope, receive, noted)
+            try:
+                self._admit(scope, headers)
+            except ApiError as refusal:
+                scope["treadle.problem"] = refusal  # for the log
+                await error_response(scope["path"], refusal)(scope, receive, noted)
             else:
-                await error_response(scope["path"], problem)(scope, receive, noted)
+                await self._app(scope, receive, noted)
         except Exception as error:  # answered here, for the id and the log's status
             if not status:
                 problem = problem_of(error)
@@ -238,33 +273,62 @@ class RequestGuard:
             raise
         finally:
             self._service.n_open -= waited_for
-            if self._service.settings.log:
-                line = log_line(scope, name, status, time.perf_counter() - began)
-                if "treadle.problem" in scope:
-                    text = self._service.settings.log_text
-                    line["error"] = told_of(scope["treadle.problem"], text=text)
-                if self._service.settings.log_text and "treadle.stream" in scope:
-                    line |= said(scope["treadle.stream"], self._service.model)
-                log(**line)
+            if "treadle.lease" in scope and not scope.get("treadle.detached"):
+                scope["treadle.lease"].end()
+            if self._service.settings.log and not scope.get("treadle.forwarded"):
+                self._write_line(scope, name, status, time.perf_counter() - began)
 
-    def check(self, path: str, headers: Headers) -> ApiError | None:
-        """Return the error for a request that is not allowed, else None."""
-        keys = self._service.settings.api_keys
-        if path in self._public:
-            return None
-        if keys:
-            if which_key(headers, keys) is None:
-                return ApiError(
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Find the key of a request, and count the request for it. Raises ApiError for one that is
+        not allowed.
+        """
+        keys = self._service.keys
+        key = keys.find(headers) if keys else None
+        scope["treadle.key"] = None if key is None else keys.turn(key)
+        scope["treadle.owner"] = "" if key is None else key.name
+        self.check(scope, headers, key)
+        if key is None:
+            return
+        current_key.set(key)
+        if self._service.settings.is_engine:  # its router has counted the request for its key
+            owner = scope["treadle.owner"] = headers.get(OWNER_HEADER, "")
+            scope["treadle.forwarded"] = ASKED_HEADER in headers
+            charge_tokens.set(partial(self._service.charges.add, owner))
+            return
+        if scope["method"] == "POST" and scope["path"] not in self._uncounted:
+            scope["treadle.lease"] = keys.begin(key)
+        charge_tokens.set(partial(keys.charge, key))
+
+    def _write_line(self, scope: Scope, name: str, status: int, seconds: float) -> None:
+        """Write a request's line of the log."""
+        with_text = self._service.settings.log_text
+        line = log_line(scope, name, status, seconds)
+        if scope.get("treadle.owner"):
+            line["key"] = scope["treadle.owner"]
+        if "treadle.problem" in scope:
+            line["error"] = told_of(scope["treadle.problem"], text=with_text)
+        if with_text and "treadle.stream" in scope:
+            line |= said(scope["treadle.stream"], self._service.model)
+        log(**line)
+
+    def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
+        """Raise ApiError for a request that is not allowed. ``key``: the one that it has."""
+        if scope["path"] in self._public:
+            return
+        if self._service.keys:
+            if key is None:
+                raise ApiError(
                     401,
                     "missing or wrong API key: send 'Authorization: Bearer KEY' or "
                     "'x-api-key: KEY'",
                     code="invalid_api_key",
                     headers={"WWW-Authenticate": "Bearer"},
                 )
-            return None
+            self._service.check_key(key)
+            return
         host = headers.get("host", "")
-        if not is_known(host, self._hosts):
-            return ApiError(
+        if not (is_known(host, self._hosts) or is_local(scope)):
+            raise ApiError(
                 403,
                 f"unknown Host {host[:80]!r}: start the server with --allow-host NAME, or with "
                 "an API key",
@@ -272,13 +336,12 @@ class RequestGuard:
             )
         origin = headers.get("origin")
         if origin is not None and not self._may(origin, host):
-            return ApiError(
+            raise ApiError(
                 403,
                 f"pages from {origin[:80]!r} may not call this server: start it with "
                 "--allow-origin, or with an API key",
                 code="unknown_origin",
             )
-        return None
 
     def _may(self, origin: str, host: str) -> bool:
         """Return whether a web page of this origin may call. Any page can send simple requests to a
@@ -292,9 +355,9 @@ class RequestGuard:
         return origin != "null" and (scheme not in ("http", "https") or rest == host)
 
 
-def known_hosts(service: Service) -> frozenset[str]:
+def known_hosts(service: Any) -> frozenset[str]:
     """Return the host names of this server, in lower case."""
-    own = {"localhost", socket.gethostname(), service.settings.host}
+    own = {"localhost", socket.gethostname(), *service.settings.hosts}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))
 
 
@@ -315,14 +378,10 @@ def is_known(host: str, hosts: frozenset[str]) -> bool:
     return True
 
 
-def which_key(headers: Headers, keys: tuple[str, ...]) -> int | None:
-    """Return the index of the API key that a request has, or None. Compares in constant time."""
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        given = headers.get("x-api-key", "")
-    said = given.strip().encode("latin-1", "replace")  # as headers are decoded
-    found = [hmac.compare_digest(said, key.encode()) for key in keys]
-    return found.index(True) if any(found) else None
+def is_local(scope: Scope) -> bool:
+    """Return whether a request came by a UNIX socket, which no web page can reach."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
 
 
 def request_id(given: str) -> str:
@@ -359,7 +418,9 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
             "n_written": sum(len(answer.ids) for answer in answers),
             "queue_s": round(min(started) - stream.came_s, 3) if started else None,
             "first_token_s": round(min(first) - stream.came_s, 3) if first else None,
-            "finish": sorted({ending(answer) for answer in answers}),
+            "finish": ["detached"]
+            if scope.get("treadle.detached")
+            else sorted({ending(answer) for answer in answers}),
         }
         if n_media := sum(len(output.answer.media) for output in stream.outputs):
             media_s = sum(answer.timings.media_s for answer in answers)

@@ -8,21 +8,27 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from treadle.errors import TreadleError
 from treadle.server.app import build_app
 from treadle.server.http.connection import Connection, most_open
+from treadle.server.http.listeners import Listeners
 from treadle.server.http.log import log
+from treadle.server.http.tls import TlsFiles
 from treadle.server.requests.service import ServerSettings, Service
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from treadle.api.model import Model
 
+RENEW_S = 10.0  # between two looks at the files of TLS
 LAST_S = 2.0  # for connections to close after their requests were aborted
 SWITCH_S = 0.0005  # of ``sys.setswitchinterval``
 
@@ -36,19 +42,43 @@ class UvicornLogHandler(logging.Handler):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers."""
+    """uvicorn without its own signal handlers. At ``unix`` sockets it serves without TLS: nobody
+    else can read them.
+    """
+
+    unix: Sequence[socket.socket] = ()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to serve at all sockets."""
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        made = partial(Connection, self.config, self.server_state, self.lifespan.state)
+        for each in self.unix:
+            self.servers.append(await loop.create_server(made, sock=each))
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Install no handlers; ``_ServerProcess`` has its own."""
+        """Install no handlers; ``ServerProcess`` has its own."""
         yield
 
 
-class _ServerProcess:
-    """One server, from its socket to its end. ``ready(url)`` is called once it can serve."""
+class ServerProcess:
+    """One server, from its socket to its end. ``ready(url)`` is called once it can serve.
 
-    def __init__(self, service: Service, grace_s: float, ready: Callable[[str], None]) -> None:
+    ``service`` is a Service, or the router's, whose application ``build`` makes.
+    """
+
+    def __init__(
+        self,
+        service: Any,
+        grace_s: float,
+        ready: Callable[[str], None],
+        build: Callable[[Any], Starlette] = build_app,
+    ) -> None:
         self.service = service
+        settings = service.settings
+        certificate = settings.ssl_cert_file
+        self.tls = tls = certificate and TlsFiles(certificate, settings.ssl_key_file)
         self.grace_s = grace_s
         self.ready = ready
         Connection.most = most_open()
@@ -56,7 +86,7 @@ class _ServerProcess:
         log.handlers = [UvicornLogHandler()]
         log.propagate = False
         config = uvicorn.Config(
-            build_app(service),
+            build(service),
             log_config=None,
             log_level="warning",
             access_log=False,
@@ -65,11 +95,12 @@ class _ServerProcess:
             http=Connection,  # always h11, so that bad requests are parsed the same everywhere
             server_header=False,
             timeout_graceful_shutdown=int(LAST_S) + 1,
+            ssl_context_factory=None if tls is None else lambda config, default: tls.context,
         )
         self.server = _Server(config)
         self._n_signals = 0
 
-    async def run(self, listener: socket.socket, url: str) -> None:
+    async def run(self, listeners: Listeners) -> None:
         """Serve until ``stop``. Raises the error that keeps the model from being served."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -77,7 +108,9 @@ class _ServerProcess:
                 loop.add_signal_handler(number, self.stop, number)
             except NotImplementedError:  # Windows
                 signal.signal(number, lambda n, _: loop.call_soon_threadsafe(self.stop, n))
-        serving = asyncio.ensure_future(self.server.serve(sockets=[listener]))
+        self.server.unix = listeners.unix
+        serving = asyncio.ensure_future(self.server.serve(sockets=listeners.tcp))
+        watching = asyncio.ensure_future(self._renew()) if self.tls else None
         self.service.engine.start()
         warmed = asyncio.wrap_future(self.service.engine.warmed)
         await asyncio.wait([serving, warmed], return_when=asyncio.FIRST_COMPLETED)
@@ -85,12 +118,24 @@ class _ServerProcess:
             if warmed.done():
                 warmed.result()
                 if not self._n_signals:
-                    self.ready(url)
+                    prefix = self.service.settings.api_prefix
+                    self.ready("\n".join(listeners.urls(tls=self.tls is not None, prefix=prefix)))
         except BaseException:
             self.server.should_exit = True
             raise
         finally:
             await serving
+            if watching is not None:
+                watching.cancel()
+
+    async def _renew(self) -> None:
+        """Use a renewed certificate for new connections."""
+        while self.tls is not None:
+            await asyncio.sleep(RENEW_S)
+            try:
+                self.tls.refresh()
+            except TreadleError as error:
+                self.service.warn(f"{error}; the former certificate stays in use")
 
     def stop(self, number: int) -> None:
         """Handle a signal: running requests may finish within ``grace_s``, then they are aborted. A
@@ -120,34 +165,20 @@ class _ServerProcess:
         self.server.should_exit = True
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 means any free port. Raises TreadleError."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
-        return socket.create_server(address, family=family, backlog=2048)
-    except OSError as error:
-        why = error.strerror or error
-        raise TreadleError(f"cannot listen on {host} port {port}: {why}") from error
-
-
-def address_of(listener: socket.socket) -> str:
-    """Return the URL for clients on this machine."""
-    host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def serve(
     model: Model, settings: ServerSettings, port: int, grace_s: float, ready: Callable[[str], None]
 ) -> None:
-    """Serve ``model`` until a signal. Raises TreadleError if it cannot listen or compile."""
-    listener = listen(settings.host, port)
+    """Serve ``model`` until a signal. ``ready`` is called with the addresses, one a line. Raises
+    TreadleError if it cannot listen or compile, or for wrong files of TLS or keys.
+    """
     service = Service(model, settings)
+    listeners: Listeners | None = None
     # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(_ServerProcess(service, grace_s, ready).run(listener, address_of(listener)))
+        listeners = Listeners(settings.hosts, port)
+        asyncio.run(ServerProcess(service, grace_s, ready).run(listeners))
     finally:
-        listener.close()
+        if listeners is not None:
+            listeners.close()
         service.close()

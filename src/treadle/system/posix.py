@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 assert sys.platform != "win32"  # the type checker skips the rest there
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     import numpy as np
@@ -47,6 +48,7 @@ class Posix:
     RENAMES_OPEN = True
     TIMERS = True
     BINARY = 0
+    FORKS = False  # macOS: its libraries may not be used in a forked child
     STOPS: tuple[int, ...] = (int(_signal.SIGTSTP), int(_signal.SIGQUIT))
     GOES_ON: int | None = int(_signal.SIGCONT)
 
@@ -70,6 +72,11 @@ class Posix:
 
     def affinity(self) -> list[int]:
         return list(range(os.cpu_count() or 1))
+
+    # -- other processes --------------------------------------------------------------------------
+
+    def end_with_parent(self) -> None:
+        pass
 
     # -- the machine ------------------------------------------------------------------------------
 
@@ -219,6 +226,30 @@ class Posix:
         except (OSError, ValueError):  # some systems have undocumented limits
             pass
         return soft if soft > 0 else None
+
+    def unix_listener(self, path: str, backlog: int) -> socket.socket:
+        import socket
+
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.bind(path)
+            os.chmod(path, 0o600)  # before it listens: until then nobody can connect
+            made.listen(backlog)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def connect_unix(self, path: str) -> socket.socket:
+        import socket
+
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.connect(path)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     def terminal(self, fd: int) -> Terminal | None:
         from treadle.system.posix_terminal import open_terminal

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import socket
+
     import numpy as np
 
 
@@ -50,6 +52,15 @@ class System(Protocol):
 
     def affinity(self) -> list[int]:
         """Return the processors that this process may run on."""
+
+    # -- other processes ------------------------------------------------------------------------
+
+    FORKS: bool  # a process without other threads may fork, and its child go on computing
+
+    def end_with_parent(self) -> None:
+        """Let the system kill this process when its parent has ended, and before its parent if
+        memory runs out; no effect if the system cannot.
+        """
 
     # -- the machine; on Linux, ``machine/topology.py`` reads the rest from /sys and /proc --------
 
@@ -181,6 +192,20 @@ class System(Protocol):
 
     def most_files(self) -> int | None:
         """Raise the limit of open files, and return it; None for no limit."""
+
+    # -- sockets --------------------------------------------------------------------------------
+
+    def unix_listener(self, path: str, backlog: int) -> socket.socket:
+        """Return a socket that listens at a new file ``path``, which only this user may open.
+        Raises OSError, also where the system has no such sockets.
+        """
+
+    def connect_unix(self, path: str) -> socket.socket:
+        """Return a socket that is connected to the one at the file ``path``. Raises OSError, also
+        where the system has no such sockets.
+        """
+
+    # -- the terminal ---------------------------------------------------------------------------
 
     def terminal(self, fd: int) -> Terminal | None:
         """Return the terminal of a descriptor; None if it is not a terminal."""

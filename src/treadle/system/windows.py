@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import mmap
+    import socket
 
     import numpy as np
 
@@ -92,6 +94,13 @@ class Windows:
             )
         found = [n for n in range(64) if mine.value >> n & 1]
         return found or list(range(os.cpu_count() or 1))
+
+    # -- other processes --------------------------------------------------------------------------
+
+    FORKS = False
+
+    def end_with_parent(self) -> None:
+        pass
 
     # -- the machine ------------------------------------------------------------------------------
 
@@ -246,6 +255,12 @@ class Windows:
 
     def most_files(self) -> int | None:
         return None
+
+    def unix_listener(self, path: str, backlog: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Python has no UNIX sockets on Windows")
+
+    def connect_unix(self, path: str) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Python has no UNIX sockets on Windows")
 
     def terminal(self, fd: int) -> Console | None:
         if self.kernel is None or not os.isatty(fd):

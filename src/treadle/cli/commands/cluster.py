@@ -172,7 +172,7 @@ def serve(
     load |= for_other_machines(defaults)
     own = {**load, "n_sequences": sequences, "deterministic": deterministic}
     own = {name: value for name, value in own.items() if value is not None}
-    plan = ReplicaPlan(path, replicas, stages, own, ServerSettings(host=host, **settings))
+    plan = ReplicaPlan(path, replicas, stages, own, ServerSettings(hosts=(host,), **settings))
     connect(address, plan.n_cpus)
 
     def ready(url: str) -> None:

@@ -12,6 +12,7 @@ from treadle.cli.ui.table import n_bytes, n_weights, print_json, print_table, re
 from treadle.errors import TreadleError
 
 ADDRESS = "http://127.0.0.1:8080"  # the default of `treadle serve`
+UNIX = "unix:"  # an address that is a UNIX socket, as `treadle serve` prints it
 TIMEOUT_S = 5.0
 MAX_BODY = 1 << 22  # bytes of an answer
 NOUNS = {"image": "pictures", "audio": "sounds"}
@@ -23,7 +24,7 @@ NOUNS = {"image": "pictures", "audio": "sounds"}
     default=ADDRESS,
     show_default=True,
     envvar="TREADLE_URL",
-    help="Address of the server; the variable TREADLE_URL sets it too.",
+    help="Address of the server, as it is printed; the variable TREADLE_URL sets it too.",
 )
 @click.option(
     "--api-key",
@@ -46,13 +47,13 @@ def command(url: str, api_key: str | None, as_json: bool) -> None:
 
 def ask_server(url: str, api_key: str | None) -> list[dict[str, Any]]:
     """Return the facts of each model that a server has. Raises TreadleError if none answers."""
-    listing = get(f"{url}/v1/models", api_key)
+    listing = get(url, "/v1/models", api_key)
     models = listing.get("data") if isinstance(listing, dict) else None
     if not isinstance(models, list):
         raise TreadleError(f"{url}: the answer to /v1/models is no list of models")
     alone = len(models) == 1
     state = state_of(url, api_key) if alone else None
-    slots = read_optional(f"{url}/slots", api_key) if alone else None
+    slots = read_optional(url, "/slots", api_key) if alone else None
     return [report_of(model, state, slots) for model in models if isinstance(model, dict)]
 
 
@@ -81,38 +82,39 @@ def report_of(model: Mapping[str, Any], state: str | None, slots: Any) -> dict[s
 def state_of(url: str, api_key: str | None) -> str:
     """Return the state that ``/health`` tells: "ready", "loading", "failed" or "unknown"."""
     try:
-        health = mapping(get(f"{url}/health", api_key))
+        health = mapping(get(url, "/health", api_key))
     except TreadleError as error:
         text = str(error)
         return "loading" if "503" in text else "failed" if "500" in text else "unknown"
     return "ready" if health.get("status") == "ok" else str(health.get("status") or "unknown")
 
 
-def read_optional(url: str, api_key: str | None) -> Any:
+def read_optional(url: str, path: str, api_key: str | None) -> Any:
     """Return an endpoint's answer, None if the server has none."""
     try:
-        return get(url, api_key)
+        return get(url, path, api_key)
     except TreadleError:
         return None
 
 
-def get(url: str, api_key: str | None) -> Any:
-    """Return the JSON of an address. Raises TreadleError if no server answers, or with an error."""
+def get(base: str, path: str, api_key: str | None) -> Any:
+    """Return the JSON that a server has at a path. Raises TreadleError if none answers, or with an
+    error.
+    """
     from urllib.error import HTTPError, URLError
-    from urllib.request import ProxyHandler, Request, build_opener
 
-    if not url.startswith(("http://", "https://")):
-        raise click.UsageError(f"--url {url}: expected http://HOST:PORT")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    base = url.rpartition("/v1/")[0] or url.rpartition("/")[0]
     try:
-        opener = build_opener(ProxyHandler({}))
-        with opener.open(Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
-            return json.loads(answer.read(MAX_BODY))
+        if base.startswith(UNIX):
+            return json.loads(get_unix(base.removeprefix(UNIX), path, headers))
+        if not base.startswith(("http://", "https://")):
+            raise click.UsageError(f"--url {base}: expected http://HOST:PORT, or unix:PATH")
+        return json.loads(get_tcp(base + path, headers))
     except HTTPError as error:
         if error.code == 401:
             raise TreadleError(f"{base}: the server wants an API key: --api-key KEY") from error
-        raise TreadleError(f"{url}: the server answered HTTP status {error.code}") from error
+        status = error.code
+        raise TreadleError(f"{base}{path}: the server answered HTTP status {status}") from error
     except (URLError, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise TreadleError(
@@ -120,7 +122,41 @@ def get(url: str, api_key: str | None) -> Any:
             "name another with --url"
         ) from error
     except ValueError as error:
-        raise TreadleError(f"{url}: the answer is no JSON: is it a server of models?") from error
+        raise TreadleError(
+            f"{base}{path}: the answer is no JSON: is it a server of models?"
+        ) from error
+
+
+def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body of an address. Raises HTTPError, URLError and OSError."""
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(Request(url, headers=dict(headers)), timeout=TIMEOUT_S) as answer:
+        body: bytes = answer.read(MAX_BODY)
+        return body
+
+
+def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body of a path of the server at a UNIX socket. Raises HTTPError and OSError."""
+    from http.client import HTTPConnection, HTTPException
+    from urllib.error import HTTPError
+
+    from treadle.system import SYSTEM
+
+    connection = HTTPConnection("localhost", timeout=TIMEOUT_S)
+    connection.sock = SYSTEM.connect_unix(file[2:] if file.startswith("//") else file)
+    connection.sock.settimeout(TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        if answer.status >= 400:
+            raise HTTPError(f"{UNIX}{file}", answer.status, answer.reason, answer.headers, None)
+        return answer.read(MAX_BODY)
+    except HTTPException as error:
+        raise ValueError(str(error)) from error
+    finally:
+        connection.close()
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

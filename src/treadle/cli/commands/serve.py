@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
+from treadle.cli.door_options import check_files, door_options
+from treadle.cli.engine_options import ServeCommand, ServeRole
 from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
     MEDIA_HOSTS,
     MEDIA_URLS,
-    ModelCommand,
     Number,
     check_media_hosts,
     writing_load_options,
 )
+from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
@@ -43,13 +45,18 @@ def origin(text: str) -> str:
     return text
 
 
-@click.command(cls=ModelCommand)
-@click.argument("model", required=False, type=ModelType())
+@click.command(cls=ServeCommand)
+@click.argument("models", metavar="[MODEL]...", nargs=-1, type=ModelType())
+@router_options
 @click.option(
     "--host",
-    default="127.0.0.1",
+    "hosts",
+    multiple=True,
+    default=("127.0.0.1",),
     show_default=True,
-    help="Address to listen on; 0.0.0.0 for the whole network.",
+    metavar="ADDRESS",
+    help="Address to listen on; 0.0.0.0 for the whole network, unix:PATH for a UNIX socket; may be "
+    "repeated.",
 )
 @click.option(
     "--port",
@@ -67,6 +74,7 @@ def origin(text: str) -> str:
     help="API key that clients must send; may be repeated. The variable TREADLE_API_KEY keeps it "
     "out of the list of processes.",
 )
+@door_options
 @click.option("--alias", metavar="NAME", help="The model's name; by default the file's.")
 @click.option("--n-ctx", "n_ctx", type=click.IntRange(1), metavar="N", help="Same as -c.")
 @click.option(
@@ -140,8 +148,8 @@ def origin(text: str) -> str:
 @default_options
 @writing_load_options
 def command(
-    model: str | None,
-    host: str,
+    models: tuple[str, ...],
+    hosts: tuple[str, ...],
     port: int,
     alias: str | None,
     n_ctx: int | None,
@@ -151,12 +159,15 @@ def command(
     max_tokens: int | None,
     load: dict[str, Any],
     defaults: dict[str, Any],
+    router: dict[str, Any],
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
 
     The address is printed on standard output, alone on its line, when the server is ready. In a
     browser it shows a chat page. Without MODEL, the small model that ships with treadle is served.
+    Of several MODELs, and those of --models-dir, --presets and --library, a request names one,
+    which is then loaded; options for models hold for each of them.
     The options for chat template, reasoning, sampling and seed are defaults: a request's own fields
     override them.
     """
@@ -165,7 +176,8 @@ def command(
         raise click.ClickException(
             f"the server needs {' and '.join(missing)}: pip install 'treadle[serve]'"
         )
-    if not host:
+    hosts = tuple(host.strip() for each in hosts for host in each.split(","))
+    if not all(hosts):
         raise click.UsageError("--host: expected an address, such as 127.0.0.1")
     if not all(key.strip() for key in settings["api_keys"]):
         raise click.UsageError("--api-key: the key is empty")
@@ -176,23 +188,27 @@ def command(
     if settings["log_text"] and not settings["log"]:
         raise click.UsageError("--log-text and --no-log: choose one")
     check_media_hosts(settings["media_urls"], settings["media_hosts"])
+    check_files(settings)
     make_folder(settings["slot_save_path"])
     load["context"] = load["context"] or n_ctx
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
+    loading = {"deterministic": deterministic, "max_tokens": max_tokens, **load, **defaults}
+    from treadle.server.requests.service import ServerSettings
+
+    own = ServerSettings(alias=alias, hosts=hosts, **settings)
+    context = click.get_current_context()
+    if isinstance(context.obj, ServeRole):  # an engine of a router, or a preset's check
+        return context.obj.take(models, loading, own)
+    if len(models) > 1 or any(router[name] for name in SOURCES):
+        return serve_models(models, context, router, loading, own, port, grace)
+    check_alone(router)
+    model = models[0] if models else None
     with ProgressBar() as progress:
-        loaded = load_model(
-            model,
-            progress,
-            deterministic=deterministic,
-            max_tokens=max_tokens,
-            **load,
-            **defaults,
-        )
+        loaded = load_model(model, progress, **loading)
         warn_of_template(loaded, progress)
 
-    from treadle.server.requests.service import ServerSettings
     from treadle.server.serve import serve
 
     def ready(url: str) -> None:
@@ -205,7 +221,6 @@ def command(
         )
         click.echo(url)
 
-    own = ServerSettings(alias=alias, host=host, **settings)
     with loaded:
         serve(loaded, own, port, grace, ready)
 

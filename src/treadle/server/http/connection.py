@@ -42,7 +42,8 @@ class Connection(H11Protocol):
         # asyncio sets it only if a socket names its protocol, and a listening one does not. With
         # Nagle's algorithm an event waits for the previous one's acknowledgement, up to 40 ms.
         opened: socket.socket = transport.get_extra_info("socket")
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if opened.family in (socket.AF_INET, socket.AF_INET6):  # not of a UNIX socket
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if len(self.connections) > self.most:
             transport.abort()
         else:

@@ -7,8 +7,10 @@ import sys
 import time
 from typing import Any
 
+COMMON: dict[str, Any] = {}  # fields of every line: an engine of several names its model
+
 
 def log(**line: Any) -> None:
     """Write a line, with the time."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    print(json.dumps({"time": now, **line}), file=sys.stderr, flush=True)
+    print(json.dumps({"time": now, **COMMON, **line}), file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 import { Composer } from "./composer.js";
 import { announce, button, byId } from "./element.js";
 import { Dialogs } from "./dialogs.js";
+import { Models, isLoaded, stateInWords } from "./models.js";
 import * as pictures from "./pictures.js";
 import { completes } from "./settings.js";
 import { Side } from "./side.js";
@@ -12,12 +13,16 @@ import * as talks from "./talk.js";
 import { View } from "./view.js";
 import { Writer } from "./writer.js";
 
-let server = {}; // what /props says
+// What /props says of the model. Of a server that has several, `several` is true, and `outline`
+// too as long as the model is not loaded: then it has only what is known of its file.
+let server = {};
+let models = null; // where the server has several
 let talk = talks.newTalk(); // the conversation that is shown
 const writers = new Map(); // of each conversation that is being written in this tab
 const composer = new Composer({
   current: () => talk.id,
   isWriting: () => writers.has(talk.id),
+  ready,
   send,
   notice,
   refusal: noPictures,
@@ -84,7 +89,8 @@ const view = new View(byId("log"), {
 // "text" where a message is gone on with, undefined where it is answered.
 const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
 
-function reply(parent) {
+async function reply(parent) {
+  if (!(await ready())) return;
   write(talks.add(talk, parent, { role: "assistant", mode: mode() }));
 }
 
@@ -100,7 +106,7 @@ async function write(node, own = talk) {
   const writer = new Writer(
     own,
     node,
-    { server, typed: dialogs.typed, key: store.kept.get("key", "") },
+    { server: serverOf(own), typed: dialogs.typed, key: key() },
     {
       grow: (grown) => {
         if (own === talk) {
@@ -126,6 +132,7 @@ async function write(node, own = talk) {
   );
   writers.set(own.id, writer);
   node.state = "writing";
+  node.model = writer.server.model_alias;
   if (own === talk) {
     show();
     view.toEnd();
@@ -149,6 +156,7 @@ async function save() {
 }
 
 function send(message) {
+  if (models) talk.model ||= chosen();
   const node = talks.add(talk, talk.leaf, { role: "user", ...message, mode: mode() });
   location.hash = talk.id;
   reply(node.id);
@@ -193,7 +201,7 @@ function notice(text) {
 }
 
 function fresh() {
-  talk = talks.newTalk(store.kept.get("system", ""));
+  talk = talks.newTalk(store.kept.get("system", ""), chosen());
   history.replaceState(null, "", location.pathname);
   show();
   side.list();
@@ -207,6 +215,7 @@ async function open(id) {
   view.toEnd();
   side.open(false);
   side.list();
+  if (models) await take();
 }
 
 // -- the server -----------------------------------------------------------------------------------
@@ -214,7 +223,9 @@ async function open(id) {
 async function connect() {
   try {
     await getJson("health", "");
-    server = await getJson("props", store.kept.get("key", ""));
+    const told = await getJson("props", key());
+    if (told.role === "router") await connectToSeveral(told);
+    else server = told;
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     notice(error.message);
@@ -222,10 +233,111 @@ async function connect() {
     await new Promise((resolve) => setTimeout(resolve, 2000));
     return connect();
   }
+  if (models) return;
   notice("");
   byId("model").textContent = server.model_alias;
   dialogs.draw(server);
   show();
+}
+
+// -- several models -------------------------------------------------------------------------------
+
+let mostBytes; // of a request
+const key = () => store.kept.get("key", "");
+
+async function connectToSeveral(told) {
+  mostBytes = told.treadle?.max_body_bytes;
+  notice("");
+  const first = !models;
+  models ??= new Models({ key, chosen, choose, changed: stateChanged, notice });
+  byId("models-open").hidden = false;
+  await models.refresh();
+  await take();
+  if (first) models.follow();
+}
+
+// The name of the model that answers in the conversation that is shown.
+const chosen = () => (models ? models.pick(talk.model, store.kept.get("model", "")) : "");
+
+async function choose(name) {
+  talk.model = name;
+  store.kept.set("model", name);
+  if (talk.leaf) await keep(talk);
+  await take();
+}
+
+// Takes the chosen model's settings: from the model if it is loaded, or is to be, else from the
+// list.
+async function take({ load = false } = {}) {
+  const name = chosen();
+  const model = models.find(name);
+  if (!model) {
+    server = { several: true };
+    heading();
+    return notice("The server has no model that writes text.");
+  }
+  if (talk.model && talk.model !== name && !model.aliases?.includes(talk.model))
+    notice(`${talk.model} is not on this server: ${name} answers.`);
+  let found = outline(model);
+  if (load || isLoaded(model)) {
+    const query = `model=${encodeURIComponent(name)}${load ? "" : "&autoload=false"}`;
+    try {
+      found = { ...(await getJson(`props?${query}`, key())), several: true };
+    } catch (error) {
+      if (load || error.code !== "model_not_loaded") throw error; // it was unloaded meanwhile
+    }
+  }
+  if (name !== chosen()) return; // another was chosen meanwhile
+  server = found;
+  dialogs.draw(server);
+  heading();
+  show();
+}
+
+function outline({ id, architecture, meta }) {
+  const reads = architecture?.input_modalities ?? [];
+  return {
+    several: true,
+    outline: true,
+    model_alias: id,
+    modalities: { vision: reads.includes("image"), audio: reads.includes("audio") },
+    default_generation_settings: { n_ctx: meta?.n_ctx },
+    treadle: { max_body_bytes: mostBytes },
+  };
+}
+
+// Resolves to whether a message can be sent. A model that is not loaded is: only then it is known
+// whether it talks or goes on with a text.
+async function ready() {
+  if (!server.several || (server.model_alias && !server.outline)) return true;
+  announce(`Loading ${chosen()}`);
+  try {
+    await take({ load: true });
+  } catch (error) {
+    notice(error.message);
+  }
+  return Boolean(server.model_alias && !server.outline);
+}
+
+// What is known of the model that answers in a conversation.
+function serverOf(own) {
+  const model = own === talk ? null : models?.find(models.pick(own.model));
+  return model && model.id !== server.model_alias ? outline(model) : server;
+}
+
+function heading() {
+  const model = models.find(server.model_alias);
+  byId("model").textContent = server.model_alias ?? "no model";
+  byId("model-state").textContent = !model || isLoaded(model) ? "" : stateInWords(model);
+}
+
+function stateChanged() {
+  if (!server.several) return; // it connects
+  const model = models.find(chosen());
+  const same = server.model_alias === model?.id;
+  if (!same || (model && isLoaded(model) === Boolean(server.outline)))
+    take().catch(({ message }) => notice(message));
+  else heading();
 }
 
 // -- the browser ----------------------------------------------------------------------------------

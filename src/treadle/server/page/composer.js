@@ -5,7 +5,8 @@ import { Attached } from "./files.js";
 import { ofTab, sweepPictures } from "./store.js";
 
 // `page` has current(), the id of what is shown; isWriting(), whether it gets an answer now;
-// send({content, files, pictures}); and what Attached takes.
+// ready(), which resolves to whether a message can be sent; send({content, files, pictures}); and
+// what Attached takes.
 export class Composer {
   constructor(page) {
     this.page = page;
@@ -41,6 +42,11 @@ export class Composer {
       this._waits = false;
       if (this.page.current() !== own) return; // the message stays in its box
     }
+    if (this.page.isWriting() || (!this.entry.value.trim() && this.attached.isEmpty)) return;
+    this._waits = true;
+    const ready = await this.page.ready();
+    this._waits = false;
+    if (!ready || this.page.current() !== own) return;
     const content = this.entry.value;
     if (this.page.isWriting() || (!content.trim() && this.attached.isEmpty)) return;
     this.entry.value = "";

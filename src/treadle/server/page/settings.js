@@ -216,7 +216,9 @@ export function chat(typed) {
 
 // Fills `box` with the form; `changed(name, text)` is told of each change that can be read.
 export function show(box, typed, server, changed) {
-  const defaults = server.default_generation_settings?.params ?? {};
+  const { reasoning } = server.treadle ?? {};
+  const defaults = { ...server.default_generation_settings?.params };
+  if (reasoning && reasoning !== "auto") defaults.thinking = reasoning;
   box.replaceChildren(
     ...GROUPS.map(([title, rows]) =>
       el(
@@ -248,7 +250,11 @@ function field({ name, label, hint, kind }, typed, defaults, changed) {
       "select",
       shared,
       ...kind.map((each) =>
-        el("option", { value: each, selected: each === value }, each || "default"),
+        el(
+          "option",
+          { value: each, selected: each === value },
+          each || (own === undefined ? "default" : `default (${own})`),
+        ),
       ),
     );
   } else if (kind === "flag") {

@@ -56,10 +56,17 @@ export async function getJson(path, key) {
   return (await send(path, { headers: headers(key) })).json();
 }
 
+export async function postJson(path, body, key) {
+  const options = { method: "POST", headers: headers(key), body: JSON.stringify(body) };
+  return (await send(path, options)).json();
+}
+
+// A response whose body is a stream of events.
+export const openStream = (path, key) => send(path, { headers: headers(key) });
+
 // Ends the reasoning of the answer `id`, which is being written.
 export async function endReasoning(id, key) {
-  const body = JSON.stringify({ id, action: "reasoning_end" });
-  await send("v1/chat/completions/control", { method: "POST", headers: headers(key), body });
+  await postJson("v1/chat/completions/control", { id, action: "reasoning_end" }, key);
 }
 
 // The data of a response's server-sent events; null for each comment, which only shows that the

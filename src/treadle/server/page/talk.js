@@ -1,7 +1,8 @@
 // A conversation is a tree of messages. What is shown is the path from the root to `leaf`; an edit
 // or another answer is a branch beside the old one. Nothing here knows the page or the network.
 //
-// talk: {id, title, system, made, changed, nodes: {id: node}, leaf}
+// talk: {id, title, system, model, made, changed, nodes: {id: node}, leaf}; model: the name of the
+//   one that was chosen for it, of a server that has several
 // node: {id, parent, role, content, state, at, ...}; of an assistant also reasoning, calls,
 //   tokens, timings, finish, error, warning; of a user also files: [{name, text}] and pictures:
 //   [{id, name, alt, width, height}]. state: "writing", "done", "stopped" or "broken".
@@ -12,9 +13,10 @@ export const newId = () =>
     b.toString(16).padStart(2, "0"),
   ).join("");
 
-export function newTalk(system = "") {
+export function newTalk(system = "", model = "") {
   const now = Date.now();
-  return { id: newId(), title: "", system, made: now, changed: now, nodes: {}, leaf: null };
+  const fresh = { id: newId(), title: "", system, model, made: now, changed: now };
+  return { ...fresh, nodes: {}, leaf: null };
 }
 
 // Adds a message behind `parent` (null: a first one) and shows it.
@@ -134,7 +136,8 @@ export function read(value) {
   if (Array.isArray(value?.messages)) return fromMessages(value);
   const bad = (why) => new Error(`not a conversation: ${why}`);
   if (typeof value?.nodes !== "object" || value.nodes === null) throw bad("no messages found");
-  const talk = { ...newTalk(string(value.system)), title: string(value.title).slice(0, 200) };
+  const talk = newTalk(string(value.system), string(value.model).slice(0, 500));
+  talk.title = string(value.title).slice(0, 200);
   for (const key of ["made", "changed"]) if (Number.isFinite(value[key])) talk[key] = value[key];
   for (const [id, node] of Object.entries(value.nodes)) {
     if (!["user", "assistant", "tool"].includes(node?.role))

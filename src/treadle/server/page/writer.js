@@ -77,14 +77,15 @@ export class Writer {
     const upto = node.content ? node.id : node.parent;
     const shown = path(talk, upto).flatMap((each) => each.pictures ?? []);
     this._unseen = shown.length > 0 && !this.server.modalities?.vision;
+    const which = this.server.several ? { model: this.server.model_alias } : {};
     if (node.mode === "text") {
       if (shown.length)
         throw new Error("Text mode has no pictures: set Mode to chat, or delete their messages.");
-      return ["completion", { ...completion(this.typed), prompt: text(talk, upto) }];
+      return ["completion", { ...which, ...completion(this.typed), prompt: text(talk, upto) }];
     }
     const preserve = this.server.treadle?.reasoning_preserve;
     const said = messages(talk, upto, await dataUrls(shown), preserve);
-    return ["v1/chat/completions", { ...chat(this.typed), messages: said }];
+    return ["v1/chat/completions", { ...which, ...chat(this.typed), messages: said }];
   }
 
   _take(part) {

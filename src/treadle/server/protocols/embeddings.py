@@ -200,7 +200,7 @@ async def embed(
     for batch in service.model.engine.together(texts):
         began = time.perf_counter()
         made.append(await service.steps(embedder.runs(batch)))
-        service.stats.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
+        service.note_embedded(sum(map(len, batch)), time.perf_counter() - began)
     return np.concatenate(made), sum(map(len, texts))
 
 
@@ -212,7 +212,7 @@ async def embed_tokens(
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
         result.append(await service.steps(embedder.token_runs(ids)))
-        service.stats.note_embedded(len(ids), time.perf_counter() - began)
+        service.note_embedded(len(ids), time.perf_counter() - began)
     return result
 
 

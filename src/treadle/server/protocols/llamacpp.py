@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import reduce
@@ -12,12 +13,14 @@ from starlette.requests import Request as HttpRequest
 
 from treadle.chat.media_parts import MARKER
 from treadle.errors import UnsupportedError
+from treadle.sampling import Sampling
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.body_fields import (
     Table,
     array,
     flag,
     mapping,
+    object_of,
     read_fields,
     text,
     texts,
@@ -266,6 +269,9 @@ async def props(request: HttpRequest) -> Response:
             "model_alias": service.name,
             "model_path": model.path.name,  # without folders, which stay private
             "chat_template": template.source,
+            "endpoint_props": service.settings.props,
+            "endpoint_slots": True,
+            "endpoint_metrics": service.settings.metrics,
             "bos_token": spelt(tokenizer.bos),
             "eos_token": spelt(tokenizer.eos),
             "modalities": {
@@ -285,3 +291,39 @@ async def props(request: HttpRequest) -> Response:
             },
         }
     )
+
+
+PROPS: Table = {"default_generation_settings": object_of({"params": mapping})}
+
+
+async def change_props(request: HttpRequest) -> Response:
+    """``POST /props``: with ``--props`` the sampling defaults of later requests, in the form in
+    which ``GET /props`` has them.
+    """
+    service = service_of(request)
+    if not service.settings.props:
+        raise ApiError(
+            501,
+            "this server does not support changing global properties: start it with --props",
+            code="not_enabled",
+        )
+    body = await read_json(request)
+    given = read_fields(body, PROPS)
+    settings = given.get("default_generation_settings", {})
+    params = settings.get("params", {})
+    own = {field.name for field in dataclasses.fields(Sampling)} - {"custom"}
+    for where, names, known in (
+        ("", body, [*PROPS, "model"]),
+        ("default_generation_settings.", body.get("default_generation_settings") or {}, ["params"]),
+        ("default_generation_settings.params.", params, own),
+    ):
+        for name in names:
+            if name not in known:
+                raise ApiError(
+                    400,
+                    f"{where}{name[:80]}: cannot be changed: expected {', '.join(sorted(known))}",
+                    param=f"{where}{name[:80]}",
+                )
+    generation = await service.prepare(read_asked, params, service.model, service.defaults)
+    service.defaults = generation.settings["sampling"]
+    return Json({"success": True})

@@ -81,7 +81,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
         began = time.perf_counter()
         scores += (await service.steps(reranker.runs(batch))).tolist()
         n_read = sum(len(ids) for ids, _ in batch)
-        service.stats.note_embedded(n_read, time.perf_counter() - began)
+        service.note_embedded(n_read, time.perf_counter() - began)
     n_tokens = sum(len(ids) for ids, _ in pairs)
     told = ignored_fields(body, IGNORED)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]

@@ -13,7 +13,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.engine.engine import CHUNK, OUTPUTS
@@ -22,7 +24,7 @@ from treadle.models.graphs import main_output
 from treadle.server.requests.client_slots import ClientSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Generator, Iterable, Iterator
 
     from treadle.api.media import ModelMedia
     from treadle.api.model import Model
@@ -39,7 +41,9 @@ class EngineThread:
     """Steps ``model``'s scheduler from ``start`` to ``stop``.
 
     ``state`` is "loading" until the plans are compiled, then "ok"; "error" if the model can no
-    longer be used, with the reason in ``why``.
+    longer be used, with the reason in ``why``. ``turns`` is entered for every step and job, so that
+    engines of several processes can compute in turns. With ``warms_when_idle`` only the plans of a
+    single text are compiled before "ok", the others while there is no request.
     """
 
     def __init__(self, model: Model, stats: ServerStats) -> None:
@@ -60,6 +64,8 @@ class EngineThread:
         self._jobs: deque[_Job] = deque()
         self._work_event = threading.Event()
         self._stopping = False
+        self.turns: AbstractContextManager[None] = nullcontext()
+        self.warms_when_idle = False
         media = model.media
         # Without its projector's file the model still reads text, unless both are one folder.
         own = {*map(str, (model.path, *model.gguf.paths))}
@@ -117,8 +123,10 @@ class EngineThread:
     # -- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        plans = self._warmings()
         try:
-            self._warm()
+            for compile in islice(plans, 1) if self.warms_when_idle else plans:
+                compile()
         except BaseException as error:
             self.state, self.why = "error", str(error)
             self.warmed.set_exception(error)
@@ -129,20 +137,39 @@ class EngineThread:
             self._work_event.clear()  # before checking for work: later arrivals set it again
             if self._jobs:
                 self._ring()
-                self._do(*self._jobs.popleft())
+                with self.turns:
+                    self._do(*self._jobs.popleft())
             if not self.scheduler.idle:
-                self._step()
+                with self.turns:
+                    self._step()
             elif not self._jobs:
                 # Another thread of this program may have stepped them for its own request.
                 self._tell([r for r, output in list(self.outputs.items()) if output.answer.done])
                 self._ring()
-                self._work_event.wait()
+                if not self._warm_next(plans):
+                    self._work_event.wait()
         self._ring()
         while self._jobs:
             self._jobs.popleft()[1].cancel()
 
-    def _warm(self) -> None:
-        """Compile the plans of every batch size, so that no first token waits for a compilation."""
+    def _warm_next(self, plans: Generator[Callable[[], object], None, None]) -> bool:
+        """Compile the next plan between requests; False if none is left. An error is one of the
+        model.
+        """
+        try:
+            for compile in plans:
+                compile()
+                return True
+        except Exception as error:
+            traceback.print_exc()
+            self.state, self.why = "error", str(error)
+            plans.close()
+        return False
+
+    def _warmings(self) -> Generator[Callable[[], object], None, None]:
+        """Yield functions that compile the plans of every batch size, so that no first token waits
+        for a compilation. Those of a single text come first.
+        """
         drafting = self.scheduler.drafting
         engines = [(self.model.engine, drafting.observer.output)]
         if drafting.drafter is not None:
@@ -150,9 +177,9 @@ class EngineThread:
         for engine, output in engines:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
-                self._warm_engine(engine, output, lora)
-        if self.model.media is not None and not self._stopping:
-            self._warm_media(self.model.media)
+                yield from self._plans(engine, output, lora)
+        if self.model.media is not None:
+            yield partial(self._warm_media, self.model.media)
 
     def _warm_media(self, media: ModelMedia) -> None:
         """Compile the plans of pictures, and those of prompts with rows of pictures."""
@@ -163,17 +190,21 @@ class EngineThread:
             if n_tokens <= engine.max_tokens and not self._stopping:
                 engine.plan_for(n_tokens, 1, output, bool(engine.adapters), media=True)
 
-    def _warm_engine(self, engine: Engine, output: str, lora: bool) -> None:
+    def _plans(self, engine: Engine, output: str, lora: bool) -> Iterator[Callable[[], object]]:
         sizes = engine.few
         if main_output(engine.config) != "logits":
             for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
-                engine.plan_for(n_tokens, 1, "embedding", lora)
+                yield partial(self._plan, engine, n_tokens, 1, "embedding", lora)
             return
         for n_tokens in (*sizes, engine.max_tokens):
             for n_outputs in (*sizes, OUTPUTS):
                 large = n_tokens == engine.max_tokens
-                if (large or n_outputs <= n_tokens) and not self._stopping:
-                    engine.plan_for(n_tokens, n_outputs, output, lora)
+                if large or n_outputs <= n_tokens:
+                    yield partial(self._plan, engine, n_tokens, n_outputs, output, lora)
+
+    def _plan(self, engine: Engine, n_tokens: int, n_outputs: int, output: str, lora: bool) -> None:
+        if not self._stopping:
+            engine.plan_for(n_tokens, n_outputs, output, lora)
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

@@ -258,6 +258,7 @@ EMBEDDINGS: Fields = _VECTORS | {
     "input_type": IgnoredField("ignored: put the prompt before each text"),
     "prompt_name": IgnoredField("ignored: put the prompt before each text"),
 }
+SCORE: Fields = _VECTORS
 RERANK: Fields = _VECTORS | {
     "use_activation": IgnoredField("ignored: scores are the model's raw output", (False,)),
     "raw_scores": IgnoredField("ignored: scores are the model's raw output", (True,)),

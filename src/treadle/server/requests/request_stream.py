@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from treadle.sampling.logprobs import TokenLogprob
     from treadle.scheduler.request import Request
     from treadle.server.requests.generation_request import GenerationRequest
+    from treadle.server.requests.kept_streams import KeptStream
 
 
 class MediaProgress(NamedTuple):
@@ -272,6 +273,7 @@ class RequestStream:
         self.ids: set[str] = set()  # by which clients name it: its answer's, its HTTP request's
         self.n_prepared = 0  # bytes of its prepared pictures and sounds
         self.ended: BaseException | None = None  # the error of ``give_up``
+        self.kept: KeptStream | None = None  # its answer, if it outlives the connection
         self._drop = drop
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.http.api_errors import ApiError, GoneError, problem_of
-from treadle.server.http.http_io import Json, Response, encode_large, watched
+from treadle.server.http.http_io import Json, Response, encode_large, event, watched
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
     from starlette.types import Receive, Scope, Send
 
+    from treadle.server.requests.kept_streams import KeptStream
+
 PING_S = 1.0  # of silence, after which a stream sends a keep-alive
 MANY = 20_000  # log-probabilities, which take about 0.1 s to encode
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+_writers = set[asyncio.Task[None]]()  # of kept answers; the event loop has only weak references
 Render = Callable[[ApiError], bytes]  # formats an error within a stream
 
 
@@ -78,15 +83,23 @@ class StreamedResponse(Response):
         render: Render,
         media_type: str = "text/event-stream",
     ) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(None, 200, headers, media_type)
+        super().__init__(None, 200, STREAM_HEADERS, media_type)
         self._stream = stream
+        self._media_type = media_type
         self._parts = parts
         self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or the client disconnects."""
+        """Send it until it ends or the client disconnects. One that is kept is written to its end
+        in any case, and its client is one of its readers.
+        """
         stream = self._stream
+        if stream.kept is not None:
+            stream.kept.media_type = self._media_type
+            _writers.add(task := asyncio.ensure_future(self._write(stream.kept, scope)))
+            task.add_done_callback(_writers.discard)
+            await KeptResponse(stream.kept)(scope, receive, send)
+            return
         try:
             await send(self.head)
             async with watched(receive, lambda: stream.give_up(GoneError())):
@@ -102,3 +115,56 @@ class StreamedResponse(Response):
         finally:
             stream.close()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, kept: KeptStream, scope: Scope) -> None:
+        """Write all parts to ``kept``, whether or not a client reads them; a server that stops
+        waits for it.
+        """
+        service = scope["app"].state.service
+        service.n_open += 1
+        try:
+            async for part in self._parts:
+                kept.append(part)
+        except GoneError:  # it was replaced or stopped
+            pass
+        except Exception as error:
+            kept.append(self._render(problem_of(error)))
+            if not isinstance(error, ApiError):
+                raise
+        finally:
+            service.n_open -= 1
+            self._stream.close()
+            kept.finish()
+            if "treadle.lease" in scope:
+                scope["treadle.lease"].end()
+
+
+class KeptResponse(Response):
+    """A reader of a kept answer, from a byte ``offset`` on."""
+
+    def __init__(self, kept: KeptStream, offset: int = 0) -> None:
+        super().__init__(None, 200, STREAM_HEADERS, kept.media_type)
+        self._kept = kept
+        self._offset = offset
+        self._has_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it until it ends or the client disconnects, which does not end the answer."""
+        await send(self.head)
+        try:
+            async with watched(receive, self._leave):
+                read = self._kept.read(self._offset, lambda: self._has_left)
+                async with aclosing(read) as parts:
+                    async for part in parts:
+                        await send({"type": "http.response.body", "body": part, "more_body": True})
+        except ApiError as error:  # a slow reader's bytes have been dropped
+            last = event(error.as_dict())
+            await send({"type": "http.response.body", "body": last, "more_body": True})
+        finally:
+            scope["treadle.detached"] = not self._kept.completed
+        if not self._has_left:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _leave(self) -> None:
+        self._has_left = True
+        self._kept.wake()

@@ -24,6 +24,7 @@ from treadle.media.addresses import fetch_media
 from treadle.models.graphs import main_output
 from treadle.scheduler.request import MediaPrompt
 from treadle.server.http.api_errors import ApiError, busy, timed_out
+from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges, charge_tokens
 from treadle.server.http.http_io import (
     MAX_BODY,
     MAX_MEDIA_BODY,
@@ -35,6 +36,7 @@ from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
+from treadle.server.requests.kept_streams import KeptStreams, conversation_id
 from treadle.server.requests.request_media import CONTENTS, AddressesNeeded, media_errors
 from treadle.server.requests.request_stream import OutputStream, RequestStream
 from treadle.server.requests.response_store import (
@@ -74,7 +76,13 @@ class ServerSettings:
     log: bool = True
     log_text: bool = False  # prompts and outputs too
     page: bool = True  # the web page at /
-    host: str = "127.0.0.1"
+    hosts: tuple[str, ...] = ("127.0.0.1",)  # addresses that are listened on
+    api_prefix: str = ""  # before all paths, as /a/b
+    api_key_file: Path | None = None
+    ssl_cert_file: Path | None = None
+    ssl_key_file: Path | None = None  # None: the key is in the file of the certificate
+    props: bool = False  # whether clients may change the server's defaults
+    is_engine: bool = False  # of a router, which has checked each request
     slot_save_path: Path | None = None  # the folder of saved slots
     media_urls: bool = False  # whether addresses of pictures and sounds are fetched
     media_hosts: tuple[str, ...] = ()  # from these hosts only
@@ -97,6 +105,9 @@ class Service:
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
         self.stats = ServerStats()
+        self.kept_streams = KeptStreams()
+        self.charges = TokenCharges()  # of an engine
+        self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
         most = MOST_CHARACTERS if media is None else MOST_MEDIA_CHARACTERS
         self.responses = ResponseStore(most_characters=most)
         self.addresses = AddressPolicy(self.settings.media_urls, self.settings.media_hosts)
@@ -241,10 +252,22 @@ class Service:
         """Call ``start`` for an HTTP request, whose header may bound its time."""
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
+        conversation = conversation_id(request.headers.get("x-conversation-id"))
         stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
         request.scope["treadle.stream"] = stream  # for the log
         stream.ids.add(request.scope["treadle.id"])
+        if conversation is not None and stream.is_streamed:
+            try:
+                stream.kept = self.kept_streams.open(self.owner_of(request), conversation, stream)
+            except ApiError:
+                stream.close()
+                raise
         return stream
+
+    def owner_of(self, request: HttpRequest) -> str:
+        """Return the name of a request's API key; "" without keys."""
+        owner: str = request.scope.get("treadle.owner", "")
+        return owner
 
     async def start(
         self,
@@ -300,9 +323,30 @@ class Service:
         ]
         stream.n_prepared = n_bytes
         self.streams.add(stream)
-        stream.on_close = lambda: self.streams.discard(stream)
+        charge = charge_tokens.get()
+
+        def closed() -> None:
+            if stream in self.streams:  # the first time
+                self.streams.discard(stream)
+                charge(n_computed(stream))
+
+        stream.on_close = closed
         self.engine.add(stream.outputs)
         return stream
+
+    def check_key(self, key: ApiKey) -> None:
+        """Raise ApiError if a key may not use the model."""
+        key.check(self.name)
+
+    def note_embedded(self, n_tokens: int, seconds: float) -> None:
+        """Count tokens that were read for vectors or scores, and the time of it."""
+        self.stats.note_embedded(n_tokens, seconds)
+        charge_tokens.get()(n_tokens)
+
+    def warn(self, message: str) -> None:
+        """Log a warning."""
+        if self.settings.log:
+            log(level="warning", message=message)
 
     def warn_once(self, message: str) -> None:
         """Log a warning about ignored or unsupported fields; each once."""
@@ -343,8 +387,19 @@ class Service:
     def close(self) -> None:
         """End the threads; the owner closes the model."""
         self.engine.stop()
+        self.kept_streams.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
+
+
+def n_computed(stream: RequestStream) -> int:
+    """Return how many tokens a request has read, except those found in the cache, and written."""
+    total = 0
+    for output in stream.outputs:
+        timings = output.answer.timings
+        n_prompt = timings.n_prompt - timings.n_cached if output.request.started else 0
+        total += n_prompt + len(output.answer.ids)
+    return total
 
 
 def service_of(request: HttpRequest) -> Service:

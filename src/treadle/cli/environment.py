@@ -1,0 +1,98 @@
+"""Environment variables of options: ``TREADLE_SERVE_PORT`` sets ``--port`` of ``treadle serve``.
+
+Imported only where such a variable is set, or help is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+import click
+
+from treadle.base.caller_warnings import warn
+
+PREFIX = "TREADLE_"
+WITH_ARGUMENTS = {"serve": "MODEL"}  # commands whose argument has a variable, too: for containers
+
+
+def name_variables(command: click.Command, name: str) -> None:
+    """Give each option of a command, or of those in a group, its variables, which ``click`` then
+    reads; the command line wins. Variables that an option has already stay. Warns of set variables
+    that no option has.
+    """
+    known: list[str] = []
+    for words, each in commands_of(command, name):
+        prefix = prefix_of(words)
+        for param in each.params:
+            if variables := variables_of(param, prefix, WITH_ARGUMENTS.get(words)):
+                own = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
+                param.envvar = list(dict.fromkeys([*variables, *own]))  # may be called again
+                known += variables
+        each.epilog = epilog(each, prefix)
+    for variable in os.environ:
+        if variable.startswith(prefix_of(name)) and variable not in known:
+            near = get_close_matches(variable, known, n=1, cutoff=0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warn(f"the variable {variable} belongs to no option of treadle {name}{hint}")
+
+
+def commands_of(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command with its words ("cluster serve"), or those of a group."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    for inner in command.commands.values():
+        yield from commands_of(inner, f"{name} {inner.name}")
+
+
+def prefix_of(words: str) -> str:
+    """Return what a command's variables begin with: ``TREADLE_CLUSTER_SERVE_``."""
+    return f"{PREFIX}{words.upper().replace(' ', '_')}_"
+
+
+def variables_of(param: click.Parameter, prefix: str, argument: str | None = None) -> list[str]:
+    """Return the variables of an option, one for each of its long spellings. ``argument``: the name
+    in that of the command's argument, if it has one.
+    """
+    if isinstance(param, click.Argument):
+        return [prefix + argument] if argument else []
+    if not isinstance(param, click.Option) or param.hidden or param.is_eager:
+        return []
+    long = [each.removeprefix("--") for each in param.opts if each.startswith("--")]
+    return [prefix + each.upper().replace("-", "_") for each in long]
+
+
+def epilog(command: click.Command, prefix: str) -> str | None:
+    """Return the last lines of a command's help, with one of its options as the example."""
+    for param in command.params:
+        for variable in variables_of(param, prefix):
+            option = f"--{variable.removeprefix(prefix).lower().replace('_', '-')}"
+            return f"Every option can be set by a variable: {option} by {variable}."
+    return None
+
+
+def named_in_error(error: click.UsageError, ctx: click.Context) -> click.UsageError:
+    """Return an error about a variable's value that names it, in place of the option. One that is
+    about no single option names all variables that the command read.
+    """
+    param = error.param if isinstance(error, click.BadParameter) else None
+    if param is not None:
+        given = error.ctx or ctx
+        source = given.get_parameter_source(str(param.name))
+        if source is click.core.ParameterSource.ENVIRONMENT and (names := variables_set(param)):
+            assert isinstance(error, click.BadParameter)
+            error.param_hint = f"the variable {names[0]}"
+        return error
+    used = [name for each in ctx.command.params for name in variables_set(each)]
+    if not used or isinstance(error, click.NoSuchOption):
+        return error
+    shown = f"{error.format_message().rstrip('.')} (variables that are set: {', '.join(used)})"
+    return click.UsageError(shown, error.ctx or ctx)
+
+
+def variables_set(param: click.Parameter) -> list[str]:
+    """Return those of a parameter's variables that have a value."""
+    names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
+    return [name for name in names if os.environ.get(name)]

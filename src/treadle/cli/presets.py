@@ -1,0 +1,264 @@
+"""Files of presets: models and their options, in TOML.
+
+::
+
+    [defaults]                      # for every model
+    context = 8192
+
+    [models.coder]                  # coder is the model's name
+    model = "qwen2.5-coder.gguf"    # beside this file; or hf:OWNER/REPO, or a short name
+    aliases = ["gpt-4o"]
+    temperature = 0.2               # any option of a model of `treadle serve`, without dashes
+
+Keys are the long options of ``serve``, and each value is checked as if it were typed. Relative
+files are beside the file of presets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import listed
+from treadle.cli.engine_options import OptionCheck, is_engines, written
+from treadle.cli.load import is_model, read_text
+from treadle.errors import FileError, TreadleError
+from treadle.server.router.model_list import EngineOptions
+from treadle.server.router.served_model import MemoryRequest, ServedModel
+
+TABLES = ("defaults", "models")
+OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
+FILES = ("mmproj", "draft", "lora", "chat_template")  # parameters that may name a file
+FOLDERS = ("cache_dir", "slot_save_path")
+# Names of other programs, which are too far from ours for a guess.
+OTHERS = {"path": "model", "file": "model", "name": "aliases", "alias": "aliases"}
+OTHERS |= {"ctx": "context", "num_ctx": "context", "ctx_size": "context", "n_ctx": "context"}
+OTHERS |= {"keep_alive": "idle", "ttl": "idle", "idle_unload": "idle", "lora_adapters": "lora"}
+OTHERS |= {
+    "template": "chat-template",
+    "cache_type_k": "kv",
+    "kv_type": "kv",
+    "temp": "temperature",
+}
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Presets:
+    """A file's models; those without a MODEL are settings of one that is found elsewhere.
+    ``default_args``: options for every model.
+    """
+
+    models: tuple[ServedModel, ...] = ()
+    default_args: tuple[str, ...] = ()
+
+    def options(
+        self, command: click.Command, args: Sequence[str], loading: dict[str, Any]
+    ) -> EngineOptions:
+        """Return the options of engines. ``args``: those of the command line, which win."""
+        whole = (*self.default_args, *args)
+        if self.default_args:
+            loading = check_args(command, whole)
+        lone = {model.name: model for model in self.models if not model.ref}
+        return EngineOptions(whole, MemoryRequest.of(loading), lone)
+
+
+NO_PRESETS = Presets()
+
+
+def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Presets:
+    """Read a file of presets. ``command``: ``serve``; ``args``: its options of the command line,
+    which win. Raises FileError that names the key.
+    """
+    if find_spec("tomllib") is None:
+        raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")
+    import tomllib
+
+    try:
+        value = tomllib.loads(read_text(str(path), MOST_BYTES))
+    except tomllib.TOMLDecodeError as error:
+        raise FileError(f"is not TOML: {error}", path=str(path)) from None
+    check_keys(path, "", value, TABLES)
+    reader = PresetReader(path, command, tuple(args))
+    defaults = reader.args_of("defaults", table(path, "defaults", value.get("defaults", {})))
+    models = table(path, "models", value.get("models", {}))
+    made = [
+        reader.model(name, table(path, f"models.{name}", own), defaults)
+        for name, own in models.items()
+    ]
+    return Presets(tuple(made), defaults)
+
+
+class PresetReader:
+    """Reads the tables of one file."""
+
+    def __init__(self, path: Path, command: click.Command, args: tuple[str, ...]) -> None:
+        self.path = path
+        self.command = command
+        self.args = args
+        self.params: dict[str, click.Parameter] = {}
+        for param in command.params:
+            if is_engines(param):
+                for name in (*param.opts, *param.secondary_opts):
+                    if name.startswith("--"):
+                        self.params[plain(name)] = param
+
+    def model(self, name: str, own: Mapping[str, Any], defaults: tuple[str, ...]) -> ServedModel:
+        """Return the model of one table. Raises FileError."""
+        where = f"models.{name}"
+        if not name.strip() or not name.isprintable():
+            raise self.error("models", f"the name {name!r}", "a printable name")
+        ref = self.ref(where, own.get("model"))
+        aliases = own.get("aliases", [])
+        if not isinstance(aliases, list) or not all(a and isinstance(a, str) for a in aliases):
+            raise self.error(f"{where}.aliases", f"found {aliases!r:.60}", "a list of names")
+        pinned = own.get("pinned", False)
+        if not isinstance(pinned, bool):
+            raise self.error(f"{where}.pinned", f"found {pinned!r:.60}", "true or false")
+        args = (*defaults, *self.args_of(where, own), *self.args)
+        return ServedModel(
+            name=name,
+            ref=ref,
+            args=args,
+            aliases=tuple(aliases),
+            pinned=pinned,
+            idle_s=self.idle(where, own.get("idle")),
+            cache=MemoryRequest.of(self.checked(where, args)),
+            source=f"{self.path}: {where}",
+        )
+
+    def ref(self, where: str, value: Any) -> str:
+        """Return MODEL: "" without one. Raises FileError for a file that is not there."""
+        if value is None:
+            return ""
+        if not isinstance(value, str) or not value:
+            raise self.error(f"{where}.model", f"found {value!r:.60}", "a file, folder or hf: name")
+        if value.startswith("hf:"):
+            return value
+        beside = self.path.parent / Path(value).expanduser()
+        if beside.exists():
+            return str(beside.absolute())
+        from treadle.cli.load import find_model
+
+        try:
+            return str(find_model(value))
+        except TreadleError as error:
+            raise self.error(f"{where}.model", str(error), "") from None
+
+    def idle(self, where: str, value: Any) -> float | None:
+        """Return the seconds of ``idle``; negative ones mean never."""
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+            raise self.error(f"{where}.idle", f"found {value!r:.60}", "seconds, -1 for never")
+        return math.inf if value < 0 else float(value)
+
+    def args_of(self, where: str, own: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the options of a table as arguments. Raises FileError for an unknown key."""
+        known = [*OWN, *self.params] if where != "defaults" else [*self.params]
+        check_keys(self.path, where, own, known)
+        result: list[str] = []
+        for key, value in own.items():
+            if key in OWN:
+                continue
+            args = [*self.written(f"{where}.{key}", self.params[plain(key)], plain(key), value)]
+            self.checked(f"{where}.{key}", tuple(args), alone=True)
+            result += args
+        return tuple(result)
+
+    def written(self, where: str, param: click.Parameter, key: str, value: Any) -> Iterable[str]:
+        """Return the arguments of one key. Raises FileError for a value of another kind."""
+        if getattr(param, "is_flag", False):
+            if not isinstance(value, bool):
+                raise self.error(where, f"found {value!r:.60}", "true or false")
+            off = {plain(name) for name in param.secondary_opts}
+            wanted = value != (key in off)
+            return written(param, wanted) if wanted or off else ()
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) and not getattr(param, "multiple", False):
+            raise self.error(where, "found a list", "one value")
+        return written(param, [self.text(where, param, each) for each in values])
+
+    def text(self, where: str, param: click.Parameter, value: Any) -> str:
+        """Return a value as it is typed; files beside the file of presets are found there."""
+        if isinstance(value, dict):
+            return json.dumps(value)
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            if isinstance(value, bool) and param.name in ("reasoning",):
+                return "on" if value else "off"
+            raise self.error(where, f"found {value!r:.60}", "a text or a number")
+        text = str(value)
+        if param.name in FOLDERS:
+            return str((self.path.parent / Path(text).expanduser()).absolute())
+        if param.name in FILES and not text.startswith("hf:"):
+            file, _, scale = text.rpartition("=") if param.name == "lora" else (text, "", "")
+            file = file or text
+            beside = self.path.parent / Path(file).expanduser()
+            if beside.exists():
+                return str(beside.absolute()) + (f"={scale}" if file != text else "")
+            if param.name in ("mmproj", "lora") or (param.name == "draft" and not is_model(text)):
+                raise self.error(where, f"no such file: {beside}", "")
+        return text
+
+    def checked(self, where: str, args: tuple[str, ...], alone: bool = False) -> dict[str, Any]:
+        """Return settings of ``treadle.load`` for arguments. ``alone``: one option, without those
+        that it needs. Raises FileError.
+        """
+        try:
+            return check_args(self.command, args, parse_only=alone)
+        except click.ClickException as error:
+            raise self.error(where, error.format_message().rstrip("."), "") from None
+        except TreadleError as error:
+            raise self.error(where, str(error), "") from None
+
+    def error(self, where: str, found: str, expected: str) -> FileError:
+        """Return the error for a key."""
+        return FileError(found, path=str(self.path), where=where, expected=expected or None)
+
+
+def check_args(
+    command: click.Command, args: Sequence[str], parse_only: bool = False
+) -> dict[str, Any]:
+    """Return settings of ``treadle.load`` for arguments of ``serve``. Raises click.ClickException
+    and TreadleError as the command does.
+    """
+    check = OptionCheck()
+    with command.make_context("treadle serve", [*args], obj=check) as context:
+        if not parse_only:
+            command.invoke(context)
+    return check.loading
+
+
+def plain(key: str) -> str:
+    """Return a key as options spell it, without dashes in front."""
+    return key.lstrip("-").lower().replace("_", "-")
+
+
+def check_keys(path: Path, where: str, own: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise FileError for a key that is not known, with what was probably meant."""
+    known = list(known)
+    for key in own:
+        if key in known or plain(key) in known:
+            continue
+        other = OTHERS.get(key.lower().replace("-", "_"))
+        near = [other] if other in known else get_close_matches(plain(key), known, n=2)
+        hint = f"; did you mean {' or '.join(filter(None, near))}?" if near else ""
+        some = "" if near else f"; known: {listed(known, 12)}"
+        raise FileError(
+            f"unknown key {key!r}{hint}{some}", path=str(path), where=where or "the top level"
+        )
+
+
+def table(path: Path, where: str, value: Any) -> dict[str, Any]:
+    """Return a table. Raises FileError for another value."""
+    if not isinstance(value, dict):
+        raise FileError(f"found {value!r:.60}", path=str(path), where=where, expected="a table")
+    return value

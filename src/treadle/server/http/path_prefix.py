@@ -1,0 +1,52 @@
+"""A prefix before all paths, for servers that share an address behind a proxy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.http_io import Json, Response
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+_SEGMENTS = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+
+
+def read_prefix(text: str) -> str:
+    """Return a prefix as ``/a/b``, without the slash at its end; "" for none. Raises ValueError."""
+    prefix = text.rstrip("/")
+    if prefix and (not _SEGMENTS.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
+        raise ValueError(f"{text!r}: expected /NAME, of letters, digits, '.', '_', '~' and '-'")
+    return prefix
+
+
+class PathPrefix:
+    """ASGI middleware that serves ``app`` below ``prefix``, and answers 404 elsewhere. The prefix
+    alone is redirected to its folder, whose page names its files by relative addresses.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str, refuse: Callable[[str, ApiError], Json]) -> None:
+        self._app = app
+        self._prefix = prefix
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path: str = scope["path"]
+        below = path.removeprefix(self._prefix)
+        if len(below) < len(path) and below.startswith("/"):
+            raw = scope.get("raw_path")
+            inner = {"path": below}
+            if raw is not None:
+                inner["raw_path"] = raw.removeprefix(self._prefix.encode())
+            return await self._app({**scope, **inner}, receive, send)
+        if path == self._prefix:
+            await Response(b"", 308, {"location": f"{self._prefix}/"})(scope, receive, send)
+            return
+        message = f"{path[:200]}: unknown path: this server's paths begin with {self._prefix}"
+        await self._refuse(path, ApiError(404, message))(scope, receive, send)

@@ -1,0 +1,450 @@
+"""What the router answers itself: lists of models, loads and unloads, the library, its state."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request as HttpRequest
+
+from treadle.errors import TreadleError
+from treadle.server.http.api_errors import ApiError, busy, problem_of
+from treadle.server.http.body_fields import text
+from treadle.server.http.http_io import Json, Response, encode, event, read_json, watched
+from treadle.server.protocols import ollama
+from treadle.server.protocols.models import is_anthropics
+from treadle.server.requests.responses import PING
+from treadle.server.router import library, listings
+from treadle.server.router.engine_client import EngineGoneError
+from treadle.server.router.forwarding import Forwarding, read_call
+from treadle.server.router.listings import ModelCard, read_card
+from treadle.server.router.merged_metrics import merge, router_metrics
+from treadle.server.router.pool import DOWNLOADING
+from treadle.server.router.service import RouterService, keep_seconds, service_of
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+SSE_PING_S = 15.0
+ON = ("1", "true", "on", "yes")
+OFF = ("0", "false", "off", "no")
+
+
+class RouterStream(Response):
+    """A streamed response of the router itself."""
+
+    def __init__(self, parts: AsyncIterator[bytes], media_type: str) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(None, 200, headers, media_type)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the parts until their end, or until the client leaves."""
+        await send(self.head)
+
+        async def pass_parts() -> None:
+            async for part in self._parts:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+
+        task = asyncio.ensure_future(pass_parts())
+        async with watched(receive, task.cancel):
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+# -- calls that an engine answers -----------------------------------------------------------------
+
+
+async def forward(request: HttpRequest) -> Forwarding:
+    """Any call with a model."""
+    service = service_of(request)
+    call = await read_call(request, service.bodies)
+    model = await service.find(call.name)
+    keep = keep_seconds(call.fields.get("keep_alive")) if call.is_ollamas else None
+    return Forwarding(service, call, lambda: service.acquire(model), keep)
+
+
+async def generate(request: HttpRequest) -> Any:
+    """``POST /api/chat`` and ``/api/generate``: without a text they load the model, or unload it
+    with a ``keep_alive`` of 0.
+    """
+    service = service_of(request)
+    call = await read_call(request, service.bodies)
+    model = await service.find(call.name)
+    keep = keep_seconds(call.fields.get("keep_alive"))
+    if keep == 0 and not (call.fields.get("messages") or call.fields.get("prompt")):
+        service.pool.run(service.pool.unload(model))
+        empty: dict[str, Any] = {"response": ""}
+        if call.own_path == "/api/chat":
+            empty = {"message": {"role": "assistant", "content": ""}}
+        head = {"model": model.name, "created_at": listings.iso(time.time())}
+        return Json({**head, **empty, "done": True, "done_reason": "unload"})
+    return Forwarding(service, call, lambda: service.acquire(model), keep)
+
+
+async def look_up(request: HttpRequest) -> Any:
+    """A call about something that one of the engines has, such as a stored response: the first
+    engine that knows it answers.
+    """
+    service = service_of(request)
+    call = await read_call(request, service.bodies)
+    if call.name:
+        model = await service.find(call.name)
+        return Forwarding(service, call, lambda: service.acquire(model))
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    last: Response | None = None
+    for engine in service.pool.engines():
+        try:
+            response = await service.ask(engine, target, request.method, call.body)
+            try:
+                body = await response.body()
+            finally:
+                response.close()
+        except EngineGoneError:
+            continue
+        kind = dict(response.headers).get(b"content-type", b"application/json").decode("latin-1")
+        answer = Response(body, response.status, media_type=kind)
+        if response.status < 400:
+            return answer
+        if last is None or response.status != 404:
+            last = answer
+    if last is None:
+        raise ApiError(404, "no loaded model knows it; a model that was unloaded forgets its own")
+    return last
+
+
+async def slots(request: HttpRequest) -> Any:
+    """``GET /slots``: of ``model``; [] if it is not loaded."""
+    service = service_of(request)
+    call = await read_call(request, service.bodies)
+    model = await service.find(call.name)
+    if service.pool.engine(model) is None:
+        return Json([])
+    return Forwarding(service, call, lambda: service.acquire(model))
+
+
+async def props(request: HttpRequest) -> Any:
+    """``GET /props``: of ``model``, loaded unless ``autoload=false``; else the router's."""
+    service = service_of(request)
+    call = await read_call(request, service.bodies)
+    if call.name:
+        model = await service.find(call.name)
+        loads = request.query_params.get("autoload", "true").lower() not in OFF
+        if not loads and service.pool.engine(model) is None:
+            raise ApiError(
+                400, f"{model.name} is not loaded", param="model", code="model_not_loaded"
+            )
+        return Forwarding(service, call, lambda: service.acquire(model))
+    return Json(
+        {
+            "role": "router",
+            "max_instances": service.own.most_loaded or len(service.models.models),
+            "models_autoload": service.own.autoload,
+            "model_alias": "treadle",
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "build_info": service.fingerprint,
+            "modalities": {"vision": False, "audio": False},
+            "treadle": {
+                "max_body_bytes": service.bodies.most,
+                "library": service.own.library,
+                "memory": service.own.memory,
+                "memory_used": service.pool.used,
+            },
+        }
+    )
+
+
+async def metrics(request: HttpRequest) -> Any:
+    """``GET /metrics``: of all loaded models, or of ``model`` alone."""
+    service = service_of(request)
+    if not service.settings.metrics:
+        raise ApiError(501, "start the server with --metrics", code="not_enabled")
+    named = request.query_params.get("model")
+    texts: dict[str, str] = {}
+    if named:
+        wanted = await service.find(named)
+        engine = service.pool.engine(wanted)
+        engines = [engine] if engine else []
+    else:
+        engines = service.pool.engines()
+
+    async def read(engine: Any) -> None:
+        try:
+            response = await service.ask(engine, "/metrics")
+            try:
+                texts[engine.model.name] = (await response.body()).decode("utf-8", "replace")
+            finally:
+                response.close()
+        except EngineGoneError:
+            pass
+
+    await asyncio.gather(*(read(engine) for engine in engines))
+    merged = merge(
+        {
+            engine.model.name: texts[engine.model.name]
+            for engine in engines
+            if engine.model.name in texts
+        }
+    )
+    own = router_metrics(service.pool, [wanted] if named else service.models.models)
+    return Response(
+        (own + merged).encode(),
+        headers={"Process-Start-Time-Unix": str(service.created)},
+        media_type="text/plain; version=0.0.4",
+    )
+
+
+async def health(request: HttpRequest) -> Response:
+    """``GET /health``: of the router, which serves whatever its engines do."""
+    if service_of(request).draining:
+        raise busy("the server is stopping")
+    return Json({"status": "ok"})
+
+
+# -- lists ----------------------------------------------------------------------------------------
+
+
+async def cards(service: RouterService) -> list[ModelCard]:
+    """Return the cards of all models."""
+    models = await service.listed()
+    return await asyncio.to_thread(lambda: [read_card(model) for model in models])
+
+
+async def models(request: HttpRequest) -> Response:
+    """``GET /v1/models``, which is llama.cpp's ``/models`` too; ``reload=1`` reads the folders."""
+    service = service_of(request)
+    if request.query_params.get("reload", "").lower() in ON:
+        await service.refresh()
+    found = await cards(service)
+    if is_anthropics(request):
+        data = [listings.describe_for_anthropic(card, service.created) for card in found]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        return Json({"data": data, "first_id": None, "last_id": None, **ends, "has_more": False})
+    data = [listings.describe(card, service.pool, service.created) for card in found]
+    return Json({"object": "list", "data": data})
+
+
+async def one_model(request: HttpRequest) -> Response:
+    """``GET /v1/models/NAME``; an empty name gives the list."""
+    service = service_of(request)
+    name = request.path_params["name"]
+    if not name:
+        return await models(request)
+    card = await card_of(service, name)
+    if is_anthropics(request):
+        return Json(listings.describe_for_anthropic(card, service.created))
+    return Json(listings.describe(card, service.pool, service.created))
+
+
+async def card_of(service: RouterService, name: str | None) -> ModelCard:
+    """Return the card of the model that a name means. Raises ApiError."""
+    model = await service.find(name)
+    return await asyncio.to_thread(read_card, model)
+
+
+async def tags(request: HttpRequest) -> Response:
+    """``GET /api/tags``."""
+    service = service_of(request)
+    found = await cards(service)
+    copies = service.models.copies()
+    return Json(
+        {
+            "models": [
+                listings.describe_for_ollama(card, name)
+                for card in found
+                for name in ("", *(each for each in card.model.aliases if each in copies))
+            ]
+        }
+    )
+
+
+async def running(request: HttpRequest) -> Response:
+    """``GET /api/ps``."""
+    service = service_of(request)
+    loaded = [engine.model for engine in service.pool.engines()]
+    found = await asyncio.to_thread(lambda: [read_card(model) for model in loaded])
+    return Json({"models": [listings.running_for_ollama(card, service.pool) for card in found]})
+
+
+async def show(request: HttpRequest) -> Response:
+    """``POST /api/show``: from the model's header, without loading it."""
+    service = service_of(request)
+    body = await read_json(request)
+    card = await card_of(service, name_in(body))
+    if card.stored is None:
+        raise ApiError(404, f"{card.model.name} is not downloaded yet", param="model")
+    return Json(await asyncio.to_thread(listings.show_for_ollama, card))
+
+
+def name_in(body: Mapping[str, Any]) -> str:
+    """Return the model that a body of Ollama's names. Raises ApiError."""
+    name = text("model", body.get("model") or body.get("name") or "")
+    if not name:
+        raise ApiError(400, "model: required", param="model")
+    return name
+
+
+# -- loads ----------------------------------------------------------------------------------------
+
+
+async def load(request: HttpRequest) -> Response:
+    """``POST /models/load``: begins to load a model; ``/models/sse`` and ``/models`` tell when it
+    is loaded.
+    """
+    service = service_of(request)
+    model = await service.find(name_in(await read_json(request)))
+    service.pool.run(service.pool.load(model))
+    return Json({"success": True})
+
+
+async def unload(request: HttpRequest) -> Response:
+    """``POST /models/unload``: unloads a model after its running calls, or cancels its load."""
+    service = service_of(request)
+    model = await service.find(name_in(await read_json(request)))
+    service.pool.run(service.pool.unload(model))
+    return Json({"success": True})
+
+
+async def model_events(request: HttpRequest) -> Response:
+    """``GET /models/sse``: changes of all models' states, as they happen."""
+    service = service_of(request)
+    queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def events() -> AsyncIterator[bytes]:
+        service.pool.listeners.add(queue)
+        try:
+            yield PING
+            while True:
+                try:
+                    yield event(await asyncio.wait_for(queue.get(), SSE_PING_S))
+                except asyncio.TimeoutError:
+                    yield PING
+        finally:
+            service.pool.listeners.discard(queue)
+
+    return RouterStream(events(), "text/event-stream")
+
+
+# -- the library ----------------------------------------------------------------------------------
+
+
+def check_library(service: RouterService) -> None:
+    """Raise ApiError unless clients may change this machine's models."""
+    if not service.own.library:
+        raise ApiError(
+            403,
+            "clients may not download, remove or copy models: start the server with --library",
+            code="library_off",
+        )
+
+
+async def pull(request: HttpRequest) -> Response:
+    """``POST /api/pull``: downloads a model; streams the progress unless ``stream`` is false."""
+    service = service_of(request)
+    check_library(service)
+    body = await read_json(request)
+    ref = library.hub_name(name_in(body))
+    if body.get("stream") is False:
+        async for _ in library.download(ref):
+            pass
+        await service.refresh()
+        return Json({"status": "success"})
+
+    async def lines() -> AsyncIterator[bytes]:
+        yield encode({"status": "pulling manifest"}) + b"\n"
+        try:
+            async for step in library.download(ref):
+                if step.path is None:
+                    digest = "sha256:" + hashlib.sha256(step.file.encode()).hexdigest()
+                    told = {"status": f"pulling {step.file}", "digest": digest}
+                    yield encode({**told, "total": step.total, "completed": step.done}) + b"\n"
+            await service.refresh()
+            yield encode({"status": "success"}) + b"\n"
+        except (ApiError, TreadleError, OSError) as error:
+            yield encode(ollama.error_dict(problem_of(error))) + b"\n"
+
+    return RouterStream(lines(), "application/x-ndjson")
+
+
+async def start_download(request: HttpRequest) -> Response:
+    """``POST /models``: downloads a model in the background; ``/models/sse`` has the progress."""
+    service = service_of(request)
+    check_library(service)
+    name = name_in(await read_json(request))
+    ref = library.hub_name(name)
+
+    async def work() -> None:
+        try:
+            async for step in library.download(ref):
+                if step.path is None:
+                    told = {step.file: {"done": step.done, "total": step.total}}
+                    service.pool.publish(name, "download_progress", told)
+            await service.refresh()
+            service.pool.publish(name, "download_finished")
+        except (TreadleError, OSError) as error:
+            service.pool.publish(name, "download_failed", {"error": problem_of(error).message})
+
+    service.pool.run(work())
+    service.pool.publish(name, "model_status", {"status": DOWNLOADING})
+    return Json({"success": True})
+
+
+async def delete(request: HttpRequest) -> Response:
+    """``DELETE /api/delete``: removes a downloaded model, or a further name."""
+    service = service_of(request)
+    check_library(service)
+    await remove(service, name_in(await read_json(request)))
+    return Response(b"")
+
+
+async def delete_model(request: HttpRequest) -> Response:
+    """``DELETE /models?model=``, as ``/api/delete``."""
+    service = service_of(request)
+    check_library(service)
+    await remove(service, name_in(dict(request.query_params)))
+    return Json({"success": True})
+
+
+async def remove(service: RouterService, name: str) -> None:
+    """Remove a further name, or a downloaded model with its engine. Raises ApiError."""
+    copies = service.models.copies
+    if isinstance(copies, library.CopiedNames) and copies.remove(name):
+        await service.refresh()
+        return
+    model = service.models.get(name)
+    if model is None:
+        service.models.find(name or None)  # raises, unless a part of a name fits
+        raise ApiError(404, f"model {name[:200]!r}: name it whole to remove it", param="model")
+    if not model.from_library:
+        raise ApiError(
+            403,
+            f"{model.name} was named when the server was started: only downloaded models can be "
+            "removed",
+            param="model",
+        )
+    await service.pool.unload(model)
+    await asyncio.to_thread(library.remove_model, model)
+    await service.refresh()
+    service.pool.publish(model.name, "model_remove")
+
+
+async def copy(request: HttpRequest) -> Response:
+    """``POST /api/copy``: gives a model a further name; no file is copied."""
+    service = service_of(request)
+    check_library(service)
+    body = await read_json(request)
+    source = await service.find(text("source", body.get("source") or ""))
+    name = text("destination", body.get("destination") or "")
+    if service.models.get(name) is not None:
+        raise ApiError(400, f"destination {name[:200]!r}: the name is taken", param="destination")
+    copies = service.models.copies
+    assert isinstance(copies, library.CopiedNames)
+    copies.add(name, source.name)
+    await service.refresh()
+    return Response(b"")

@@ -1,0 +1,160 @@
+"""An engine process: the ordinary server of one model, at a socket that only the router knows.
+
+It reports on a pipe, as lines of JSON: ``progress`` of the load, ``ready`` with the address and the
+memory, or ``failed`` with the reason. Its other pipe carries nothing: its end is that of the
+router, and so of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import TreadleError
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.server.requests.service import ServerSettings
+
+REPORT_S = 0.1  # between two reports of one stage of the load
+BACKLOG = 2048
+GRACE_S = 0.0  # the router ends an engine only when its calls have ended, or are to end
+ROUTER_GONE = 3  # exit code
+
+
+@dataclass(frozen=True)
+class EngineOrder:
+    """What an engine is to serve.
+
+    name: of the model. ref, args: as of ``ServedModel``. socket: path of the UNIX socket to listen
+    on, "" for a port of this machine. keys: secrets, one for each API key of the router, so that
+    its keys share the engine fairly. kv_bytes: bound of the KV cache where the options name none.
+    turns: folder of the locks by which engines take turns, "" for none.
+    """
+
+    name: str
+    ref: str
+    args: tuple[str, ...]
+    socket: str
+    keys: tuple[str, ...]
+    kv_bytes: int
+    turns: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> EngineOrder:
+        """Return the order of a JSON object."""
+        lists = {name: tuple(value[name]) for name in ("args", "keys")}
+        return cls(**{**value, **lists})
+
+
+class ReportPipe:
+    """The pipe to the router. Called as a progress callback: ``pipe(stage, done, total)``."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._stage = ""
+        self._told_s = 0.0
+        self._lock = threading.Lock()
+
+    def send(self, **report: Any) -> None:
+        """Write one report. The end of the router ends the engine elsewhere."""
+        line = json.dumps(report).encode() + b"\n"
+        with self._lock:
+            try:
+                while line:
+                    line = line[os.write(self._number, line) :]
+            except OSError:
+                pass
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Report the progress of the load."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._told_s < REPORT_S:
+            return
+        self._stage = stage
+        self._told_s = now
+        self.send(progress={"stage": stage, "done": done, "total": total})
+
+
+def end_with_router(number: int) -> None:
+    """End this process when the pipe ``number`` is closed at its other end, in a thread."""
+
+    def wait() -> None:
+        while True:
+            try:
+                if not os.read(number, 1 << 16):
+                    break
+            except InterruptedError:
+                continue
+            except OSError:
+                break
+        os._exit(ROUTER_GONE)
+
+    threading.Thread(target=wait, name="treadle-router-watch", daemon=True).start()
+
+
+def engine_listener(path: str) -> tuple[socket.socket, dict[str, Any]]:
+    """Return a listening socket at ``path``, or at a free port of this machine if it is "", and the
+    address for the router. Raises TreadleError.
+    """
+    try:
+        if path:
+            listener = socket.socket(getattr(socket, "AF_UNIX"), socket.SOCK_STREAM)  # noqa: B009  # not on Windows
+            listener.bind(path)
+            listener.listen(BACKLOG)
+            return listener, {"socket": path}
+        listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        return listener, {"port": listener.getsockname()[1]}
+    except OSError as error:
+        raise TreadleError(f"an engine cannot listen: {error.strerror or error}") from error
+
+
+def serve_engine(
+    model: Model, settings: ServerSettings, order: EngineOrder, report: ReportPipe
+) -> None:
+    """Serve ``model`` for the router until SIGTERM. Raises TreadleError."""
+    from treadle.server.http.listeners import Listeners
+    from treadle.server.requests.service import Service
+    from treadle.server.router.engine_app import build_engine_app
+    from treadle.server.router.engine_turns import EngineTurns
+    from treadle.server.serve import SWITCH_S, ServerProcess
+
+    listener, address = engine_listener(order.socket)
+    listeners = Listeners((), 0)
+    (listeners.unix if order.socket else listeners.tcp).append(listener)
+    service = Service(model, settings)
+    if order.turns:
+        service.engine.turns = EngineTurns(order.turns)
+    service.engine.warms_when_idle = True
+
+    def ready(url: str) -> None:
+        media = model.media
+        report.send(
+            ready={
+                **address,
+                "pid": os.getpid(),
+                "n_bytes": model.gguf.n_bytes + (media.projector.gguf.n_bytes if media else 0),
+                "cache_bytes": model.engine.cache.n_bytes,
+                "n_ctx": min(model.n_ctx, model.engine.cache.n_tokens),
+            }
+        )
+
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        asyncio.run(ServerProcess(service, GRACE_S, ready, build_engine_app).run(listeners))
+    finally:
+        listeners.close()
+        service.close()

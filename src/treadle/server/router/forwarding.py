@@ -1,0 +1,377 @@
+"""A call from a client to an engine, and the response back, part by part.
+
+While the model is loaded, a streamed call gets the keep-alives of its protocol. A client that
+leaves ends the connection to the engine, which cancels the call there. An engine that ends in the
+middle becomes an error in the protocol's own form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.server.http.api_errors import ApiError, GoneError
+from treadle.server.http.api_keys import ASKED_HEADER, OWNER_HEADER, current_key
+from treadle.server.http.http_io import (
+    LARGE,
+    Bodies,
+    encode,
+    event,
+    parse_any,
+    read_body,
+    watched,
+)
+from treadle.server.protocols import anthropic, ollama
+from treadle.server.requests.kept_streams import UNREAD_S
+from treadle.server.requests.responses import PING, PING_S
+from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
+from treadle.server.router.pool import LoadedEngine
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+    from starlette.types import Receive, Scope, Send
+
+    from treadle.server.router.service import RouterService
+
+# Headers of one connection, and those that the engine gets from the router.
+NOT_SENT = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer"}
+NOT_SENT |= {b"upgrade", b"expect", b"content-length", b"authorization", b"x-api-key", b"origin"}
+NOT_SENT |= {b"x-request-id", b"x-request-timeout", b"cookie", b"proxy-authorization"}
+NOT_SENT |= {OWNER_HEADER.encode(), ASKED_HEADER.encode()}
+NOT_RETURNED = {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"x-request-id"}
+ENDING_S = 1.0  # between the end of an engine's connections and that of its process
+OLLAMA_STREAMS = ("/api/chat", "/api/generate")
+MULTIPART_MODEL = re.compile(
+    rb'content-disposition:[^\r\n]*\bname="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,500})\r\n',
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A request, as far as the router must know it."""
+
+    path: str
+    body: bytes
+    fields: Mapping[str, Any]  # of a JSON object; {} for other bodies
+    name: str | None  # of the model
+
+    @property
+    def own_path(self) -> str:
+        """The path without ``/v1``."""
+        return self.path.removeprefix("/v1")
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the response is a stream."""
+        streams = self.fields.get("stream")
+        if self.own_path in OLLAMA_STREAMS:
+            return streams is None or streams is True
+        return streams is True
+
+    @property
+    def is_ollamas(self) -> bool:
+        """Whether the response has the form of Ollama."""
+        return self.own_path.startswith("/api/")
+
+
+async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
+    """Read a request's body and the model that it names. Raises ApiError and GoneError."""
+    query = parse_qs(request.url.query)
+    named = query.get("model", [None])[0]
+    if request.method in ("GET", "DELETE", "HEAD"):
+        return ModelCall(request.url.path, b"", {}, named)
+    with bodies.weighing() as weigh:
+        raw = await read_body(request, weigh, bodies.most)
+        kind = request.headers.get("content-type", "").lower()
+        if kind.startswith("multipart/"):
+            found = MULTIPART_MODEL.search(raw)
+            name = found[1].decode("utf-8", "replace") if found else named
+            return ModelCall(request.url.path, raw, {}, name)
+        if not raw:
+            return ModelCall(request.url.path, raw, {}, named)
+        value = await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
+    fields = value if isinstance(value, dict) else {}
+    name = fields.get("model")
+    if name is not None and not isinstance(name, str):
+        raise ApiError(400, "model: expected a string", param="model")
+    return ModelCall(request.url.path, raw, fields, name or named)
+
+
+class Forwarding:
+    """Forwards one call to the engine of a model, as an ASGI application. A stream that outlives
+    its connection goes on if the client leaves, so that its engine stays loaded.
+
+    ``keep_s``: seconds that the engine stays loaded afterwards, None for the usual. ``key``: index
+    of the client's API key.
+    """
+
+    def __init__(
+        self,
+        service: RouterService,
+        call: ModelCall,
+        acquire: Callable[[], Coroutine[Any, Any, LoadedEngine]],
+        keep_s: float | None = None,
+    ) -> None:
+        self.service = service
+        self.call = call
+        self.acquire = acquire
+        self.keep_s = keep_s
+        self._begun = False  # a stream
+        self._started = False  # any response
+        self._last = b"\n"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer the call."""
+        task = asyncio.current_task()
+        assert task is not None
+        kept = self._kept(scope)
+        cut: ApiError | GoneError | None = None  # why the call is cancelled
+        timers: list[asyncio.TimerHandle] = []
+
+        def cancel(why: ApiError | GoneError) -> None:
+            nonlocal cut
+            cut = why
+            task.cancel()
+
+        def leave() -> None:
+            if kept is None:
+                cancel(GoneError())
+            else:
+                timers.append(task.get_loop().call_later(UNREAD_S, cancel, GoneError()))
+
+        loading = self.service.loading_streams
+
+        def reached() -> None:
+            if kept is not None and loading.get(kept) is cancel:
+                del loading[kept]
+
+        if kept is not None:
+            if kept in loading:
+                loading[kept](stopped())  # the new one takes its place
+            loading[kept] = cancel
+        try:
+            async with watched(receive, leave):
+                await self._answer(scope, send, reached)
+        except asyncio.CancelledError:
+            if cut is None:
+                raise
+            if hasattr(task, "uncancel"):
+                task.uncancel()
+            if isinstance(cut, ApiError) and self._begun:
+                await self._end_with(cut, send)
+            elif isinstance(cut, ApiError) or not self._started:
+                raise cut from None
+        finally:
+            for timer in timers:
+                timer.cancel()
+            reached()
+
+    def _kept(self, scope: Scope) -> tuple[str, str] | None:
+        """Return the key's name and the conversation of a stream that outlives its connection."""
+        if scope["method"] != "POST" or not self.call.is_streamed:
+            return None
+        given = dict(scope["headers"]).get(b"x-conversation-id", b"").decode("latin-1")
+        return (scope.get("treadle.owner", ""), given) if given else None
+
+    async def _answer(self, scope: Scope, send: Send, reached: Callable[[], object]) -> None:
+        """Answer the call; ``reached`` is called once the engine has it."""
+        try:
+            while not await self._answered(scope, send, reached):
+                pass
+        except ApiError as error:
+            scope["treadle.forwarded"] = False  # for the log: the engine has no line of it
+            if not self._begun:
+                raise
+            scope["treadle.problem"] = error
+            await self._end_with(error, send)
+
+    async def _answered(self, scope: Scope, send: Send, reached: Callable[[], object]) -> bool:
+        """Answer by the engine; False if that had ended before the call, so that another is to be
+        loaded.
+        """
+        engine = await self._loaded(send)
+        try:
+            response = await self._call(scope, engine)
+            reached()
+            try:
+                scope["treadle.forwarded"] = True
+                await self._return(response, send, engine)
+            finally:
+                response.close()
+                key = current_key.get()
+                if key is not None and key.tokens_per_minute is not None:
+                    self.service.pool.run(self.service.charge(engine))
+            return True
+        except EngineGoneError as error:
+            await asyncio.wait({engine.process.ended}, timeout=ENDING_S)
+            if error.reached or not engine.process.ended.done():
+                raise self._crash(engine) from None
+            return False
+        finally:
+            self.service.pool.release(engine, self.keep_s)
+
+    def _crash(self, engine: LoadedEngine) -> ApiError:
+        return ApiError(
+            502,
+            f"{engine.model.name}: its engine has ended unexpectedly; the next call starts another",
+            type="server_error",
+            code="engine_crashed",
+        )
+
+    async def _loaded(self, send: Send) -> LoadedEngine:
+        """Return the engine, once it is loaded; a streamed call gets keep-alives meanwhile."""
+        waiting = asyncio.ensure_future(self.acquire())
+        try:
+            while self.call.is_streamed:
+                done, _ = await asyncio.wait({waiting}, timeout=PING_S)
+                if done:
+                    break
+                if not self._begun:
+                    await self._begin(send)
+                await self._send(send, self._ping())
+            return await waiting
+        except BaseException:
+            if not waiting.done():
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            elif not waiting.cancelled() and waiting.exception() is None:
+                self.service.pool.release(waiting.result(), self.keep_s)
+            raise
+
+    async def _call(self, scope: Scope, engine: LoadedEngine) -> EngineResponse:
+        target: bytes = scope.get("raw_path") or scope["path"].encode()
+        if scope.get("query_string"):
+            target += b"?" + scope["query_string"]
+        index = scope.get("treadle.key") or 0
+        key = engine.keys[index % len(engine.keys)]
+        headers = [(name, value) for name, value in scope["headers"] if name not in NOT_SENT]
+        headers += [
+            (b"host", b"localhost"),
+            (b"authorization", b"Bearer " + key.encode()),
+            (b"x-request-id", scope["treadle.id"].encode()),
+            (OWNER_HEADER.encode(), scope.get("treadle.owner", "").encode()),
+        ]
+        headers += self._time_left(scope)
+        return await call_engine(
+            engine.address, scope["method"], target, headers, self._body_for_engine()
+        )
+
+    def _time_left(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the client's time limit, less what the load has taken."""
+        said = next((v for n, v in scope["headers"] if n == b"x-request-timeout"), None)
+        if said is None:
+            return []
+        try:
+            left = max(0.001, float(said) - (time.perf_counter() - scope["treadle.came"]))
+        except ValueError:
+            return [(b"x-request-timeout", said)]  # the engine refuses it
+        return [(b"x-request-timeout", f"{left:.3f}".encode())]
+
+    def _body_for_engine(self) -> bytes:
+        """Return the body, without a ``keep_alive`` that would unload: the router has followed it,
+        and the engine would warn that it cannot.
+        """
+        if self.keep_s == 0 and "keep_alive" in self.call.fields:
+            left = {key: v for key, v in self.call.fields.items() if key != "keep_alive"}
+            return json.dumps(left).encode()
+        return self.call.body
+
+    # -- the response -----------------------------------------------------------------------------
+
+    async def _return(self, response: EngineResponse, send: Send, engine: LoadedEngine) -> None:
+        if response.status == 500:
+            self.service.check_engine(engine)
+        if self._begun and response.status != 200:
+            raise returned_error(response.status, await response.body())
+        if not self._begun:
+            known = any(name == b"content-length" for name, _ in response.headers)
+            body = await response.body() if known else b""  # an engine may end within it
+            headers = [each for each in response.headers if each[0] not in NOT_RETURNED]
+            head = {"type": "http.response.start", "status": response.status, "headers": headers}
+            self._started = True
+            await send(head)
+            if known:
+                await send({"type": "http.response.body", "body": body})
+                return
+            self._begun = True
+        async for part in response.parts():
+            await self._send(send, part)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begin(self, send: Send) -> None:
+        self._begun = self._started = True
+        kind = b"application/x-ndjson" if self.call.is_ollamas else b"text/event-stream"
+        headers = [
+            (b"content-type", kind if self.call.is_ollamas else kind + b"; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send(self, send: Send, part: bytes) -> None:
+        if part:
+            self._last = part[-1:]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    def _ping(self) -> bytes:
+        """Return a keep-alive of the call's protocol."""
+        if self.call.is_ollamas:
+            now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+            empty: dict[str, Any] = {"response": ""}
+            if self.call.own_path == "/api/chat":
+                empty = {"message": {"role": "assistant", "content": ""}}
+            head = {"model": self.call.name or "", "created_at": now}
+            return encode({**head, **empty, "done": False}) + b"\n"
+        return PING  # Anthropic's own event may not come before message_start
+
+    async def _end_with(self, error: ApiError, send: Send) -> None:
+        """End a stream with an error."""
+        cut = b"" if self._last == b"\n" else b"\n" if self.call.is_ollamas else b"\n\n"
+        part = cut + error_part(self.call, error)
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def stopped() -> ApiError:
+    """Return the error of a call whose stream was stopped before its engine had it."""
+    return ApiError(
+        400,
+        "the request was cancelled: its stream was stopped while the model was being loaded",
+        code="cancelled",
+    )
+
+
+def error_part(call: ModelCall, error: ApiError) -> bytes:
+    """Return an error as the last part of a stream of the call's protocol."""
+    if call.is_ollamas:
+        return encode(ollama.error_dict(error)) + b"\n"
+    if call.own_path.startswith("/messages"):
+        return event(anthropic.error_dict(error), "error")
+    if call.own_path == "/responses":
+        own = {"code": error.code or error.type, "message": error.message, "param": error.param}
+        return event({"type": "error", "sequence_number": 0, **own}, "error")
+    return event(error.as_dict())
+
+
+def returned_error(status: int, body: bytes) -> ApiError:
+    """Return the error in an engine's response, whatever protocol it is in."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        value = None
+    own = value.get("error") if isinstance(value, dict) else None
+    if isinstance(own, str):
+        return ApiError(status, own)
+    if not isinstance(own, dict):
+        return ApiError(status, f"the engine answered with status {status}")
+    known = {key: own.get(key) for key in ("type", "param", "code")}
+    more = {key: v for key, v in own.items() if key not in (*known, "message")}
+    return ApiError(status, str(own.get("message")), **known, **more)

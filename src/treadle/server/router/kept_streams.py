@@ -1,0 +1,84 @@
+"""Streams that outlive their connection, of a router: each is kept by the engine that writes it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.http_io import Json, Response, read_json
+from treadle.server.protocols.kept_stream_actions import id_of
+from treadle.server.router.engine_client import EngineGoneError
+from treadle.server.router.forwarding import Forwarding, read_call, returned_error, stopped
+from treadle.server.router.service import service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.server.router.pool import LoadedEngine
+    from treadle.server.router.service import RouterService
+
+LOOK_UP = "/v1/streams/lookup"
+
+
+async def resume(request: HttpRequest) -> Any:
+    """``GET /v1/stream``: from the engine that keeps it."""
+    service = service_of(request)
+    id = id_of(request)
+    asked = json.dumps({"conversation_ids": [id]}).encode()
+    for engine in service.pool.engines():
+        found = await _ask(service, request, engine, LOOK_UP, "POST", asked)
+        if any(each.get("conversation_id") == id for each in found or ()):
+            call = await read_call(request, service.bodies)
+            return Forwarding(service, call, partial(service.acquire, engine.model))
+    if (request.scope.get("treadle.owner", ""), id) in service.loading_streams:
+        raise busy("conv_id: the model of this stream is being loaded: retry later")
+    raise ApiError(404, "conv_id: no stream of this conversation is kept", param="conv_id")
+
+
+async def look_up(request: HttpRequest) -> Response:
+    """``POST /v1/streams/lookup``: of all engines."""
+    service = service_of(request)
+    body = json.dumps(await read_json(request)).encode()
+    found: list[Any] = []
+    for engine in service.pool.engines():
+        found += await _ask(service, request, engine, LOOK_UP, "POST", body) or []
+    return Json(found)
+
+
+async def stop(request: HttpRequest) -> Response:
+    """``DELETE /v1/stream``: whichever engine has it."""
+    service = service_of(request)
+    loading = (request.scope.get("treadle.owner", ""), id_of(request))
+    if loading in service.loading_streams:
+        service.loading_streams[loading](stopped())
+    target = f"/v1/stream?{request.url.query}"
+    for engine in service.pool.engines():
+        await _ask(service, request, engine, target, "DELETE")
+    return Response(status=204)
+
+
+async def _ask(
+    service: RouterService,
+    request: HttpRequest,
+    engine: LoadedEngine,
+    target: str,
+    method: str,
+    body: bytes = b"",
+) -> Any:
+    """Return the JSON of an engine's answer; None if it has ended, or answers nothing. Raises
+    ApiError for a request that it refuses.
+    """
+    owner = request.scope.get("treadle.owner", "")
+    try:
+        response = await service.ask(engine, target, method, body, owner)
+        try:
+            raw = await response.body()
+        finally:
+            response.close()
+    except EngineGoneError:
+        return None
+    if response.status >= 400:
+        raise returned_error(response.status, raw)
+    return json.loads(raw) if raw else None

@@ -1,0 +1,258 @@
+"""Starts engine processes, and passes on what they report.
+
+Where the system allows it, engines are forked from a warm process that has imported everything:
+a fork takes milliseconds, the imports a second or more. Elsewhere each is a new Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from treadle.base.python_process import import_path, interpreter
+from treadle.server.router.engine import EngineOrder
+from treadle.system import SYSTEM
+
+LOST = -9  # exit code of engines whose warm process was killed
+LINE = 1 << 20  # bytes of a report
+
+
+class EngineProcess:
+    """One engine's process. Its ``reports`` end with ``{"exit": code}``."""
+
+    def __init__(self) -> None:
+        self.reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def end(self, code: int) -> None:
+        """Note that the process has ended."""
+        if not self.ended.done():
+            self.ended.set_result(code)
+            self.reports.put_nowait({"exit": code})
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended."""
+        raise NotImplementedError
+
+    def terminate(self) -> None:
+        """Let it end its work and then end."""
+        self.signal(int(signal.SIGTERM))
+
+    def kill(self) -> None:
+        """End it now."""
+        self.signal(int(getattr(signal, "SIGKILL", signal.SIGTERM)))
+
+    async def wait(self) -> int:
+        """Return its exit code, once it has ended."""
+        return await asyncio.shield(self.ended)
+
+
+class EngineLauncher(Protocol):
+    """Starts engines."""
+
+    async def prepare(self) -> None:
+        """Begin what makes the first start quick."""
+
+    async def start(self, order: EngineOrder) -> EngineProcess:
+        """Start an engine. Raises OSError."""
+
+    async def close(self) -> None:
+        """End every engine that is left."""
+
+
+def launcher() -> EngineLauncher:
+    """Return the launcher for this system."""
+    return ForkLauncher() if SYSTEM.FORKS else NewProcessLauncher()
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of an engine: numpy's threads would poll on cores that ours need."""
+    path = os.pathsep.join(import_path())
+    return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+
+
+def detached() -> dict[str, Any]:
+    """Return the settings by which Ctrl-C in a terminal reaches only the router."""
+    flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)  # of Windows
+    return {"start_new_session": True} if flags is None else {"creationflags": flags}
+
+
+# -- forked from a warm process -------------------------------------------------------------------
+
+
+class ForkedEngine(EngineProcess):
+    """An engine that the warm process has forked."""
+
+    def __init__(self, parent: ForkLauncher, number: int) -> None:
+        super().__init__()
+        self._parent = parent
+        self._number = number
+
+    def signal(self, number: int) -> None:
+        """Send a signal through the warm process, which knows whether the number is still its."""
+        if not self.ended.done():
+            self._parent.command({"child": self._number, "signal": number})
+
+
+class ForkLauncher:
+    """The warm process. If it was killed, its engines ended with it, and the next start makes a new
+    one.
+    """
+
+    def __init__(self, module: str = "treadle.cli.engine_process") -> None:
+        self.module = module
+        self.engines: dict[int, ForkedEngine] = {}
+        self._number = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the warm process."""
+        return self._process.pid if self._process else None
+
+    async def prepare(self) -> None:
+        """Start the warm process."""
+        async with self._starting:
+            if self._process is not None:
+                return
+            self._process = await asyncio.create_subprocess_exec(
+                interpreter(),
+                "-m",
+                self.module,
+                "--warm",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=environment(),
+                limit=LINE,
+                **detached(),
+            )
+            self._reading = asyncio.ensure_future(self._read(self._process))
+
+    async def start(self, order: EngineOrder) -> EngineProcess:
+        """Fork an engine."""
+        await self.prepare()
+        self._number += 1
+        engine = ForkedEngine(self, self._number)
+        self.engines[self._number] = engine
+        self.command({"start": self._number, "order": order.as_json()})
+        return engine
+
+    def command(self, line: Mapping[str, Any]) -> None:
+        """Send a command; a warm process that is gone has no engines either."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(ConnectionError, RuntimeError):
+                self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        try:
+            while line := await process.stdout.readline():
+                told = json.loads(line)
+                engine = self.engines.get(told["child"])
+                if engine is None:
+                    continue
+                if "exit" in told:
+                    del self.engines[told["child"]]
+                    engine.end(told["exit"])
+                else:
+                    engine.reports.put_nowait(told["report"])
+        except ValueError:  # half a line of one that was killed
+            pass
+        finally:
+            self._process = None
+            lost = [*self.engines.values()]
+            self.engines.clear()
+            for engine in lost:
+                engine.end(LOST)
+            await process.wait()
+
+    async def close(self) -> None:
+        """End the warm process, and so its engines."""
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 5)
+        except asyncio.TimeoutError:
+            process.kill()
+            await process.wait()
+        if self._reading is not None:
+            await self._reading
+
+
+# -- new processes --------------------------------------------------------------------------------
+
+
+class NewEngine(EngineProcess):
+    """An engine in a new Python."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        super().__init__()
+        self.process = process
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class NewProcessLauncher:
+    """Starts a new Python for each engine."""
+
+    def __init__(self, module: str = "treadle.cli.engine_process") -> None:
+        self.module = module
+        self.engines: set[NewEngine] = set()
+        self._readers: set[asyncio.Task[None]] = set()
+
+    async def prepare(self) -> None:
+        """Do nothing: nothing can be done before an engine is known."""
+
+    async def start(self, order: EngineOrder) -> EngineProcess:
+        """Start an engine."""
+        process = await asyncio.create_subprocess_exec(
+            interpreter(),
+            "-m",
+            self.module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment(),
+            limit=LINE,
+            **detached(),
+        )
+        assert process.stdin is not None
+        with suppress(ConnectionError):
+            process.stdin.write(json.dumps(order.as_json()).encode() + b"\n")
+        engine = NewEngine(process)
+        self.engines.add(engine)
+        reader = asyncio.ensure_future(self._read(engine))
+        self._readers.add(reader)
+        reader.add_done_callback(self._readers.discard)
+        return engine
+
+    async def _read(self, engine: NewEngine) -> None:
+        assert engine.process.stdout is not None
+        try:
+            while line := await engine.process.stdout.readline():
+                with suppress(ValueError):
+                    engine.reports.put_nowait(json.loads(line))
+        finally:
+            code = await engine.process.wait()
+            self.engines.discard(engine)
+            engine.end(code)
+
+    async def close(self) -> None:
+        """End every engine."""
+        for engine in list(self.engines):
+            engine.kill()
+        if self._readers:
+            await asyncio.gather(*self._readers, return_exceptions=True)

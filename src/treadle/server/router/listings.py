@@ -1,0 +1,240 @@
+"""Models of the router, as OpenAI's, Anthropic's, llama.cpp's and Ollama's lists show them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.catalog.facts import PROGRAM_BYTES, TEXT, ModelFacts, facts_of
+from treadle.catalog.stored import StoredModel, stored_at
+from treadle.models.config import USUAL_CONTEXT
+from treadle.server.router.pool import EnginePool, loading_event
+from treadle.server.router.served_model import ServedModel
+
+NEVER = "9999-12-31T23:59:59Z"
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model's file and its facts; None where it is not on this machine yet."""
+
+    model: ServedModel
+    stored: StoredModel | None
+    facts: ModelFacts
+
+    @property
+    def n_bytes(self) -> int | None:
+        """Bytes of the weights and the projector."""
+        return None if self.stored is None else self.facts.stored_bytes(self.stored)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes text."""
+        return self.facts.kind == TEXT
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a request, before the model is loaded; None if unknown."""
+        known = (self.model.cache.context or self.facts.n_context, self.model.cache.n_tokens)
+        return min(filter(None, known), default=None)
+
+
+def read_card(model: ServedModel) -> ModelCard:
+    """Return the card of a model. Its header is read once; the facts are kept in a file."""
+    path = model.path()
+    if path is None:
+        return ModelCard(model, None, ModelFacts())
+    stored = stored_at(path)
+    return ModelCard(model, stored, facts_of(stored))
+
+
+def status_of(pool: EnginePool, model: ServedModel) -> dict[str, Any]:
+    """Return llama.cpp's ``status``, with ``progress`` of a load and the ``error`` of the last one
+    that failed.
+    """
+    state = pool.state(model)
+    slot = pool.slots.get(model.name)
+    args = ["treadle", "serve", *model.args]
+    result: dict[str, Any] = {"value": state, "args": args}
+    if slot is None:
+        return {"value": state}
+    if slot.load is not None:
+        if slot.load.stage:
+            result["progress"] = loading_event(slot.load)["progress"]
+    elif slot.error and slot.engine is None:
+        result |= {"failed": True, "exit_code": slot.exit_code, "error": slot.error}
+    return result
+
+
+def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
+    """Return OpenAI's object, with llama.cpp's ``meta`` and ``status``."""
+    model = card.model
+    engine = pool.engine(model)
+    slot = pool.slots.get(model.name)
+    facts = card.facts
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "treadle",
+        "aliases": list(model.aliases),
+        "status": status_of(pool, model),
+        "architecture": {
+            "input_modalities": ["text", *sorted(facts.modalities)],
+            "output_modalities": ["text"] if card.writes else ["embeddings"],
+        },
+        "meta": {
+            "n_ctx": engine.facts.get("n_ctx") if engine else card.context,
+            "n_ctx_train": facts.n_context or None,
+            "n_params": facts.n_parameters or None,
+            "size": card.n_bytes,
+            "format": facts.format or None,
+            "kind": facts.kind,
+        },
+        "treadle": {
+            "pinned": model.pinned,
+            "n_requests": engine.n_running if engine else 0,
+            "memory": slot.reserved if slot else 0,
+            "idle_seconds": finite(engine.idle_s if engine else model.idle_s),
+            "expires_at": None if engine is None or engine.expires is None else engine.expires,
+            "problem": facts.problem or None,
+        },
+    }
+
+
+def finite(seconds: float | None) -> float | None:
+    """Return seconds as JSON has them: None for never."""
+    return None if seconds is None or math.isinf(seconds) else seconds
+
+
+def describe_for_anthropic(card: ModelCard, created: int) -> dict[str, Any]:
+    """Return Anthropic's object."""
+    when = datetime.fromtimestamp(created, timezone.utc)
+    return {
+        "type": "model",
+        "id": card.model.name,
+        "display_name": card.model.name,
+        "created_at": f"{when:%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+        "max_input_tokens": card.context,
+    }
+
+
+def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
+    """Return the entry of ``/api/tags``. ``name``: an alias in place of the model's own."""
+    stored = card.stored
+    changed = time.time()
+    if stored is not None:
+        with suppress(OSError):
+            changed = stored.weights.stat().st_mtime
+    told = f"{stored.path if stored else card.model.ref}:{card.n_bytes}".encode()
+    return {
+        "name": name or card.model.name,
+        "model": name or card.model.name,
+        "modified_at": iso(changed),
+        "size": card.n_bytes or 0,
+        "digest": hashlib.sha256(told).hexdigest(),
+        "details": details(card),
+    }
+
+
+def details(card: ModelCard) -> dict[str, Any]:
+    """Return a model's family, size and quantization."""
+    arch = card.facts.architecture
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": arch,
+        "families": [arch] if arch else [],
+        "parameter_size": short_number(card.facts.n_parameters),
+        "quantization_level": card.facts.format,
+    }
+
+
+def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
+    """Return the entry of ``/api/ps`` of a loaded model."""
+    engine = pool.engine(card.model)
+    expires = None if engine is None else engine.expires
+    slot = pool.slots.get(card.model.name)
+    size = slot.reserved if slot and slot.reserved else (card.n_bytes or 0) + PROGRAM_BYTES
+    return {
+        **describe_for_ollama(card),
+        "size": size,
+        "expires_at": NEVER if expires is None else iso(expires),
+        "size_vram": 0,
+        "context_length": card.context or 0,
+    }
+
+
+def show_for_ollama(card: ModelCard) -> dict[str, Any]:
+    """Return the answer of ``/api/show``, from the model's header."""
+    arch = card.facts.architecture
+    metadata = header_of(card)
+    context = min(card.context or USUAL_CONTEXT, card.facts.n_context or USUAL_CONTEXT)
+    template = str(metadata.get("tokenizer.chat_template") or "")
+    width = metadata.get(f"{arch}.embedding_length")
+    return {
+        "modelfile": "",
+        "parameters": f"{'num_ctx':30} {context}",
+        "template": template,
+        "license": card.facts.license,
+        "details": details(card),
+        "model_info": {
+            "general.architecture": arch,
+            "general.parameter_count": card.facts.n_parameters,
+            f"{arch}.context_length": context,
+            **({f"{arch}.embedding_length": width} if isinstance(width, int) else {}),
+        },
+        "capabilities": capabilities(card, template),
+    }
+
+
+def header_of(card: ModelCard) -> Mapping[str, Any]:
+    """Return a model's metadata; {} if it cannot be read."""
+    from treadle.convert.open import open_model
+    from treadle.errors import TreadleError
+
+    if card.stored is None:
+        return {}
+    try:
+        with open_model(card.stored.path) as gguf:
+            return dict(gguf.metadata)
+    except (TreadleError, OSError):
+        return {}
+
+
+def capabilities(card: ModelCard, template: str) -> list[str]:
+    """Return what clients may offer with a model."""
+    from treadle.chat.template.template import ChatTemplate
+    from treadle.chat.tools import dialect_of
+    from treadle.errors import TreadleError
+
+    if not card.writes:
+        return ["embedding"]
+    found = ["completion", "embedding", "tools"]
+    try:
+        if template and dialect_of(ChatTemplate(template)).thought is not None:
+            found.append("thinking")
+    except TreadleError:  # a template that cannot be rendered
+        pass
+    media = {"image": "vision", "audio": "audio"}
+    return [*found, *(media[kind] for kind in sorted(card.facts.modalities, reverse=True))]
+
+
+def iso(seconds: float) -> str:
+    """Return a time as RFC 3339."""
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def short_number(n: int) -> str:
+    """Return a number of parameters as Ollama writes it: "135M", "7.6B"."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if n >= size:
+            return f"{n / size:.3g}{unit}"
+    return str(n)

@@ -1,0 +1,232 @@
+"""The models that the router offers: of the command line, presets, folders and the library.
+
+A name is unique among all. The folder and the library are read again when they have changed, and
+when a client asks for the list, at most once a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field, replace
+from pathlib import Path
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import listed
+from treadle.catalog.names import has_parts
+from treadle.catalog.stored import StoredModel, models_in_folder
+from treadle.errors import FileError, TreadleError
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.log import log
+from treadle.server.router.served_model import MemoryRequest, ServedModel
+
+LATEST = ":latest"  # Ollama's type
+RESCAN_S = 1.0
+SHOWN = 20  # names in a message
+Scan = Callable[[], Iterable[ServedModel]]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options that engines get: of the command line, which win, of the presets for all models, and
+    of the presets by name of a model that is found elsewhere.
+    """
+
+    args: tuple[str, ...] = ()
+    cache: MemoryRequest = MemoryRequest()
+    settings: Mapping[str, ServedModel] = field(
+        default_factory=dict
+    )  # of presets without a MODEL, by their names
+
+    def applied(self, name: str, ref: str, source: str) -> ServedModel:
+        """Return the model of a folder or the library, with the settings of its preset."""
+        own = self.settings.get(name)
+        if own is None:
+            own = ServedModel(name, ref, self.args, cache=self.cache)
+        return replace(own, name=name, ref=ref, source=source, stamp=stamp_of(Path(ref)))
+
+
+class ModelList:
+    """All models, by name. ``fixed`` are those of the command line and of presets; ``scans`` find
+    more. ``aliases``: further names, by name; those that clients made.
+
+    Raises TreadleError for two fixed models of one name.
+    """
+
+    def __init__(
+        self,
+        fixed: Iterable[ServedModel],
+        scans: Iterable[Scan] = (),
+        aliases: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self.fixed = list(fixed)
+        self.scans = list(scans)
+        self.copies = aliases
+        check_names(self.fixed)
+        self._models: dict[str, ServedModel] = {}
+        self._scanned = -RESCAN_S
+        self._warned: set[str] = set()
+        self.refresh()
+
+    @property
+    def models(self) -> list[ServedModel]:
+        """The models, in their order; copies after the others."""
+        return list(self._models.values())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether folders have not been read for a while."""
+        return bool(self.scans) and time.monotonic() - self._scanned > RESCAN_S
+
+    def refresh(self) -> list[str]:
+        """Read the folders again; return the names that are gone or mean another file."""
+        old = self._models
+        found = {model.name: model for model in self.fixed}
+        paths = {str(model.path()) for model in self.fixed}
+        taken = {name.lower() for model in self.fixed for name in names(model)}
+        for scan in self.scans:
+            for model in scan():
+                if model.ref in paths:
+                    continue
+                if model.name.lower() in taken:
+                    self._warn(f"{model.source}: the name {model.name} is taken: not served")
+                    continue
+                taken |= {name.lower() for name in names(model)}
+                found[model.name] = model
+        for name, original in self.copies().items():
+            if original in found and name.lower() not in taken:
+                own = found[original]
+                found[original] = replace(own, aliases=(*own.aliases, name))
+        self._models = found
+        self._scanned = time.monotonic()
+        return [
+            name
+            for name, model in old.items()
+            if name not in found or (found[name].ref, found[name].stamp) != (model.ref, model.stamp)
+        ]
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log(level="warning", message=message)
+
+    def default(self) -> ServedModel:
+        """Return the model of a call that names none: the first pinned one, else the first. Raises
+        ApiError if there is none.
+        """
+        models = self.models
+        for model in models:
+            if model.pinned:
+                return model
+        if not models:
+            raise ApiError(404, "the server has no models", code="model_not_found", param="model")
+        return models[0]
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return the model that a name means: its own or an alias, in any case, else one that it
+        fits alone. Raises ApiError with the names.
+        """
+        if not name:
+            return self.default()
+        found = self.get(name)
+        if found is not None:
+            return found
+        fitting = [model for model in self.models if has_parts(name.lower(), model.name.lower())]
+        if len(fitting) == 1:
+            return fitting[0]
+        known = fitting or self.models
+        what = f"fits {len(fitting)} models" if fitting else "no such model"
+        told = listed([model.name for model in known], SHOWN) or "none"
+        raise ApiError(
+            404,
+            f"model {name[:200]!r}: {what}; available: {told}",
+            param="model",
+            code="model_not_found",
+        )
+
+    def get(self, name: str) -> ServedModel | None:
+        """Return the model of a whole name or alias, in any case; None without one."""
+        if name in self._models:
+            return self._models[name]
+        plain = name.lower().removesuffix(LATEST)
+        for model in self.models:
+            if plain in (known.lower().removesuffix(LATEST) for known in names(model)):
+                return model
+        return None
+
+
+def stamp_of(path: Path) -> tuple[int, int] | None:
+    """Return time and size of a file, None if it cannot be read."""
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return info.st_mtime_ns, info.st_size
+
+
+def names(model: ServedModel) -> tuple[str, ...]:
+    """Return a model's name and aliases."""
+    return (model.name, *model.aliases)
+
+
+def check_names(models: Iterable[ServedModel]) -> None:
+    """Raise TreadleError if two models have one name."""
+    seen: dict[str, ServedModel] = {}
+    for model in models:
+        for name in names(model):
+            other = seen.setdefault(name.lower(), model)
+            if other is not model:
+                raise TreadleError(
+                    f"two models have the name {name}: {where(other)} and {where(model)}"
+                )
+
+
+def where(model: ServedModel) -> str:
+    """Return where a model was named, and its file."""
+    return f"{model.source} ({model.ref})" if model.source else model.ref
+
+
+def scan_folder(folder: Path, options: EngineOptions) -> Scan:
+    """Return a function that finds the models of a folder. Raises FileError if there is none."""
+    if not folder.is_dir():
+        raise FileError("no such folder", path=str(folder), expected="a folder of models")
+
+    def scan() -> list[ServedModel]:
+        found = [model for model in models_in_folder(folder) if model.is_whole]
+        stems = [file_stem(model) for model in found]
+        return [
+            options.applied(
+                stem if stems.count(stem) == 1 else model.inside.removesuffix(".gguf"),
+                str(model.path),
+                str(folder),
+            )
+            for model, stem in zip(found, stems, strict=True)
+        ]
+
+    return scan
+
+
+def scan_library(options: EngineOptions) -> Scan:
+    """Return a function that finds the downloaded models."""
+
+    def scan() -> list[ServedModel]:
+        from treadle.catalog.names import name_models
+        from treadle.catalog.stored import find_stored
+
+        whole = [model for model in find_stored() if model.is_whole and model.current]
+        made = [
+            options.applied(named.name, str(named.model.path), named.model.origin)
+            for named in name_models(whole)
+        ]
+        return [replace(model, from_library=True) for model in made]
+
+    return scan
+
+
+def file_stem(model: StoredModel) -> str:
+    """Return the name of a model's file without its ending, of a shard without its number."""
+    from treadle.files.splits import SHARD
+
+    name = model.path.name
+    match = SHARD.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(".gguf")

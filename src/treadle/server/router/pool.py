@@ -1,0 +1,629 @@
+"""The engines of the router: loaded for a call, unloaded when idle or when memory is short.
+
+Everything here runs in the router's event loop. A load is shared by all calls that wait for it, and
+cancelled when all of them have left. Loads that need room take turns in the order of their arrival.
+An engine with running calls is never unloaded to make room: it gets no new calls, and is unloaded
+after the running ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import n_bytes
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.log import log
+from treadle.server.http.redaction import without_folders
+from treadle.server.router.engine import EngineOrder
+from treadle.server.router.launcher import EngineLauncher, EngineProcess
+from treadle.server.router.memory_need import MemoryNeed, need_of
+from treadle.server.router.served_model import ServedModel
+
+STOP_S = 10.0  # an engine without calls gets to end itself
+NO_SOCKETS = ""
+UNLOADED = "unloaded"
+LOADING = "loading"
+DOWNLOADING = "downloading"
+LOADED = "loaded"
+SLEEPING = "sleeping"
+Needs = Callable[[ServedModel, "int | None"], "MemoryNeed | None"]
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """memory: bytes for all engines together, None for no bound. idle_s: seconds without a call
+    after which an engine is unloaded. n_keys: API keys of the router. most_loaded: engines at once.
+    """
+
+    memory: int | None = None
+    idle_s: float = math.inf
+    n_keys: int = 1
+    most_loaded: int | None = None
+    log: bool = True
+
+
+@dataclass(eq=False)
+class LoadedEngine:
+    """An engine that serves."""
+
+    model: ServedModel
+    process: EngineProcess
+    address: str | int  # path of its UNIX socket, or its port on this machine
+    keys: tuple[str, ...]
+    facts: dict[str, Any]  # what it reported: sizes
+    idle_s: float
+    n_running: int = 0
+    used_s: float = 0.0  # by the event loop's clock
+    expires: float | None = None  # Unix time at which it is unloaded, if no call comes
+    draining: bool = False  # it gets no new calls: a load waits for its memory
+    stopping: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+@dataclass(eq=False)
+class ModelLoad:
+    """A load under way, with the calls that wait for it."""
+
+    task: asyncio.Task[LoadedEngine] | None = None
+    n_waiting: int = 0
+    wanted: bool = False  # it goes on without a waiting call
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the stage that is done, 0 to 1; None if unknown."""
+        return self.done / self.total if self.total else None
+
+
+@dataclass(eq=False)
+class ModelSlot:
+    """What is known of one model's engine."""
+
+    model: ServedModel
+    engine: LoadedEngine | None = None
+    load: ModelLoad | None = None
+    stop: asyncio.Task[None] | None = None
+    reserved: int = 0  # bytes of memory
+    sleeping: bool = False  # unloaded because it was idle
+    error: str = ""  # of its last load, or its crash
+    exit_code: int | None = None
+    n_loads: int = 0
+    n_crashes: int = 0
+    load_s: float = 0.0  # of the last load
+
+
+class EnginePool:
+    """The engines of a router. ``close`` it at the end."""
+
+    def __init__(
+        self, launcher: EngineLauncher, settings: PoolSettings, needs: Needs = need_of
+    ) -> None:
+        self.launcher = launcher
+        self.settings = settings
+        self.needs = needs
+        self.slots: dict[str, ModelSlot] = {}
+        self.listeners: set[asyncio.Queue[Event]] = set()
+        self._folder = tempfile.TemporaryDirectory(prefix="treadle-")
+        self._queue = asyncio.Lock()  # of loads that need room; first come, first served
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._n_sockets = 0
+        self._closed = False
+
+    # -- state --------------------------------------------------------------------------------
+
+    def slot(self, model: ServedModel) -> ModelSlot:
+        """Return the slot of a model. Changed options count from its next load on."""
+        slot = self.slots.get(model.name)
+        if slot is None:
+            slot = self.slots[model.name] = ModelSlot(model)
+        slot.model = model
+        return slot
+
+    def state(self, model: ServedModel) -> str:
+        """Return "unloaded", "downloading", "loading", "loaded" or "sleeping"."""
+        slot = self.slots.get(model.name)
+        if slot is None:
+            return UNLOADED
+        if slot.load is not None and (slot.engine is None or slot.engine.stopping):
+            return DOWNLOADING if slot.load.stage.startswith("download") else LOADING
+        if slot.engine is not None and not slot.engine.stopping:
+            return LOADED
+        return SLEEPING if slot.sleeping else UNLOADED
+
+    def engine(self, model: ServedModel) -> LoadedEngine | None:
+        """Return the engine that serves a model now, else None."""
+        slot = self.slots.get(model.name)
+        found = slot.engine if slot else None
+        return None if found is None or found.stopping else found
+
+    def engines(self) -> list[LoadedEngine]:
+        """Return the engines that serve, the most recently used first."""
+        found = [slot.engine for slot in self.slots.values() if slot.engine is not None]
+        return sorted(
+            (engine for engine in found if not engine.stopping),
+            key=lambda engine: engine.used_s,
+            reverse=True,
+        )
+
+    @property
+    def used(self) -> int:
+        """Bytes of memory that engines have, or may take."""
+        return sum(slot.reserved for slot in self.slots.values())
+
+    @property
+    def n_running(self) -> int:
+        """Calls that engines answer now."""
+        return sum(slot.engine.n_running for slot in self.slots.values() if slot.engine)
+
+    def publish(self, model: str, event: str, data: Any = None) -> None:
+        """Tell the listeners of ``/models/sse``."""
+        told: Event = {"model": model, "event": event}
+        if data is not None:
+            told["data"] = data
+        for queue in self.listeners:
+            queue.put_nowait(told)
+
+    # -- calls --------------------------------------------------------------------------------
+
+    async def acquire(self, model: ServedModel) -> LoadedEngine:
+        """Return the model's engine for one call, loaded if need be; ``release`` it. Raises
+        ApiError if it cannot be loaded. A call that is cancelled leaves the load to the others.
+        """
+        slot = self.slot(model)
+        engine = slot.engine
+        if engine is not None and slot.load is None and not (engine.stopping or engine.draining):
+            return self._take(engine)
+        load = self._begin(slot)
+        load.n_waiting += 1
+        assert load.task is not None
+        try:
+            engine = await asyncio.shield(load.task)
+        except asyncio.CancelledError:
+            if self._has_taken(load):  # at the same moment: the load had counted this call
+                self.release(load.task.result())
+            elif load.task.cancelled():
+                raise busy(f"{model.name}: its load was cancelled") from None
+            raise
+        finally:
+            load.n_waiting -= 1
+            if not (load.n_waiting or load.wanted or load.task.done()):
+                load.task.cancel()
+        return engine
+
+    def _has_taken(self, load: ModelLoad) -> bool:
+        task = load.task
+        return bool(task and task.done() and not task.cancelled() and task.exception() is None)
+
+    def release(self, engine: LoadedEngine, keep_s: float | None = None) -> None:
+        """End a call. ``keep_s``: seconds that the engine stays loaded without another one; None
+        for as long as before.
+        """
+        engine.n_running -= 1
+        self.keep(engine, keep_s)
+
+    def keep(self, engine: LoadedEngine, keep_s: float | None = None) -> None:
+        """Set how long an engine stays loaded, from now on."""
+        if keep_s is not None:
+            engine.idle_s = math.inf if engine.model.pinned else keep_s
+        engine.used_s = asyncio.get_running_loop().time()
+        if not engine.n_running:
+            self._watch_idle(engine)
+            self._wake()
+
+    async def load(self, model: ServedModel) -> None:
+        """Load a model, without a call. Raises ApiError."""
+        slot = self.slot(model)
+        if slot.engine is not None and not slot.engine.stopping:
+            return
+        load = self._begin(slot)
+        load.wanted = True
+        assert load.task is not None
+        await asyncio.shield(load.task)
+
+    async def unload(self, model: ServedModel) -> None:
+        """Unload a model, or cancel its load; running calls may end first."""
+        slot = self.slots.get(model.name)
+        if slot is None:
+            return
+        if slot.load is not None and slot.load.task is not None:
+            slot.load.task.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await slot.load.task
+        if slot.engine is not None:
+            await self._drain(slot.engine)
+            if slot.engine is not None:
+                await self._stop(slot, UNLOADED)
+
+    async def forget(self, name: str) -> None:
+        """Unload a model that is no longer listed, and drop what is known of it."""
+        slot = self.slots.get(name)
+        if slot is not None:
+            await self.unload(slot.model)
+            self.slots.pop(name, None)
+
+    def retire(self, engine: LoadedEngine) -> None:
+        """Unload an engine that can no longer be used, once its calls have ended."""
+        slot = self.slots.get(engine.model.name)
+        if slot is not None and slot.engine is engine and not engine.draining:
+            engine.draining = True
+            self.run(self._retire(slot, engine))
+
+    async def _retire(self, slot: ModelSlot, engine: LoadedEngine) -> None:
+        await self._drain(engine)
+        if slot.engine is engine:
+            await self._stop(slot, UNLOADED)
+
+    def run(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
+        """Run work in the background, until ``close``."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return task
+
+    async def close(self, grace_s: float = STOP_S) -> None:
+        """End every engine."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        loads = [s.load.task for s in self.slots.values() if s.load and s.load.task]
+        for task in loads:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *loads, return_exceptions=True)
+        stops = [self._stop(slot, UNLOADED) for slot in self.slots.values() if slot.engine]
+        await asyncio.gather(*stops, return_exceptions=True)
+        await self.launcher.close()
+        self._folder.cleanup()
+
+    # -- loads --------------------------------------------------------------------------------
+
+    def _begin(self, slot: ModelSlot) -> ModelLoad:
+        """Return the load under way, or a new one."""
+        if self._closed:
+            raise busy("the server is stopping")
+        if slot.load is None or (slot.load.task is not None and slot.load.task.cancelled()):
+            load = slot.load = ModelLoad()
+            load.task = asyncio.ensure_future(self._load(slot, load))
+            load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return slot.load
+
+    async def _load(self, slot: ModelSlot, load: ModelLoad) -> LoadedEngine:
+        """Make room, start an engine, and count the calls that wait. Raises ApiError."""
+        began = time.monotonic()
+        model = slot.model
+        self.publish(model.name, "model_status", {"status": LOADING})
+        try:
+            if (spared := await self._ended(slot)) is not None:
+                return self._loaded(slot, load, spared)
+            async with self._queue:
+                need = await asyncio.to_thread(self.needs, model, self.settings.memory)
+                need = await self._make_room(slot, self._fitted(model, need))
+                slot.reserved = need.n_bytes if need else 0
+            engine = await self._start(slot, load, need)
+        except asyncio.CancelledError:
+            self._forget_load(slot, load, "")
+            raise
+        except Exception as error:
+            problem = error if isinstance(error, ApiError) else failed(model.name, error)
+            self._forget_load(slot, load, problem.message)
+            raise problem from None
+        slot.engine = engine
+        slot.error = ""
+        slot.exit_code = None
+        slot.sleeping = False
+        slot.n_loads += 1
+        slot.load_s = time.monotonic() - began
+        self.run(self._watch(slot, engine))
+        if self.settings.log:
+            log(message="model loaded", model=model.name, seconds=round(slot.load_s, 3))
+        self.publish(model.name, "model_status", {"status": LOADED, "info": engine.facts})
+        return self._loaded(slot, load, engine)
+
+    async def _ended(self, slot: ModelSlot) -> LoadedEngine | None:
+        """Wait for the end of a slot's engine that gets no new calls. Return it if it is to serve
+        on, because its memory was not needed after all.
+        """
+        while (engine := slot.engine) is not None:
+            if slot.stop is not None:
+                await asyncio.shield(slot.stop)
+            elif not engine.draining:
+                return engine
+            else:
+                async with self._changed:
+                    await self._changed.wait()
+        return None
+
+    def _loaded(self, slot: ModelSlot, load: ModelLoad, engine: LoadedEngine) -> LoadedEngine:
+        engine.n_running += load.n_waiting  # before anything may unload it
+        slot.load = None
+        self.keep(engine)
+        return engine
+
+    def _forget_load(self, slot: ModelSlot, load: ModelLoad, error: str) -> None:
+        if slot.load is load:
+            slot.load = None
+        if slot.engine is None:
+            slot.reserved = 0
+        slot.error = error
+        data: dict[str, Any] = {"status": UNLOADED}
+        if error:
+            data |= {"failed": True, "error": error}
+            if self.settings.log:
+                log(level="error", message=error, model=slot.model.name)
+        self.publish(slot.model.name, "model_status", data)
+        self._wake()
+
+    def _fitted(self, model: ServedModel, need: MemoryNeed | None) -> MemoryNeed | None:
+        """Return the need, with a smaller KV cache if that makes it fit. Raises ApiError if the
+        model does not fit at all.
+        """
+        most = self.settings.memory
+        if need is None or most is None:
+            return need
+        if need.least > most:
+            raise ApiError(
+                507,
+                f"{model.name} needs {n_bytes(need.least)} of memory, and the server's models may "
+                f"have {n_bytes(most)} (--memory)",
+                type="unavailable_error",
+                code="model_too_large",
+            )
+        return need.within(most)
+
+    async def _make_room(self, slot: ModelSlot, need: MemoryNeed | None) -> MemoryNeed | None:
+        """Unload others until ``need`` fits, the least recently used first; return it, with a
+        smaller KV cache if pinned models leave only room for one. Raises ApiError if they leave too
+        little.
+        """
+        if need and self.settings.memory is not None:
+            pinned = sum(s.reserved for s in self._others(slot) if s.model.pinned)
+            if pinned + need.least > self.settings.memory:
+                raise ApiError(
+                    507,
+                    f"{slot.model.name} needs {n_bytes(need.least)} of memory, and pinned models "
+                    f"have {n_bytes(pinned)} of {n_bytes(self.settings.memory)} (--memory)",
+                    type="unavailable_error",
+                    code="model_too_large",
+                )
+            need = need.within(self.settings.memory - pinned)
+        wanted = need.n_bytes if need else 0
+        chosen: list[LoadedEngine] = []
+        try:
+            while not self._fits(slot, wanted):
+                for victim in self._victims(slot, wanted):
+                    assert victim.engine is not None
+                    if victim.engine not in chosen:
+                        victim.engine.draining = True
+                        chosen.append(victim.engine)
+                    if not victim.engine.n_running:
+                        await self._stop(victim, UNLOADED)
+                if not self._fits(slot, wanted):
+                    async with self._changed:
+                        await self._changed.wait()
+        finally:
+            for engine in chosen:  # those that were not needed after all
+                engine.draining = False
+            self._wake()
+        return need
+
+    def _others(self, slot: ModelSlot) -> Iterator[ModelSlot]:
+        return (other for other in self.slots.values() if other is not slot)
+
+    def _fits(self, slot: ModelSlot, wanted: int) -> bool:
+        others = list(self._others(slot))
+        memory = self.settings.memory
+        most = self.settings.most_loaded
+        n_loaded = sum(other.engine is not None or other.reserved > 0 for other in others)
+        room = memory is None or sum(o.reserved for o in others) + wanted <= memory
+        return room and (most is None or n_loaded < most)
+
+    def _victims(self, slot: ModelSlot, wanted: int) -> list[ModelSlot]:
+        """Return the slots to unload so that ``wanted`` bytes fit: idle ones first, of those the
+        least recently used first.
+        """
+        found = [
+            other
+            for other in self._others(slot)
+            if other.engine is not None and not other.model.pinned and not other.engine.stopping
+        ]
+        found.sort(key=lambda s: (s.engine.n_running > 0, s.engine.used_s) if s.engine else ())
+        if self.settings.memory is None:
+            return found[:1]
+        used = sum(other.reserved for other in self._others(slot))
+        result: list[ModelSlot] = []
+        for other in found:
+            if result and used + wanted <= self.settings.memory:
+                break
+            result.append(other)
+            used -= other.reserved
+        return result
+
+    async def _start(
+        self, slot: ModelSlot, load: ModelLoad, need: MemoryNeed | None
+    ) -> LoadedEngine:
+        """Start an engine and wait until it serves. Raises ApiError."""
+        model = slot.model
+        self._n_sockets += 1
+        keys = tuple(secrets.token_urlsafe(24) for _ in range(max(1, self.settings.n_keys)))
+        order = EngineOrder(
+            name=model.name,
+            ref=model.ref,
+            args=model.args,
+            socket=self._socket_path(),
+            keys=keys,
+            kv_bytes=need.cache_bytes if need else 256 << 20,
+            turns=self._folder.name,
+        )
+        process = await self.launcher.start(order)
+        why = ""
+        try:
+            while True:
+                report = await process.reports.get()
+                if "progress" in report:
+                    load.stage = report["progress"]["stage"]
+                    load.done = report["progress"]["done"]
+                    load.total = report["progress"]["total"]
+                    self.publish(model.name, "model_status", loading_event(load))
+                elif "failed" in report:
+                    why = report["failed"]
+                elif "exit" in report:
+                    slot.exit_code = report["exit"]
+                    raise load_error(model.name, why, report["exit"])
+                elif "ready" in report:
+                    facts = report["ready"]
+                    break
+        except BaseException:
+            process.kill()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(process.wait(), STOP_S)
+            raise
+        idle = self.settings.idle_s if model.idle_s is None else model.idle_s
+        return LoadedEngine(
+            model,
+            process,
+            facts.get("socket") or facts["port"],
+            keys,
+            facts,
+            math.inf if model.pinned else idle,
+        )
+
+    def _socket_path(self) -> str:
+        import socket
+
+        if not hasattr(socket, "AF_UNIX"):
+            return NO_SOCKETS
+        return str(Path(self._folder.name) / f"{self._n_sockets}.sock")
+
+    async def _watch(self, slot: ModelSlot, engine: LoadedEngine) -> None:
+        """Note an engine's end that nobody asked for."""
+        code = await engine.process.wait()
+        if engine.stopping:
+            return
+        engine.stopping = True
+        _stop_timer(engine)
+        if slot.engine is engine:
+            slot.engine = None
+            slot.reserved = 0
+            slot.exit_code = code
+            slot.error = f"{slot.model.name}: {ending(code)}"
+            slot.n_crashes += 1
+            if self.settings.log:
+                log(level="error", message=slot.error, model=slot.model.name)
+            status = {"status": UNLOADED, "failed": True, "exit_code": code}
+            self.publish(slot.model.name, "model_status", status)
+        self._wake()
+
+    # -- unloads ------------------------------------------------------------------------------
+
+    async def _drain(self, engine: LoadedEngine) -> None:
+        """Give an engine no new calls, and wait for the running ones."""
+        engine.draining = True
+        async with self._changed:
+            await self._changed.wait_for(lambda: not engine.n_running or engine.stopping)
+
+    async def _stop(self, slot: ModelSlot, state: str) -> None:
+        """End the engine of a slot, which has no calls. A stop under way is waited for."""
+        if slot.stop is None and slot.engine is not None:
+            slot.engine.stopping = True
+            slot.stop = asyncio.ensure_future(self._end(slot, slot.engine, state))
+        if slot.stop is not None:
+            await asyncio.shield(slot.stop)
+
+    async def _end(self, slot: ModelSlot, engine: LoadedEngine, state: str) -> None:
+        _stop_timer(engine)
+        engine.process.terminate()
+        try:
+            await asyncio.wait_for(engine.process.wait(), STOP_S)
+        except asyncio.TimeoutError:
+            engine.process.kill()
+            await engine.process.wait()
+        slot.engine = None
+        slot.stop = None
+        slot.reserved = 0
+        slot.sleeping = state == SLEEPING
+        if self.settings.log:
+            log(message=f"model {state}", model=slot.model.name)
+        self.publish(slot.model.name, "model_status", {"status": state})
+        self._wake()
+
+    def _watch_idle(self, engine: LoadedEngine) -> None:
+        """Unload an engine after its idle time; at once, if that is 0."""
+        _stop_timer(engine)
+        if engine.idle_s == math.inf:
+            return
+        loop = asyncio.get_running_loop()
+        engine.expires = time.time() + engine.idle_s
+        engine.timer = loop.call_later(engine.idle_s, self._unload_idle, engine)
+
+    def _unload_idle(self, engine: LoadedEngine) -> None:
+        slot = self.slots.get(engine.model.name)
+        if slot is not None and slot.engine is engine and not engine.n_running:
+            self.run(self._stop(slot, SLEEPING))
+
+    def _take(self, engine: LoadedEngine) -> LoadedEngine:
+        _stop_timer(engine)
+        engine.n_running += 1
+        engine.used_s = asyncio.get_running_loop().time()
+        return engine
+
+    def _wake(self) -> None:
+        """Wake the loads that wait for room."""
+
+        async def wake() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self.run(wake())
+
+
+def _stop_timer(engine: LoadedEngine) -> None:
+    engine.expires = None
+    if engine.timer is not None:
+        engine.timer.cancel()
+        engine.timer = None
+
+
+def loading_event(load: ModelLoad) -> dict[str, Any]:
+    """Return the data of a status event while a model is loaded."""
+    if load.stage.startswith("download"):
+        file = load.stage.partition(" ")[2] or load.stage
+        return {"status": DOWNLOADING, "progress": {file: {"done": load.done, "total": load.total}}}
+    progress = {"stages": [load.stage], "current": load.stage, "value": load.progress or 0.0}
+    return {"status": LOADING, "progress": progress}
+
+
+def load_error(name: str, why: str, code: int) -> ApiError:
+    """Return the error for calls that waited for a load that failed."""
+    said = without_folders(why) if why else ending(code)
+    return ApiError(500, f"{name} cannot be loaded: {said}", code="model_load_failed")
+
+
+def failed(name: str, error: Exception) -> ApiError:
+    """Return the error for a load that an exception ended."""
+    return ApiError(
+        500, f"{name} cannot be loaded: {without_folders(str(error))}", code="model_load_failed"
+    )
+
+
+def ending(code: int) -> str:
+    """Return how an engine ended, in words."""
+    import signal
+
+    if code >= 0:
+        return f"its engine ended with exit code {code}"
+    with suppress(ValueError):
+        return f"its engine was ended by {signal.Signals(-code).name}"
+    return f"its engine was ended by signal {-code}"

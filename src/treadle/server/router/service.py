@@ -1,0 +1,280 @@
+"""State shared by the router's handlers: the models, their engines, the settings of the door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.server.http.api_errors import ApiError
+from treadle.server.http.api_keys import (
+    ASKED_HEADER,
+    CHARGES,
+    OWNER_HEADER,
+    ApiKey,
+    KeyRing,
+    current_key,
+)
+from treadle.server.http.http_io import MAX_MEDIA_BODY, Bodies
+from treadle.server.http.log import log
+from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
+from treadle.server.router.launcher import EngineLauncher
+from treadle.server.router.model_list import ModelList
+from treadle.server.router.pool import EnginePool, LoadedEngine, PoolSettings
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.server.requests.service import ServerSettings
+    from treadle.server.router.served_model import ServedModel
+
+FOLLOW_S = 5.0  # between two looks at the folders
+DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
+UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """memory, idle_s: as of ``PoolSettings``. library: whether clients may download, remove and
+    copy models. autoload: whether a call loads its model.
+    """
+
+    memory: int | None = None
+    idle_s: float = math.inf
+    most_loaded: int | None = None
+    library: bool = False
+    autoload: bool = True
+
+
+class EngineOfNone:
+    """The part of an engine thread that the server's process asks for; the router has none."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+        self.warmed: Future[None] = Future()
+
+    def start(self) -> None:
+        """Begin to serve: the warm process is started, and pinned models are loaded."""
+        self._service.begin()
+        self.warmed.set_result(None)
+
+    @property
+    def outputs(self) -> range:
+        """As many items as calls are running."""
+        return range(self._service.pool.n_running)
+
+
+class RouterService:
+    """The router. ``close`` it to end its engines."""
+
+    def __init__(
+        self,
+        models: ModelList,
+        settings: ServerSettings,
+        own: RouterSettings,
+        launcher: EngineLauncher,
+        pool: EnginePool | None = None,
+    ) -> None:
+        self.models = models
+        self.settings = settings
+        self.own = own
+        self.keys = KeyRing(settings.api_keys, settings.api_key_file, self.warn)
+        n_keys = max(1, len(self.keys))
+        self.pool = pool or EnginePool(
+            launcher,
+            PoolSettings(own.memory, own.idle_s, n_keys, own.most_loaded, settings.log),
+        )
+        self.created = int(time.time())
+        self.fingerprint = f"treadle-{__version__}"
+        self.bodies = Bodies(MAX_MEDIA_BODY)
+        self.engine = EngineOfNone(self)
+        # Streams that outlive their connection, until their engine has them: by the key's name and
+        # the conversation's id, what cancels them.
+        self.loading_streams: dict[tuple[str, str], Callable[[ApiError], None]] = {}
+        self.draining = False
+        self.n_open = 0
+        self._scanning = asyncio.Lock()
+
+    def begin(self) -> None:
+        """Start what runs besides calls."""
+        self.pool.run(self.pool.launcher.prepare())
+        for model in self.models.models:
+            if model.pinned:
+                self.pool.run(self.pool.load(model))
+        if self.models.scans:
+            self.pool.run(self._follow())
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            with suppress(OSError):
+                await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read the folders again; engines of models that are gone are unloaded, and those of files
+        that were replaced get no new calls.
+        """
+        async with self._scanning:
+            gone = await asyncio.to_thread(self.models.refresh)
+        for name in gone:
+            model = self.models.get(name)
+            if model is None or model.name != name:
+                self.pool.run(self.pool.forget(name))
+            else:
+                slot = self.pool.slots.get(name)
+                if slot is not None and slot.engine is not None:
+                    self.pool.retire(slot.engine)
+        if gone:
+            self.pool.publish("*", "models_reload")
+
+    async def listed(self) -> list[ServedModel]:
+        """Return the models, as the folders are now."""
+        if self.models.is_stale:
+            await self.refresh()
+        key = current_key.get()
+        models = self.models.models
+        if key is None or not key.models:
+            return models
+        return [model for model in models if key.may_use(model.name, *model.aliases)]
+
+    async def find(self, name: str | None) -> ServedModel:
+        """Return the model of a call. A name that is unknown may be that of a new file. Raises
+        ApiError.
+        """
+        if name and self.models.get(name) is None and self.models.is_stale:
+            await self.refresh()
+        model = self.models.find(name)
+        key = current_key.get()
+        if key is not None:
+            key.check(model.name, *model.aliases)
+        return model
+
+    def check_key(self, key: ApiKey) -> None:
+        """Allow the request: ``find`` checks the model that it names."""
+
+    def warn(self, message: str) -> None:
+        """Log a warning."""
+        if self.settings.log:
+            log(level="warning", message=message)
+
+    async def charge(self, engine: LoadedEngine) -> None:
+        """Count the tokens that an engine has computed since the last time, for their keys."""
+        charges = await self.ask_json(engine, CHARGES)
+        if isinstance(charges, dict):
+            self.keys.charge_by_name(charges)
+
+    async def acquire(self, model: ServedModel) -> LoadedEngine:
+        """Return the engine for one call. Raises ApiError."""
+        if self.draining:
+            from treadle.server.http.api_errors import busy
+
+            raise busy("the server is stopping")
+        if not self.own.autoload and self.pool.engine(model) is None:
+            raise ApiError(
+                400,
+                f"{model.name} is not loaded, and the server loads no model by itself "
+                "(--no-models-autoload): POST /models/load",
+                param="model",
+                code="model_not_loaded",
+            )
+        return await self.pool.acquire(model)
+
+    async def ask(
+        self,
+        engine: LoadedEngine,
+        target: str,
+        method: str = "GET",
+        body: bytes = b"",
+        owner: str = "",
+    ) -> EngineResponse:
+        """Send a request of the router itself to an engine, in the name of a key's ``owner``.
+        Raises EngineGoneError.
+        """
+        headers = [
+            (b"host", b"localhost"),
+            (b"authorization", b"Bearer " + engine.keys[0].encode()),
+            (b"content-type", b"application/json"),
+            (OWNER_HEADER.encode(), owner.encode()),
+            (ASKED_HEADER.encode(), b"1"),
+        ]
+        return await call_engine(engine.address, method, target.encode(), headers, body)
+
+    async def ask_json(self, engine: LoadedEngine, target: str) -> Any:
+        """Return the JSON that an engine answers to GET; None if it does not."""
+        try:
+            response = await self.ask(engine, target)
+            try:
+                return json.loads(await response.body()) if response.status == 200 else None
+            finally:
+                response.close()
+        except (EngineGoneError, ValueError):
+            return None
+
+    def check_engine(self, engine: LoadedEngine) -> None:
+        """Look, in the background, whether an engine that gave an internal error can go on. One
+        whose model's file has shrunk cannot.
+        """
+
+        async def check() -> None:
+            try:
+                response = await self.ask(engine, "/health")
+                response.close()
+            except EngineGoneError:
+                return
+            if response.status == 500:
+                log(level="error", message="the engine is given up", model=engine.model.name)
+                self.pool.retire(engine)
+
+        self.pool.run(check())
+
+    def stop_streams(self) -> None:
+        """End the engines at the end of the server; calls that still run end with an error."""
+        for engine in self.pool.engines():
+            engine.process.terminate()
+
+    def close(self) -> None:
+        """Do nothing: ``end`` needs the event loop."""
+
+    async def end(self) -> None:
+        """End every engine."""
+        await self.pool.close()
+
+
+def service_of(request: HttpRequest) -> RouterService:
+    """Return the router's service of an HTTP request."""
+    service: RouterService = request.app.state.service
+    return service
+
+
+def keep_seconds(value: Any) -> float | None:
+    """Return the seconds of Ollama's ``keep_alive``: a number of seconds or a duration such as
+    "5m"; negative ones mean forever. None without one. Raises ApiError.
+    """
+    if value is None or value == "":
+        return None
+    seconds: float | None = None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str):
+        try:
+            seconds = float(value)
+        except ValueError:
+            parts = DURATION.findall(value.lstrip("-"))
+            if parts and "".join(number + unit for number, unit in parts) == value.lstrip("-"):
+                seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
+                seconds = -seconds if value.startswith("-") else seconds
+    if seconds is None or math.isnan(seconds):
+        raise ApiError(
+            400,
+            f"keep_alive: {str(value)[:50]!r}: expected seconds, or a duration such as '5m'",
+            param="keep_alive",
+        )
+    return math.inf if seconds < 0 else seconds

@@ -1,0 +1,48 @@
+"""The imports of the warm process from which engines are forked."""
+
+from __future__ import annotations
+
+import gc
+from importlib import import_module
+
+# Modules that any load needs; with those that they import.
+PRELOADED = (
+    "treadle.cli.commands.serve",
+    "treadle.server.serve",
+    "treadle.server.router.engine",
+    "treadle.server.router.engine_turns",
+    "treadle.api.media",
+    "treadle.api.model",
+    "treadle.catalog.records",
+    "treadle.convert.open",
+    "treadle.devices.cpu.device",
+    "treadle.devices.cpu.tuned_rows",
+    "treadle.files.gguf_writer",
+    "treadle.kernels.attention.int16_tile",
+    "treadle.kernels.attention.paged",
+    "treadle.kernels.attention.wide",
+    "treadle.kernels.elementwise.add",
+    "treadle.models.load",
+    "treadle.models.lora",
+    "treadle.plan.lowering.attention",
+    "treadle.plan.lowering.deferred",
+    "treadle.plan.lowering.inputs",
+    "treadle.plan.lowering.logits",
+    "treadle.plan.lowering.steps",
+    "treadle.scheduler.stepping",
+    "treadle.spec_decode.proposer",
+    "treadle.tokenizer.spm",
+    "llvmlite.binding",
+    "numpy.random",
+)
+
+
+def preload() -> None:
+    """Import what engines need, and let their garbage collections leave it alone: a collection
+    would write to every object, and so copy its page.
+    """
+    for name in PRELOADED:
+        import_module(name)
+    gc.collect()
+    gc.disable()
+    gc.freeze()
