@@ -213,6 +213,7 @@ class GenerationRequest:
     ping_s: float | None = None  # seconds of silence before a keep-alive
     unlimited: bool = False  # its ``reasoning_budget`` is -1: not even the server's budget holds
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
+    system_end: int = 0  # number of ids of the system prompt: see ``Request``
 
     def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
         """Compile the constraints of answers to ``prompt``; without a ``dialect`` they are plain
@@ -254,6 +255,7 @@ class GenerationRequest:
                     priority=self.priority,
                     client=self.client,
                     look_ahead=LOOK_AHEAD if self.is_streamed else math.inf,
+                    system_end=self.system_end,
                 )
                 result.append((request, at))
         return result
