@@ -333,7 +333,7 @@ class KVCache:
         met = held + PAGE * self.tree.n_behind(seq.nodes, [*seq.ids[held:], *ids], seq.lora)
         system = seq.system_end
         cuts = []
-        if start < system <= end and system - saved >= AGAIN:
+        if start < system <= end and system >= AGAIN:  # every question under it saves the rest
             cuts.append(system)
         if met > start and met - saved >= AGAIN and not (cuts and met == system // PAGE * PAGE):
             seq.parting = met

@@ -19,7 +19,7 @@ WHY = {
     "new": "no cached text continues this way",
     "evicted": "its page was evicted",
     "window": "pages of the sliding window were freed",
-    "state": "no state checkpoint exists at this position",
+    "state": "no state was kept at this position",
     "room": "no free page to load it into",
     "damaged": "its page file is damaged",
     "other model": "its page file has another model, --kv or version",
