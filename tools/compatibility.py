@@ -36,7 +36,7 @@ sys.path.insert(0, {suite!r})
 import requests, utils, wget
 utils.ServerPreset.load_all = staticmethod(lambda: None)
 get = requests.get
-PICTURES = {{"91_cat.png": {plain!r}, "11_truck.png": {tall!r}}}
+PICTURES = {{"91_cat.png": {plain!r}, "11_truck.png": {other!r}}}
 
 def near(url, *given, **more):
     picture = PICTURES.get(url.rpartition("/")[2])
@@ -78,7 +78,7 @@ def run(suite: Path, python: str, out: Path, select: list[str], encoder: Path | 
     pictures = DATA / "media" / "media"
     plugin = {
         "plain": str(pictures / "plain.png"),
-        "tall": str(pictures / "tall.png"),
+        "other": str(pictures / "palette.png"),
         "draft": stand_ins["stories"],
     }
     with tempfile.TemporaryDirectory() as name:

@@ -90,7 +90,7 @@ class Walk:
         session = self.rng.choice([None, self.session()])
         anew = self.rng.random() < 0.2
         end = (0, 70, 77)[len(self.texts) % 3]  # of the system prompt; the truth needs none
-        more = {"session": session, "cache_prompt": not anew, "system_end": end}
+        more: dict[str, Any] = {"session": session, "cache_prompt": not anew, "system_end": end}
         made = self.model.generate(**asked, **more)
         self.texts.append((made, asked))
 

@@ -631,11 +631,11 @@ class Model:
         ids = self.prompt_ids(prompt)
 
         def render(messages: list[dict[str, Any]]) -> str:
-            said = replace(conversation, messages=messages, media=())
-            return self._prompt(said, None, template, settings).text
+            beginning = replace(conversation, messages=messages, media=())
+            return self._prompt(beginning, None, template, settings).text
 
-        given = (template, settings)
-        own["system_end"] = self.system_end(ids, conversation.messages, render, given)
+        said = conversation.messages
+        own["system_end"] = self.system_end(ids, said, render, (template, settings))
         return self.generate(ids, **own)
 
     def chat_prompt(

@@ -186,6 +186,7 @@ class KVCache:
         adopts = n_ids(found) > own and self._may_adopt(seq, found)
         if self.states:
             seq.state_from = self._origin(seq, own, found if adopts else [])
+            seq.parting = 0
         if adopts:
             self._adopt(seq, found)
         else:
