@@ -28,12 +28,31 @@ import tomllib
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent.parent / "shared" / "data"
-# The suite starts a server for each model first, to download it; nothing is downloaded here.
+# The suite starts a server for each model first, to download it; nothing is downloaded here: small
+# files stand in for a draft model, and for the pictures of a hub.
 PLUGIN = """
-import sys
+import pathlib, shutil, sys
 sys.path.insert(0, {suite!r})
-import utils
+import requests, utils, wget
 utils.ServerPreset.load_all = staticmethod(lambda: None)
+get = requests.get
+PICTURES = {{"91_cat.png": {plain!r}, "11_truck.png": {other!r}}}
+
+def near(url, *given, **more):
+    picture = PICTURES.get(url.rpartition("/")[2])
+    if picture is None:
+        return get(url, *given, **more)
+    answer = requests.Response()
+    answer.status_code = 200
+    answer._content = pathlib.Path(picture).read_bytes()
+    return answer
+
+def download(url, out):
+    pathlib.Path(out).parent.mkdir(exist_ok=True)
+    return shutil.copy({draft!r}, out)
+
+requests.get = near
+wget.download = download
 """
 WORDS = {
     "passed": "passes",
@@ -53,8 +72,15 @@ def run(suite: Path, python: str, out: Path, select: list[str], encoder: Path | 
             DATA / "models" / "stories260K_split" / "stories260K-00001-of-00003.gguf"
         ),
     }
+    stand_ins["pictures"] = str(DATA / "media" / "gemma3" / "text.gguf")
     if encoder:
         stand_ins["encoder"] = str(encoder.resolve())
+    pictures = DATA / "media" / "media"
+    plugin = {
+        "plain": str(pictures / "plain.png"),
+        "other": str(pictures / "palette.png"),
+        "draft": stand_ins["stories"],
+    }
     with tempfile.TemporaryDirectory() as name:
         away = Path(name)
         # The tests name chat templates by a path from their own folder.
@@ -62,7 +88,7 @@ def run(suite: Path, python: str, out: Path, select: list[str], encoder: Path | 
         tests = away / "tools" / "server" / "tests"
         shutil.copytree(suite, tests)
         (away / "models").symlink_to(root / "models")
-        (away / "offline.py").write_text(PLUGIN.format(suite=str(tests)), "utf-8")
+        (away / "offline.py").write_text(PLUGIN.format(suite=str(tests), **plugin), "utf-8")
         server = away / "llama-server"
         server.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE}/llama_server.py "$@"\n')
         server.chmod(0o755)

@@ -19,6 +19,8 @@ MODELS = {
     "ggml-org/models/tinyllamas/stories260K.gguf": "stories",
     "ggml-org/models/tinyllamas/split/stories15M-q8_0-00001-of-00003.gguf": "stories-split",
     "ggml-org/models/bert-bge-small/ggml-model-f16.gguf": "encoder",
+    "ggml-org/tinygemma3-GGUF:Q8_0": "pictures",
+    "ggml-org/stories15M_MOE/stories15M_MOE-F16.gguf": "stories",
 }
 # Options with a value that are passed on, by treadle's name.
 PASSED = {
@@ -39,15 +41,16 @@ PASSED = {
     "-ctk": "--kv",
 }
 # Flags that are passed on, and flags and options whose subject treadle does by itself.
-FLAGS = {"--metrics": "--metrics", "--no-ui": "--no-page"}
+FLAGS = {"--metrics": "--metrics", "--no-ui": "--no-page", "--no-mmproj": "--no-mmproj"}
 NOTHING = {
     *("--offline", "--cont-batching", "--embedding", "--swa-full", "--slots"),
-    *("--no-slots", "--jinja", "--no-jinja", "--no-mmproj", "--verbose", "--reranking"),
+    *("--no-slots", "--jinja", "--no-jinja", "--verbose", "--reranking"),
     *("--no-cache-idle-slots", "--backend_sampling"),
 }
 NOTHING_WITH_VALUE = {
     *("--batch-size", "--ubatch-size", "--n-gpu-layers", "-ctv", "-fa", "--cache-ram"),
     *("--reasoning-format", "--spec-draft-n-max", "--spec-draft-n-min", "--pooling"),
+    "--spec-type",
 }
 
 

@@ -79,8 +79,12 @@ def check_pages(cache: KVCache, live: list[Sequence]) -> None:
         slots = cache.slots
         assert slots._holders == [held[slot] for slot in range(slots.n_slots)]
         assert sorted([*held, *slots._free]) == list(range(slots.n_slots))
-        assert set(slots._saved) == {node for node in nodes if node.state != NONE}
+        assert Counter(slots.saved) == Counter(node for node in nodes if node.state != NONE)
+        assert len(slots._used) <= slots._most_used
         assert slots.room == cache.n_sequences - sum(bool(seq.slots) for seq in live)
+    tails = [node for node in nodes if len(node.ids) < PAGE]
+    assert Counter(tail for each in cache.tree._tails.values() for tail in each) == Counter(tails)
+    assert not any(tail.next for tail in tails)
 
 
 class Walk(RuleBasedStateMachine):
@@ -88,6 +92,7 @@ class Walk(RuleBasedStateMachine):
 
     windows: tuple[int, ...] = (0,)
     kv_bytes: int | None = None
+    has_tails = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +120,7 @@ class Walk(RuleBasedStateMachine):
         ids = self.text(seed, n)
         seq = self.cache.sequence(ids)
         assert len(seq) < n
-        assert len(seq) % PAGE == 0
+        assert len(seq) % PAGE == 0 or self.has_tails
         self.live.append(seq)
         self.extend_to(seq, ids)
 
@@ -147,7 +152,8 @@ class Walk(RuleBasedStateMachine):
             assert own is None or lists(seq) == own
             return
         self.write(seq, start)
-        self.cache.commit(seq)
+        with self.copies_followed():
+            self.cache.commit(seq)
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 9), seed=st.integers(0, 3), n=st.integers(1, N_CTX))
@@ -252,10 +258,14 @@ class FewBytesWalk(Walk):
 class StatesWalk(Walk):
     """What a sequence's state has seen is its text, whoever else reads that state."""
 
+    has_tails = True
+
     def __init__(self) -> None:
         super().__init__()
         state = StateSpec("ssm", (9,), 5)
-        self.cache = KVCache((*specs(*self.windows), state), CPU, N_CTX, n_sequences=3)
+        self.cache = KVCache(
+            (*specs(*self.windows), state), CPU, N_CTX, n_sequences=3, kv_bytes=self.kv_bytes
+        )
         self.cache.slots = self.cache.tree.slots = StateSlots(3, 2)  # checkpoints give way soon
         self.seen: dict[int, list[int]] = {}  # by slot
 
@@ -284,6 +294,17 @@ class StatesWalk(Walk):
         seed = int(len(seq) > 80 and seq.ids[80] > 1000)
         if n > len(seq):
             self.extend_to(seq, self.text(seed, n))
+
+    @precondition(lambda self: self.live)
+    @rule(which=st.integers(0, 9), n=st.integers(1, 70), more=st.integers(0, 40))
+    def read_to_the_end_of_a_system_prompt(self, which: int, n: int, more: int) -> None:
+        """So that there are checkpoints within pages."""
+        seq = self.live[which % len(self.live)]
+        seed = int(len(seq) > 80 and seq.ids[80] > 1000)
+        seq.system_end = len(seq) + n
+        for end in (seq.system_end, seq.system_end + more):
+            if len(seq) < end <= N_CTX:
+                self.extend_to(seq, self.text(seed, end))
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 9), n=st.integers(1, N_CTX))
@@ -318,8 +339,13 @@ class StatesAndWindowWalk(StatesWalk):
     windows = (0, 40)
 
 
+class StatesOfFewBytesWalk(StatesWalk):
+    kv_bytes = 10 * 4096
+
+
 WALKS = (Walk, WindowWalk, ManyPoolsWalk, WindowsAloneWalk, FewBytesWalk)
-for walk in (*WALKS, StatesWalk, StatesAloneWalk, StatesAndWindowWalk):
+STATES_WALKS = (StatesWalk, StatesAloneWalk, StatesAndWindowWalk, StatesOfFewBytesWalk)
+for walk in (*WALKS, *STATES_WALKS):
     walk.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestPages = Walk.TestCase
 TestPagesWithAWindow = WindowWalk.TestCase
@@ -328,6 +354,7 @@ TestPagesOfWindowsAlone = WindowsAloneWalk.TestCase
 TestPagesOfFewBytes = FewBytesWalk.TestCase
 TestStates = StatesWalk.TestCase
 TestStatesAlone = StatesAloneWalk.TestCase
+TestStatesOfFewBytes = StatesOfFewBytesWalk.TestCase
 TestStatesAndAWindow = StatesAndWindowWalk.TestCase
 
 

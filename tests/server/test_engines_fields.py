@@ -106,6 +106,14 @@ def test_times_of_each_chunk_and_of_the_usage(client: TestClient) -> None:
         told = [each for each in found if each["choices"][0].get("delta", {}).get("role") is None]
         assert told
         assert all(each["timings"]["predicted_n"] <= 5 for each in told)
+    body = {"input": "x", "max_output_tokens": 5, "ignore_eos": True}
+    for each_delta in (True, False):
+        found = stream(client, "/v1/responses", **body, timings_per_token=each_delta)
+        deltas = [each for each in found if each["type"] == "response.output_text.delta"]
+        assert found[-1]["timings"]["predicted_n"] == 5
+        assert deltas
+        assert all(("timings" in each) == each_delta for each in deltas)
+    assert post(client, "/v1/responses", **body)["timings"]["predicted_n"] == 5
 
 
 THINKS = 'root ::= "<think>\\nso be it</think>\\n\\nyes"'

@@ -191,6 +191,9 @@ def test_fields_that_were_asked_for(client: TestClient) -> None:
     assert found["content"] == whole["content"]
     last = stream(client, "/completion", response_fields=names, **body)[-1]
     assert last.keys() == found.keys()
+    assert "prompt" not in whole
+    (prompt,) = post(client, "/completion", response_fields=["prompt"], **body).values()
+    assert prompt.endswith("x")
 
 
 def test_lines_that_end_a_text(client: TestClient) -> None:

@@ -351,3 +351,21 @@ def test_who_leaves_costs_one_run_at_most(write: Write, monkeypatch: pytest.Monk
         asyncio.run(leave())
         until(lambda: not service.engine._jobs and model.engine.cache.room() == before)
         assert ran == ["embedding"]
+
+
+# -- forms of input -------------------------------------------------------------------------------
+
+
+def test_texts_ids_and_parts_may_be_mixed(client: TestClient, model: treadle.Model) -> None:
+    ids = model.tokenize("one two")
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    same = ["one two", ids, [*ids[:-1], *ids[-1:]], {"prompt_string": "one two"}]
+    inputs = [*same, {"content": parts}, ["one two"], ["one two", ids[-1]]]
+    data = post(client, "/v1/embeddings", input=inputs)["data"]
+    vectors = [each["embedding"] for each in data]
+    assert [vector == vectors[0] for vector in vectors] == [True] * 6 + [False]
+    mixed = post(client, "/v1/embeddings", input=[*ids[:1], "two"])["data"]
+    assert len(mixed) == 1
+    for wrong in ({"content": "x"}, {"content": [{"type": "unknown"}]}, {"content": []}, [True]):
+        answer = client.post("/v1/embeddings", json={"input": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")

@@ -43,6 +43,7 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ForkedError, TreadleError, UnsupportedError, of_setting
 from treadle.files.paths import file_name
+from treadle.kvcache.state_slots import AGAIN
 from treadle.machine.topology import usable_threads
 from treadle.models.load import load_config
 from treadle.sampling import Sampler, Sampling, TokenConstraint, recommended
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.messages import ChatMessages
     from treadle.chat.prompt import ChatPrompt
+    from treadle.chat.system_prefix import SystemPrefixes
     from treadle.chat.template.template import ChatTemplate
     from treadle.chat.tools import Thought
     from treadle.chat.tools.answer_plan import AnswerPlan
@@ -476,6 +478,7 @@ class Model:
         priority: int = 0,
         client: Hashable = None,
         look_ahead: float = inf,
+        system_end: int = 0,
         **fields: Any,
     ) -> Request:
         """Return a request for the scheduler of ``stepper``, not yet added to it. Settings and
@@ -483,7 +486,7 @@ class Model:
 
         ``plan``: of an answer with tools, reasoning or a schema; its constraint replaces
         ``constraint``. ``ends``, ``keeps_stop``, ``lines``: see ``RequestOutput``; ``priority``,
-        ``client``, ``look_ahead``: see ``Request``.
+        ``client``, ``look_ahead``, ``system_end``: see ``Request``.
         """
         check_session(session, self.engine)
         if media is not None and len(media):
@@ -539,6 +542,7 @@ class Model:
             lora=lora_scales(lora, self.engine, session),
             reuse=flag("cache_prompt", cache_prompt),
             media=None if rows is None else rows.encoders,
+            system_end=system_end,
         )
 
     def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:
@@ -629,7 +633,15 @@ class Model:
         for warning in conversation.warnings:
             warn(warning)
         prompt = self._prompt(conversation, None, template, settings)
-        return self.generate(self.prompt_ids(prompt), **own)
+        ids = self.prompt_ids(prompt)
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            beginning = replace(conversation, messages=messages, media=())
+            return self._prompt(beginning, None, template, settings).text
+
+        said = conversation.messages
+        own["system_end"] = self.system_end(ids, said, render, (template, settings))
+        return self.generate(ids, **own)
 
     def chat_prompt(
         self,
@@ -672,6 +684,27 @@ class Model:
         if prompt.media is None or self.media is None:
             return self.tokenizer.encode_prompt(prompt.text)
         return self.media.chat_ids(prompt, bounded=bounded)
+
+    def system_end(
+        self,
+        ids: Sequence[int],
+        messages: list[dict[str, Any]],
+        render: Callable[[list[dict[str, Any]]], str],
+        given: Any,
+    ) -> int:
+        """Return how many of a prompt's ids its system prompt has, if layers keep a state that is
+        worth keeping there, else 0; see ``treadle.chat.system_prefix``.
+        """
+        if not self.engine.cache.states or len(ids) <= AGAIN:
+            return 0
+        return self._system_prefixes.end(ids, messages, render, given)
+
+    @cached_property
+    def _system_prefixes(self) -> SystemPrefixes:
+        """The ids of the last system prompts."""
+        from treadle.chat.system_prefix import SystemPrefixes
+
+        return SystemPrefixes(self.tokenizer.encode_prompt)
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 

@@ -57,6 +57,15 @@ class ChatModel(Protocol):
     def prompt_ids(self, prompt: ChatPrompt) -> list[int]:
         """Return the token ids of a rendered prompt."""
 
+    def system_end(
+        self,
+        ids: Sequence[int],
+        messages: list[dict[str, Any]],
+        render: Callable[[list[dict[str, Any]]], str],
+        given: Any,
+    ) -> int:
+        """Return how many of a prompt's ids its system prompt has, 0 if it does not matter."""
+
     def build_request(self, prompt: Sequence[int], **settings: Any) -> Request:
         """Return a request for the scheduler."""
 
@@ -226,7 +235,13 @@ def reply(
     planned = plan_answer(wanted, dialect, text, grammars)
     planned = replace(planned, warnings=(*planned.warnings, *conversation.warnings))
     ids = model.prompt_ids(ChatPrompt(text, media))
-    request = model.build_request(ids, **own, plan=planned)
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        said, shown = messages_for_template(messages, functions, dialect)
+        return render_messages(model.template, said, shown, given)
+
+    system_end = model.system_end(ids, messages, render, (functions, given))
+    request = model.build_request(ids, **own, plan=planned, system_end=system_end)
     return Reply(request, model.stepper, planned)
 
 

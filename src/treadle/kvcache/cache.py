@@ -22,10 +22,20 @@ from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
-from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree
+from treadle.kvcache.prefix_hit import OWN, UNREAD
+from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree, n_ids
 from treadle.kvcache.sequence import AbandonedSequences
 from treadle.kvcache.sequence import Sequence as Sequence
-from treadle.kvcache.state_slots import AGAIN, WORTH, StateSlots, last_saved, n_saved
+from treadle.kvcache.state_slots import (
+    AGAIN,
+    PARTING,
+    RUN,
+    SYSTEM,
+    WORTH,
+    StateSlots,
+    last_saved,
+    n_saved,
+)
 from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.models.config import N_BATCH
 
@@ -131,7 +141,7 @@ class KVCache:
     # -- prefix reuse ------------------------------------------------------------------------------
 
     def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
-        """Return a new sequence with the longest cached prefix of ``ids`` (whole pages)."""
+        """Return a new sequence with the longest cached prefix of ``ids``."""
         made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
         self.match(made, ids)
@@ -173,13 +183,27 @@ class KVCache:
             own += 1
         own = self.visible(seq, own)
         found = [] if seq.alone else self.tree.find(ids, limit, seq.lora)
-        if len(found) * PAGE <= own or not self._may_adopt(seq, found):
-            self.truncate(seq, own)
-        else:
+        adopts = n_ids(found) > own and self._may_adopt(seq, found)
+        if self.states:
+            seq.state_from = self._origin(seq, own, found if adopts else [])
+            seq.parting = 0
+        if adopts:
             self._adopt(seq, found)
+        else:
+            self.truncate(seq, own)
         if self.store is not None:
             self.store.use(seq)
         return len(seq.ids)
+
+    def _origin(self, seq: Sequence, own: int, adopted: list[PageNode]) -> str:
+        """Return the origin of the state of a sequence that adopts a chain, or else keeps ``own``
+        of its tokens; see ``prefix_hit.py``.
+        """
+        if adopted:
+            return self.slots.place_of(adopted[-1])
+        if not own:
+            return UNREAD
+        return OWN if own == len(seq.ids) else self.slots.place_of(seq.nodes[own // PAGE - 1])
 
     def visible(self, seq: Sequence, n: int) -> int:
         """Return the largest length up to ``n`` to which ``seq`` can be truncated: the last
@@ -196,7 +220,7 @@ class KVCache:
 
     def known(self, ids: Ids[int], lora: Lora = ()) -> int:
         """Number of tokens that ``match`` would find in the tree."""
-        return len(self.tree.find(ids, len(ids) - 1, lora)) * PAGE
+        return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
     def _may_adopt(self, seq: Sequence, chain: list[PageNode]) -> bool:
         """Whether a chain's idle pages are not reserved by others, and a state slot is free."""
@@ -212,9 +236,10 @@ class KVCache:
     def _adopt(self, seq: Sequence, chain: list[PageNode]) -> None:
         """Replace the pages of ``seq`` by those of ``chain``."""
         seq.n_changes += 1
+        n = n_ids(chain)
         for pool, pages in zip(self.pools, seq.pages, strict=True):
             old = list(pages)
-            first = pool.first_seen(len(chain) * PAGE)
+            first = pool.first_seen(n)
             pages[:] = array("q", [GONE] * first)
             pages.extend(node.pages[pool.index] for node in chain[first:])
             for page in pages:
@@ -227,7 +252,9 @@ class KVCache:
         elif self.states:
             seq.slots = self.slots.take(chain[-1])
         seq.ids[:] = [token for node in chain for token in node.ids]
-        seq.nodes[:], seq.n_state = chain, len(seq.ids)
+        seq.nodes[:] = chain[: n // PAGE]
+        seq.n_state = n
+        seq.tail_end = n if n % PAGE else 0
         seq.shifts.clear()
         self._note_media(seq, 0)
 
@@ -248,9 +275,39 @@ class KVCache:
                 pages[p] = GONE
         if self.states and n == len(seq.ids):
             self.slots.advance(seq.slots)
-            if seq.nodes and not n % PAGE and (n - seq.n_state > 1 or not n % WORTH):
-                self.slots.save(seq.nodes[-1], seq.slots[0])
+            self._save_state(seq)
             seq.n_state = n
+
+    def _save_state(self, seq: Sequence) -> None:
+        """Keep a checkpoint at the end of a run, if it is at a page edge and was not one of single
+        tokens, or at the end of the system prompt.
+        """
+        n = len(seq.ids)
+        place = {seq.parting: PARTING, seq.system_end: SYSTEM}.get(n, RUN)
+        if n % PAGE:
+            if place == SYSTEM and not seq.alone:
+                self._save_tail(seq)
+        elif seq.nodes and (place != RUN or n - seq.n_state > 1 or not n % WORTH):
+            self.slots.save(seq.nodes[-1], seq.slots[0], place)
+            if place == RUN:
+                self.slots.thin(seq.nodes)
+
+    def _save_tail(self, seq: Sequence) -> None:
+        """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
+        that page; not if there is no free page.
+        """
+        if any(pool.room < 1 for pool in self.pools):
+            return
+        copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
+        ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
+        node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
+        for pool, pages, copy in zip(self.pools, seq.pages, copies, strict=True):
+            if node.pages[pool.index] == GONE:
+                pool.copy(pages[-1], copy)
+                self.tree.keep(node, pool, copy)
+            pool.drop(copy)
+        self.slots.save(node, seq.slots[0], SYSTEM)
+        seq.tail_end = len(seq.ids)
 
     def _enter(self, seq: Sequence, n: int) -> None:
         """Enter the full pages of the first ``n`` tokens in the tree."""
@@ -264,19 +321,27 @@ class KVCache:
 
     def cut(self, seq: Sequence, ids: Ids[int]) -> int:
         """Return how many of the next ``ids`` to put in one run. With a state: up to the last page
-        edge, or to the edge where another sequence branched off, so that later prompts find a
-        checkpoint there. Without one: not to the middle of a bidirectional span. A span longer than
-        ``ids`` gives more than their number.
+        edge, to the edge where another sequence branched off, or to the end of the system prompt,
+        so that later prompts find a checkpoint there. Without one: not to the middle of a
+        bidirectional span. A span longer than ``ids`` gives more than their number.
         """
         if not self.states or seq.alone:
             return self.media.cut(ids)
         start = len(seq.ids)
-        saved = last_saved(seq.nodes)
+        end = start + len(ids)
+        saved = max(last_saved(seq.nodes), seq.tail_end)
         held = len(seq.nodes) * PAGE
-        last = (start + len(ids)) // PAGE * PAGE
         met = held + PAGE * self.tree.n_behind(seq.nodes, [*seq.ids[held:], *ids], seq.lora)
-        if met > start and met - saved >= AGAIN:
-            return met - start
+        system = seq.system_end
+        cuts = []
+        if start < system <= end and system >= AGAIN:  # every question under it saves the rest
+            cuts.append(system)
+        if met > start and met - saved >= AGAIN and not (cuts and met == system // PAGE * PAGE):
+            seq.parting = met
+            cuts.append(met)
+        if cuts:
+            return min(cuts) - start
+        last = end // PAGE * PAGE
         return last - start if last - saved >= WORTH else len(ids)
 
     def chunks(self, ids: Ids[int], n: int) -> Iterator[Ids[int]]:
@@ -308,6 +373,8 @@ class KVCache:
             seq.shifts.pop()
         del seq.nodes[n // PAGE :]
         seq.n_state = n
+        if n < seq.tail_end:
+            seq.tail_end = 0
 
     def fork(self, seq: Sequence) -> Sequence:
         """Return a second sequence with the same tokens; the first writer to the last page copies
@@ -321,6 +388,7 @@ class KVCache:
         none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         made.shifts = list(seq.shifts)
+        made.tail_end = seq.tail_end
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)
@@ -373,13 +441,33 @@ class KVCache:
         return wanted
 
     def _check_wanted(self, seq: Sequence, wanted: list[int]) -> None:
+        """Raise NoRoomError unless there are ``wanted`` pages, in place fewer if the sequence can
+        have its last page for itself.
+        """
         for pool, n, own in zip(self.pools, wanted, seq.promised, strict=True):
             if n > own and n - own > pool.room:
                 self.revive().close()
             if n > own and n - own > pool.room:
-                raise self._no_room(pool)
+                if not self._take_over_tail(seq):
+                    raise self._no_room(pool)
+                wanted[:] = [each - 1 for each in wanted]  # the last page need not be copied
+                return self._check_wanted(seq, wanted)
         if not self._may_have_state(seq):
             raise self._no_room(self.states[0])
+
+    def _take_over_tail(self, seq: Sequence) -> bool:
+        """Remove the tail whose pages are the last of ``seq``, if no other sequence has them: a
+        text that fills the cache needs them for itself. Return whether there was one.
+        """
+        if not (self.states and len(seq.ids) % PAGE):
+            return False
+        last = [pages[-1] for pages in seq.pages]
+        tail = self.tree.tail_of(seq.nodes[-1] if seq.nodes else None, last[0], seq.lora)
+        alone = all(pool.holders[page] == 2 for pool, page in zip(self.pools, last, strict=True))
+        if tail is None or not alone:
+            return False
+        self.tree.drop(tail)
+        return True
 
     def _may_have_state(self, seq: Sequence) -> bool:
         """Whether ``seq`` has a state, or can get one."""

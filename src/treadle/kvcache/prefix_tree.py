@@ -20,7 +20,9 @@ EVICTED = 1 << 16  # evicted nodes that are remembered
 
 @dataclass(eq=False)
 class PageNode:
-    """A full page in every pool, keyed in its parent's ``next`` by its tokens."""
+    """A full page in every pool, keyed in its parent's ``next`` by its tokens. Or a *tail*: the
+    first tokens of a page, up to a checkpoint within it; it has no nodes after it.
+    """
 
     parent: PageNode | None
     ids: tuple[int, ...]
@@ -30,6 +32,11 @@ class PageNode:
     key: int = 0  # a hash of all tokens up to its end
     # A digest of all tokens up to its end, set on first use (``kvcache/disk/page_store.py``).
     chain: bytes = b""
+
+
+def n_ids(chain: list[PageNode]) -> int:
+    """Return the number of tokens of a chain of nodes, of which the last may be a tail."""
+    return (len(chain) - 1) * PAGE + len(chain[-1].ids) if chain else 0
 
 
 class PageStoreLike(Protocol):
@@ -74,6 +81,7 @@ class PageTree:
             pool: OrderedDict() for pool in self.windows
         }
         self._evicted: OrderedDict[int, None] = OrderedDict()  # node keys, the newest last
+        self._tails: dict[PageNode, list[PageNode]] = {}  # by parent
 
     def root_of(self, lora: Lora) -> PageNode:
         """Return the root for sequences with these adapters; it is stored once it has a child."""
@@ -87,7 +95,7 @@ class PageTree:
 
     def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[PageNode]:
         """Return the longest chain of nodes for ``ids[:limit]`` that has all pages of its windows
-        and, if layers keep a state, a checkpoint at its end.
+        and, if layers keep a state, a checkpoint at its end. Its last node may be a tail.
         """
         node = self.roots.get(lora)
         chain: list[PageNode] = []
@@ -104,18 +112,53 @@ class PageTree:
             stateful = self.slots is None or node.state != NONE
             if stateful and all(pool.first_seen(end) > gone[pool.index] for pool in self.windows):
                 usable = len(chain)
+        if self._tails:
+            for depth in range(len(chain), usable - 1, -1):
+                if (tail := self._find_tail(chain[:depth], ids, limit, lora)) is not None:
+                    return [*chain[:depth], tail]
         return chain[:usable]
+
+    def _find_tail(
+        self, chain: list[PageNode], ids: Ids[int], limit: int, lora: Lora
+    ) -> PageNode | None:
+        """Return the longest usable tail of ``ids[:limit]`` after a chain of pages, or None."""
+        parent = chain[-1] if chain else self.roots.get(lora)
+        start = len(chain) * PAGE
+        best: PageNode | None = None
+        for tail in self._tails.get(parent, ()) if parent is not None else ():
+            end = start + len(tail.ids)
+            if (
+                tail.state != NONE
+                and end <= limit
+                and tail.ids == tuple(ids[start:end])
+                and not any(
+                    node.pages[pool.index] == GONE
+                    for pool in self.windows
+                    for node in (*chain[pool.first_seen(end) :], tail)
+                )
+                and (best is None or len(best.ids) < len(tail.ids))
+            ):
+                best = tail
+        return best
+
+    def tail_of(self, parent: PageNode | None, page: int, lora: Lora) -> PageNode | None:
+        """Return the tail after ``parent`` (None: the root) that has this page of the first pool,
+        or None.
+        """
+        tails = self._tails.get(parent or self.root_of(lora), ())
+        return next((tail for tail in tails if tail.pages[0] == page), None)
 
     def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
         """Return how many pages at the beginning of ``ids`` the tree knows after ``nodes``, dropped
         pages included.
         """
         node = nodes[-1] if nodes else self.root_of(lora)
-        n = 0
-        while (after := node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))) is not None:
+        for n in range(len(ids) // PAGE):
+            after = node.next.get(tuple(ids[n * PAGE : (n + 1) * PAGE]))
+            if after is None:
+                return n
             node = after
-            n = n + 1
-        return n
+        return len(ids) // PAGE
 
     def all_ids(self) -> Iterator[int]:
         """Yield the tokens of all cached pages."""
@@ -133,7 +176,9 @@ class PageTree:
                 recent.move_to_end(node)
 
     def enter(self, parent: PageNode | None, ids: tuple[int, ...], lora: Lora = ()) -> PageNode:
-        """Return the node of a page's tokens after ``parent`` (None: the root), new if absent."""
+        """Return the node of a page's tokens after ``parent`` (None: the root), new if absent; a
+        tail, if they are fewer.
+        """
         parent = parent or self.roots.setdefault(lora, self.root_of(lora))
         node = parent.next.get(ids)
         if node is None:
@@ -142,6 +187,8 @@ class PageTree:
             self._evicted.pop(key, None)
             self.leaves.pop(parent, None)
             self.leaves[node] = None
+            if len(ids) < PAGE:
+                self._tails.setdefault(parent, []).append(node)
         return node
 
     def keep(self, node: PageNode, pool: Pool, page: int) -> None:
@@ -182,16 +229,27 @@ class PageTree:
         self._remove(node)
         return True
 
+    def drop(self, leaf: PageNode) -> None:
+        """Remove a leaf, whoever else holds its pages."""
+        del self.leaves[leaf]
+        self._remove(leaf)
+
     def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
         """Free a sequence's cached pages, from its end back to the first that others use."""
         node = self.root_of(lora)
         p = 0
-        while (after := node.next.get(tuple(ids[p * PAGE : (p + 1) * PAGE]))) is not None:
+        while True:
+            rest = tuple(ids[p * PAGE : (p + 1) * PAGE])
+            for tail in list(self._tails.get(node, ())):
+                if self._is_idle(tail) and tail.ids == rest[: len(tail.ids)]:
+                    self.drop(tail)
+            after = node.next.get(rest) if len(rest) == PAGE else None
+            if after is None:
+                break
             node = after
             p = p + 1
         while node.parent is not None and not node.next and self._is_idle(node):
-            self.leaves.pop(node)
-            self._remove(node)
+            self.drop(node)
             node = node.parent
 
     def _is_idle(self, node: PageNode) -> bool:
@@ -211,6 +269,10 @@ class PageTree:
         parent = node.parent
         assert parent is not None
         del parent.next[node.ids]
+        if len(node.ids) < PAGE:
+            self._tails[parent].remove(node)
+            if not self._tails[parent]:
+                del self._tails[parent]
         self._evicted[node.key] = None
         if len(self._evicted) > EVICTED:
             self._evicted.popitem(last=False)

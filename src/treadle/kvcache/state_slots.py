@@ -4,14 +4,19 @@ A sequence with a state holds two slots: a run reads one and writes the other, a
 when the run has succeeded. The slot that is read may have other holders: a fork, or a node of the
 page tree whose checkpoint it is. It is not written then, so a checkpoint needs no copy.
 
-Checkpoints are at page edges: at the end of a prefill run, and at intervals during decoding. The
-least recently used ones are evicted.
+Checkpoints are at page edges: at the end of a prefill run, at intervals during decoding, and where
+two prompts part; and at the end of a system prompt, which may lie within a page. Those of a long
+text are thinned out. When a slot is needed, a checkpoint gives way: first the least recently used
+of those that no later prompt has used yet, so that one long text cannot evict the states that many
+prompts begin with.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Ids
+from itertools import chain as joined
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from treadle.kernels.attention.page_layout import PAGE
@@ -24,6 +29,10 @@ WORTH = 8 * PAGE
 AGAIN = 2 * PAGE  # the same, at a known branching point of prompts
 SAVED_BYTES, SAVED = 256 << 20, range(4, 65)  # memory and number of checkpoints
 NONE = -1  # a node without a checkpoint
+# Places of a checkpoint.
+RUN = "run"  # the end of a run, or an interval of a text that is written
+SYSTEM = "system"  # the end of a system prompt
+PARTING = "parting"  # the place where two prompts part
 
 
 def n_saved(state_bytes: int) -> int:
@@ -44,7 +53,11 @@ class StateSlots:
         self.room = n_sequences  # sequences that can still get a state
         self._free = list(range(self.n_slots))
         self._holders = [0] * self.n_slots
-        self._saved: OrderedDict[PageNode, None] = OrderedDict()  # least recently used first
+        # A segmented LRU of places by node, in each segment least recently used first: checkpoints
+        # that no prompt has used since, and those that one has used or is expected to use.
+        self._fresh: OrderedDict[PageNode, str] = OrderedDict()
+        self._used: OrderedDict[PageNode, str] = OrderedDict()
+        self._most_used = n_saved - n_saved // 4  # bound of ``_used``: new ones need room, too
 
     # -- of sequences ------------------------------------------------------------------------------
 
@@ -53,7 +66,7 @@ class StateSlots:
         self.room -= 1
         if node is None:
             return [self._one(), self._one()]
-        self._saved.move_to_end(node)
+        self._note_use(node)
         return [self._held(node.state), self._one()]
 
     def fork(self, slots: list[int]) -> list[int]:
@@ -80,28 +93,65 @@ class StateSlots:
         """Reset a sequence's state to the checkpoint of ``node``."""
         self._drop(slots[0])
         slots[0] = self._held(node.state)
-        self._saved.move_to_end(node)
+        self._note_use(node)
 
     # -- of nodes ----------------------------------------------------------------------------------
 
-    def save(self, node: PageNode, slot: int) -> None:
-        """Keep the state in ``slot`` as the node's checkpoint."""
+    @property
+    def saved(self) -> list[PageNode]:
+        """The nodes with a checkpoint, in the order in which they give way."""
+        return [*self._fresh, *self._used]
+
+    def place_of(self, node: PageNode) -> str:
+        """Return the place of a node's checkpoint: RUN, SYSTEM or PARTING."""
+        return self._used.get(node) or self._fresh[node]
+
+    def save(self, node: PageNode, slot: int, place: str = RUN) -> None:
+        """Keep the state in ``slot`` as the node's checkpoint, unless it has one."""
         if node.state == NONE:
             node.state = self._held(slot)
-        self._saved[node] = None
-        self._saved.move_to_end(node)
+            self._fresh[node] = place
+        if place != RUN or node in self._used:
+            self._note_use(node)
+        else:
+            self._fresh.move_to_end(node)
+
+    def thin(self, chain: Ids[PageNode]) -> None:
+        """Drop checkpoints of a chain of pages, at ends of runs and not used by any prompt since,
+        that the next one makes up for: the distance between two may be half of that to the nearer
+        end of the text, or ``2 * WORTH``. So a text of n tokens keeps some ``4 log2(n / WORTH)``.
+        """
+        at = [p for p, node in enumerate(chain, 1) if node.state != NONE]
+        before = 0
+        for p, after in pairwise(at):
+            room = max(2 * WORTH, min(before, len(chain) - after) * PAGE // 2)
+            node = chain[p - 1]
+            if (after - before) * PAGE <= room and self._fresh.get(node) == RUN:
+                self.forget(node)
+            else:
+                before = p
 
     def forget(self, node: PageNode) -> None:
         """Drop a node's checkpoint, if it has one."""
         if node.state != NONE:
-            del self._saved[node]
+            segment = self._fresh if node in self._fresh else self._used
+            del segment[node]
             self._drop(node.state)
             node.state = NONE
 
     def forget_all(self) -> None:
         """Drop every checkpoint."""
-        for node in list(self._saved):
+        for node in self.saved:
             self.forget(node)
+
+    def _note_use(self, node: PageNode) -> None:
+        """Mark a node's checkpoint as one that prompts use."""
+        self._used[node] = self.place_of(node)
+        self._used.move_to_end(node)
+        self._fresh.pop(node, None)
+        if len(self._used) > self._most_used:
+            oldest, place = self._used.popitem(last=False)
+            self._fresh[oldest] = place
 
     # -- slots -------------------------------------------------------------------------------------
 
@@ -119,5 +169,6 @@ class StateSlots:
         at most two each, and all other holders are checkpoints.
         """
         if not self._free:
-            self.forget(next(node for node in self._saved if self._holders[node.state] == 1))
+            saved = joined(self._fresh, self._used)
+            self.forget(next(node for node in saved if self._holders[node.state] == 1))
         return self._held(self._free.pop())

@@ -147,26 +147,30 @@ class RequestQueue:
         return True
 
     def _follows(self, request: Request) -> bool:
-        """Whether a running request is about to prefill the same next page, so that N equal prompts
-        are read once.
+        """Whether a running request is about to prefill the same next page, or to keep a layer
+        state at the end of the same system prompt, so that N equal prompts are read once.
         """
         if not self.running or not request.reuse:
             return False
         ids = request.ids
         n = request.look_up(self.engine.cache)
-        end = n + PAGE
-        return (
-            end < len(ids)
-            and any(
-                len(other.seq or ()) < end <= len(other.ids)
+        stateful = bool(self.engine.cache.states)
+
+        def is_awaited(other: Request, end: int) -> bool:
+            return (
+                n < end < len(ids)
+                and len(other.seq or ()) < end <= len(other.ids)
                 and other.lora == request.lora
                 and other.reuse  # without reuse, its pages can be found only after it has ended
                 and not other.paused
                 and not other.looked_at
                 and other.ids[n:end] == ids[n:end]
                 and other.ids[:n] == ids[:n]
-                for other in self.running
             )
+
+        return any(
+            is_awaited(other, n + PAGE) or (stateful and is_awaited(other, other.system_end))
+            for other in self.running
         )
 
     def _start(self, request: Request) -> bool:
@@ -177,6 +181,7 @@ class RequestQueue:
         if session is None:  # ``seen`` counted another sequence's changes
             request.seen = min(request.seen, 0)
         request.seq = seq = self._place(request)
+        seq.system_end = request.system_end
         if not any(other.seq is seq for other in self.running):
             # While others run, reserve one more page for the tokens this request will decode.
             spare = min(PAGE, self.engine.n_ctx - len(request.ids)) if self.running else 0
@@ -221,6 +226,7 @@ class RequestQueue:
             if request.seen < 0 and not request.answer.ids:
                 timings = request.answer.timings
                 timings.n_cached = timings.cache.memory = kept
+                timings.cache.state = seq.state_from or None
             request.seen = seq.n_changes
         return len(ids) - len(seq.ids)
 

@@ -84,7 +84,8 @@ class Request:
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
     own. With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt
     is computed, whatever session, cache and page files hold. ``media``: the pictures and sounds
-    in ``ids``, in the order of their first rows, each with its encoder.
+    in ``ids``, in the order of their first rows, each with its encoder. ``system_end``: the number
+    of ids up to the end of the system prompt, 0 if unknown: layer states are kept there.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Request:
         lora: Lora = (),
         reuse: bool = True,
         media: Mapping[MediaEntry, MediaEncoder] | None = None,
+        system_end: int = 0,
     ) -> None:
         self.ids = list(ids)  # prompt and output
         # The same without rows of pictures and sound, for samplers and drafts.
@@ -121,6 +123,7 @@ class Request:
         self.look_ahead = look_ahead  # pieces written ahead of the caller before the request pauses
         self.lora = lora if session is None else session.seq.lora  # adapters to run with
         self.reuse = reuse
+        self.system_end = system_end
         self.lookup = Lookup() if speculate else None
         self.tracks: dict[str, AcceptanceTracker] = {}  # by source of its drafts
         self.n_accepted = 0  # tokens accepted of its last draft

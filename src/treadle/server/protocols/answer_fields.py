@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 
 
 def reuse(output: OutputStream) -> dict[str, Any]:
-    """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped."""
+    """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped;
+    ``state`` only for models whose layers keep one.
+    """
     use = output.answer.timings.cache
-    return {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
+    told = {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
+    return told if use.state is None else {**told, "state": use.state}
 
 
 def timings(output: OutputStream) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from treadle.server.requests.generation_request import (
     adapters,
     check_length,
     check_text,
-    is_ids,
+    item_ids,
     most_characters,
     room,
 )
@@ -219,33 +219,54 @@ async def embed_tokens(
 def _read(
     value: Any, model: Model, embedder: Embedder, name: str, most: int | None
 ) -> list[list[int]]:
-    """Return the ids of inputs: a string, ids, or a list of either. The embedder's prompt precedes
+    """Return the ids of inputs: a string, a list of ids and strings, llama.cpp's object of a
+    ``prompt_string`` or of ``content`` parts, or a list of these. The embedder's prompt precedes
     each string.
     """
-    several = isinstance(value, list) and not (value and is_ids(value))
+    several = isinstance(value, list) and not any(type(item) is int for item in value)
     items = value if several else [value]
     if value is None or not items or len(items) > MAX_INPUTS:
         raise ApiError(400, f"{name}: expected 1 to {MAX_INPUTS} texts", param=name)
     result = []
     for i, item in enumerate(items):
-        if isinstance(item, dict) and "multimodal_data" in item:
-            raise ApiError(
-                400,
-                f"{name}: pictures and sounds get no vectors: expected strings, or lists of token "
-                "ids",
-                param=name,
-                code="unsupported_content",
-            )
-        if not isinstance(item, str) and not is_ids(item):
+        if isinstance(item, dict):
+            item = _text_of(name, item)
+        mixed = isinstance(item, list) and all(type(part) in (int, str) for part in item)
+        if not isinstance(item, str) and not mixed:
             raise wrong(name, item, "strings, or lists of token ids")
         with within(f"{name}[{i}]" if several else name):
             result.append(check_length(_ids(item, model, embedder, most), model))
     return result
 
 
-def _ids(item: str | list[int], model: Model, embedder: Embedder, most: int | None) -> list[int]:
+def _text_of(name: str, item: Mapping[str, Any]) -> str:
+    """Return the text of an input that is an object. Raises ApiError."""
+    parts = item.get("content")
+    if isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):
+        return str(item["prompt_string"])
+    if not isinstance(parts, list) and "multimodal_data" not in item:
+        raise wrong(name, item, "strings, lists of token ids, or lists of parts in content")
+    texts = [
+        part["text"]
+        for part in parts or ()
+        if isinstance(part, dict) and part.get("type") == "text" and type(part.get("text")) is str
+    ]
+    if not texts or len(texts) != len(parts or ()):
+        raise ApiError(
+            400,
+            f"{name}: pictures and sounds get no vectors: expected strings, or lists of token ids",
+            param=name,
+            code="unsupported_content",
+        )
+    return "".join(texts)
+
+
+def _ids(
+    item: str | list[int | str], model: Model, embedder: Embedder, most: int | None
+) -> list[int]:
     if isinstance(item, list):
-        return item if most is None else embedder.cut(item, most, whole=False)
+        ids = item_ids(item, model)
+        return ids if most is None else embedder.cut(ids, most, whole=False)
     item = embedder.prompt + item
     if most is None:
         check_text(item, model)

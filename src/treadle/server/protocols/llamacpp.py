@@ -44,7 +44,7 @@ from treadle.server.requests.generation_request import (
     several,
 )
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
-from treadle.server.requests.request_media import check_vocabulary
+from treadle.server.requests.request_media import check_vocabulary, prompt_text
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
@@ -149,11 +149,16 @@ async def _completed(request: HttpRequest, service: Service, stream: RequestStre
 
 def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
     """Return an answer or a stream's last event, restricted to the requested ``response_fields``. A
-    nested field, such as ``timings/prompt_n``, keeps this name as its key.
+    nested field, such as ``timings/prompt_n``, keeps this name as its key; ``prompt`` is there only
+    if requested.
     """
     tokens = stream.is_streamed or stream.generation.more["tokens"]
     result = {**said(piece, tokens=tokens), **final_fields(service, stream, piece)}
     names: list[str] = stream.generation.more["fields"]
+    if "prompt" in names:
+        result["prompt"] = prompt_text(
+            stream.generation.prompts[piece.output.prompt], service.model
+        )
     found: dict[str, Any] = {}
     for name in names:
         with suppress(KeyError, TypeError):  # unknown names are left out

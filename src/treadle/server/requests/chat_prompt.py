@@ -75,6 +75,8 @@ FIELDS: Table = {
 }
 
 
+_ENDINGS = ("continue_final_message", "add_generation_prompt")
+
 MESSAGE: Table = {"function_call": refused("not supported: use tool_calls")}
 
 
@@ -96,7 +98,15 @@ def read_conversation(
         )
     conversation = _conversation(given, service)
     prompt = _rendered(given, conversation, service)
-    generation.prompts = [check_length(chat_ids(prompt, model, service.addresses), model)]
+    ids = check_length(chat_ids(prompt, model, service.addresses), model)
+    generation.prompts = [ids]
+
+    def render(messages: list[dict[str, Any]]) -> str:
+        begun = {key: value for key, value in given.items() if key not in _ENDINGS}
+        return _rendered(begun, ChatMessages(messages), service).text
+
+    own = {key: value for key, value in given.items() if key != "messages"}
+    generation.system_end = model.system_end(ids, conversation.messages, render, own)
     generation.settings["stop"] = [*generation.settings["stop"], *model.template.stop]
     generation.options = replace(
         wanted,
@@ -107,10 +117,10 @@ def read_conversation(
         budget=_budget(given, service, generation),
     )
     continued = given.get("continue_final_message", given.get("add_generation_prompt", True))
-    own = service.dialect
+    dialect = service.dialect
     if continued:
-        own = continued_dialect(conversation.messages, own, within=continued == REASONING)
-    generation.plan(model, own, prompt.text)
+        dialect = continued_dialect(conversation.messages, dialect, within=continued == REASONING)
+    generation.plan(model, dialect, prompt.text)
     if conversation.warnings:
         said = dict.fromkeys((*generation.planned.warnings, *conversation.warnings))
         generation.planned = replace(generation.planned, warnings=tuple(said))

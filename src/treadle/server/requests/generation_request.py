@@ -213,6 +213,7 @@ class GenerationRequest:
     ping_s: float | None = None  # seconds of silence before a keep-alive
     unlimited: bool = False  # its ``reasoning_budget`` is -1: not even the server's budget holds
     ignored: list[str] = field(default_factory=list)  # warnings about ignored fields
+    system_end: int = 0  # number of ids of the system prompt: see ``Request``
 
     def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
         """Compile the constraints of answers to ``prompt``; without a ``dialect`` they are plain
@@ -254,6 +255,7 @@ class GenerationRequest:
                     priority=self.priority,
                     client=self.client,
                     look_ahead=LOOK_AHEAD if self.is_streamed else math.inf,
+                    system_end=self.system_end,
                 )
                 result.append((request, at))
         return result
@@ -485,11 +487,6 @@ def room(model: Model) -> int:
     return min(model.n_ctx, model.engine.cache.n_tokens)
 
 
-def is_ids(value: Any) -> bool:
-    """Return whether a prompt is a list of token ids."""
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
 def several(value: Any) -> list[Any]:
     """Return the prompts of a body. A list of strings or of lists is several prompts; a list with
     ids in it, alone or mixed with strings, is one. Raises ApiError.
@@ -519,14 +516,19 @@ def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
         return check_length(model.tokenize(value), model)
     if not isinstance(value, list) or not all(type(item) in (int, str) for item in value):
         raise wrong(name, value, "a string, token ids, or both mixed")
+    return check_length(item_ids(value, model), model)
+
+
+def item_ids(items: list[int | str], model: Model) -> list[int]:
+    """Return the ids of a prompt of ids and strings. Raises ApiError."""
     ids: list[int] = []
-    for i, item in enumerate(value):
+    for i, item in enumerate(items):
         if isinstance(item, str):
             check_text(item, model)
             ids += model.tokenize(item, bos=False if i else None)
         else:
             ids.append(item)
-    return check_length(ids, model)
+    return ids
 
 
 def check_text(said: str, model: Model) -> None:

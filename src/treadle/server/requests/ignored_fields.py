@@ -188,7 +188,6 @@ RESPONSES: Fields = {
     "image": IgnoredField(_TEXT_ALONE),
     "max_tool_calls": IgnoredField("ignored: the server does not call tools"),
     "moderation": IgnoredField("ignored: not supported"),
-    "timings_per_token": IgnoredField("ignored: usage is at the end of the response", (False,)),
 }
 RESPONSES_TEXT: Fields = {"verbosity": CHAT["verbosity"]}
 RESPONSES_REASONING: Fields = {

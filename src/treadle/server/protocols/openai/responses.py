@@ -26,7 +26,7 @@ from treadle.server.http.body_fields import (
     whole,
 )
 from treadle.server.http.http_io import Json, Response, event, read_json
-from treadle.server.protocols.answer_fields import warnings
+from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.chat import MAX_TOP
 from treadle.server.protocols.openai.response_items import (
@@ -67,6 +67,7 @@ FIELDS: Table = {
     "top_logprobs": whole(0, MAX_TOP),
     "include": array,
     "return_progress": flag,
+    "timings_per_token": flag,
     "truncation": refused("not supported: conversations are never truncated", "disabled", "auto"),
     "background": refused("not supported: responses do not run in the background", False),
     "conversation": refused("not supported: send the conversation's items as input"),
@@ -125,6 +126,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
         "keep": given.get("store", True),
         "known": offered.known,
         "seal": "reasoning.encrypted_content" in include,
+        "timings_per_token": given.get("timings_per_token", False),
     }
     return generation
 
@@ -299,7 +301,7 @@ async def responses(request: HttpRequest) -> Response:
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
-    return Json(reply.ended(piece, items))
+    return Json({**reply.ended(piece, items), "timings": timings(piece.output)})
 
 
 class _ResponseEvents:
@@ -343,6 +345,8 @@ class _ResponseEvents:
             return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
         logprobs = self._take_logprobs()
         place |= {"delta": part.text, "logprobs": logprobs}
+        if self.reply.stream.generation.more["timings_per_token"]:
+            place["timings"] = timings(self.reply.stream.outputs[0])
         return out + self.event("response.output_text.delta", **place)
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
@@ -415,4 +419,5 @@ async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
         if piece.finish_reason is not None:
             yield told.closed(_status(piece))
             whole = reply.ended(piece, told.items)
-            yield told.event(f"response.{_status(piece)}", response=whole)
+            spent = timings(piece.output)
+            yield told.event(f"response.{_status(piece)}", response=whole, timings=spent)

@@ -1,0 +1,75 @@
+"""End of the system prompt among the ids of a chat prompt.
+
+Models whose layers keep a state can reuse it only where it was kept, so it is kept there: other
+questions under the same system prompt follow. A template may put tools, a date or the first user
+message's opening around the system prompt. So the end is found without knowledge of the template:
+the conversation's beginning is rendered with two other user texts, and the ids that both renderings
+begin with are the system prompt's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from treadle.chat.messages import SYSTEM
+from treadle.errors import TreadleError
+
+PROBES = ("A", "7?")  # user texts whose first tokens differ, with any vocabulary
+MOST = 16  # system prompts that are remembered
+
+Messages = list[dict[str, Any]]
+
+
+class SystemPrefixes:
+    """The ids of the last system prompts of one model; ``encode`` tokenizes a rendered prompt. Any
+    thread may use it.
+    """
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        self._encode = encode
+        self._found: OrderedDict[int, list[int]] = OrderedDict()  # the last used is last
+        self._lock = threading.Lock()
+
+    def end(
+        self, ids: Sequence[int], messages: Messages, render: Callable[[Messages], str], given: Any
+    ) -> int:
+        """Return how many of a prompt's ids its system prompt has, with all that the template
+        writes up to the first user text; 0 if that is unknown. ``render``: the template, with
+        ``given`` (tools and variables, of the same repr if they are the same).
+        """
+        n = 0
+        while n < len(messages) and messages[n].get("role") in SYSTEM:
+            n += 1
+        head = messages[:n]
+        if messages[n : n + 1] and messages[n].get("role") != "user":
+            return 0
+        if not all(isinstance(message.get("content"), str) for message in head):
+            return 0
+        key = hash(repr((head, given)))
+        with self._lock:
+            prefix = self._found.get(key)
+            if prefix is not None:
+                self._found.move_to_end(key)
+        if prefix is None or ids[: len(prefix)] != prefix:  # new, or with another date
+            try:
+                one, other = (
+                    self._encode(render([*head, {"role": "user", "content": probe}]))
+                    for probe in PROBES
+                )
+            except TreadleError:  # a template that wants more than one message
+                return 0
+            prefix = one[: n_common(one, other)]
+            with self._lock:
+                self._found[key] = prefix
+                while len(self._found) > MOST:
+                    self._found.popitem(last=False)
+        return n_common(prefix, ids)
+
+
+def n_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many ids at the beginning of two sequences are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
