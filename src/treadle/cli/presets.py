@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Pre
     """Read a file of presets. ``command``: ``serve``; ``args``: its options of the command line,
     which win. Raises FileError that names the key.
     """
-    if find_spec("tomllib") is None:
+    if sys.version_info < (3, 11):
         raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")
     import tomllib
 
