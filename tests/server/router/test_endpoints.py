@@ -298,7 +298,7 @@ def test_the_memory_that_a_model_needs(stories: ServedModel) -> None:
     """Its cache is the engine's own, which is as large as options ask for."""
     import treadle
 
-    texts = MemoryRequest(context=1024, n_sequences=2)
+    texts = MemoryRequest(context=2048, n_sequences=2)
     need = need_of(ServedModel("s", stories.ref, cache=texts), None)
     assert need is not None
     assert need.weights == 1185376
@@ -308,17 +308,17 @@ def test_the_memory_that_a_model_needs(stories: ServedModel) -> None:
     assert shared is not None
     with treadle.load(stories.ref, threads=1, n_sequences=4, kv_tokens=32768) as model:
         assert shared.cache_bytes == model.engine.cache.n_bytes
-    with treadle.load(stories.ref, threads=1, n_sequences=2, context=1024) as model:
+    with treadle.load(stories.ref, threads=1, n_sequences=2, context=2048) as model:
         n_bytes = model.engine.cache.n_bytes  # of whole pages
         assert need.cache_bytes == pytest.approx(n_bytes, rel=0.02)
     room = shared.weights + shared.program + 3_000_000
     assert shared.within(room).n_bytes == room
     assert shared.within(0).cache_bytes == shared.least_cache_bytes < 3_000_000
-    half = MemoryRequest("q8_0", 1024, 2)
+    half = MemoryRequest("q8_0", 2048, 2)
     small = need_of(ServedModel("s", stories.ref, cache=half), None)
     assert small is not None
     assert small.cache_bytes < 0.6 * need.cache_bytes
-    draft = MemoryRequest(context=1024, n_sequences=2, files=(stories.ref,))
+    draft = MemoryRequest(context=2048, n_sequences=2, files=(stories.ref,))
     both = need_of(ServedModel("s", stories.ref, cache=draft), None)
     assert both is not None
     assert both.weights == 2 * need.weights
