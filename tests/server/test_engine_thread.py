@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -353,3 +354,34 @@ def test_less_room_than_a_context() -> None:
             prompts = [[5 + i] * (n // 3) for i in range(6)]  # and others wait for their turn
             many = post(client, "/v1/completions", prompt=prompts, max_tokens=4, ignore_eos=True)
             assert [choice["finish_reason"] for choice in many["choices"]] == ["length"] * 6
+
+
+def test_plans_are_compiled_while_nothing_is_asked(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an engine behind a router: the first one before it serves, the others when it is idle. An
+    error of those is one of the model.
+    """
+    service = Service(model, ServerSettings(log=False))
+    made: list[int] = []
+    served = threading.Event()
+
+    def plan(i: int) -> None:
+        assert not i or served.wait(PATIENCE_S)
+        made.append(i)
+        if i == 2:
+            raise CompileError("no memory")
+
+    monkeypatch.setattr(service.engine, "_warmings", lambda: (partial(plan, i) for i in range(9)))
+    service.engine.warms_when_idle = True
+    try:
+        service.engine.start()
+        service.engine.warmed.result(PATIENCE_S)
+        assert made == [0]
+        served.set()
+        until(lambda: service.engine.state == "error")
+        assert made == [0, 1, 2]
+        assert service.engine.why == "no memory"
+    finally:
+        service.close()
+    assert "CompileError" in capsys.readouterr().err

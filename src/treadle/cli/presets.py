@@ -21,6 +21,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,10 @@ def read_presets(path: Path, command: click.Command, args: Sequence[str]) -> Pre
     """
     if sys.version_info < (3, 11):
         raise TreadleError("--presets needs Python 3.11 or newer, which reads TOML")
-    import tomllib
-
+    text = read_text(str(path), MOST_BYTES)
     try:
-        value = tomllib.loads(read_text(str(path), MOST_BYTES))
-    except tomllib.TOMLDecodeError as error:
+        value: dict[str, Any] = import_module("tomllib").loads(text)
+    except ValueError as error:
         raise FileError(f"is not TOML: {error}", path=str(path)) from None
     check_keys(path, "", value, TABLES)
     reader = PresetReader(path, command, tuple(args))

@@ -85,6 +85,7 @@ class FakeLauncher:
 
     automatic: bool = True
     answer: Answer | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # that engines report
     engines: list[FakeEngine] = field(default_factory=list)
     error: OSError | None = None
     n_closed: int = 0
@@ -98,7 +99,7 @@ class FakeLauncher:
         engine = FakeEngine(order, self.answer)
         self.engines.append(engine)
         if self.automatic:
-            await engine.ready()
+            await engine.ready(**self.facts)
         return engine
 
     async def close(self) -> None:

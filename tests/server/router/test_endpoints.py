@@ -295,18 +295,31 @@ def test_names_of_the_hub(name: str) -> None:
 
 
 def test_the_memory_that_a_model_needs(stories: ServedModel) -> None:
-    """Of two texts of 64 tokens, and of 32,768 tokens: as many times more."""
-    need = need_of(
-        ServedModel("s", stories.ref, cache=MemoryRequest(context=64, n_sequences=2)), None
-    )
+    """Its cache is the engine's own, which is as large as options ask for."""
+    import treadle
+
+    texts = MemoryRequest(context=2048, n_sequences=2)
+    need = need_of(ServedModel("s", stories.ref, cache=texts), None)
     assert need is not None
     assert need.weights == 1185376
     assert need.program == PROGRAM_BYTES
-    assert need.cache_bytes == need.least_cache_bytes
+    assert need.least_cache_bytes == need.cache_bytes
     shared = need_of(ServedModel("s", stories.ref, cache=MemoryRequest(n_tokens=32768)), None)
     assert shared is not None
-    assert shared.cache_bytes == pytest.approx(256 * need.cache_bytes, rel=0.05)
-    small = shared.within(shared.weights + shared.program + 100_000_000)
-    assert small.cache_bytes <= 100_000_000
-    assert shared.within(0).cache_bytes == shared.least_cache_bytes
+    with treadle.load(stories.ref, threads=1, n_sequences=4, kv_tokens=32768) as model:
+        assert shared.cache_bytes == model.engine.cache.n_bytes
+    with treadle.load(stories.ref, threads=1, n_sequences=2, context=2048) as model:
+        n_bytes = model.engine.cache.n_bytes  # of whole pages
+        assert need.cache_bytes == pytest.approx(n_bytes, rel=0.02)
+    room = shared.weights + shared.program + 3_000_000
+    assert shared.within(room).n_bytes == room
+    assert shared.within(0).cache_bytes == shared.least_cache_bytes < 3_000_000
+    half = MemoryRequest("q8_0", 2048, 2)
+    small = need_of(ServedModel("s", stories.ref, cache=half), None)
+    assert small is not None
+    assert small.cache_bytes < 0.6 * need.cache_bytes
+    draft = MemoryRequest(context=2048, n_sequences=2, files=(stories.ref,))
+    both = need_of(ServedModel("s", stories.ref, cache=draft), None)
+    assert both is not None
+    assert both.weights == 2 * need.weights
     assert need_of(ServedModel("s", "/nowhere.gguf"), None) is None

@@ -21,7 +21,7 @@ A, B, C = models("a", "b", "c")
 def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     @wraps(test)
     def run(*args: Any, **given: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*args, **given), 120))  # type: ignore[arg-type]
+        asyncio.run(asyncio.wait_for(test(*args, **given), 120))
 
     return run
 
@@ -107,7 +107,7 @@ async def test_a_failed_load_is_told_to_all_and_tried_again(why: str, code: int,
             assert isinstance(error, ApiError)
             assert told in error.message
             assert error.code == "model_load_failed"
-        assert pool.slots["a"].error == error.message
+            assert pool.slots["a"].error == error.message
         assert pool.used == 0
         launcher.automatic = True
         await one_call(pool, A)
@@ -210,6 +210,41 @@ async def test_loads_take_turns_in_the_order_of_their_arrival() -> None:
         for call in (waiting[0], waiting[2], waiting[1]):
             pool.release(await call)
         assert launcher.names == ["a", "c", "b"]
+
+
+@in_loop
+async def test_one_that_was_downloaded_just_now_tells_its_own_size() -> None:
+    """200 MiB of it are the program's."""
+    launcher = FakeLauncher(facts={"n_bytes": 50 << 20, "cache_bytes": 0})
+    async with pooled(launcher, {"a": 100}, memory=300) as pool:
+        await one_call(pool, A, B)
+        assert [pool.state(model) for model in (A, B)] == ["unloaded", "loaded"]
+        assert pool.used == 250 << 20
+        launcher.facts = {"n_bytes": 500 << 20, "cache_bytes": 0}
+        with pytest.raises(ApiError, match=r"d needs 700 MiB .* may have 300 MiB"):
+            await pool.acquire(models("d")[0])
+        assert launcher.engines[-1].ended.done()
+        assert pool.state(B) == "loaded"
+
+
+@in_loop
+async def test_calls_without_a_pause_do_not_starve_a_load() -> None:
+    launcher = FakeLauncher(automatic=False)
+    async with pooled(launcher, {"a": 6, "b": 6}, memory=10) as pool:
+        first = asyncio.ensure_future(pool.acquire(A))
+        await until(lambda: launcher.engines)
+        other = asyncio.ensure_future(pool.acquire(B))
+        await settled()
+        await launcher.engines[0].ready()
+        running = await first
+        await until(lambda: running.draining)
+        launcher.automatic = True
+        again = asyncio.ensure_future(pool.acquire(A))
+        await settled()
+        pool.release(running)
+        pool.release(await other)
+        pool.release(await again)
+        assert launcher.names == ["a", "b", "a"]
 
 
 @in_loop

@@ -14,7 +14,8 @@ from tests.server.conftest import Process, Served, until
 from tests.server.router.test_launcher import is_alive
 from tests.server.test_process import ask, begin
 
-TEXT = {"prompt": "Once upon a time there was a little", "max_tokens": 6, "temperature": 0}
+PROMPT = "Once upon a time there was a little"
+TEXT = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0}
 LONG = "Once upon a time there was a little girl who lived in a house near the forest. " * 8
 
 
@@ -55,7 +56,7 @@ def test_two_models_from_their_loads_to_their_ends(
     alone = {}
     for path in (stories, demo):
         with treadle.load(path, threads=2, deterministic=True) as model:
-            alone[path.stem] = "".join(model.generate(TEXT["prompt"], max_tokens=6, temperature=0))
+            alone[path.stem] = "".join(model.generate(PROMPT, max_tokens=6, temperature=0))
     pages = tmp_path / "pages"
     server = process(
         *(str(stories), str(demo), "--deterministic", "--metrics", "--cache-dir", str(pages))
@@ -75,6 +76,7 @@ def test_two_models_from_their_loads_to_their_ends(
     )
     known = engines(server)
     assert len(known) == 3
+    assert len(list(Path(f"/proc/{known['warm']}/task").iterdir())) == 1  # so that it may fork
     listed = json.loads(ask(server.url, "/v1/models")[1])["data"]
     busy = [each["id"] for each in listed if each["treadle"]["n_requests"]]
     assert busy == ["stories260K"]

@@ -77,7 +77,7 @@ async def generate(request: HttpRequest) -> Any:
     call = await read_call(request, service.bodies)
     model = await service.find(call.name)
     keep = keep_seconds(call.fields.get("keep_alive"))
-    if keep == 0 and not (call.fields.get("messages") or call.fields.get("prompt")):
+    if keep == 0 and not call.has_text:
         service.pool.run(service.pool.unload(model))
         empty: dict[str, Any] = {"response": ""}
         if call.own_path == "/api/chat":

@@ -8,6 +8,7 @@ middle becomes an error in the protocol's own form.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import re
 import time
@@ -47,6 +48,7 @@ NOT_SENT |= {b"x-request-id", b"x-request-timeout", b"cookie", b"proxy-authoriza
 NOT_SENT |= {OWNER_HEADER.encode(), ASKED_HEADER.encode()}
 NOT_RETURNED = {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"x-request-id"}
 ENDING_S = 1.0  # between the end of an engine's connections and that of its process
+FIELDS = ("stream", "keep_alive")  # of a body, that the router follows
 OLLAMA_STREAMS = ("/api/chat", "/api/generate")
 MULTIPART_MODEL = re.compile(
     rb'content-disposition:[^\r\n]*\bname="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,500})\r\n',
@@ -54,14 +56,18 @@ MULTIPART_MODEL = re.compile(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ModelCall:
-    """A request, as far as the router must know it."""
+    """A request, as far as the router must know it.
+
+    ``body`` is dropped when the engine has it: a text may be written for minutes.
+    """
 
     path: str
     body: bytes
-    fields: Mapping[str, Any]  # of a JSON object; {} for other bodies
+    fields: Mapping[str, Any]  # those of FIELDS that a JSON object has
     name: str | None  # of the model
+    has_text: bool = False  # messages or a prompt
 
     @property
     def own_path(self) -> str:
@@ -92,17 +98,19 @@ async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
         raw = await read_body(request, weigh, bodies.most)
         kind = request.headers.get("content-type", "").lower()
         if kind.startswith("multipart/"):
-            found = MULTIPART_MODEL.search(raw)
-            name = found[1].decode("utf-8", "replace") if found else named
+            part = MULTIPART_MODEL.search(raw)
+            name = part[1].decode("utf-8", "replace") if part else named
             return ModelCall(request.url.path, raw, {}, name)
         if not raw:
             return ModelCall(request.url.path, raw, {}, named)
         value = await asyncio.to_thread(parse_any, raw) if len(raw) > LARGE else parse_any(raw)
-    fields = value if isinstance(value, dict) else {}
-    name = fields.get("model")
+    found = value if isinstance(value, dict) else {}
+    fields = {field: found[field] for field in FIELDS if field in found}
+    name = found.get("model")
     if name is not None and not isinstance(name, str):
         raise ApiError(400, "model: expected a string", param="model")
-    return ModelCall(request.url.path, raw, fields, name or named)
+    has_text = bool(found.get("messages") or found.get("prompt"))
+    return ModelCall(request.url.path, raw, fields, name or named, has_text)
 
 
 class Forwarding:
@@ -260,9 +268,10 @@ class Forwarding:
             (OWNER_HEADER.encode(), scope.get("treadle.owner", "").encode()),
         ]
         headers += self._time_left(scope)
-        return await call_engine(
-            engine.address, scope["method"], target, headers, self._body_for_engine()
-        )
+        body = self._body_for_engine()
+        response = await call_engine(engine.address, scope["method"], target, headers, body)
+        self.call.body = b""
+        return response
 
     def _time_left(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Return the client's time limit, less what the load has taken."""
@@ -280,8 +289,8 @@ class Forwarding:
         and the engine would warn that it cannot.
         """
         if self.keep_s == 0 and "keep_alive" in self.call.fields:
-            left = {key: v for key, v in self.call.fields.items() if key != "keep_alive"}
-            return json.dumps(left).encode()
+            given = json.loads(self.call.body.removeprefix(codecs.BOM_UTF8))
+            return json.dumps({key: v for key, v in given.items() if key != "keep_alive"}).encode()
         return self.call.body
 
     # -- the response -----------------------------------------------------------------------------

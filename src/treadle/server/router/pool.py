@@ -313,6 +313,8 @@ class EnginePool:
                 need = await self._make_room(slot, self._fitted(model, need))
                 slot.reserved = need.n_bytes if need else 0
             engine = await self._start(slot, load, need)
+            if need is None:  # it was downloaded just now
+                await self._reserve(slot, engine)
         except asyncio.CancelledError:
             self._forget_load(slot, load, "")
             raise
@@ -350,7 +352,23 @@ class EnginePool:
         engine.n_running += load.n_waiting  # before anything may unload it
         slot.load = None
         self.keep(engine)
+        self._wake()  # a load that waits for room may choose it
         return engine
+
+    async def _reserve(self, slot: ModelSlot, engine: LoadedEngine) -> None:
+        """Reserve the memory that a new engine has reported, and make room for it. Raises
+        ApiError; the engine is ended then.
+        """
+        facts = engine.facts
+        n_cache = facts.get("cache_bytes", 0)
+        need = MemoryNeed(facts.get("n_bytes", 0), n_cache, n_cache)
+        try:
+            async with self._queue:
+                await self._make_room(slot, self._fitted(slot.model, need))
+                slot.reserved = need.n_bytes
+        except BaseException:
+            engine.process.kill()
+            raise
 
     def _forget_load(self, slot: ModelSlot, load: ModelLoad, error: str) -> None:
         if slot.load is load:
