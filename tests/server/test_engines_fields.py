@@ -98,15 +98,15 @@ def test_what_a_verbose_answer_has(path: str, own: dict[str, Any], client: TestC
 
 def test_times_of_each_chunk_and_of_the_usage(client: TestClient) -> None:
     for path, own in (("/v1/completions", {"prompt": "x"}), (CHAT, {"messages": HI})):
-        body = {**own, "max_tokens": 5, "ignore_eos": True, "timings_per_token": True}
-        body["stream_options"] = {"include_usage": True}
-        found = [each for each in stream(client, path, **body) if each != "[DONE]"]
+        asked = {**own, "max_tokens": 5, "ignore_eos": True, "timings_per_token": True}
+        asked["stream_options"] = {"include_usage": True}
+        found = [each for each in stream(client, path, **asked) if each != "[DONE]"]
         last = found.pop()
         assert (last["choices"], last["timings"]["predicted_n"]) == ([], 5)
         told = [each for each in found if each["choices"][0].get("delta", {}).get("role") is None]
         assert told
         assert all(each["timings"]["predicted_n"] <= 5 for each in told)
-    body = {"input": "x", "max_output_tokens": 5, "ignore_eos": True}
+    body: dict[str, Any] = {"input": "x", "max_output_tokens": 5, "ignore_eos": True}
     for each_delta in (True, False):
         found = stream(client, "/v1/responses", **body, timings_per_token=each_delta)
         deltas = [each for each in found if each["type"] == "response.output_text.delta"]

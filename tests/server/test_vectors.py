@@ -366,6 +366,7 @@ def test_texts_ids_and_parts_may_be_mixed(client: TestClient, model: treadle.Mod
     assert [vector == vectors[0] for vector in vectors] == [True] * 6 + [False]
     mixed = post(client, "/v1/embeddings", input=[*ids[:1], "two"])["data"]
     assert len(mixed) == 1
-    for wrong in ({"content": "x"}, {"content": [{"type": "unknown"}]}, {"content": []}, [True]):
-        answer = client.post("/v1/embeddings", json={"input": wrong})
+    wrong: list[Any] = [{"content": "x"}, {"content": [{"type": "unknown"}]}, {"content": []}]
+    for given in (*wrong, [True]):
+        answer = client.post("/v1/embeddings", json={"input": given})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
