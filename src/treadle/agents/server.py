@@ -27,8 +27,10 @@ TAIL = 1 << 14  # bytes of its messages that are looked through for the last one
 START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
-from treadle.agents.server import run_child
-run_child(sys.argv[1:])
+from treadle.agents.server import watch_parent
+from treadle.cli import run_process
+watch_parent()
+run_process()
 """
 
 
@@ -50,7 +52,7 @@ class AgentServer:
             stdout=subprocess.PIPE,
             stderr=self._messages,
             env=environment,
-            start_new_session=os.name == "posix",
+            start_new_session=True,  # no effect on Windows
         )
         self._url = ""
         self._told = threading.Event()
@@ -114,12 +116,9 @@ class AgentServer:
         self.stop()
 
 
-def run_child(arguments: list[str]) -> None:
-    """Run the command line until it ends, or until standard input is closed."""
+def watch_parent() -> None:
+    """End this process, as SIGTERM does, when standard input is closed."""
     import signal
-    import sys
-
-    from treadle.cli import run_process
 
     def watch() -> None:
         while os.read(0, 1):
@@ -127,8 +126,6 @@ def run_child(arguments: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, name="treadle-parent-watch", daemon=True).start()
-    sys.argv[1:] = arguments
-    run_process()
 
 
 def agent_context(n_trained: int, full_kv_bytes: int, free_bytes: int | None) -> int:

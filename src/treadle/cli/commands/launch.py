@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,13 @@ def command(
         if endpoint is None:
             server, endpoint = start_server(stack, model, api_key, context)
         place = folder_of(cache_folder(), row.name, endpoint.url)
-        settings = row.settings(endpoint, place)
+        settings = settings_of(row, endpoint, place)
         settings.write_files()
         if server is not None:  # nothing listens there later
             stack.callback(shutil.rmtree, place, ignore_errors=True)
         tell(row, endpoint, settings)
-        environment = settings.environment(os.environ) | past_proxy(endpoint.url, os.environ)
-        code = run_agent(executable, [*settings.arguments, *arguments], environment)
+        words = [*settings.arguments, *arguments]
+        code = run_agent(executable, words, settings.environment(os.environ))
         if server is not None and server.has_ended():
             remark(f"the server ended before the agent: {server.last_message()}")
     raise click.exceptions.Exit(code)
@@ -235,6 +236,13 @@ def cache_folder() -> Path:
     return folder()
 
 
+def settings_of(agent: Agent, endpoint: Endpoint, place: Path) -> AgentSettings:
+    """Return the settings of an agent, with files in ``place``, in this environment."""
+    settings = agent.settings(endpoint, place)
+    proxy = past_proxy(endpoint.url, os.environ)
+    return replace(settings, variables={**settings.variables, **proxy})
+
+
 def tell(agent: Agent, endpoint: Endpoint, settings: AgentSettings) -> None:
     """Write what was set, to standard error."""
     room = f"{endpoint.n_context} tokens of context"
@@ -273,5 +281,6 @@ def print_script(
         click.echo(f"# the agent, on a free port: treadle serve {shlex.join(started)}")
         n_context = int(started[2]) if len(started) > 2 else UNKNOWN_CONTEXT
         endpoint = Endpoint(ADDRESS, name, n_context, api_key)
-    settings = agent.settings(endpoint, folder_of(cache_folder(), agent.name, endpoint.url))
+    place = folder_of(cache_folder(), agent.name, endpoint.url)
+    settings = settings_of(agent, endpoint, place)
     click.echo(shell_script(agent, settings, arguments))
