@@ -37,10 +37,12 @@ from treadle.server.protocols import (
     ollama,
     rerank,
     slot_actions,
+    tool_servers,
 )
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import (
     chat,
+    chat_servers,
     completions,
     control,
     response_lookup,
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
-    "/v1/chat/completions": chat.chat_completions,
+    "/v1/chat/completions": chat_servers.chat_completions,
     "/v1/chat/completions/control": control.control,
     "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,
@@ -84,6 +86,7 @@ POST: dict[str, Handler] = {
     "/apply-template": llamacpp.apply_template,
     "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
+    "/v1/mcp/call": tool_servers.call,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
@@ -95,6 +98,7 @@ GET: dict[str, Handler] = {
     "/props": llamacpp.props,
     "/lora-adapters": lora_adapters.show,
     "/slots": slot_actions.slots,
+    "/v1/mcp/tools": tool_servers.tools,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
     "/v1/responses/{id}": response_lookup.show,
