@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from treadle.cli.options import (
     check_media_hosts,
     writing_load_options,
 )
+from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
@@ -137,6 +139,7 @@ def origin(text: str) -> str:
     help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
 @MAX_TOKENS
+@tool_server_options
 @default_options
 @writing_load_options
 def command(
@@ -151,6 +154,7 @@ def command(
     max_tokens: int | None,
     load: dict[str, Any],
     defaults: dict[str, Any],
+    tool_servers: ToolServerOptions,
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
@@ -181,6 +185,7 @@ def command(
     load["n_sequences"] = sequences or (MOST_SEQUENCES if load["kv_bytes"] else 4)
     if not (load["context"] or sequences or load["kv_bytes"]):
         load |= shared_room()
+    toolbox = tool_servers.open()
     with ProgressBar() as progress:
         loaded = load_model(
             model,
@@ -203,10 +208,12 @@ def command(
             f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens per request, "
             f"{pages} of KV cache{_senses(loaded)}"
         )
+        if toolbox is not None:
+            tell_servers(toolbox, remark)
         click.echo(url)
 
-    own = ServerSettings(alias=alias, host=host, **settings)
-    with loaded:
+    own = ServerSettings(alias=alias, host=host, toolbox=toolbox, **settings)
+    with loaded, toolbox or nullcontext():
         serve(loaded, own, port, grace, ready)
 
 
