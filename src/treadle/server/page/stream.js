@@ -56,6 +56,13 @@ export async function getJson(path, key) {
   return (await send(path, { headers: headers(key) })).json();
 }
 
+// Runs a tool of the server's own servers; `given` is the JSON that the model wrote.
+export async function runTool(name, given, key) {
+  const body = JSON.stringify({ name, arguments: given });
+  const options = { method: "POST", headers: headers(key), body };
+  return (await send("v1/mcp/call", options)).json();
+}
+
 // Ends the reasoning of the answer `id`, which is being written.
 export async function endReasoning(id, key) {
   const body = JSON.stringify({ id, action: "reasoning_end" });
