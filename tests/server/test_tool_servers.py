@@ -175,3 +175,107 @@ def test_without_servers(agent: TestClient) -> None:
     assert "--mcp" in post(agent, "/v1/mcp/call", 501, name="u")["error"]["message"]
     error = post(agent, CHAT, 400, messages=HI, tools=[FREE])["error"]
     assert "tools[0].type: expected function" in error["message"]
+
+
+# -- /v1/responses ----------------------------------------------------------------------------
+
+RESPONSES = "/v1/responses"
+
+
+def kinds(found: Any) -> list[str]:
+    return [item["type"] for item in found["output"]]
+
+
+def test_a_response_lists_and_calls(client: TestClient, script: Script) -> None:
+    prompts = script("so " + calling("s__echo", n=1), "done")
+    tools = [{**FREE, "allowed_tools": ["echo"]}]
+    found = post(client, RESPONSES, input="hi", tools=tools)
+    assert kinds(found) == ["mcp_list_tools", "message", "mcp_call", "message"]
+    listing, _, call, said = found["output"]
+    assert (listing["server_label"], [each["name"] for each in listing["tools"]]) == ("s", ["echo"])
+    assert call.pop("id").startswith("mcp_")
+    assert call == {
+        "type": "mcp_call",
+        "status": "completed",
+        "server_label": "s",
+        "name": "echo",
+        "arguments": '{"n": 1}',
+        "output": "echo {'n': 1}",
+        "error": None,
+        "approval_request_id": None,
+    }
+    assert said["content"][0]["text"] == "done"
+    assert found["tools"] == tools
+    assert "tool\necho {'n': 1}<|im_end|>" in prompts[1]
+    # It goes on: by its id, and by its items.
+    prompts = script("well", "well")
+    after = post(client, RESPONSES, input="and?", tools=tools, previous_response_id=found["id"])
+    assert kinds(after) == ["message"]
+    first = {"role": "user", "content": "hi"}
+    said = [first, *found["output"], {"role": "user", "content": "and?"}]
+    assert kinds(post(client, RESPONSES, input=said, tools=tools)) == ["message"]
+    assert prompts[0] == prompts[1]
+    items = client.get(f"/v1/responses/{after['id']}/input_items?order=asc").json()["data"]
+    assert [item["type"] for item in items] == ["message", *kinds(found), "message"]
+
+
+def test_a_stream_of_a_response(client: TestClient, script: Script) -> None:
+    script(calling("s__echo", n=1) + calling("s__die"), "done")
+    events = stream(client, RESPONSES, input="hi", tools=[FREE])
+    told = [event["type"].removeprefix("response.") for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert told[:6] == ["created", "in_progress", "output_item.added",
+                        "mcp_list_tools.in_progress", "mcp_list_tools.completed",
+                        "output_item.done"]  # fmt: skip
+    calls = [each for each in told if each.startswith("mcp_call")]
+    assert [each for each in calls if each != "mcp_call_arguments.delta"] == [
+        *["mcp_call.in_progress", "mcp_call_arguments.done"] * 2,
+        "mcp_call.completed",
+        "mcp_call.failed",
+    ]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    whole = events[-1]["response"]
+    assert (told[-1], done) == ("completed", whole["output"])
+    assert kinds(whole) == ["mcp_list_tools", "mcp_call", "mcp_call", "message"]
+    assert done[2]["status"] == "failed"
+    assert "out of luck" in done[2]["error"]["content"][0]["text"]
+    for event in events:
+        if event["type"].startswith("response.mcp_call"):
+            item = whole["output"][event["output_index"]]
+            assert event["item_id"] == item["id"]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_calls_that_the_client_allows(client: TestClient, script: Script, stored: bool) -> None:
+    """One is allowed, one refused; by ``previous_response_id`` or with all items."""
+    prompts = script(calling("s__echo", n=1) + calling("s__echo", n=2), "done")
+    found = post(client, RESPONSES, input="hi", tools=[ASKS])
+    assert kinds(found) == ["mcp_list_tools", "mcp_approval_request", "mcp_approval_request"]
+    asked = found["output"][1:]
+    assert asked[0]["arguments"] == '{"n": 1}'
+    answers = [
+        {"type": "mcp_approval_response", "approval_request_id": item["id"], "approve": approve}
+        for item, approve in zip(asked, [True, False], strict=True)
+    ]
+    given: dict[str, Any] = {"input": answers, "previous_response_id": found["id"]}
+    if not stored:
+        given = {"input": [{"role": "user", "content": "hi"}, *found["output"], *answers]}
+    after = post(client, RESPONSES, tools=[ASKS], **given)
+    assert kinds(after) == ["mcp_call", "mcp_call", "message"]
+    ran, refused, _ = after["output"]
+    assert (ran["output"], ran["approval_request_id"]) == ("echo {'n': 1}", asked[0]["id"])
+    assert (refused["output"], refused["status"]) == (None, "failed")
+    assert "the user did not allow this call" in prompts[1]
+    assert prompts[1].count("echo {'n'") == 1
+
+
+def test_a_call_of_the_clients_own_beside_it(client: TestClient, script: Script) -> None:
+    script(calling("s__echo", n=1) + calling("own"))
+    own = {"type": "function", **OWN["function"]}
+    choice = {"type": "mcp", "server_label": "s", "name": "echo"}
+    found = post(client, RESPONSES, input="hi", tools=[FREE, own])
+    assert kinds(found) == ["mcp_list_tools", "mcp_call", "function_call"]
+    assert found["output"][1]["output"] == "echo {'n': 1}"
+    error = post(client, RESPONSES, 400, input="hi", tools=[own, FREE],
+                 tool_choice={**choice, "name": "no"})["error"]  # fmt: skip
+    assert "tool_choice: no such tool of server 's'" in error["message"]

@@ -46,6 +46,7 @@ from treadle.server.protocols.openai import (
     completions,
     control,
     response_lookup,
+    response_servers,
     responses,
 )
 from treadle.server.protocols.openai.answer import counter
@@ -65,7 +66,7 @@ POST: dict[str, Handler] = {
     "/v1/embeddings": embeddings.embeddings,
     "/v1/chat/completions/input_tokens": counter(chat.read_chat),
     "/v1/completions/input_tokens": counter(completions.read_completion),
-    "/v1/responses": responses.responses,
+    "/v1/responses": response_servers.responses,
     "/v1/responses/input_tokens": counter(responses.read_response),
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
