@@ -9,7 +9,8 @@ from typing import Any
 
 from treadle.errors import TreadleError
 from treadle.mcp.config import ToolBounds, ToolServerConfig
-from treadle.mcp.toolbox import ListedTool, Toolbox, ToolOutput
+from treadle.mcp.session import ListedTool, ToolOutput
+from treadle.mcp.toolbox import Toolbox
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 

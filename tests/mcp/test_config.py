@@ -12,6 +12,9 @@ from treadle.errors import FileError
 from treadle.mcp.config import ToolServerConfig, read_config
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 def write(folder: Path, value: Any) -> Path:
     path = folder / "mcp.json"
     path.write_text(value if isinstance(value, str) else json.dumps(value))
@@ -54,3 +57,9 @@ def test_errors(value: Any, said: str, tmp_path: Path) -> None:
         read_config(write(tmp_path, value))
     assert said in str(caught.value)
     assert "mcp.json" in str(caught.value)
+
+
+def test_the_file_of_the_documents(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "mcp.md").read_text("utf-8")
+    text = page.partition("```json\n")[2].partition("```")[0]
+    assert [server.name for server in read_config(write(tmp_path, text))] == ["files", "search"]

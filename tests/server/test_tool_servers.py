@@ -279,3 +279,19 @@ def test_a_call_of_the_clients_own_beside_it(client: TestClient, script: Script)
     error = post(client, RESPONSES, 400, input="hi", tools=[own, FREE],
                  tool_choice={**choice, "name": "no"})["error"]  # fmt: skip
     assert "tool_choice: no such tool of server 's'" in error["message"]
+
+
+def test_openais_client_reads_it(client: TestClient, script: Script) -> None:
+    """Each event and the whole response are of its types."""
+    from openai.types.responses import Response, ResponseStreamEvent
+    from pydantic import TypeAdapter
+
+    reader: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    script(calling("s__echo", n=1) + calling("s__die"), calling("t__echo"))
+    tools = [{**FREE, "allowed_tools": ["echo", "die"]}, {**ASKS, "server_label": "t"}]
+    events = stream(client, RESPONSES, input="hi", tools=tools)
+    types = {type(reader.validate_python(event)).__name__ for event in events}
+    assert {"ResponseMcpCallFailedEvent", "ResponseMcpListToolsCompletedEvent"} < types
+    whole = Response.model_validate(events[-1]["response"])
+    names = [type(item).__name__ for item in whole.output]
+    assert names == ["McpListTools", "McpListTools", "McpCall", "McpCall", "McpApprovalRequest"]

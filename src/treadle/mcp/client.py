@@ -21,7 +21,7 @@ from treadle.base.humanize import n_bytes
 from treadle.errors import TreadleError
 from treadle.mcp.config import ToolBounds, ToolServerConfig
 from treadle.mcp.process import ServerProcess
-from treadle.mcp.toolbox import MAX_TOOLS, ListedTool, ToolOutput
+from treadle.mcp.session import MAX_TOOLS, ListedTool, ToolOutput
 
 MAX_PAGES = 32  # of a list of tools
 KINDS = {"image": "a picture", "audio": "a sound", "resource": "a file", "resource_link": "a link"}

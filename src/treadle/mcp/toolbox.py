@@ -10,54 +10,22 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError, printable
 from treadle.mcp.config import ToolBounds, ToolServerConfig
+from treadle.mcp.session import MAX_TOOLS, Connect, ListedTool, ToolOutput, ToolSession
 
-MAX_TOOLS = 256  # of all servers together
 MAX_NAME = 64  # characters of a tool's name for the model
 MAX_DESCRIPTION = 4096
 LAST_S = 10.0  # for all servers to end
 REFUSED = "error: the user did not allow this call"
 T = TypeVar("T")
-
-
-class ListedTool(NamedTuple):
-    """A tool as its server describes it."""
-
-    name: str
-    description: str
-    schema: dict[str, Any]
-
-
-class ToolOutput(NamedTuple):
-    """The result of a call: a text, and whether it tells an error."""
-
-    text: str
-    is_error: bool = False
-
-
-class ToolSession(Protocol):
-    """An open connection to one server."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the server is known to have ended."""
-
-    async def list_tools(self) -> list[ListedTool]:
-        """Return the server's tools."""
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolOutput:
-        """Call a tool. Raises TreadleError, with what is known of the server, if it has ended."""
-
-
-Connect = Callable[[ToolServerConfig, ToolBounds], AbstractAsyncContextManager[ToolSession]]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from treadle.chat.tools import ToolCall
-    from treadle.mcp.toolbox import ToolOutput
+    from treadle.mcp.session import ToolOutput
     from treadle.server.requests.generation_request import GenerationRequest
     from treadle.server.requests.request_stream import RequestStream
     from treadle.server.requests.service import Service

@@ -31,7 +31,7 @@ from treadle.server.requests.tool_turns import ToolTurns
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
-    from treadle.mcp.toolbox import ToolOutput
+    from treadle.mcp.session import ToolOutput
     from treadle.server.requests.request_stream import StreamPiece
 
 
