@@ -11,32 +11,29 @@ def main() -> None:
 
     server = MCPServer("small")
 
-    @server.tool()
     def add(a: int, b: int) -> str:
         """Add two numbers."""
         return str(a + b)
 
-    @server.tool()
     def variable(name: str) -> str:
         """Return a variable of the server's environment."""
         return os.environ.get(name, "none")
 
-    @server.tool()
     def end() -> str:
         """End the server."""
         print("out of luck", file=sys.stderr, flush=True)
         os._exit(3)
 
-    @server.tool()
     def flood(n: int) -> str:
         """Return so many characters."""
         return "x" * n
 
-    @server.tool()
     def refuse() -> str:
         """Fail."""
         raise ValueError("not today")
 
+    for function in (add, variable, end, flood, refuse):
+        server.tool()(function)
     transport = sys.argv[1] if len(sys.argv) > 1 else "stdio"
     if transport == "http":
         server.run(transport="streamable-http", port=int(sys.argv[2]))

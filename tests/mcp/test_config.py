@@ -11,7 +11,6 @@ import pytest
 from treadle.errors import FileError
 from treadle.mcp.config import ToolServerConfig, read_config
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

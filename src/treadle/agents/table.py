@@ -19,7 +19,9 @@ PATIENCE_MS = 3_600_000  # a long prompt is read for minutes on a CPU; agents gi
 
 
 def claude(server: Endpoint, folder: Path) -> AgentSettings:
-    """Claude Code: variables. Every size of model that it may ask for is the one model."""
+    """Claude Code: variables, and a file of settings with the same ones, which wins over variables
+    in the user's settings. Every size of model that it may ask for is the one model.
+    """
     names = (
         "ANTHROPIC_MODEL",
         "ANTHROPIC_SMALL_FAST_MODEL",
@@ -27,17 +29,21 @@ def claude(server: Endpoint, folder: Path) -> AgentSettings:
         "ANTHROPIC_DEFAULT_SONNET_MODEL",
         "ANTHROPIC_DEFAULT_OPUS_MODEL",
     )
+    variables = {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_AUTH_TOKEN": server.key,
+        **dict.fromkeys(names, server.model),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.max_answer),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "API_TIMEOUT_MS": str(PATIENCE_MS),
+    }
+    path = folder / "settings.json"
     return AgentSettings(
-        variables={
-            "ANTHROPIC_BASE_URL": server.url,
-            "ANTHROPIC_AUTH_TOKEN": server.key,
-            **dict.fromkeys(names, server.model),
-            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_context),
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.max_answer),
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "API_TIMEOUT_MS": str(PATIENCE_MS),
-        },
+        variables=variables,
         removed=("ANTHROPIC_API_KEY",),
+        arguments=("--settings", str(path)),
+        files={path: json_text({"env": variables})},
     )
 
 
