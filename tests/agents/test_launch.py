@@ -138,8 +138,12 @@ def test_the_server_must_have_the_model(
 ) -> None:
     """Names are compared as people write them; several models need one; vectors are no text."""
     install_agent(place / "bin", "codex")
-    vectors = {"architecture": {"output_modalities": ["embeddings"]}}
-    two = (listed(NAME), listed("other", aliases=["coder"]), listed("vec", **vectors))
+    vectors = {"output_modalities": ["embeddings"]}
+    two = (
+        listed(NAME),
+        listed("other", aliases=["coder"]),
+        listed("vec", architecture=vectors),
+    )
     with lists(*two) as url:
         unnamed = run("launch", "codex", "--url", url)
         wrong = run("launch", "codex", "--url", url, "--model", "third")
@@ -172,7 +176,12 @@ def test_a_server_is_started_and_stopped(
     monkeypatch.setattr(launch, "good_context", lambda model: 16384)
     started: list[Any] = []
     own = server_module.AgentServer.stop
-    monkeypatch.setattr(server_module.AgentServer, "stop", lambda s: (started.append(s), own(s)))
+
+    def stop(self: AgentServer) -> None:
+        started.append(self)
+        own(self)
+
+    monkeypatch.setattr(server_module.AgentServer, "stop", stop)
     with lists(listed("else")) as other, lists(listed(NAME)) as url:
         monkeypatch.setattr(launch, "ADDRESS", other)
         starts(monkeypatch, READY.format(url=url))

@@ -29,8 +29,8 @@ class FakeReply(FakeGeneration):
         for piece in self:
             yield OutputPiece("content", piece)
         for i, call in enumerate(self.calls):
-            yield OutputPiece("call", "", i, call._replace(arguments=""))
-            yield OutputPiece("arguments", call.arguments, i)
+            yield OutputPiece("call", "", call._replace(arguments=""), i)
+            yield OutputPiece("arguments", call.arguments, None, i)
 
 
 @pytest.fixture

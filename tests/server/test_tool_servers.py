@@ -19,9 +19,9 @@ from treadle.server.requests.generation_request import GenerationRequest
 
 CHAT = "/v1/chat/completions"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-FREE = {"type": "mcp", "server_label": "s", "require_approval": "never"}
-ASKS = {"type": "mcp", "server_label": "s"}
-OWN = {"type": "function", "function": {"name": "own"}}
+FREE: dict[str, Any] = {"type": "mcp", "server_label": "s", "require_approval": "never"}
+ASKS: dict[str, Any] = {"type": "mcp", "server_label": "s"}
+OWN: dict[str, Any] = {"type": "function", "function": {"name": "own"}}
 Script = Callable[..., list[str]]
 
 

@@ -71,7 +71,8 @@ class ToolTurns:
         left = asyncio.ensure_future(self._left.wait())
         try:
             while not all(each.done() for each in running):
-                waited = {left, *(each for each in running if not each.done())}
+                waited: set[asyncio.Future[Any]] = {left}
+                waited |= {each for each in running if not each.done()}
                 done, _ = await asyncio.wait(
                     waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
                 )

@@ -172,8 +172,9 @@ def error_text(error: Any) -> str:
         return error or ""
     parts = error.get("content") if isinstance(error, dict) else None
     texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
-    if texts and all(isinstance(each, str) for each in texts):
-        return "\n".join(texts)
+    known = [each for each in texts if isinstance(each, str)]
+    if known:
+        return "\n".join(known)
     return json.dumps(error, ensure_ascii=False)
 
 

@@ -263,13 +263,13 @@ class ResponseTurns(ToolTurns):
     async def events(self, told: ResponseEvents) -> AsyncIterator[bytes]:
         """Yield the events of all answers and calls."""
         yield told.begun()
-        for at, item in enumerate(self.reply.earlier):
-            yield told.event("response.output_item.added", output_index=at, item=item)
-            if item["type"] == "mcp_list_tools":
-                place = {"item_id": item["id"], "output_index": at}
+        for at, whole in enumerate(self.reply.earlier):
+            yield told.event("response.output_item.added", output_index=at, item=whole)
+            if whole["type"] == "mcp_list_tools":
+                place = {"item_id": whole["id"], "output_index": at}
                 yield told.event("response.mcp_list_tools.in_progress", **place)
                 yield told.event("response.mcp_list_tools.completed", **place)
-            yield told.event("response.output_item.done", output_index=at, item=item)
+            yield told.event("response.output_item.done", output_index=at, item=whole)
         while True:
             async for part in plain.answer_events(told):
                 yield part
