@@ -23,7 +23,17 @@ from typing import TypeVar
 
 MOST = 4
 ROOT = Path(__file__).resolve().parent
-HEAVY = {"torch", "transformers", "mlx", "ray", "playwright", "openai", "anthropic", "ollama"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "mlx",
+    "ray",
+    "playwright",
+    "openai",
+    "anthropic",
+    "ollama",
+    "mcp",
+}
 OUTSIDE = ("devices/wgpu", "emulated", "page", "real")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)

@@ -123,7 +123,7 @@ def with_output(page: Path) -> Iterator[tuple[Block, str | None]]:
 
 @EVERY_PAGE
 def test_fences_are_of_a_known_kind(page: Path) -> None:
-    kinds = {"", "python", "python no-run", "output"}
+    kinds = {"", "python", "python no-run", "output", "json"}
     for block in blocks(page):
         assert block.kind in kinds, f"{page}:{block.line}: {block.kind!r}"
         if block.kind == "python no-run":

@@ -51,6 +51,8 @@ class Scripted:
         self.paths: list[str] = []
         self.keys: list[str] = []
         self.left = 0
+        self.tools: dict[str, Any] = {"data": [], "servers": []}  # of MCP servers
+        self.results: dict[str, str] = {}  # of their calls, by name
         self.props: dict[str, Any] = {
             "default_generation_settings": {"n_ctx": N_CTX, "params": sampling_dict(Sampling())},
             "model_alias": "scripted",
@@ -65,6 +67,10 @@ class Scripted:
         routes += [Route("/health", self._health), Route("/props", self._props)]
         routes += [Route("/v1/models", self._models), Route("/models/sse", self._changes)]
         routes += [Route(f"/models/{each}", self._change, methods=["POST"]) for each in CHANGES]
+        routes += [
+            Route("/v1/mcp/tools", self._list_tools),
+            Route("/v1/mcp/call", self._call_tool, methods=["POST"]),
+        ]
         config = uvicorn.Config(
             Starlette(routes=[*page_routes(), *routes]),
             port=0,
@@ -139,6 +145,16 @@ class Scripted:
                 model["status"] = {"value": status, "progress": progress}
         data = {"status": status, "progress": progress}
         self.events.put({"model": name, "event": "model_status", "data": data})
+
+    async def _list_tools(self, request: Request) -> Response:
+        return JSONResponse(self.tools)
+
+    async def _call_tool(self, request: Request) -> Response:
+        body = await request.json()
+        self.paths.append(f"{body['name']} {body['arguments']}")
+        if body["name"] not in self.results:
+            return JSONResponse({"error": {"message": "no such tool"}}, 404)
+        return JSONResponse({"output": self.results[body["name"]], "is_error": False})
 
     def _refusal(self, request: Request) -> Response | None:
         self.keys.append(request.headers.get("authorization", ""))

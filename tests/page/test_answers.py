@@ -332,6 +332,48 @@ def test_calls_of_tools_are_shown_and_answered(script: Scripted, visit: Opened) 
     assert result == {"role": "tool", "content": "rain", "tool_call_id": "call_1"}
 
 
+def test_tools_of_servers_are_run_when_allowed(script: Scripted, visit: Opened) -> None:
+    """Once, always from then on, and one that fails; the user's own tools go along."""
+    functions = [{"type": "function", "function": {"name": name}} for name in ("s__add", "s__no")]
+    problem = {"name": "t", "error": "it ended"}
+    script.tools = {"data": functions, "servers": [{"name": "s", "error": None}, problem]}
+    script.props["treadle"]["mcp"] = ["s", "t"]
+    script.results["s__add"] = "5"
+
+    def calls(*names: str) -> list[Any]:
+        made = [
+            {"index": i, "id": f"c{i}", "function": {"name": name, "arguments": "{}"}}
+            for i, name in enumerate(names)
+        ]
+        return [says(tool_calls=made), end("tool_calls")]
+
+    page = visit(script.url, expected="404")
+    expect(page.locator("#notice")).to_contain_text("Tool server t: it ended.")
+    script.answers += [calls("s__add"), [says("Five."), end()]]
+    ask(page, "2 + 3?")
+    page.get_by_role("button", name="Run once").click()
+    expect(page.get_by_role("log")).to_contain_text("Five.")
+    assert script.bodies[0]["tools"] == functions
+    assert script.bodies[1]["messages"][-1] == {
+        "role": "tool",
+        "content": "5",
+        "tool_call_id": "c0",
+    }
+    script.answers += [calls("s__add"), calls("s__add"), [says("Ten."), end()]]
+    ask(page, "4 + 6?")
+    page.get_by_role("button", name="Always allow this tool").click()
+    expect(page.get_by_role("log")).to_contain_text("Ten.")
+    assert script.paths.count("s__add {}") == 3
+    script.answers += [calls("s__no", "own"), [says("Well."), end()]]
+    ask(page, "And?")
+    page.get_by_role("button", name="Run once").click()  # the user's own tool has none
+    expect(page.locator("#notice")).to_contain_text("No such tool")
+    for name in ("s__no", "own"):
+        page.get_by_label(f"Result of tool {name}").fill("none")
+        page.get_by_role("button", name="Submit result").first.click()
+    expect(page.get_by_role("log")).to_contain_text("Well.")
+
+
 def test_alternatives_of_a_token(script: Scripted, visit: Opened) -> None:
     def token(text: str, *others: str) -> dict[str, object]:
         tops = [{"token": each, "logprob": -0.5 - i} for i, each in enumerate((text, *others))]

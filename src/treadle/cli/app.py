@@ -27,6 +27,7 @@ SECTIONS = {
         "run": "Complete a prompt.",
         "chat": "Chat with a model.",
         "serve": "Serve a model over HTTP.",
+        "launch": "Start a coding agent on a local model.",
         "batch": "Answer a file of requests.",
         "cluster": "Serve a model from several machines.",
         "embed": "Compute embedding vectors of texts.",

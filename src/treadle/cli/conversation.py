@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,12 +25,13 @@ from treadle.cli.media_files import (
     usage_text,
 )
 from treadle.cli.settings import SETTINGS, AnswerSettings, find
-from treadle.cli.transcript import REASONING, Message, path_of, read_record, write_record
+from treadle.cli.transcript import CALLS, REASONING, Message, path_of, read_record, write_record
 from treadle.cli.ui.table import typed
 from treadle.errors import FileError, TreadleError
 from treadle.files.target import check_target
 
 if TYPE_CHECKING:
+    from treadle.chat.tools import ToolCall
     from treadle.scheduler.output import Timings
     from treadle.scheduler.request import MediaUsage
 
@@ -173,16 +174,32 @@ class Conversation:
         first = self.n_dropped + 1
         return [i for i in range(first, len(self.messages)) if self.messages[i]["role"] == "user"]
 
-    def answered(self, text: str, turn: AnswerCost | None = None, reasoning: str = "") -> None:
-        """Record the model's answer, without the prefill that it began with, and ``reasoning`` that
-        the model will read again.
+    def answered(
+        self,
+        text: str,
+        turn: AnswerCost | None = None,
+        reasoning: str = "",
+        calls: Sequence[ToolCall] = (),
+    ) -> None:
+        """Record the model's answer, without the prefill that it began with, ``reasoning`` that
+        the model will read again, and calls whose results follow.
         """
-        thought = {REASONING: reasoning} if reasoning else {}
-        self.messages.append({"role": "assistant", "content": self.prefill + text, **thought})
+        more: dict[str, Any] = {REASONING: reasoning} if reasoning else {}
+        if calls:
+            more[CALLS] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in calls
+            ]
+        self.messages.append({"role": "assistant", "content": self.prefill + text, **more})
         self.prefill = ""
         self._before = None
         if turn is not None:
             self.turns.append(turn)
+
+    def uncalled(self) -> None:
+        """Remove the calls of the last answer: they were not run."""
+        if self.messages:
+            self.messages[-1].pop(CALLS, None)
 
     def unanswered(self) -> None:
         """Undo a line that could not be answered: a message, or the change by /retry or /swap."""
@@ -291,7 +308,9 @@ class Conversation:
     def swap(self, _: str) -> Outcome:
         """Swap roles: you continue as the assistant, the model as the user."""
         self.messages = [
-            {"role": OTHER_ROLE[m["role"]], "content": m["content"]} for m in self.messages
+            {"role": OTHER_ROLE[m["role"]], "content": m["content"]}
+            for m in self.messages
+            if m["role"] in OTHER_ROLE and not m.get(CALLS)
         ]
         # The last answer is now the user's message, and the model replies to it.
         ask = bool(self.messages) and self.messages[-1]["role"] == "user"

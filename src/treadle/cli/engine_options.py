@@ -12,6 +12,7 @@ import click
 from treadle.cli.options import ModelCommand, SamplingOption
 
 if TYPE_CHECKING:
+    from treadle.cli.tool_servers import ToolServerOptions
     from treadle.server.requests.service import ServerSettings
 
 ARGS = "treadle.serve.args"  # key in click's ``meta``: the command's arguments
@@ -24,6 +25,7 @@ OF_ENGINES = frozenset(
         *("chat_template", "chat_template_kwargs", "reasoning", "reasoning_budget"),
         *("reasoning_budget_message", "reasoning_preserve", "strict"),
         *("media_urls", "media_hosts", "slot_save_path"),
+        *("mcp", "mcp_timeout", "mcp_max_chars", "mcp_rounds"),
     )
 )
 # Those of the door that each engine must have too.
@@ -45,9 +47,13 @@ class ServeRole:
     """
 
     def take(
-        self, models: Sequence[str], loading: dict[str, Any], settings: ServerSettings
+        self,
+        models: Sequence[str],
+        loading: dict[str, Any],
+        settings: ServerSettings,
+        tool_servers: ToolServerOptions,
     ) -> None:
-        """Take the settings of ``treadle.load`` and of the server."""
+        """Take the settings of ``treadle.load``, of the server and of its MCP servers."""
         raise NotImplementedError
 
 
@@ -58,7 +64,11 @@ class OptionCheck(ServeRole):
         self.loading: dict[str, Any] = {}
 
     def take(
-        self, models: Sequence[str], loading: dict[str, Any], settings: ServerSettings
+        self,
+        models: Sequence[str],
+        loading: dict[str, Any],
+        settings: ServerSettings,
+        tool_servers: ToolServerOptions,
     ) -> None:
         """Keep the settings."""
         self.loading = loading

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from treadle.errors import TreadleError
 from treadle.server.router.engine import EngineOrder, ReportPipe, end_with_router, serve_engine
 
 if TYPE_CHECKING:
+    from treadle.cli.tool_servers import ToolServerOptions
     from treadle.server.requests.service import ServerSettings
 
 DONE = 0
@@ -94,7 +96,11 @@ class EngineLoad(ServeRole):
         self.pipe = pipe
 
     def take(
-        self, models: Sequence[str], loading: dict[str, Any], settings: ServerSettings
+        self,
+        models: Sequence[str],
+        loading: dict[str, Any],
+        settings: ServerSettings,
+        tool_servers: ToolServerOptions,
     ) -> None:
         """Load and serve. Raises TreadleError."""
         from treadle.cli.load import load_model, warn_of_template
@@ -104,15 +110,17 @@ class EngineLoad(ServeRole):
         progress = ReportedProgress(self.pipe)
         loaded = load_model(models[0], progress, **loading)
         warn_of_template(loaded, progress)
+        toolbox = tool_servers.open()
         own = replace(
             settings,
+            toolbox=toolbox,
             alias=self.order.name,
             api_keys=self.order.keys,
             page=False,
             allow_origins=(),
             is_engine=True,
         )
-        with loaded:
+        with loaded, toolbox or nullcontext():
             serve_engine(loaded, own, self.order, self.pipe)
 
 

@@ -37,7 +37,7 @@ from treadle.server.router.served_model import MemoryRequest, ServedModel
 
 TABLES = ("defaults", "models")
 OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
-FILES = ("mmproj", "draft", "lora", "chat_template")  # parameters that may name a file
+FILES = ("mmproj", "draft", "lora", "chat_template", "mcp")  # parameters that may name a file
 FOLDERS = ("cache_dir", "slot_save_path")
 # Names of other programs, which are too far from ours for a guess.
 OTHERS = {"path": "model", "file": "model", "name": "aliases", "alias": "aliases"}
@@ -204,7 +204,9 @@ class PresetReader:
             beside = self.path.parent / Path(file).expanduser()
             if beside.exists():
                 return str(beside.absolute()) + (f"={scale}" if file != text else "")
-            if param.name in ("mmproj", "lora") or (param.name == "draft" and not is_model(text)):
+            if param.name in ("mmproj", "lora", "mcp") or (
+                param.name == "draft" and not is_model(text)
+            ):
                 raise self.error(where, f"no such file: {beside}", "")
         return text
 

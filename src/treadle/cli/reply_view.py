@@ -65,7 +65,11 @@ class ReplyView:
             self.show(part, n_tokens)
 
     def show(self, part: OutputPiece, n_tokens: int) -> None:
-        """Show a piece that is known to be reasoning or content."""
+        """Show a piece that is known to be reasoning or content; calls are shown when they are
+        complete.
+        """
+        if part.kind in ("call", "arguments"):
+            return
         if part.kind == "reasoning":
             self.reasoning += part.text
             self._think(part.text, n_tokens)

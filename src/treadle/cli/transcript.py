@@ -15,7 +15,9 @@ from treadle.files.target import part_of
 Message = dict[str, Any]
 REASONING = "reasoning_content"
 
-ROLES = ("user", "assistant")
+CALLS = "tool_calls"  # of an answer; their results are messages of the role "tool"
+CALL_ID = "tool_call_id"
+ROLES = ("user", "assistant", "tool")
 PARTS = ("text", "image", "audio")  # types, and the keys that hold their values
 MAX_BYTES = 64 << 20
 
@@ -65,6 +67,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
         sound = (
             isinstance(message, dict)
             and message.get("role") in ROLES  # ROLES is a tuple, so unhashable values are fine
+            and (message["role"] != "tool" or isinstance(message.get(CALL_ID), str))
             and is_content(message.get("content"))
         )
         if not sound:
@@ -72,7 +75,7 @@ def read_record(path: Path) -> tuple[str, list[Message]]:
                 "not a message",
                 path=path,
                 where=f"messages[{i}]",
-                expected='a "role" of user or assistant, and a "content" of text or parts',
+                expected='a "role" of user, assistant or tool, and a "content" of text or parts',
             )
     return system, [_kept(message) for message in messages]
 
@@ -81,7 +84,12 @@ def _kept(message: Message) -> Message:
     """Return a message without keys that are not ours."""
     made = {"role": message["role"], "content": message["content"]}
     reasoning = message.get(REASONING)
-    return {**made, REASONING: reasoning} if reasoning and isinstance(reasoning, str) else made
+    if reasoning and isinstance(reasoning, str):
+        made[REASONING] = reasoning
+    for key, kind in ((CALLS, list), (CALL_ID, str)):
+        if isinstance(message.get(key), kind):
+            made[key] = message[key]
+    return made
 
 
 def is_content(content: Any) -> bool:

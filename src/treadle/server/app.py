@@ -48,13 +48,16 @@ from treadle.server.protocols import (
     score,
     server_facts,
     slot_actions,
+    tool_servers,
 )
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.protocols.openai import (
     chat,
+    chat_servers,
     completions,
     control,
     response_lookup,
+    response_servers,
     responses,
 )
 from treadle.server.protocols.openai.answer import counter
@@ -68,13 +71,13 @@ if TYPE_CHECKING:
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
-    "/v1/chat/completions": chat.chat_completions,
+    "/v1/chat/completions": chat_servers.chat_completions,
     "/v1/chat/completions/control": control.control,
     "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,
     "/v1/chat/completions/input_tokens": counter(chat.read_chat),
     "/v1/completions/input_tokens": counter(completions.read_completion),
-    "/v1/responses": responses.responses,
+    "/v1/responses": response_servers.responses,
     "/v1/responses/input_tokens": counter(responses.read_response),
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
@@ -98,6 +101,7 @@ POST: dict[str, Handler] = {
     "/lora-adapters": lora_adapters.change,
     "/props": llamacpp.change_props,
     "/v1/streams/lookup": kept_stream_actions.look_up,
+    "/v1/mcp/call": tool_servers.call,
 }
 GET: dict[str, Handler] = {
     "/": ollama.root,
@@ -109,6 +113,7 @@ GET: dict[str, Handler] = {
     "/props": llamacpp.props,
     "/lora-adapters": lora_adapters.show,
     "/slots": slot_actions.slots,
+    "/v1/mcp/tools": tool_servers.tools,
     "/v1/models": models.models,
     "/v1/models/{name:path}": models.one_model,
     "/v1/responses/{id}": response_lookup.show,

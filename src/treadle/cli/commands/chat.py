@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import sys
 from bisect import bisect_left
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,12 @@ from treadle.cli.model_type import ModelType
 from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
+from treadle.cli.tool_servers import (
+    AskedTools,
+    ToolServerOptions,
+    tell_servers,
+    tool_server_options,
+)
 from treadle.cli.transcript import read_record
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.screen import Screen, folded, open_screen
@@ -30,6 +38,7 @@ from treadle.files.paths import file_name
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
     from treadle.api.model import Model
+    from treadle.chat.tools import ToolCall
 
 A_MODEL = "hf:ggml-org/gemma-3-1b-it-GGUF/gemma-3-1b-it-Q4_K_M.gguf"  # 0.8 GB
 NO_MODEL = (
@@ -57,6 +66,7 @@ NO_MODEL = (
     is_flag=True,
     help="Show the model's reasoning in full; by default it is folded to one line.",
 )
+@tool_server_options
 @template_options
 @writing_load_options
 def command(
@@ -69,6 +79,7 @@ def command(
     show_reasoning: bool,
     load: dict[str, Any],
     defaults: dict[str, Any],
+    tool_servers: ToolServerOptions,
 ) -> None:
     """Chat with MODEL.
 
@@ -88,10 +99,14 @@ def command(
         conversation.system, conversation.messages = read_record(file_name(record))
     if system:
         conversation.system = system
-    with ProgressBar() as progress:
+    toolbox = tool_servers.open()
+    with toolbox or nullcontext(), ProgressBar() as progress:
         loaded = load_model(model, progress, **load, **defaults)
         conversation.settings = settings = settings.with_model_defaults(loaded)
         chat = Chat(loaded, conversation, progress)
+        if toolbox is not None:
+            chat.tools = AskedTools(toolbox, chat.ask)
+            tell_servers(toolbox, note)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
         if loaded.template.builtin and "chat_template" not in defaults:
@@ -125,6 +140,7 @@ class Chat:
         conversation.look = self.look
         self.session = model.session()  # keeps the KV cache between turns
         self.lines: LineSource | None = None  # set while it runs
+        self.tools: AskedTools | None = None  # of MCP servers
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be executed
 
@@ -169,10 +185,28 @@ class Chat:
                 lines.discard()
                 note("Ctrl-D exits.")
 
+    def ask(self, question: str) -> str:
+        """Return the line that the user enters after a question, "" at the end of input."""
+        note(question)
+        try:
+            return self.lines.read() if self.lines is not None else ""
+        except EOFError:
+            return ""
+
     def answer(self, *, interactive: bool) -> None:
-        """Stream the model's next answer, and record it; Ctrl-C keeps the output so far."""
-        conversation = self.conversation
+        """Stream the model's next answer, with the calls before it that the user allows."""
         self.n_asked += 1
+        most = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
+        for _ in range(most):
+            if not self.answer_once(interactive=interactive):
+                return
+        note(f"the model still calls tools after {most} answers: send a message to go on")
+
+    def answer_once(self, *, interactive: bool) -> bool:
+        """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether another
+        one is due, behind the results of its calls.
+        """
+        conversation = self.conversation
         screen = open_screen(markdown=conversation.settings.markdown)
         reply: Any = None
         heard: ReplyView | None = None
@@ -197,7 +231,7 @@ class Chat:
                 conversation.unanswered()
                 screen.end()
                 note("stopped; the message was discarded")
-                return
+                return False
         except TreadleError as error:  # a template that refuses roles, say: the chat continues
             self.clean(heard)
             if heard is not None and heard.content:
@@ -210,11 +244,23 @@ class Chat:
             complain(typed(error))
             if isinstance(error, ContextFullError):
                 note(f"The message was discarded. {self.remedy()}.")
-            return
+            return False
         self.n_answered += 1
         heard.end()
         screen.end()
-        self.record(reply, heard.content, heard.reasoning)
+        calls = getattr(reply, "calls", ()) if self.tools is not None else ()
+        self.record(reply, heard.content, heard.reasoning, calls)
+        if self.tools is None or not calls:
+            return False
+        try:
+            conversation.messages += self.tools.results(calls, note)
+        except KeyboardInterrupt:
+            conversation.uncalled()
+            if not interactive:
+                raise
+            note("stopped: the calls were not run")
+            return False
+        return True
 
     def heard(self, reply: Generation, screen: Screen) -> ReplyView:
         """Return the view that takes the pieces of an answer."""
@@ -229,15 +275,17 @@ class Chat:
         if heard is not None:
             heard.end()
 
-    def record(self, reply: Generation, text: str, reasoning: str) -> None:
-        """Record an answer, and report its cost and whether it was truncated."""
+    def record(
+        self, reply: Generation, text: str, reasoning: str, calls: Sequence[ToolCall] = ()
+    ) -> None:
+        """Record an answer with its calls, and report its cost and whether it was truncated."""
         if reply.finish_reason == "context":
             note(f"the context is full: the answer is cut off here. {self.remedy()}.")
         if reply.finish_reason == "length":
             note(f"the answer is cut off at {len(reply.ids)} tokens: -n (/set max_tokens).")
         turn = turn_of(self.model, reply)
         kept = reasoning if self.model.template.preserve else ""
-        self.conversation.answered(text, turn, kept)
+        self.conversation.answered(text, turn, kept, calls)
         note(str(turn))
 
     def remedy(self) -> str:
@@ -256,6 +304,7 @@ class Chat:
             session=self.session,
             **conversation.settings.settings(),
             **conversation.settings.of_chat(),
+            **({} if self.tools is None else {"tools": self.tools.functions()}),
         )
         return result
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from treadle.cli.options import (
     writing_load_options,
 )
 from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
+from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
@@ -145,6 +148,7 @@ def origin(text: str) -> str:
     help="Bit-identical answers, whatever else is in the batch or the cache; slower.",
 )
 @MAX_TOKENS
+@tool_server_options
 @default_options
 @writing_load_options
 def command(
@@ -160,6 +164,7 @@ def command(
     load: dict[str, Any],
     defaults: dict[str, Any],
     router: dict[str, Any],
+    tool_servers: ToolServerOptions,
     **settings: Any,
 ) -> None:
     """Serve MODEL over HTTP, for clients of OpenAI, Anthropic, Ollama and llama.cpp.
@@ -200,10 +205,12 @@ def command(
     own = ServerSettings(alias=alias, hosts=hosts, **settings)
     context = click.get_current_context()
     if isinstance(context.obj, ServeRole):  # an engine of a router, or a preset's check
-        return context.obj.take(models, loading, own)
+        return context.obj.take(models, loading, own, tool_servers)
     if len(models) > 1 or any(router[name] for name in SOURCES):
         return serve_models(models, context, router, loading, own, port, grace)
     check_alone(router)
+    toolbox = tool_servers.open()
+    own = replace(own, toolbox=toolbox)
     model = models[0] if models else None
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **loading)
@@ -219,9 +226,11 @@ def command(
             f"up to {min(loaded.n_ctx, loaded.engine.cache.n_tokens)} tokens per request, "
             f"{pages} of KV cache{_senses(loaded)}"
         )
+        if toolbox is not None:
+            tell_servers(toolbox, remark)
         click.echo(url)
 
-    with loaded:
+    with loaded, toolbox or nullcontext():
         serve(loaded, own, port, grace, ready)
 
 

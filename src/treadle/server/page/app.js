@@ -7,6 +7,7 @@ import { Models, isLoaded, stateInWords } from "./models.js";
 import * as pictures from "./pictures.js";
 import { completes } from "./settings.js";
 import { Side } from "./side.js";
+import { ToolServers } from "./servers.js";
 import * as store from "./store.js";
 import { ServerError, getJson } from "./stream.js";
 import * as talks from "./talk.js";
@@ -18,6 +19,7 @@ import { Writer } from "./writer.js";
 let server = {};
 let models = null; // where the server has several
 let talk = talks.newTalk(); // the conversation that is shown
+const servers = new ToolServers();
 const writers = new Map(); // of each conversation that is being written in this tab
 const composer = new Composer({
   current: () => talk.id,
@@ -73,11 +75,12 @@ const view = new View(byId("log"), {
     talk.leaf = talks.tip(talk, place[place.indexOf(node) + step]);
     save();
   },
-  result(node, call, text) {
-    const said = { role: "tool", callId: call.id, name: call.name, content: text };
-    const leaf = talks.add(talk, talk.leaf, said);
-    if (talks.unanswered(talk, node).length) save();
-    else reply(leaf.id);
+  result: (node, call, text) => result(node, call, text),
+  canRun: (call) => servers.has(call),
+  isRunning: (call) => servers.isRunning(call),
+  run(node, call, always) {
+    if (always) servers.allow(call);
+    run(node, call);
   },
   take: (node, prefix) =>
     write(talks.add(talk, node.parent, { role: "assistant", content: prefix, mode: node.mode })),
@@ -89,9 +92,34 @@ const view = new View(byId("log"), {
 // "text" where a message is gone on with, undefined where it is answered.
 const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
 
-async function reply(parent) {
-  if (!(await ready())) return;
-  write(talks.add(talk, parent, { role: "assistant", mode: mode() }));
+async function reply(parent, own = talk) {
+  if (own === talk && !(await ready())) return;
+  write(talks.add(own, parent, { role: "assistant", mode: mode() }), own);
+}
+
+// Takes a call's result; behind the last one the model answers.
+function result(node, call, text, own = talk) {
+  const said = { role: "tool", callId: call.id, name: call.name, content: text };
+  const leaf = talks.add(own, own.leaf, said);
+  if (!talks.unanswered(own, node).length) reply(leaf.id, own);
+  else if (own === talk) save();
+  else keep(own);
+}
+
+// Runs a call that the user has allowed, and takes its result.
+async function run(node, call, own = talk) {
+  announce(`Running tool ${call.name}`);
+  const running = servers.run(call, key());
+  if (own === talk) show();
+  try {
+    const text = await running;
+    // It may have been answered, or deleted, meanwhile.
+    if (talks.unanswered(own, node).includes(call)) result(node, call, text, own);
+  } catch (error) {
+    if (!(error instanceof ServerError)) throw error;
+    notice(error.message);
+  }
+  if (own === talk) show();
 }
 
 // Why no picture can be sent now, or "".
@@ -106,7 +134,7 @@ async function write(node, own = talk) {
   const writer = new Writer(
     own,
     node,
-    { server: serverOf(own), typed: dialogs.typed, key: key() },
+    { server: serverOf(own), servers, typed: dialogs.typed, key: key() },
     {
       grow: (grown) => {
         if (own === talk) {
@@ -127,6 +155,8 @@ async function write(node, own = talk) {
               : `Answer finished: ${ended.timings?.predicted_n ?? 0} tokens`,
         );
         if (error?.status === 401) dialogs.askKey();
+        for (const call of talks.unanswered(own, ended))
+          if (ended.state === "done" && servers.isAllowed(call)) run(ended, call, own);
       },
     },
   );
@@ -221,11 +251,16 @@ async function open(id) {
 // -- the server -----------------------------------------------------------------------------------
 
 async function connect() {
+  let failing = "";
   try {
     await getJson("health", "");
     const told = await getJson("props", key());
-    if (told.role === "router") await connectToSeveral(told);
-    else server = told;
+    if (told.role === "router") {
+      await connectToSeveral(told);
+    } else {
+      server = told;
+      failing = await servers.load(server, key());
+    }
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     notice(error.message);
@@ -234,7 +269,7 @@ async function connect() {
     return connect();
   }
   if (models) return;
-  notice("");
+  notice(failing);
   byId("model").textContent = server.model_alias;
   dialogs.draw(server);
   show();
@@ -292,6 +327,9 @@ async function take({ load = false } = {}) {
   dialogs.draw(server);
   heading();
   show();
+  if (server.outline) return; // each model has tool servers of its own, which start with it
+  const failing = await servers.load(server, key());
+  if (failing) notice(failing);
 }
 
 function outline({ id, architecture, meta }) {

@@ -64,6 +64,11 @@ export async function postJson(path, body, key) {
 // A response whose body is a stream of events.
 export const openStream = (path, key) => send(path, { headers: headers(key) });
 
+// Runs a tool of the server's own servers; `given` is the JSON that the model wrote, `of` names the
+// model where the server has several.
+export const runTool = (name, given, of, key) =>
+  postJson("v1/mcp/call", { ...of, name, arguments: given }, key);
+
 // Ends the reasoning of the answer `id`, which is being written.
 export async function endReasoning(id, key) {
   await postJson("v1/chat/completions/control", { id, action: "reasoning_end" }, key);

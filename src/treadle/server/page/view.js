@@ -261,7 +261,16 @@ export class View {
       el("strong", {}, `Tool call: ${call.name}`),
       el("pre", { tabindex: 0 }, shown),
     );
-    if (open && node.state === "done") {
+    if (open && node.state === "done" && this.actions.isRunning(call)) {
+      box.append(el("span", { role: "status" }, "Running…"));
+    } else if (open && node.state === "done") {
+      if (this.actions.canRun(call)) {
+        const run = (always) => () => this.actions.run(node, call, always);
+        box.append(
+          button("Run once", run(false), { "data-does": "run" }),
+          button("Always allow this tool", run(true), { "data-does": "allow" }),
+        );
+      }
       const text = el("textarea", { rows: 2, "aria-label": `Result of tool ${call.name}` });
       text.value = typed.get(call) ?? "";
       text.addEventListener("input", () => typed.set(call, text.value));

@@ -9,8 +9,8 @@ const SAVE_MS = 1000; // what is lost at most if the browser dies
 
 // `told` has grow(node), save(talk), end(node, error).
 export class Writer {
-  constructor(talk, node, { server, typed, key }, told) {
-    Object.assign(this, { talk, node, server, typed, key, told });
+  constructor(talk, node, { server, servers, typed, key }, told) {
+    Object.assign(this, { talk, node, server, servers, typed, key, told });
     this._abort = new AbortController();
     this._saved = 0;
     // Those of the message that is answered; the server has kept what it read of earlier ones.
@@ -85,7 +85,9 @@ export class Writer {
     }
     const preserve = this.server.treadle?.reasoning_preserve;
     const said = messages(talk, upto, await dataUrls(shown), preserve);
-    return ["v1/chat/completions", { ...which, ...chat(this.typed), messages: said }];
+    const body = { ...which, ...chat(this.typed), messages: said };
+    const tools = this.servers.join(body.tools);
+    return ["v1/chat/completions", tools.length ? { ...body, tools } : body];
   }
 
   _take(part) {

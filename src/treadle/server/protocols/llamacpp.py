@@ -293,6 +293,7 @@ async def props(request: HttpRequest) -> Response:
                 "reasoning_budget": model.defaults.reasoning_budget,
                 "reasoning_preserve": template.preserve,
                 "max_body_bytes": service.bodies.most,
+                "mcp": [] if service.toolbox is None else service.toolbox.servers,
             },
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from treadle.server.http.api_errors import ApiError, GoneError, problem_of
 from treadle.server.http.http_io import Json, Response, encode_large, event, watched
@@ -69,6 +69,16 @@ async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
     return [StreamPiece.joined(pieces) for pieces in got.values()]
 
 
+class AbortableStream(Protocol):
+    """What a streamed response needs to end a request whose client has left."""
+
+    def give_up(self, why: BaseException) -> None:
+        """Abort the request: the parts raise ``why``."""
+
+    def close(self) -> None:
+        """Cancel what is unfinished."""
+
+
 class StreamedResponse(Response):
     """A streamed response; ``parts`` formats a request's pieces.
 
@@ -78,7 +88,7 @@ class StreamedResponse(Response):
 
     def __init__(
         self,
-        stream: RequestStream,
+        stream: AbortableStream,
         parts: AsyncIterator[bytes],
         render: Render,
         media_type: str = "text/event-stream",

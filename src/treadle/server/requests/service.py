@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
+    from treadle.mcp.toolbox import Toolbox
 
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
@@ -86,6 +87,7 @@ class ServerSettings:
     slot_save_path: Path | None = None  # the folder of saved slots
     media_urls: bool = False  # whether addresses of pictures and sounds are fetched
     media_hosts: tuple[str, ...] = ()  # from these hosts only
+    toolbox: Toolbox | None = None  # tools of MCP servers; whoever opened it closes it
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Service:
             hide(path)
         self.created = int(time.time())
         self.fingerprint = f"treadle-{__version__}"
+        self.toolbox = self.settings.toolbox
         self.stats = ServerStats()
         self.kept_streams = KeptStreams()
         self.charges = TokenCharges()  # of an engine

@@ -20,7 +20,7 @@ from treadle.server.http.body_fields import (
     refused,
     whole,
 )
-from treadle.server.http.http_io import Response, event, read_json
+from treadle.server.http.http_io import Response, event
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
@@ -36,7 +36,7 @@ from treadle.server.requests.responses import (
     ticking,
     whole_json,
 )
-from treadle.server.requests.service import Service, service_of
+from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
@@ -113,10 +113,8 @@ def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
     return None
 
 
-async def chat_completions(request: HttpRequest) -> Response:
-    """``POST /v1/chat/completions``."""
-    service = service_of(request)
-    body = await read_json(request)
+async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) -> Response:
+    """Answer ``POST /v1/chat/completions``."""
     stream = await service.begin(request, read_chat, body)
     id = _new_id()
     stream.ids.add(id)
@@ -130,13 +128,23 @@ def chat_answer(
     service: Service, stream: RequestStream, pieces: list[StreamPiece], *, id: str | None = None
 ) -> dict[str, Any]:
     """Return the whole response body; ``pieces`` has one piece for each output."""
-    kept = [_kept(stream, piece.said()) for piece in pieces]
-    told = zip(pieces, kept, strict=True)
+    return answer_of(service, stream, pieces, [piece.said() for piece in pieces], id or _new_id())
+
+
+def answer_of(
+    service: Service,
+    stream: RequestStream,
+    pieces: list[StreamPiece],
+    said: list[list[OutputPiece]],
+    id: str,
+) -> dict[str, Any]:
+    """Return the whole response body of parsed outputs."""
+    told = zip(pieces, (kept(stream, parts) for parts in said), strict=True)
     choices = [
-        _choice(piece, {"message": _message(ParsedOutput.of(parts))}) for piece, parts in told
+        choice_of(piece, {"message": message_of(ParsedOutput.of(parts))}) for piece, parts in told
     ]
     return {
-        **head(service, "chat.completion", id or _new_id()),
+        **head(service, "chat.completion", id),
         "choices": choices,
         "usage": usage(stream),
         "timings": timings(stream.outputs[0]),
@@ -145,7 +153,7 @@ def chat_answer(
     }
 
 
-def _kept(stream: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
+def kept(stream: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
     """Drop reasoning parts if vLLM's ``include_reasoning`` is false."""
     wanted = stream.generation.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
@@ -155,7 +163,8 @@ def _new_id() -> str:
     return f"chatcmpl-{secrets.token_hex(16)}"
 
 
-def _choice(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
+def choice_of(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice: its message or delta, log-probabilities and finish reason."""
     result: dict[str, Any] = {"index": piece.output.index, **said}
     if piece.output.request.n_top is not None:
         result["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
@@ -181,11 +190,11 @@ async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIter
             yield PING
             continue
         if piece.progress is not None:
-            delta = {**shared, "choices": [_choice(piece, {"delta": {}})]}
+            delta = {**shared, "choices": [choice_of(piece, {"delta": {}})]}
             yield event({**delta, "prompt_progress": piece.progress.as_dict(stream.came_s)})
             continue
         for part, delta in _parts(piece):
-            chunk = {**shared, "choices": [_choice(part, {"delta": delta})]}
+            chunk = {**shared, "choices": [choice_of(part, {"delta": delta})]}
             if part.finish_reason is not None or more["timings_per_token"]:
                 chunk["timings"] = timings(part.output)
             if part.finish_reason is not None:
@@ -199,7 +208,7 @@ async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIter
 
 def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
     """Split a piece into chunks with their deltas; the last chunk of an output has no delta."""
-    deltas = [_delta(part) for part in _kept(piece.output.stream, piece.said())]
+    deltas = [delta_of(part) for part in kept(piece.output.stream, piece.said())]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of text that is held back
         deltas = [{"content": ""}]
@@ -211,7 +220,8 @@ def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
     return parts
 
 
-def _delta(part: OutputPiece) -> dict[str, Any]:
+def delta_of(part: OutputPiece) -> dict[str, Any]:
+    """Return the delta of a part of an answer."""
     if part.kind == "reasoning":  # clients read either name
         return {"reasoning_content": part.text, "reasoning": part.text}
     if part.kind == "content":
@@ -223,7 +233,8 @@ def _delta(part: OutputPiece) -> dict[str, Any]:
     return {"tool_calls": [call]}
 
 
-def _message(told: ParsedOutput) -> dict[str, Any]:
+def message_of(told: ParsedOutput) -> dict[str, Any]:
+    """Return an answer as a message."""
     result: dict[str, Any] = {"role": "assistant", "content": told.content}
     if told.reasoning:
         result["reasoning_content"] = result["reasoning"] = told.reasoning

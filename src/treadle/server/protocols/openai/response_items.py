@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from treadle.mcp.toolbox import public_name
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import array, mapping, text
 from treadle.server.protocols.openai.response_tools import flat_name
@@ -21,8 +23,16 @@ PREFIXES = {  # of item ids, by item type
     "custom_tool_call": "ctc",
     "function_call_output": "fco",
     "custom_tool_call_output": "ctco",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
+    "mcp_approval_request": "mcpr",
+    "mcp_approval_response": "mcpa",
 }
-SKIPPED = ("web_search_call", "file_search_call")  # items that the model does not see
+# items that the model does not see
+SKIPPED = (
+    *("web_search_call", "file_search_call"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
+)
 CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the key of their arguments
 SEAL = "treadle:"  # prefix of ``encrypted_content``
 RESULTS = ("function_call_output", "custom_tool_call_output")
@@ -78,6 +88,8 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
             result = {"role": "tool", "tool_call_id": item.get("call_id")}
             result["content"] = _content(f"{where}.output", item.get("output"), of_tool=True)
             messages.append(result)
+        elif kind == "mcp_call":
+            messages += server_call(where, item)
         elif kind not in SKIPPED:
             raise ApiError(
                 400, f"{where}: items of type {kind!r:.40} are not supported", param="input"
@@ -137,6 +149,33 @@ def unsealed(value: Any) -> str:
         return base64.b64decode(value.removeprefix(SEAL), validate=True).decode("utf-8")
     except ValueError:
         return ""
+
+
+def server_call(where: str, item: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a call of an MCP server's tool, and its result, as chat messages. Raises ApiError."""
+    label = text(f"{where}.server_label", item.get("server_label"))
+    name = public_name(label, text(f"{where}.name", item.get("name")))
+    output = item.get("output")
+    said = output if isinstance(output, str) else error_text(item.get("error"))
+    result = {"role": "tool", "tool_call_id": item["id"], "content": said}
+    return [calling(item["id"], name, item.get("arguments")), result]
+
+
+def tool_error(text: str) -> dict[str, Any]:
+    """Return the error of a call as an item has it."""
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
+
+
+def error_text(error: Any) -> str:
+    """Return the text of an item's error, of whatever kind."""
+    if isinstance(error, str) or error is None:
+        return error or ""
+    parts = error.get("content") if isinstance(error, dict) else None
+    texts = [part.get("text") for part in parts or () if isinstance(part, dict)]
+    known = [each for each in texts if isinstance(each, str)]
+    if known:
+        return "\n".join(known)
+    return json.dumps(error, ensure_ascii=False)
 
 
 def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:

@@ -16,11 +16,15 @@ FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class ClientTool:
-    """The client's name of a function. Arguments of a ``custom`` tool are one string."""
+    """The client's name of a function. Arguments of a ``custom`` tool are one string. ``server``:
+    the MCP server whose tool it is; the client ``asks`` its user before each call.
+    """
 
     name: str
     namespace: str | None = None
     custom: bool = False
+    server: str | None = None
+    asks: bool = False
 
 
 @dataclass

@@ -25,7 +25,7 @@ from treadle.server.http.body_fields import (
     text,
     whole,
 )
-from treadle.server.http.http_io import Json, Response, event, read_json
+from treadle.server.http.http_io import Json, Response, event
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.chat import MAX_TOP
@@ -38,6 +38,7 @@ from treadle.server.protocols.openai.response_items import (
     read_items,
     reasoning_message,
     sealed,
+    tool_error,
 )
 from treadle.server.protocols.openai.response_tools import (
     ClientTool,
@@ -52,7 +53,7 @@ from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.response_store import StoredResponse
 from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking
-from treadle.server.requests.service import Service, service_of
+from treadle.server.requests.service import Service
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
@@ -153,7 +154,7 @@ def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None
     return found
 
 
-class _Item:
+class OutputItem:
     """One output item: a message, reasoning or a tool call. ``known``: the client's name of the
     function. ``more``: protocol fields of the request, see ``read_response``.
     """
@@ -169,7 +170,11 @@ class _Item:
         self.logprobs: list[dict[str, Any]] = []
         types = {"content": "message", "reasoning": "reasoning", "call": "function_call"}
         self.type = "custom_tool_call" if self.known.custom else types[part.kind]
+        if self.known.server is not None:
+            self.type = "mcp_approval_request" if self.known.asks else "mcp_call"
         self.id = new_id(self.type)
+        self.output: str | None = None  # of a call that the server has run
+        self.error: str | None = None
 
     def part(self, text: str | None = None) -> dict[str, Any]:
         """Return the one part of its content, with ``text`` instead of its own if given."""
@@ -182,6 +187,15 @@ class _Item:
     def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
         """Return the item's object; if it ``begins``, without content."""
         head = {"id": self.id, "status": status, "type": self.type}
+        if self.call is not None and self.known.server is not None:
+            own = {"server_label": self.known.server, "name": self.known.name}
+            own["arguments"] = "" if begins else self.text
+            if self.known.asks:
+                return {"id": self.id, "type": self.type, **own}
+            error = None if self.error is None else tool_error(self.error)
+            told = {"output": self.output, "error": error, "approval_request_id": None}
+            ended = {"status": "failed"} if error else {}
+            return {**head, **own, **told, **ended}
         if self.call is not None:
             said = "" if begins else self.said
             own = {"call_id": self.call.id, "name": self.known.name}
@@ -204,22 +218,28 @@ class _Item:
         found = arguments_of(self.text).get("input", "")
         return found if isinstance(found, str) else ""
 
-    def message(self) -> dict[str, Any]:
-        """Return the item as a chat message."""
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the item as chat messages; a call that the client has yet to allow is none."""
         if self.call is not None:
-            return calling(self.call.id, self.call.name, self.text)
+            called = calling(self.call.id, self.call.name, self.text)
+            if self.known.server is None:
+                return [called]
+            said = self.output if self.output is not None else self.error or ""
+            result = {"role": "tool", "tool_call_id": self.call.id, "content": said}
+            return [] if self.known.asks else [called, result]
         if self.kind == "reasoning":
-            return reasoning_message(self.text)
-        return {"role": "assistant", "content": self.text}
+            return [reasoning_message(self.text)]
+        return [{"role": "assistant", "content": self.text}]
 
 
-class _Reply:
+class ResponseObject:
     """One response object: its ids, and the body fields that it repeats."""
 
     def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
         self.stream = stream
         self.id = f"resp_{secrets.token_hex(24)}"
+        self.earlier: list[dict[str, Any]] = []  # output of earlier answers to the same request
         own = mapping("text", body.get("text") or {})
         form = own.get("format") or {"type": "text"}
         self._shared = {
@@ -239,28 +259,32 @@ class _Reply:
             **{name: body.get(name) for name in ECHOED},
         }
 
+    def total(self, used: dict[str, Any]) -> dict[str, Any]:
+        """Return the token counts of the whole response; ``used``: those of the last answer."""
+        return used
+
     def begun(self) -> dict[str, Any]:
         """Return the object without any output."""
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
-    def failed(self, error: ApiError, items: Sequence[_Item]) -> dict[str, Any]:
+    def failed(self, error: ApiError, items: Sequence[OutputItem]) -> dict[str, Any]:
         """Return the object of a response that ends with an error, with its output so far."""
-        output = [item.as_dict("incomplete") for item in items]
+        output = [*self.earlier, *(item.as_dict("incomplete") for item in items)]
         why = {"code": "server_error", "message": error.message}
         return {**self.begun(), "status": "failed", "error": why, "output": output}
 
-    def ended(self, piece: StreamPiece, items: Sequence[_Item]) -> dict[str, Any]:
+    def ended(self, piece: StreamPiece, items: Sequence[OutputItem]) -> dict[str, Any]:
         """Return the finished object, and store it unless ``store`` is false."""
         more = self.stream.generation.more
-        used = usage(self.stream)
+        used = self.total(usage(self.stream))
         media: dict[str, Any] = {key: used[key] for key in ("images", "sounds") if key in used}
-        done = _status(piece) == "completed"
+        done = status_of(piece) == "completed"
         whole: dict[str, Any] = {
             **self._shared,
-            "status": _status(piece),
+            "status": status_of(piece),
             "incomplete_details": None if done else {"reason": "max_output_tokens"},
-            "output": [item.as_dict(_status(piece)) for item in items],
+            "output": [*self.earlier, *(item.as_dict(status_of(piece)) for item in items)],
             **warnings(self.stream),
             "usage": {
                 "input_tokens": used["prompt_tokens"],
@@ -272,56 +296,66 @@ class _Reply:
             },
         }
         if more["keep"]:
-            talk = [*more["talk"], *(item.message() for item in items)]
+            talk = [*more["talk"], *(each for item in items for each in item.messages())]
             self.service.responses.keep(self.id, StoredResponse(talk, more["inputs"], whole))
         return whole
 
 
-def _status(piece: StreamPiece) -> str:
+def status_of(piece: StreamPiece) -> str:
+    """Return the status of a response whose last piece this is."""
     return "completed" if piece.finish_reason == "stop" else "incomplete"
 
 
-async def responses(request: HttpRequest) -> Response:
-    """``POST /v1/responses``."""
-    service = service_of(request)
-    body = await read_json(request)
+async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) -> Response:
+    """Answer ``POST /v1/responses``."""
     stream = await service.begin(request, read_response, body)
-    reply = _Reply(service, stream, body)
+    reply = ResponseObject(service, stream, body)
     stream.ids.add(reply.id)
     if stream.is_streamed:
-        told = _ResponseEvents(reply)
+        told = ResponseEvents(reply)
         return StreamedResponse(stream, _events(told), told.failed)
     (piece,) = await finished(request, stream)
-    items: list[_Item] = []
+    spent = timings(piece.output)
+    return Json({**reply.ended(piece, items_of(stream, piece)), "timings": spent})
+
+
+def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
+    """Return the items of a whole answer."""
+    items: list[OutputItem] = []
     for part in piece.said():
         if part.kind == "arguments":
             items[-1].text = part.text
         else:
-            items.append(_Item(part, stream.generation.more))
+            items.append(OutputItem(part, stream.generation.more))
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
-    return Json({**reply.ended(piece, items), "timings": timings(piece.output)})
+    return items
 
 
-class _ResponseEvents:
+class ResponseEvents:
     """Numbered events of one streamed response."""
 
-    def __init__(self, reply: _Reply) -> None:
+    def __init__(self, reply: ResponseObject) -> None:
         self.reply = reply
-        self.items = list[_Item]()
+        self.items = list[OutputItem]()
         self._n = 0
         self.logprobs: list[dict[str, Any]] = []  # of held-back tokens, or not of content
+        self.last: StreamPiece | None = None  # of the answer
 
     def event(self, kind: str, **values: Any) -> bytes:
         """Return the next event."""
         self._n += 1
         return event({"type": kind, "sequence_number": self._n - 1, **values}, kind)
 
+    def index(self, item: OutputItem) -> int:
+        """Return the place of an item in the output."""
+        return len(self.reply.earlier) + self.items.index(item)
+
     @property
     def _place(self) -> dict[str, Any]:
         item = self.items[-1]
-        at = len(self.items) - 1
+        at = self.index(item)
         inner = {} if item.call is not None else {"content_index": 0}
         return {"item_id": item.id, "output_index": at, **inner}
 
@@ -336,10 +370,10 @@ class _ResponseEvents:
             self.items[-1].text += part.text
         item = self.items[-1]
         place = self._place
-        if item.known.custom:  # its string is sent when the JSON around it is complete
+        if item.known.custom or item.known.asks:  # sent when it is complete
             return out
         if item.call is not None:
-            kind = "response.function_call_arguments.delta"
+            kind = f"response.{item.type}_arguments.delta"
             return out + self.event(kind, **place, delta=part.text)
         if item.kind == "reasoning":
             return out + self.event("response.reasoning_text.delta", **place, delta=part.text)
@@ -357,14 +391,17 @@ class _ResponseEvents:
         return taken
 
     def _opened(self, part: OutputPiece) -> bytes:
-        item = _Item(part, self.reply.stream.generation.more)
+        item = OutputItem(part, self.reply.stream.generation.more)
         self.items.append(item)
-        at = len(self.items) - 1
+        at = self.index(item)
         shown = item.as_dict("in_progress", begins=True)
         out = self.event("response.output_item.added", output_index=at, item=shown)
         if item.call is None:
             own = {**self._place, "part": item.part("")}
             out += self.event("response.content_part.added", **own)
+        elif item.type == "mcp_call":
+            place = {"item_id": item.id, "output_index": at}
+            out += self.event("response.mcp_call.in_progress", **place)
         return out
 
     def closed(self, status: str) -> bytes:
@@ -377,9 +414,11 @@ class _ResponseEvents:
             kind = "response.custom_tool_call_input"
             out = self.event(f"{kind}.delta", **place, delta=item.said)
             out += self.event(f"{kind}.done", **place, input=item.said)
+        elif item.known.asks:
+            out = b""
         elif item.call is not None:
             own = {"name": item.known.name, "arguments": item.text}
-            out = self.event("response.function_call_arguments.done", **place, **own)
+            out = self.event(f"response.{item.type}_arguments.done", **place, **own)
         else:
             content = item.kind == "content"
             if content:
@@ -390,9 +429,23 @@ class _ResponseEvents:
                 told["logprobs"] = item.logprobs
             out = self.event(f"response.{kind}.done", **told)
             out += self.event("response.content_part.done", **place, part=item.part())
-        at = len(self.items) - 1
+        if item.type == "mcp_call":  # its end comes behind its result
+            return out
+        at = self.index(item)
         shown = item.as_dict(status)
         return out + self.event("response.output_item.done", output_index=at, item=shown)
+
+    def begun(self) -> bytes:
+        """Return the first events."""
+        whole = self.reply.begun()
+        created = self.event("response.created", response=whole)
+        return created + self.event("response.in_progress", response=whole)
+
+    def ended(self, piece: StreamPiece) -> bytes:
+        """Return the last event; ``piece``: the last of the answer."""
+        whole = self.reply.ended(piece, self.items)
+        spent = timings(piece.output)
+        return self.event(f"response.{status_of(piece)}", response=whole, timings=spent)
 
     def failed(self, error: ApiError) -> bytes:
         """Return the last events after an error. Clients read one or the other."""
@@ -401,10 +454,17 @@ class _ResponseEvents:
         return self.event("error", **own) + self.event("response.failed", response=whole)
 
 
-async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
+async def _events(told: ResponseEvents) -> AsyncIterator[bytes]:
+    yield told.begun()
+    async for part in answer_events(told):
+        yield part
+    assert told.last is not None
+    yield told.ended(told.last)
+
+
+async def answer_events(told: ResponseEvents) -> AsyncIterator[bytes]:
+    """Yield the events of one answer's items; ``told.last`` is then its last piece."""
     reply = told.reply
-    yield told.event("response.created", response=reply.begun())
-    yield told.event("response.in_progress", response=reply.begun())
     async for piece in ticking(reply.stream):
         if piece is None:
             yield PING
@@ -417,7 +477,5 @@ async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
         for part in piece.said():
             yield told.said(part)
         if piece.finish_reason is not None:
-            yield told.closed(_status(piece))
-            whole = reply.ended(piece, told.items)
-            spent = timings(piece.output)
-            yield told.event(f"response.{_status(piece)}", response=whole, timings=spent)
+            yield told.closed(status_of(piece))
+            told.last = piece

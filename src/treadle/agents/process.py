@@ -1,0 +1,89 @@
+"""The agent's process: the terminal is its own until it ends."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from treadle.agents.settings import Agent
+from treadle.errors import TreadleError
+
+POLL_S = 1.0
+# Typed on the terminal, these reach the agent as well, which knows what to do.
+TYPED = ("SIGINT", "SIGQUIT")
+SENT = ("SIGTERM", "SIGHUP")  # these reach this process alone, and are passed on
+
+
+def find_executable(agent: Agent, path: str | None) -> str:
+    """Return the file of an agent in the search path. Raises TreadleError, with the command that
+    installs it.
+    """
+    found = shutil.which(agent.executable, path=path)
+    if found is None:
+        raise TreadleError(
+            f"{agent.title} is not installed: no '{agent.executable}' in PATH. Its vendor's "
+            f"command: {agent.install}"
+        )
+    return found
+
+
+def run_agent(executable: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run an agent on this terminal, and return its exit code; 128 and the number of the signal
+    that ended it. Raises OSError if it cannot be started.
+    """
+    with SignalRelay() as relay:
+        process = relay.start([executable, *arguments], environment)
+        # A wait without an end would keep handlers from running: on Windows always, elsewhere if
+        # the system gave a signal to another thread.
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(POLL_S)
+    code = process.returncode
+    return code if code >= 0 else 128 - code
+
+
+class SignalRelay:
+    """Leaves typed signals to the agent, and passes on those that are sent to this process. A
+    context manager.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []  # before the agent has started
+        self._before: dict[int, Any] = {}
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent. Raises OSError."""
+        self._process = subprocess.Popen(command, env=environment)
+        for number in self._early:
+            self._process.send_signal(number)
+        return self._process
+
+    def _pass_on(self, number: int, frame: object) -> None:
+        if self._process is None:
+            self._early.append(number)
+        else:
+            self._process.send_signal(number)
+
+    def __enter__(self) -> SignalRelay:
+        """Install the handlers."""
+        for names, handler in ((TYPED, ignore), (SENT, self._pass_on)):
+            for number in (getattr(signal, name, None) for name in names):
+                if number is not None:  # Windows lacks some
+                    self._before[number] = signal.signal(number, handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def ignore(number: int, frame: object) -> None:
+    """Do nothing. ``SIG_IGN`` would be inherited by the agent."""

@@ -1,0 +1,136 @@
+"""What an agent is given: variables, files and arguments that point it at a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from treadle.base.fast_dataclass import dataclass
+
+NO_KEY = "treadle"  # agents refuse to start without a key; a server without keys reads none
+# Tokens of an answer: agents keep so many free, and shorten a conversation before they are used.
+MOST_ANSWER = 8192
+HOSTS = ("127.0.0.1", "localhost", "::1")
+PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
+PRIVATE = 0o600  # a file may have the server's key
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model at a server. url: without ``/v1``. n_context: tokens that one request may use.
+    api_key: None if the server wants none. sees: whether the model reads pictures.
+    """
+
+    url: str
+    model: str
+    n_context: int
+    api_key: str | None = None
+    sees: bool = False
+
+    @property
+    def base_url(self) -> str:
+        """The address of OpenAI's endpoints."""
+        return f"{self.url}/v1"
+
+    @property
+    def key(self) -> str:
+        """The key that clients send."""
+        return self.api_key or NO_KEY
+
+    @property
+    def max_answer(self) -> int:
+        """The most tokens of one answer that an agent asks for."""
+        return min(MOST_ANSWER, max(self.n_context // 4, 1))
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Settings of one start of an agent.
+
+    variables: set in its environment; removed: variables that would win over these. arguments:
+    stand before the user's own. files: texts by path, written before it starts.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    files: Mapping[Path, str] = field(default_factory=dict)
+
+    def environment(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Return ``own`` with the agent's variables."""
+        kept = {name: value for name, value in own.items() if name not in self.removed}
+        return {**kept, **self.variables}
+
+    def write_files(self) -> None:
+        """Write the files, readable for this user only. Raises OSError."""
+        for path, text in self.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            with open(part, "w", encoding="utf-8", opener=private) as file:
+                file.write(text)
+            part.replace(path)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that only this user may read."""
+    return os.open(path, flags, PRIVATE)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One agent. title: its own spelling. executable: its program. install: the vendor's command.
+    settings: from an endpoint and a folder for files to what it is given. aliases: other names.
+    """
+
+    name: str
+    title: str
+    executable: str
+    install: str
+    settings: Callable[[Endpoint, Path], AgentSettings]
+    aliases: tuple[str, ...] = ()
+
+
+def past_proxy(url: str, own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep calls to this machine from a proxy, if one is set in the
+    environment ``own``.
+    """
+    host = urlsplit(url).hostname or ""
+    if host not in HOSTS or not any(own.get(name) for name in PROXIES):
+        return {}
+    kept = own.get("NO_PROXY") or own.get("no_proxy") or ""
+    if host in kept.split(",") or kept == "*":
+        return {}
+    hosts = ",".join(filter(None, (kept, host)))
+    return {"NO_PROXY": hosts, "no_proxy": hosts}
+
+
+def json_text(value: Any) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]) -> str:
+    """Return what ``treadle launch`` does, as commands of a POSIX shell."""
+    lines = [f"unset {name}" for name in settings.removed]
+    lines += [f"export {name}={shlex.quote(text)}" for name, text in settings.variables.items()]
+    for path, text in settings.files.items():
+        end = end_mark(text)
+        lines.append(f"mkdir -p {shlex.quote(str(path.parent))}")
+        lines.append(f"cat > {shlex.quote(str(path))} <<'{end}'\n{text.rstrip()}\n{end}")
+    lines.append(shlex.join([agent.executable, *settings.arguments, *arguments]))
+    return "\n".join(lines)
+
+
+def end_mark(text: str) -> str:
+    """Return a word that is no line of ``text``, to end it in a shell."""
+    mark = "EOF"
+    while re.search(rf"^{mark}$", text, re.MULTILINE):
+        mark += "_"
+    return mark

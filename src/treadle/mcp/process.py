@@ -1,0 +1,136 @@
+"""The process of an MCP server: messages of bounded size, and its last words if it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import deque
+from contextlib import suppress
+
+from treadle.errors import TreadleError, printable
+from treadle.mcp.config import ToolBounds, ToolServerConfig
+
+MOMENT_S = 0.2
+END_S = 1.0  # after its input is closed, and again after it was asked to end
+MAX_WORDS = 300  # characters of what it wrote last
+NOISE = 1000  # lines that are no messages, after which it is stopped
+
+
+class ServerProcess:
+    """A server that reads and writes one JSON message a line. ``close`` it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, bounds: ToolBounds) -> None:
+        self._process = process
+        self._bounds = bounds
+        self._words: deque[str] = deque(maxlen=1)
+        self._n_noise = 0
+        self.flood = ""  # what it sent too much of
+        self._listening = asyncio.ensure_future(self._listen())
+
+    @classmethod
+    async def start(cls, config: ToolServerConfig, bounds: ToolBounds) -> ServerProcess:
+        """Start the server's program. Raises TreadleError if it cannot be started."""
+        environment = config.environment()
+        program = shutil.which(config.command, path=environment.get("PATH"))
+        if program is None:
+            raise TreadleError(f"no program {config.command!r:.200} in PATH")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                program,
+                *config.args,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                cwd=config.cwd,
+                limit=bounds.message_bytes,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+        except (OSError, ValueError) as error:
+            raise TreadleError(f"cannot start {config.command!r:.200}: {error}") from error
+        return cls(process, bounds)
+
+    async def _listen(self) -> None:
+        """Keep the last line of its standard error, whatever it writes there."""
+        stream = self._process.stderr
+        assert stream is not None
+        kept = b""
+        while octets := await stream.read(1 << 16):
+            kept = (kept + octets)[-4096:]
+            lines = [line for line in kept.decode("utf-8", "replace").splitlines() if line.strip()]
+            if lines:
+                self._words.append(lines[-1].strip())
+
+    async def read(self) -> bytes:
+        """Return the next line, b"" at the end. Raises TreadleError if it sends too much."""
+        assert self._process.stdout is not None
+        try:
+            return await self._process.stdout.readline()
+        except ValueError:  # longer than the limit
+            most = self._bounds.message_bytes
+            raise self.flooded(f"a message of more than {most} bytes") from None
+
+    def noise(self) -> None:
+        """Count a line that is no message. Raises TreadleError for too many."""
+        self._n_noise += 1
+        if self._n_noise > NOISE:
+            raise self.flooded(f"more than {NOISE} lines that are no messages")
+
+    def flooded(self, what: str) -> TreadleError:
+        """Note that it sent too much, and return the error."""
+        self.flood = f"it sent {what}, and was stopped"
+        return TreadleError(self.flood)
+
+    async def write(self, message: bytes) -> None:
+        """Send one message. Raises OSError."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(message + b"\n")
+        await self._process.stdin.drain()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known to have ended, or was stopped."""
+        return bool(self.flood) or self._process.returncode is not None
+
+    async def has_ended(self) -> bool:
+        """Return whether it has ended, or was stopped; one that is ending gets a moment."""
+        if not self.is_over:
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), MOMENT_S)
+        return self.is_over
+
+    async def last_words(self) -> str:
+        """Return why it does not answer: what it sent too much of, its exit code, its last line."""
+        if self.flood:
+            return self.flood
+        with suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), END_S)
+            await asyncio.wait_for(asyncio.shield(self._listening), END_S)
+        code = self._process.returncode
+        said = f": {printable(self._words[0])[:MAX_WORDS]}" if self._words else ""
+        return f"it ended with exit code {code}{said}" if code is not None else f"no answer{said}"
+
+    async def close(self) -> None:
+        """End the process: by the end of its input, then by a signal, then at once."""
+        process = self._process
+        if process.stdin is not None:
+            process.stdin.close()
+        for act in (None, process.terminate, process.kill):
+            if process.returncode is not None:
+                break
+            if act is not None:
+                with suppress(ProcessLookupError):
+                    act()
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(drained(process), END_S)
+        self._listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._listening
+
+
+async def drained(process: asyncio.subprocess.Process) -> None:
+    """Read the output to its end, which a full pipe would hold up, and wait for the process."""
+    assert process.stdout is not None
+    while await process.stdout.read(1 << 16):
+        pass
+    await process.wait()

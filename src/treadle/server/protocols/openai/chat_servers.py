@@ -1,0 +1,186 @@
+"""``/v1/chat/completions`` with tools of MCP servers, which the server runs between answers.
+
+A call that the client must allow, or that stands beside a call of the client's own functions, is
+handed to the client like any other; ``/v1/mcp/call`` runs it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall
+from treadle.server.http.api_errors import ApiError, GoneError
+from treadle.server.http.http_io import Json, Response, event, read_json, watched
+from treadle.server.protocols.answer_fields import timings, warnings
+from treadle.server.protocols.openai import chat
+from treadle.server.protocols.openai.answer import error_event, head, usage
+from treadle.server.requests.responses import (
+    DONE,
+    PING,
+    StreamedResponse,
+    read_to_end,
+    ticking,
+)
+from treadle.server.requests.service import Service, service_of
+from treadle.server.requests.tool_servers import RequestedServers, requested_servers
+from treadle.server.requests.tool_turns import ToolTurns
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.mcp.session import ToolOutput
+    from treadle.server.requests.request_stream import StreamPiece
+
+
+async def chat_completions(request: HttpRequest) -> Response:
+    """``POST /v1/chat/completions``."""
+    service = service_of(request)
+    body = await read_json(request)
+    servers = await requested_servers(service, body)
+    if servers is None:
+        return await chat.respond(request, service, body)
+    if body.get("n") not in (None, 1):
+        raise ApiError(400, "n: only 1 with tools of MCP servers", param="n")
+    others = servers.without_entries(body["tools"])
+    body["tools"] = [*others, *(tool.function for tool in servers.tools.values())]
+    turns = ChatTurns(request, service, servers, body)
+    await turns.begin(body)
+    if turns.stream.is_streamed:
+        return StreamedResponse(turns, turns.events(), error_event)
+    async with watched(request.receive, lambda: turns.give_up(GoneError())):
+        try:
+            return Json(await turns.answer())
+        finally:
+            turns.close()
+
+
+class ChatTurns(ToolTurns):
+    """Answers of chat: ``added`` are the messages of calls and results so far."""
+
+    def __init__(
+        self,
+        request: HttpRequest,
+        service: Service,
+        servers: RequestedServers,
+        body: dict[str, Any],
+    ) -> None:
+        super().__init__(request, service, chat.read_chat, servers)
+        self.id = f"chatcmpl-{secrets.token_hex(16)}"
+        self.ids.add(self.id)
+        self.added: list[dict[str, Any]] = []
+        self._body = body
+
+    def runs(self, piece: StreamPiece, told: ParsedOutput) -> bool:
+        """Return whether the server runs the calls of an answer, and goes on."""
+        names = [call.name for call in told.calls]
+        return bool(names) and piece.finish_reason == "stop" and self.servers.is_free(names)
+
+    async def go_on(self, told: ParsedOutput, outputs: list[ToolOutput]) -> None:
+        """Begin the next answer, behind the calls of the last one and their results."""
+        self.add_usage(usage(self.stream))
+        self.added.append(chat.message_of(told))
+        for call, output in zip(told.calls, outputs, strict=True):
+            result = {"role": "tool", "tool_call_id": call.id, "content": output.text}
+            self.added.append(result)
+        body = {**self._body, "messages": [*self._body["messages"], *self.added]}
+        body.pop("continue_final_message", None)
+        if body.get("tool_choice") is not None:
+            body["tool_choice"] = "auto"  # a forced call would never end
+        await self.begin(body)
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """The messages of calls, for the client's history."""
+        return {"mcp_messages": self.added} if self.added else {}
+
+    async def answer(self) -> dict[str, Any]:
+        """Return the whole response body."""
+        while True:
+            (piece,) = await read_to_end(self.stream)
+            parts = piece.said()
+            told = ParsedOutput.of(parts)
+            if not self.runs(piece, told):
+                break
+            outputs: list[ToolOutput] = []
+            async for found in self.call(told.calls):
+                outputs = outputs if found is None else found
+            await self.go_on(told, outputs)
+        made = chat.answer_of(self.service, self.stream, [piece], [parts], self.id)
+        return {**made, "usage": self.add_usage(made["usage"]), **self.more}
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events of a stream: of all answers, and of each call and its result."""
+        shared = head(self.service, "chat.completion.chunk", self.id)
+
+        def chunk(delta: dict[str, Any], **more: Any) -> bytes:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+            return event({**shared, "choices": [choice], **more})
+
+        yield chunk({"role": "assistant", "content": None})
+        while True:
+            held: list[OutputPiece] = []
+            texts: list[OutputPiece] = []
+            last: StreamPiece | None = None
+            async for piece in ticking(self.stream):
+                if piece is None:
+                    yield PING
+                    continue
+                if piece.progress is not None:
+                    told = piece.progress.as_dict(self.stream.came_s)
+                    yield chunk({}, prompt_progress=told)
+                    continue
+                for each in self._deltas(piece, texts, held):
+                    yield event({**shared, "choices": [each]})
+                last = piece
+            assert last is not None
+            answer = ParsedOutput.of([*texts, *held])
+            if not self.runs(last, answer):
+                break
+            for call in answer.calls:
+                yield chunk({"mcp_call": self._shown(call)})
+            outputs: list[ToolOutput] = []
+            async for found in self.call(answer.calls):
+                if found is None:
+                    yield PING
+                else:
+                    outputs = found
+            for call, output in zip(answer.calls, outputs, strict=True):
+                result = {"id": call.id, "output": output.text, "is_error": output.is_error}
+                yield chunk({"mcp_call": result})
+            await self.go_on(answer, outputs)
+        for part in held:
+            yield chunk(chat.delta_of(part))
+        end = chat.choice_of(last, {"delta": {}})
+        shown = {"timings": timings(last.output), **warnings(self.stream), **self.more}
+        yield event({**shared, "choices": [end], **shown})
+        if self.stream.generation.more["include_usage"]:
+            used = self.add_usage(usage(self.stream))
+            told = {"usage": used, "timings": timings(last.output)}
+            yield event({**shared, "choices": [], **told})
+        yield DONE
+
+    def _deltas(
+        self, piece: StreamPiece, texts: list[OutputPiece], held: list[OutputPiece]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the choices of a piece's texts, and add its parts to ``texts``, or to ``held``
+        those of calls: whose they are is clear at the end of the answer.
+        """
+        said = piece.said()
+        piece = replace(piece, finish_reason=None)
+        for part in said:
+            if part.kind in ("call", "arguments"):
+                held.append(part)
+                continue
+            texts.append(part)
+            for each in chat.kept(self.stream, [part]):
+                yield chat.choice_of(piece, {"delta": chat.delta_of(each)})
+                piece = replace(piece, logprobs=[])  # sent once
+
+    def _shown(self, call: ToolCall) -> dict[str, Any]:
+        """Return a call as a stream tells it before it runs."""
+        tool = self.servers.tools[call.name]
+        own = {"id": call.id, "server_label": tool.server, "name": tool.tool}
+        return {**own, "arguments": call.arguments}

@@ -1,0 +1,117 @@
+"""The answers of a model to one HTTP request, with calls of MCP servers' tools between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treadle.server.requests.responses import PING_S
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
+
+    from treadle.chat.tools import ToolCall
+    from treadle.mcp.session import ToolOutput
+    from treadle.server.requests.generation_request import GenerationRequest
+    from treadle.server.requests.request_stream import RequestStream
+    from treadle.server.requests.service import Service
+    from treadle.server.requests.tool_servers import RequestedServers
+
+Read = Callable[["Service", dict[str, Any]], "GenerationRequest"]
+
+
+class ToolTurns:
+    """The streams of one HTTP request, one at a time. For its response it is one stream:
+    ``give_up`` and ``close`` end what runs now, be it an answer or a call.
+    """
+
+    def __init__(
+        self, request: HttpRequest, service: Service, read: Read, servers: RequestedServers
+    ) -> None:
+        self.service = service
+        self.servers = servers
+        self.stream: RequestStream  # the current one, after ``begin``
+        self.n_answers = 0
+        self.usage: dict[str, Any] = {}  # of all answers but the last
+        self._request = request
+        self._read = read
+        self._left = asyncio.Event()
+        self._why: BaseException | None = None
+        self.ids: set[str] = set()  # by which clients name the request
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the current answer is the last that the bounds allow: it cannot call."""
+        return self.n_answers >= self.servers.toolbox.bounds.rounds
+
+    async def begin(self, body: dict[str, Any]) -> RequestStream:
+        """Begin the next answer. Raises ApiError, and what ended the request."""
+        self._check()
+        self.close()
+        self.n_answers += 1
+        if self.is_last:
+            body = {**body, "tool_choice": "none"}
+        self.stream = await self.service.begin(self._request, self._read, body)
+        self.stream.ids |= self.ids
+        if self._why is not None:  # meanwhile
+            self.stream.give_up(self._why)
+        return self.stream
+
+    def _check(self) -> None:
+        if self._why is not None:
+            raise self._why
+
+    async def call(self, calls: Sequence[ToolCall]) -> AsyncIterator[list[ToolOutput] | None]:
+        """Run calls at once. Yield None each second, and last the results in the order of the
+        calls. Raises what ended the request.
+        """
+        toolbox = self.servers.toolbox
+        running = [asyncio.wrap_future(toolbox.submit(call.name, call.arguments)) for call in calls]
+        left = asyncio.ensure_future(self._left.wait())
+        try:
+            while not all(each.done() for each in running):
+                waited: set[asyncio.Future[Any]] = {left}
+                waited |= {each for each in running if not each.done()}
+                done, _ = await asyncio.wait(
+                    waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                self._check()
+                if not done:
+                    yield None
+            yield [each.result() for each in running]
+        finally:
+            left.cancel()
+            for each in running:
+                each.cancel()
+
+    def give_up(self, why: BaseException) -> None:
+        """End the request, whatever it does now."""
+        self._why = self._why or why
+        self._left.set()
+        if self.n_answers:
+            self.stream.give_up(why)
+
+    def close(self) -> None:
+        """Cancel the unfinished answer."""
+        if self.n_answers:
+            self.stream.close()
+
+    def add_usage(self, used: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the token counts of an answer, and return those of all."""
+        self.usage = added(self.usage, used)
+        return self.usage
+
+
+def added(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Add counts, those of inner objects too; other values are the second's."""
+    total = dict(first)
+    for key, value in second.items():
+        before = first.get(key)
+        if isinstance(value, dict):
+            total[key] = added(before if isinstance(before, dict) else {}, value)
+        elif isinstance(value, int) and isinstance(before, int):
+            total[key] = before + value
+        else:
+            total[key] = value
+    return total
