@@ -22,7 +22,7 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_table, remark
 from treadle.errors import TreadleError
 
-SMALL = 16384  # prompts of agents have 6,000 to 21,000 tokens
+SMALL = 16384  # the first prompts of most agents have 5,000 to 20,000 tokens
 UNKNOWN_CONTEXT = 32768  # the default of `treadle serve`
 HIDDEN = "..."
 
@@ -248,7 +248,7 @@ def tell(agent: Agent, endpoint: Endpoint, settings: AgentSettings) -> None:
     room = f"{endpoint.n_context} tokens of context"
     remark(f"{agent.title} on {endpoint.model} at {endpoint.url}, {room}")
     if endpoint.n_context < SMALL:
-        remark("warning: agents' prompts alone have 6,000 to 21,000 tokens")
+        remark("warning: the prompts of most agents alone have 5,000 to 20,000 tokens")
     variables = {
         name: HIDDEN if endpoint.api_key and endpoint.api_key in text else text
         for name, text in settings.variables.items()
