@@ -270,6 +270,7 @@ class _Reply:
                 "total_tokens": used["total_tokens"],
                 **media,
             },
+            "timings": timings(piece.output),
         }
         if more["keep"]:
             talk = [*more["talk"], *(item.message() for item in items)]
@@ -301,7 +302,7 @@ async def responses(request: HttpRequest) -> Response:
     said = next((item for item in items if item.kind == "content"), None)
     if said is not None:
         said.logprobs = [entry.as_dict() for entry in piece.logprobs]
-    return Json({**reply.ended(piece, items), "timings": timings(piece.output)})
+    return Json(reply.ended(piece, items))
 
 
 class _ResponseEvents:
@@ -419,5 +420,5 @@ async def _events(told: _ResponseEvents) -> AsyncIterator[bytes]:
         if piece.finish_reason is not None:
             yield told.closed(_status(piece))
             whole = reply.ended(piece, told.items)
-            spent = timings(piece.output)
+            spent = whole["timings"]
             yield told.event(f"response.{_status(piece)}", response=whole, timings=spent)
