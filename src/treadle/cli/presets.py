@@ -38,6 +38,7 @@ from treadle.server.router.served_model import MemoryRequest, ServedModel
 TABLES = ("defaults", "models")
 OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
 FILES = ("mmproj", "draft", "lora", "chat_template", "mcp")  # parameters that may name a file
+MUST_BE_THERE = ("mmproj", "lora", "mcp")  # those that name nothing else
 FOLDERS = ("cache_dir", "slot_save_path")
 # Names of other programs, which are too far from ours for a guess.
 OTHERS = {"path": "model", "file": "model", "name": "aliases", "alias": "aliases"}

@@ -16,7 +16,6 @@ from treadle.mcp.toolbox import REFUSED
 from treadle.server.http.api_errors import ApiError, GoneError
 from treadle.server.http.body_fields import flag, text
 from treadle.server.http.http_io import Json, Response, read_json, watched
-from treadle.server.protocols.answer_fields import timings
 from treadle.server.protocols.openai import responses as plain
 from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.response_items import gone, new_id, tool_error
@@ -258,7 +257,7 @@ class ResponseTurns(ToolTurns):
                 async for _ in self._run(running):
                     pass
             if not self._goes_on(items, running):
-                return {**self.reply.ended(piece, items), "timings": timings(piece.output)}
+                return self.reply.ended(piece, items)
             await self._next(items)
 
     async def events(self, told: ResponseEvents) -> AsyncIterator[bytes]:

@@ -294,6 +294,7 @@ class ResponseObject:
                 "total_tokens": used["total_tokens"],
                 **media,
             },
+            "timings": timings(piece.output),
         }
         if more["keep"]:
             talk = [*more["talk"], *(each for item in items for each in item.messages())]
@@ -315,8 +316,7 @@ async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) 
         told = ResponseEvents(reply)
         return StreamedResponse(stream, _events(told), told.failed)
     (piece,) = await finished(request, stream)
-    spent = timings(piece.output)
-    return Json({**reply.ended(piece, items_of(stream, piece)), "timings": spent})
+    return Json(reply.ended(piece, items_of(stream, piece)))
 
 
 def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
@@ -444,7 +444,7 @@ class ResponseEvents:
     def ended(self, piece: StreamPiece) -> bytes:
         """Return the last event; ``piece``: the last of the answer."""
         whole = self.reply.ended(piece, self.items)
-        spent = timings(piece.output)
+        spent = whole["timings"]
         return self.event(f"response.{status_of(piece)}", response=whole, timings=spent)
 
     def failed(self, error: ApiError) -> bytes:
