@@ -18,7 +18,10 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: WriteTiny) -> P
     """The snapshot of a repository with one model, in an otherwise empty cache of the hub."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    files = {"Small-2-0.1B-F32.gguf": tiny(), "Large-2-1B-Q8_0.gguf": b"large"}
+    files: dict[str, bytes | Path] = {
+        "Small-2-0.1B-F32.gguf": tiny(),
+        "Large-2-1B-Q8_0.gguf": b"large",
+    }
     return put(tmp_path / "hub", "o/r", files)
 
 

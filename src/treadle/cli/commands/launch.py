@@ -121,7 +121,7 @@ def find_server(
     """
     url = url.rstrip("/")
     try:
-        listing = get(f"{url}/v1/models", api_key)
+        listing = get(url, "/v1/models", api_key)
     except TreadleError:
         if explicit:
             raise

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from treadle.server.http.api_errors import ApiError, GoneError, busy
 
 if TYPE_CHECKING:
-    from treadle.server.requests.request_stream import RequestStream
+    from treadle.server.requests.responses import AbortableStream
 
 MAX_BYTES = 4 << 20  # of one answer; the oldest are dropped
 MOST_KEPT = 64  # answers
@@ -28,7 +28,7 @@ MAX_ID = 256  # characters
 class KeptStream:
     """The bytes of one answer. ``stream``: its request, given up when nobody reads it for long."""
 
-    def __init__(self, conversation: str, stream: RequestStream) -> None:
+    def __init__(self, conversation: str, stream: AbortableStream) -> None:
         self.conversation = conversation
         self.media_type = "text/event-stream"
         self.started = int(time.time())
@@ -120,7 +120,7 @@ class KeptStreams:
         self._kept: dict[tuple[str, str], KeptStream] = {}
         self._timers = set[asyncio.TimerHandle]()
 
-    def open(self, owner: str, conversation: str, stream: RequestStream) -> KeptStream:
+    def open(self, owner: str, conversation: str, stream: AbortableStream) -> KeptStream:
         """Keep the answer of ``stream``, in place of the conversation's former one. Raises ApiError
         if there are too many that are still being written.
         """

@@ -70,7 +70,11 @@ async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
 
 
 class AbortableStream(Protocol):
-    """What a streamed response needs to end a request whose client has left."""
+    """What a streamed response needs to end a request whose client has left. ``kept``: its answer,
+    if it outlives the connection.
+    """
+
+    kept: KeptStream | None
 
     def give_up(self, why: BaseException) -> None:
         """Abort the request: the parts raise ``why``."""

@@ -36,7 +36,7 @@ from treadle.server.http.log import log
 from treadle.server.http.redaction import hide, without_folders
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
-from treadle.server.requests.kept_streams import KeptStreams, conversation_id
+from treadle.server.requests.kept_streams import KeptStream, KeptStreams, conversation_id
 from treadle.server.requests.request_media import CONTENTS, AddressesNeeded, media_errors
 from treadle.server.requests.request_stream import OutputStream, RequestStream
 from treadle.server.requests.response_store import (
@@ -48,6 +48,7 @@ from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
 if TYPE_CHECKING:
+    from treadle.server.requests.responses import AbortableStream
     from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
@@ -250,22 +251,37 @@ class Service:
             raise timed_out(within_s) from None
 
     async def begin(
-        self, request: HttpRequest, read: Callable[..., GenerationRequest], *args: Any
+        self,
+        request: HttpRequest,
+        read: Callable[..., GenerationRequest],
+        *args: Any,
+        keeps: bool = True,
     ) -> RequestStream:
-        """Call ``start`` for an HTTP request, whose header may bound its time."""
+        """Call ``start`` for an HTTP request, whose headers may bound its time, and name the
+        conversation for which its answer is kept, unless ``keeps`` is false.
+        """
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
-        conversation = conversation_id(request.headers.get("x-conversation-id"))
+        conversation_id(request.headers.get("x-conversation-id"))  # an error of it comes first
         stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
         request.scope["treadle.stream"] = stream  # for the log
         stream.ids.add(request.scope["treadle.id"])
-        if conversation is not None and stream.is_streamed:
+        if keeps and stream.is_streamed:
             try:
-                stream.kept = self.kept_streams.open(self.owner_of(request), conversation, stream)
+                stream.kept = self.keep(request, stream)
             except ApiError:
                 stream.close()
                 raise
         return stream
+
+    def keep(self, request: HttpRequest, stream: AbortableStream) -> KeptStream | None:
+        """Keep the answer of ``stream`` for the conversation that the request names, if it does.
+        Raises ApiError if too many are kept.
+        """
+        conversation = conversation_id(request.headers.get("x-conversation-id"))
+        if conversation is None:
+            return None
+        return self.kept_streams.open(self.owner_of(request), conversation, stream)
 
     def owner_of(self, request: HttpRequest) -> str:
         """Return the name of a request's API key; "" without keys."""

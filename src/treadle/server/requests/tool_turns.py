@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from treadle.server.http.api_errors import ApiError
 from treadle.server.requests.responses import PING_S
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from treadle.chat.tools import ToolCall
     from treadle.mcp.session import ToolOutput
     from treadle.server.requests.generation_request import GenerationRequest
+    from treadle.server.requests.kept_streams import KeptStream
     from treadle.server.requests.request_stream import RequestStream
     from treadle.server.requests.service import Service
     from treadle.server.requests.tool_servers import RequestedServers
@@ -38,6 +40,7 @@ class ToolTurns:
         self._read = read
         self._left = asyncio.Event()
         self._why: BaseException | None = None
+        self.kept: KeptStream | None = None  # all answers, if they outlive the connection
         self.ids: set[str] = set()  # by which clients name the request
 
     @property
@@ -52,7 +55,14 @@ class ToolTurns:
         self.n_answers += 1
         if self.is_last:
             body = {**body, "tool_choice": "none"}
-        self.stream = await self.service.begin(self._request, self._read, body)
+        begin = self.service.begin
+        self.stream = await begin(self._request, self._read, body, keeps=False)
+        if self.n_answers == 1 and self.stream.is_streamed:
+            try:
+                self.kept = self.service.keep(self._request, self)
+            except ApiError:
+                self.close()
+                raise
         self.stream.ids |= self.ids
         if self._why is not None:  # meanwhile
             self.stream.give_up(self._why)
