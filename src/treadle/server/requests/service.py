@@ -48,11 +48,11 @@ from treadle.server.requests.stats import ServerStats
 from treadle.version import __version__
 
 if TYPE_CHECKING:
-    from treadle.server.requests.responses import AbortableStream
     from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
     from treadle.mcp.toolbox import Toolbox
+    from treadle.server.requests.responses import AbortableStream
 
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
