@@ -15,16 +15,16 @@ import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp_types import CallToolResult, jsonrpc_message_adapter
+from mcp_types import jsonrpc_message_adapter
 
-from treadle.base.humanize import n_bytes
 from treadle.errors import TreadleError
 from treadle.mcp.config import ToolBounds, ToolServerConfig
+from treadle.mcp.http_bounds import BoundedTransport
 from treadle.mcp.process import ServerProcess
+from treadle.mcp.results import text_of
 from treadle.mcp.session import MAX_TOOLS, ListedTool, ToolOutput
 
 MAX_PAGES = 32  # of a list of tools
-KINDS = {"image": "a picture", "audio": "a sound", "resource": "a file", "resource_link": "a link"}
 
 
 class ClientToolSession:
@@ -63,28 +63,6 @@ class ClientToolSession:
                 raise TreadleError(await self._process.last_words()) from error
             return ToolOutput(f"error: {error}", is_error=True)
         return ToolOutput(text_of(result), bool(result.is_error))
-
-
-def text_of(result: CallToolResult) -> str:
-    """Return a result as one text; what is no text is named."""
-    parts = []
-    for block in result.content:
-        if block.type == "text":
-            parts.append(block.text)
-        else:
-            data = getattr(block, "data", None)
-            size = f", {n_bytes(len(data) * 3 // 4)}" if isinstance(data, str) else ""
-            kind = getattr(block, "mime_type", None) or getattr(block, "uri", None) or ""
-            name = KINDS.get(block.type, block.type)
-            resource = getattr(block, "resource", None)
-            text = getattr(resource, "text", None)
-            parts.append(text if isinstance(text, str) else f"[{name}, not shown: {kind}{size}]")
-    if not parts and result.structured_content is not None:
-        import json
-
-        parts.append(json.dumps(result.structured_content, ensure_ascii=False))
-    text = "\n".join(parts)
-    return f"error: {text}" if result.is_error else text
 
 
 @asynccontextmanager
@@ -153,42 +131,3 @@ async def process_streams(process: ServerProcess) -> AsyncIterator[Any]:
             for stream in (read, write):
                 await stream.aclose()
             group.cancel_scope.cancel()
-
-
-class BoundedTransport(httpx2.AsyncHTTPTransport):
-    """An HTTP transport whose answers end with an error after ``most`` bytes, unless they are
-    streams of events, each of which the client bounds.
-    """
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, and return the answer with its bounded body."""
-        response = await super().handle_async_request(request)
-        events = response.headers.get("content-type", "").startswith("text/event-stream")
-        if not events and isinstance(response.stream, httpx2.AsyncByteStream):
-            response.stream = BoundedStream(response.stream, self._most)
-        return response
-
-
-class BoundedStream(httpx2.AsyncByteStream):
-    """A body of at most ``most`` bytes."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, most: int) -> None:
-        self._stream = stream
-        self._most = most
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the parts. Raises TreadleError for a longer body."""
-        n = 0
-        async for part in self._stream:
-            n += len(part)
-            if n > self._most:
-                raise TreadleError(f"it sent more than {self._most} bytes in one answer")
-            yield part
-
-    async def aclose(self) -> None:
-        """Close the stream below."""
-        await self._stream.aclose()
