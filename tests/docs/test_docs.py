@@ -294,7 +294,8 @@ FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 FOREIGN |= {  # llama-server's
     *("--context-shift", "--mcp-servers-config", "--models-dir", "--models-max", "--no-slots"),
-    *("--sleep-idle-seconds", "--tags", "--tools", "--ui-mcp-proxy"),
+    *("--media-path", "--sleep-idle-seconds", "--spec-synth-rates", "--tags", "--tools"),
+    "--ui-mcp-proxy",
 }
 
 
