@@ -15,16 +15,16 @@ import pytest
 from treadle.errors import TreadleError
 from treadle.mcp.config import ToolBounds, ToolServerConfig
 from treadle.mcp.http_bounds import BoundedStream
-from treadle.mcp.process import NOISE, ServerProcess
+from treadle.mcp.process import NOISE, ToolServerProcess
 from treadle.mcp.results import text_of
 from treadle.mcp.toolbox import reason_of
 
 ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 
 
-async def started(program: str, **bounds: Any) -> ServerProcess:
+async def started(program: str, **bounds: Any) -> ToolServerProcess:
     config = ToolServerConfig("p", sys.executable, ("-Ic", program))
-    return await ServerProcess.start(config, ToolBounds(message_bytes=1000, **bounds))
+    return await ToolServerProcess.start(config, ToolBounds(message_bytes=1000, **bounds))
 
 
 def test_lines_go_there_and_back() -> None:
@@ -73,10 +73,10 @@ def test_noise_and_programs_that_are_none() -> None:
         finally:
             await process.close()
         with pytest.raises(TreadleError, match="no program 'nope' in PATH"):
-            await ServerProcess.start(ToolServerConfig("p", "nope"), ToolBounds())
+            await ToolServerProcess.start(ToolServerConfig("p", "nope"), ToolBounds())
         bad = ToolServerConfig("p", sys.executable, cwd="/no/such/folder")
         with pytest.raises(TreadleError, match="cannot start"):
-            await ServerProcess.start(bad, ToolBounds())
+            await ToolServerProcess.start(bad, ToolBounds())
 
     asyncio.run(noisy())
 

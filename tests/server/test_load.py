@@ -111,6 +111,8 @@ def test_who_has_left_before_the_headers_is_forgotten() -> None:
     ended: list[str] = []
 
     class Left:
+        kept = None
+
         def close(self) -> None:
             ended.append("closed")
 

@@ -289,8 +289,10 @@ class KVCache:
                 self._save_tail(seq)
         elif seq.nodes and (place != RUN or n - seq.n_state > 1 or not n % WORTH):
             self.slots.save(seq.nodes[-1], seq.slots[0], place)
+            if n - seq.n_state >= PAGE:
+                seq.prompt_end = n
             if place == RUN:
-                self.slots.thin(seq.nodes)
+                self.slots.thin(seq.nodes, seq.prompt_end)
 
     def _save_tail(self, seq: Sequence) -> None:
         """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
@@ -389,6 +391,7 @@ class KVCache:
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         made.shifts = list(seq.shifts)
         made.tail_end = seq.tail_end
+        made.prompt_end = seq.prompt_end
         for pool, pages in zip(self.pools, made.pages, strict=True):
             for page in pages:
                 pool.hold(page)

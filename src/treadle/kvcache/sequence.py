@@ -35,10 +35,12 @@ class Sequence:
     n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids
     began_ns: int = field(default_factory=time_ns)  # time of its start or last lookup
     # Lengths at which a state is worth a checkpoint: the end of the system prompt, and the place
-    # where it parts from cached texts; 0: none. And that of its last checkpoint within a page.
+    # where it parts from cached texts; 0: none. Those of its last checkpoint within a page, and of
+    # the last at the end of a run of the prompt, with which another answer to it begins.
     system_end: int = 0
     parting: int = 0
     tail_end: int = 0
+    prompt_end: int = 0
     state_from: str = ""  # origin of its state at the last ``KVCache.match``: see ``prefix_hit.py``
 
     def __len__(self) -> int:

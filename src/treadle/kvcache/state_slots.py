@@ -116,17 +116,19 @@ class StateSlots:
         else:
             self._fresh.move_to_end(node)
 
-    def thin(self, chain: Ids[PageNode]) -> None:
+    def thin(self, chain: Ids[PageNode], prompt_end: int = 0) -> None:
         """Drop checkpoints of a chain of pages, at ends of runs and not used by any prompt since,
         that the next one makes up for: the distance between two may be half of that to the nearer
         end of the text, or ``2 * WORTH``. So a text of n tokens keeps some ``4 log2(n / WORTH)``.
+        That at ``prompt_end`` tokens stays.
         """
         at = [p for p, node in enumerate(chain, 1) if node.state != NONE]
         before = 0
         for p, after in pairwise(at):
             room = max(2 * WORTH, min(before, len(chain) - after) * PAGE // 2)
             node = chain[p - 1]
-            if (after - before) * PAGE <= room and self._fresh.get(node) == RUN:
+            is_thin = (after - before) * PAGE <= room and p * PAGE != prompt_end
+            if is_thin and self._fresh.get(node) == RUN:
                 self.forget(node)
             else:
                 before = p

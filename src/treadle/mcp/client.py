@@ -20,7 +20,7 @@ from mcp_types import jsonrpc_message_adapter
 from treadle.errors import TreadleError
 from treadle.mcp.config import ToolBounds, ToolServerConfig
 from treadle.mcp.http_bounds import BoundedTransport
-from treadle.mcp.process import ServerProcess
+from treadle.mcp.process import ToolServerProcess
 from treadle.mcp.results import text_of
 from treadle.mcp.session import MAX_TOOLS, ListedTool, ToolOutput
 
@@ -30,7 +30,7 @@ MAX_PAGES = 32  # of a list of tools
 class ClientToolSession:
     """An open connection. ``process``: the server's, if it is one of treadle's own."""
 
-    def __init__(self, client: Client, process: ServerProcess | None) -> None:
+    def __init__(self, client: Client, process: ToolServerProcess | None) -> None:
         self._client = client
         self._process = process
 
@@ -82,7 +82,7 @@ async def connect(config: ToolServerConfig, bounds: ToolBounds) -> AsyncIterator
             async with Client(streams) as client:
                 yield ClientToolSession(client, None)
         return
-    process = await ServerProcess.start(config, bounds)
+    process = await ToolServerProcess.start(config, bounds)
     try:
         async with Client(process_streams(process)) as client:
             yield ClientToolSession(client, process)
@@ -96,7 +96,7 @@ async def connect(config: ToolServerConfig, bounds: ToolBounds) -> AsyncIterator
 
 
 @asynccontextmanager
-async def process_streams(process: ServerProcess) -> AsyncIterator[Any]:
+async def process_streams(process: ToolServerProcess) -> AsyncIterator[Any]:
     """Connect a process with the two streams of messages that a client has."""
     send_read, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, receive_write = anyio.create_memory_object_stream[SessionMessage](0)

@@ -16,7 +16,7 @@ MAX_WORDS = 300  # characters of what it wrote last
 NOISE = 1000  # lines that are no messages, after which it is stopped
 
 
-class ServerProcess:
+class ToolServerProcess:
     """A server that reads and writes one JSON message a line. ``close`` it."""
 
     def __init__(self, process: asyncio.subprocess.Process, bounds: ToolBounds) -> None:
@@ -28,7 +28,7 @@ class ServerProcess:
         self._listening = asyncio.ensure_future(self._listen())
 
     @classmethod
-    async def start(cls, config: ToolServerConfig, bounds: ToolBounds) -> ServerProcess:
+    async def start(cls, config: ToolServerConfig, bounds: ToolBounds) -> ToolServerProcess:
         """Start the server's program. Raises TreadleError if it cannot be started."""
         environment = config.environment()
         program = shutil.which(config.command, path=environment.get("PATH"))

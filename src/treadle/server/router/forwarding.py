@@ -269,7 +269,7 @@ class Forwarding:
         ]
         headers += self._time_left(scope)
         body = self._body_for_engine()
-        response = await call_engine(engine.address, scope["method"], target, headers, body)
+        response = await call_engine(engine.listens_at, scope["method"], target, headers, body)
         self.call.body = b""
         return response
 

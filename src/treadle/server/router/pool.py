@@ -58,7 +58,7 @@ class LoadedEngine:
 
     model: ServedModel
     process: EngineProcess
-    address: str | int  # path of its UNIX socket, or its port on this machine
+    listens_at: str | int  # path of its UNIX socket, or its port on this machine
     keys: tuple[str, ...]
     facts: dict[str, Any]  # what it reported: sizes
     idle_s: float

@@ -205,7 +205,7 @@ class RouterService:
             (OWNER_HEADER.encode(), owner.encode()),
             (ASKED_HEADER.encode(), b"1"),
         ]
-        return await call_engine(engine.address, method, target.encode(), headers, body)
+        return await call_engine(engine.listens_at, method, target.encode(), headers, body)
 
     async def ask_json(self, engine: LoadedEngine, target: str) -> Any:
         """Return the JSON that an engine answers to GET; None if it does not."""
