@@ -105,7 +105,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     def parsed(line: bytes, **_: Any) -> Any:
         return json.loads(line)
 
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "mcp": {"Client": FakeClient, "MCPError": FakeError},
         "mcp.client": {},
         "mcp.client.streamable_http": {"streamable_http_client": streamable},

@@ -88,7 +88,9 @@ export class Models {
     for (;;) {
       try {
         const response = await openStream("models/sse", this.page.key());
-        for await (const data of events(response.body)) if (data) await this._take(JSON.parse(data));
+        for await (const data of events(response.body)) {
+          if (data) await this._take(JSON.parse(data));
+        }
       } catch {
         // the server has gone, or was stopped
       }
@@ -150,7 +152,8 @@ export class Models {
       act.textContent = isLoaded(model) ? "Unload" : isBusy(model) ? "Cancel" : "Load";
       act.setAttribute("aria-label", `${act.textContent} ${name}`);
     };
-    return { box: el("div", { class: "model" }, el("label", {}, radio, ` ${name}`), hint, act), show };
+    const box = el("div", { class: "model" }, el("label", {}, radio, ` ${name}`), hint, act);
+    return { box, show };
   }
 
   async _act(name) {

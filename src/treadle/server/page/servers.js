@@ -1,5 +1,5 @@
-// Tools of MCP servers that the operator has named: offered to the model, and run here one call at a
-// time, each allowed by the user.
+// Tools of MCP servers that the operator has named: offered to the model, and run here one call at
+// a time, each allowed by the user.
 
 import { getJson, runTool } from "./stream.js";
 
@@ -11,7 +11,8 @@ export class ToolServers {
     this._of = {}; // the model whose tools they are, where the server has several
   }
 
-  // Reads the tools, if the server says that it has servers. Resolves to a notice of those that fail.
+  // Reads the tools, if the server says that it has servers. Resolves to a notice of those that
+  // fail.
   async load(server, key) {
     this._tools = [];
     this._of = server.several ? { model: server.model_alias } : {};
