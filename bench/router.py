@@ -1,11 +1,13 @@
 """``treadle serve`` with several models: the time of a switch, and whether all answers are right.
 
-    python bench/router.py switch FILE [FILE ...] [--rounds 5]
+    python bench/router.py switch FILE [FILE ...] [--rounds 5] [--rival llama-server]
     python bench/router.py pair FILE FILE [--seconds 10]
     python bench/router.py soak --text FILE [FILE ...] --vectors FILE --rerank FOLDER [--minutes 1]
 
 ``switch``: in turns, the first token of a call to a model that is not loaded, and the whole of a
-warm ``treadle run MODEL hello -n 1``; the second's time is what a start costs anyway.
+warm ``treadle run MODEL hello -n 1``; the second's time is what a start costs anyway. With
+``--rival`` also the same call to llama.cpp's router, its ``llama-server``, on the same files with
+the same number of threads.
 
 ``pair``: two models that write at once, behind the router, whose engines take turns, and as two
 servers, whose threads get in each other's way; tokens per second of each.
@@ -24,9 +26,11 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -80,7 +84,8 @@ def names(url: str) -> list[str]:
 
 def state(url: str, name: str) -> str:
     """A model's state."""
-    value: str = json.loads(ask(url, f"/v1/models/{name}")[1])["status"]["value"]
+    listed = json.loads(ask(url, "/v1/models")[1])["data"]
+    value: str = next(each["status"]["value"] for each in listed if each["id"] == name)
     return value
 
 
@@ -94,34 +99,80 @@ def unload(url: str, name: str) -> None:
 # -- switch ---------------------------------------------------------------------------------------
 
 
-def switch(files: list[str], rounds: int) -> int:
-    """Print the median seconds of both, and their difference, for each model."""
+def switch(files: list[str], rounds: int, rival: str | None) -> int:
+    """Print the median seconds of each, and their difference, for each model."""
     # The router needs two models to be one.
     folder = [file for file in files if file != files[0]] or [str(demo())]
-    with serving(files[0], *folder) as (url, _):
+    with serving(files[0], *folder) as (url, _), rival_router(rival, files) as other:
         for name, file in zip(names(url), files, strict=False):
             first_s = []
             start_s = []
-            for i in range(rounds + 1):
-                unload(url, name)
-                began = time.perf_counter()
-                body = {"model": name, "prompt": "hello", "max_tokens": 1}
-                status, _ = ask(url, "/v1/completions", body)
-                took = time.perf_counter() - began
-                assert status == 200, status
+            rival_s = []
+            for _ in range(rounds + 1):
+                first_s.append(first_token(url, name))
                 began = time.perf_counter()
                 command = [sys.executable, "-m", "treadle", "run", file, "hello", "-n", "1"]
                 subprocess.run(command, check=True, capture_output=True)
-                if i:  # the first compiles kernels
-                    first_s.append(took)
-                    start_s.append(time.perf_counter() - began)
-            switched = statistics.median(first_s)
-            started = statistics.median(start_s)
+                start_s.append(time.perf_counter() - began)
+                if other is not None:
+                    rival_s.append(first_token(other, Path(file).stem))
+            switched, started = (statistics.median(each[1:]) for each in (first_s, start_s))
             print(
                 f"{name}: switch to the first token {switched:.3f} s, warm start {started:.3f} s, "
                 f"difference {switched - started:+.3f} s (medians of {rounds})"
             )
+            if rival_s:  # the first round compiles kernels, and reads files for the first time
+                ratios = sorted(a / b for a, b in zip(first_s[1:], rival_s[1:], strict=True))
+                print(
+                    f"  llama.cpp's router {statistics.median(rival_s[1:]):.3f} s: "
+                    f"{statistics.median(ratios):.2f} of it ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+                )
     return 0
+
+
+def first_token(url: str, name: str) -> float:
+    """Seconds of a call for one token to a model that was unloaded before."""
+    unload(url, name)
+    began = time.perf_counter()
+    status, text = ask(url, "/v1/completions", {"model": name, "prompt": "hello", "max_tokens": 1})
+    if status != 200:
+        raise SystemExit(f"{url}: {name}: status {status}: {text[:300]!r}")
+    return time.perf_counter() - began
+
+
+@contextmanager
+def rival_router(program: str | None, files: list[str]) -> Iterator[str | None]:
+    """The address of llama.cpp's router with the same files; None without its program."""
+    if program is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        for file in files:
+            Path(folder, Path(file).name).symlink_to(Path(file).resolve())
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        n_threads = os.cpu_count() or 1
+        command = [program, "--models-dir", folder, "--port", str(port), "-t", str(n_threads)]
+        quiet = subprocess.DEVNULL
+        server = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        url = f"http://127.0.0.1:{port}"
+        try:
+            while not answers(url):
+                if server.poll() is not None:
+                    raise SystemExit(f"{program} ended with exit code {server.returncode}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def answers(url: str) -> bool:
+    """Whether a server is there."""
+    try:
+        return ask(url, "/health")[0] == 200
+    except ERRORS:
+        return False
 
 
 def demo() -> Path:
@@ -427,6 +478,7 @@ def main() -> int:
     one = parts.add_parser("switch")
     one.add_argument("files", nargs="+")
     one.add_argument("--rounds", type=int, default=5)
+    one.add_argument("--rival", metavar="PROGRAM", help="llama.cpp's llama-server")
     two = parts.add_parser("pair")
     two.add_argument("files", nargs=2)
     two.add_argument("--seconds", type=float, default=10)
@@ -440,7 +492,7 @@ def main() -> int:
     three.add_argument("--memory", type=int, default=1200, help="MiB")
     args = parser.parse_args()
     if args.part == "switch":
-        return switch(args.files, args.rounds)
+        return switch(args.files, args.rounds, args.rival)
     if args.part == "pair":
         return pair(args.files, args.seconds)
     return soak(args)
