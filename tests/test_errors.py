@@ -26,6 +26,8 @@ def load_everything() -> None:
     for module in pkgutil.walk_packages(treadle.__path__, "treadle."):
         if module.name.startswith("treadle.distributed.cluster.") and find_spec("ray") is None:
             continue  # make test installs no Ray
+        if module.name == "treadle.mcp.client" and find_spec("mcp") is None:
+            continue  # nor the package of MCP
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 
