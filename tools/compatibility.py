@@ -87,6 +87,7 @@ def run(suite: Path, python: str, out: Path, select: list[str], encoder: Path | 
         root = suite.resolve().parents[2]
         tests = away / "tools" / "server" / "tests"
         shutil.copytree(suite, tests)
+        (tests / "tmp").mkdir(exist_ok=True)  # made by the downloads that do not happen here
         (away / "models").symlink_to(root / "models")
         (away / "offline.py").write_text(PLUGIN.format(suite=str(tests), **plugin), "utf-8")
         server = away / "llama-server"

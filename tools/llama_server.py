@@ -2,8 +2,9 @@
 
 ``tools/compatibility.py`` puts this program in the place of ``llama-server``, so that llama.cpp's
 own server tests can be run against treadle. Models are named by repository there; ``MODELS`` names
-the file that stands in for each. An option that treadle does not have ends the program with exit
-code 2 and a line that names it.
+the file that stands in for each. Without a model llama-server serves all downloaded ones: those
+of ``LIBRARY`` then. An option that treadle does not have ends the program with exit code 1 and a
+line that names it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ MODELS = {
     "ggml-org/tinygemma3-GGUF:Q8_0": "pictures",
     "ggml-org/stories15M_MOE/stories15M_MOE-F16.gguf": "stories",
 }
+# The downloaded models of a server without a model, and their stand-ins.
+LIBRARY = {
+    "ggml-org/tinygemma3-GGUF:Q8_0": "pictures",
+    "ggml-org/test-model-stories260K:F32": "stories",
+    "ggml-org/test-model-stories260K-infill:F32": "stories",
+}
 # Options with a value that are passed on, by treadle's name.
 PASSED = {
     "--port": "--port",
-    "--host": "--host",
     "--temp": "--temp",
     "--seed": "--seed",
     "--n-predict": "--max-tokens",
@@ -39,9 +45,22 @@ PASSED = {
     "--lora": "--lora",
     "--cors-origins": "--allow-origin",
     "-ctk": "--kv",
+    "--models-dir": "--models-dir",
+    "--models-max": "--models-max",
+    "--sleep-idle-seconds": "--idle-unload",
+    "--api-key-file": "--api-key-file",
+    "--api-prefix": "--api-prefix",
+    "--ssl-cert-file": "--ssl-cert-file",
+    "--ssl-key-file": "--ssl-key-file",
 }
 # Flags that are passed on, and flags and options whose subject treadle does by itself.
-FLAGS = {"--metrics": "--metrics", "--no-ui": "--no-page", "--no-mmproj": "--no-mmproj"}
+FLAGS = {
+    "--metrics": "--metrics",
+    "--no-ui": "--no-page",
+    "--no-mmproj": "--no-mmproj",
+    "--no-models-autoload": "--no-models-autoload",
+    "--props": "--props",
+}
 NOTHING = {
     *("--offline", "--cont-batching", "--embedding", "--swa-full", "--slots"),
     *("--no-slots", "--jinja", "--no-jinja", "--verbose", "--reranking"),
@@ -52,9 +71,9 @@ NOTHING_WITH_VALUE = {
     *("--reasoning-format", "--spec-draft-n-max", "--spec-draft-n-min", "--pooling"),
     "--spec-type",
 }
-
-
 NAMED = ("--hf-repo", "--hf-file", "--model", "--model-draft", "--ctx-size", "--parallel")
+# Options that say what a server serves; without one of them it is the library.
+SERVED = ("--hf-repo", "--model", "--models-dir")
 
 
 class NotSupported(Exception):
@@ -75,6 +94,9 @@ def arguments(given: list[str], models: dict[str, str]) -> list[str]:
             names[word] = "yes"
         elif word in NOTHING_WITH_VALUE:
             next(words)
+        elif word == "--host":  # several, with commas between them
+            for host in next(words).split(","):
+                out += ["--host", host.strip()]
         elif word in PASSED:
             value = next(words)
             if (word, value) != ("--n-predict", "-1"):  # no limit
@@ -90,7 +112,23 @@ def arguments(given: list[str], models: dict[str, str]) -> list[str]:
         out += ["-c", str(int(names["--ctx-size"]) // shares)]
     if "--model-draft" in names:
         out += ["--draft", names["--model-draft"]]
+    if not any(word in given for word in SERVED):
+        served = {name: models[stand_in] for name, stand_in in LIBRARY.items()}
+        return [*out, "--presets", write_presets(served)]
+    if "--models-dir" in given:
+        return out
     return [*out, model_of(names, models)]
+
+
+def write_presets(served: dict[str, str]) -> str:
+    """Write a file of presets with models, paths by name, into the current folder; its path."""
+    path = Path(f"presets-{os.getpid()}.toml").resolve()
+    tables = [
+        f"[models.{json.dumps(name)}]\nmodel = {json.dumps(model)}\n"
+        for name, model in served.items()
+    ]
+    path.write_text("".join(tables), "utf-8")
+    return str(path)
 
 
 def model_of(names: dict[str, str], models: dict[str, str]) -> str:

@@ -323,8 +323,7 @@ FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
 FOREIGN |= {  # llama-server's
-    *("--context-shift", "--mcp-servers-config", "--no-slots"),
-    *("--media-path", "--sleep-idle-seconds", "--spec-synth-rates", "--tags", "--tools"),
+    *("--context-shift", "--media-path", "--no-slots", "--spec-synth-rates", "--tags", "--tools"),
     "--ui-mcp-proxy",
 }
 

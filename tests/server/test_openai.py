@@ -526,6 +526,11 @@ def test_models(client: TestClient) -> None:
     found = client.get("/v1/models").json()
     assert [entry["id"] for entry in found["data"]] == ["demo"]
     assert found["data"][0]["meta"]["n_ctx"] == N_CTX
+    (tagged,) = found["models"]  # llama.cpp's list: Ollama's entries with capabilities
+    tags = client.get("/api/tags").json()["models"]
+    assert tagged == {**tags[0], "capabilities": tagged["capabilities"]}
+    assert tagged["capabilities"][:2] == ["completion", "embedding"]
+    assert "multimodal" not in tagged["capabilities"]
     assert client.get("/v1/models/some/other").json()["id"] == "demo"
     assert client.get("/v1/models/").json() == found
 

@@ -66,7 +66,9 @@ def test_a_picture_and_a_sound(served: tuple[Service, httpx.Client], files: Path
     assert details["audio_tokens"] == heard["tokens"] > 0
     assert http.get("/props").json()["modalities"] == {"vision": True, "audio": True}
     assert http.post("/api/show", json={}).json()["capabilities"][-2:] == ["vision", "audio"]
-    (card,) = http.get("/v1/models").json()["data"]
+    listed = http.get("/v1/models").json()
+    assert listed["models"][0]["capabilities"][-3:] == ["vision", "audio", "multimodal"]
+    (card,) = listed["data"]
     assert card["architecture"]["input_modalities"] == ["text", "audio", "image"]
     # Their bytes tell llama.cpp's data apart.
     data = [base64_of(files / "s16.wav"), base64_of(files / "plain.png")]

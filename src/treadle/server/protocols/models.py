@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from treadle.server.http.http_io import Json, Response
+from treadle.server.protocols import ollama
 from treadle.server.requests.generation_request import room
 from treadle.server.requests.service import Service, service_of
 
@@ -37,6 +38,14 @@ def describe(service: Service) -> dict[str, Any]:
     }
 
 
+def describe_for_llamacpp(service: Service) -> dict[str, Any]:
+    """Return llama.cpp's entry of ``models``: Ollama's, with ``multimodal`` among its capabilities
+    if the model reads more than text.
+    """
+    media = ["multimodal"] if service.model.modalities else []
+    return {**ollama.describe(service), "capabilities": [*ollama.capabilities(service), *media]}
+
+
 def describe_for_anthropic(service: Service) -> dict[str, Any]:
     """Return Anthropic's object."""
     created = datetime.fromtimestamp(service.created, timezone.utc)
@@ -62,7 +71,8 @@ async def models(request: HttpRequest) -> Response:
         data = [describe_for_anthropic(service)]
         name = service.name
         return Json({"data": data, "first_id": name, "last_id": name, "has_more": False})
-    return Json({"object": "list", "data": [describe(service)]})
+    own = {"models": [describe_for_llamacpp(service)]}
+    return Json({**own, "object": "list", "data": [describe(service)]})
 
 
 async def one_model(request: HttpRequest) -> Response:

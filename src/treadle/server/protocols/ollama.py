@@ -421,12 +421,13 @@ async def show(request: HttpRequest) -> Response:
                 f"{arch}.context_length": room(model),  # a request cannot raise it
                 f"{arch}.embedding_length": model.config.n_embd,
             },
-            "capabilities": _capabilities(service),
+            "capabilities": capabilities(service),
         }
     )
 
 
-def _capabilities(service: Service) -> list[str]:
+def capabilities(service: Service) -> list[str]:
+    """Return what clients may offer with the model."""
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
     found = {"tools": True, "thinking": service.dialect.thought is not None}
