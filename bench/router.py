@@ -35,7 +35,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -403,8 +403,9 @@ def soak(args: argparse.Namespace) -> int:
         while time.monotonic() < end:
             time.sleep(rng.uniform(0.5, 3))
             if rng.random() < 0.5 and (running := engines(server.pid)):
-                found.counts["kills"] += 1
-                os.kill(rng.choice(running), signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(rng.choice(running), signal.SIGKILL)
+                    found.counts["kills"] += 1
             else:
                 found.counts["unloads"] += 1
                 ask(url, "/models/unload", {"model": rng.choice(known)})
