@@ -19,7 +19,7 @@ MAX_MODEL_BYTES = 6 * 2**20
 NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub"}
 # Imported where they are asked for, with an error that names the extra.
 OPTIONAL = {"PIL", "llama_cpp", "packaging", "prometheus_client", "ray", "starlette", "uvicorn"}
-OPTIONAL |= {"wgpu", "mcp", "mcp_types", "anyio", "httpx2"}  # mcp stands on the last two
+OPTIONAL |= {"h11", "wgpu", "mcp", "mcp_types", "anyio", "httpx2"}  # mcp stands on the last two
 
 
 @pytest.fixture(scope="module")
