@@ -67,7 +67,8 @@ def server() -> Iterator[Server]:
     made = Server()
     with made.process:
         yield made
-        made.process.kill()
+        if made.process.poll() is None:
+            made.process.communicate(timeout=60)  # it ends with its input
 
 
 def is_there(pid: int) -> bool:
