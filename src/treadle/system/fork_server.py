@@ -73,6 +73,7 @@ class ForkServer:
                             self._woken.recv(PART)
                 self._reap()
         finally:
+            signal.set_wakeup_fd(-1)  # the children's ends are not waited for
             for child in self.children.values():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
