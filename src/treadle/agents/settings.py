@@ -1,4 +1,4 @@
-"""What an agent is given: variables, files and arguments that point it at a server."""
+"""Variables, files and arguments that point an agent at a server."""
 
 from __future__ import annotations
 

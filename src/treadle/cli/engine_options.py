@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.cli.options import ModelCommand, SamplingOption
 
 if TYPE_CHECKING:
@@ -41,19 +42,26 @@ class ServeCommand(ModelCommand):
         return super().parse_args(ctx, args)
 
 
-class ServeRole:
-    """What takes the place of ``serve``'s own server, as the context's ``obj``, once all options
-    are checked.
+@dataclass(frozen=True)
+class CheckedOptions:
+    """The options of ``serve`` after their checks.
+
+    loading: settings of ``treadle.load``. settings: of the server, without its MCP servers.
     """
 
-    def take(
-        self,
-        models: Sequence[str],
-        loading: dict[str, Any],
-        settings: ServerSettings,
-        tool_servers: ToolServerOptions,
-    ) -> None:
-        """Take the settings of ``treadle.load``, of the server and of its MCP servers."""
+    models: Sequence[str]
+    loading: dict[str, Any]
+    settings: ServerSettings
+    tool_servers: ToolServerOptions
+
+
+class ServeRole:
+    """Takes the place of ``serve``'s own server, as the context's ``obj``, once all options are
+    checked.
+    """
+
+    def take(self, checked: CheckedOptions) -> None:
+        """Take the options."""
         raise NotImplementedError
 
 
@@ -63,15 +71,9 @@ class OptionCheck(ServeRole):
     def __init__(self) -> None:
         self.loading: dict[str, Any] = {}
 
-    def take(
-        self,
-        models: Sequence[str],
-        loading: dict[str, Any],
-        settings: ServerSettings,
-        tool_servers: ToolServerOptions,
-    ) -> None:
+    def take(self, checked: CheckedOptions) -> None:
         """Keep the settings."""
-        self.loading = loading
+        self.loading = checked.loading
 
 
 def engine_args(context: click.Context) -> list[str]:

@@ -10,20 +10,16 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treadle.cli.engine_options import ServeRole
+from treadle.cli.engine_options import CheckedOptions, ServeRole
 from treadle.cli.ui.progress import ProgressBar
 from treadle.errors import TreadleError
 from treadle.server.router.engine import EngineOrder, ReportPipe, end_with_router, serve_engine
-
-if TYPE_CHECKING:
-    from treadle.cli.tool_servers import ToolServerOptions
-    from treadle.server.requests.service import ServerSettings
 
 DONE = 0
 FAILED = 1
@@ -95,24 +91,19 @@ class EngineLoad(ServeRole):
         self.order = order
         self.pipe = pipe
 
-    def take(
-        self,
-        models: Sequence[str],
-        loading: dict[str, Any],
-        settings: ServerSettings,
-        tool_servers: ToolServerOptions,
-    ) -> None:
+    def take(self, checked: CheckedOptions) -> None:
         """Load and serve. Raises TreadleError."""
         from treadle.cli.load import load_model, warn_of_template
 
+        loading = checked.loading
         if loading.get("kv_tokens"):  # the default size, not one that options name
             loading["kv_bytes"] = self.order.kv_bytes
         progress = ReportedProgress(self.pipe)
-        loaded = load_model(models[0], progress, **loading)
+        loaded = load_model(checked.models[0], progress, **loading)
         warn_of_template(loaded, progress)
-        toolbox = tool_servers.open()
+        toolbox = checked.tool_servers.open()
         own = replace(
-            settings,
+            checked.settings,
             toolbox=toolbox,
             alias=self.order.name,
             api_keys=self.order.keys,

@@ -1,4 +1,4 @@
-"""What a connection to an MCP server does, however it is made."""
+"""The interface of a connection to an MCP server, however it is made."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from treadle.agents.process import find_executable, run_agent
 from treadle.agents.server import SEQUENCES, AgentServer, agent_context, folder_of
 from treadle.agents.settings import Agent, AgentSettings, Endpoint, past_proxy, shell_script
 from treadle.agents.table import AGENTS, find_agent
-from treadle.cli.commands.ps import ADDRESS, get, mapping
+from treadle.cli.server_client import ADDRESS, API_KEY, get, mapping
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_table, remark
 from treadle.errors import TreadleError
@@ -38,13 +38,7 @@ HIDDEN = "..."
     help=f"Use this server, and start none. By default one that answers at {ADDRESS} is used if it "
     "has the model.",
 )
-@click.option(
-    "--api-key",
-    metavar="KEY",
-    envvar="TREADLE_API_KEY",
-    help="API key of the server. The variable TREADLE_API_KEY keeps it out of the list of "
-    "processes.",
-)
+@API_KEY
 @click.option(
     "-c",
     "--context",

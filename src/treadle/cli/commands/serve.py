@@ -13,7 +13,7 @@ import click
 
 from treadle.cli.default_options import MAX_TOKENS, default_options
 from treadle.cli.door_options import check_files, door_options
-from treadle.cli.engine_options import ServeCommand, ServeRole
+from treadle.cli.engine_options import CheckedOptions, ServeCommand, ServeRole
 from treadle.cli.load import device_name, load_model, warn_of_template
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import (
@@ -205,7 +205,7 @@ def command(
     own = ServerSettings(alias=alias, hosts=hosts, **settings)
     context = click.get_current_context()
     if isinstance(context.obj, ServeRole):  # an engine of a router, or a preset's check
-        return context.obj.take(models, loading, own, tool_servers)
+        return context.obj.take(CheckedOptions(models, loading, own, tool_servers))
     if len(models) > 1 or any(router[name] for name in SOURCES):
         return serve_models(models, context, router, loading, own, port, grace)
     check_alone(router)

@@ -70,8 +70,8 @@ async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
 
 
 class AbortableStream(Protocol):
-    """What a streamed response needs to end a request whose client has left. ``kept``: its answer,
-    if it outlives the connection.
+    """The part of a request by which a streamed response ends it when the client has left.
+    ``kept``: its answer, if it outlives the connection.
     """
 
     kept: KeptStream | None

@@ -1,4 +1,6 @@
-"""What the router answers itself: lists of models, loads and unloads, the library, its state."""
+"""Endpoints that the router answers itself: lists of models, loads, unloads, the library, its
+state.
+"""
 
 from __future__ import annotations
 

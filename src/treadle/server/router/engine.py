@@ -33,7 +33,7 @@ ROUTER_GONE = 3  # exit code
 
 @dataclass(frozen=True)
 class EngineOrder:
-    """What an engine is to serve.
+    """The model and the settings that an engine is to serve.
 
     name: of the model. ref, args: as of ``ServedModel``. socket: path of the UNIX socket to listen
     on, "" for a port of this machine. keys: secrets, one for each API key of the router, so that

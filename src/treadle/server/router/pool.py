@@ -89,7 +89,7 @@ class ModelLoad:
 
 @dataclass(eq=False)
 class ModelSlot:
-    """What is known of one model's engine."""
+    """State of one model: its engine, its load, its last error."""
 
     model: ServedModel
     engine: LoadedEngine | None = None

@@ -1,0 +1,91 @@
+"""GET requests to a running server, for commands that ask one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from treadle.errors import TreadleError
+
+ADDRESS = "http://127.0.0.1:8080"  # the default of `treadle serve`
+UNIX = "unix:"  # an address that is a UNIX socket, as `treadle serve` prints it
+TIMEOUT_S = 5.0
+MAX_BODY = 1 << 22  # bytes of an answer
+
+API_KEY = click.option(
+    "--api-key",
+    metavar="KEY",
+    envvar="TREADLE_API_KEY",
+    help="API key of the server. The variable TREADLE_API_KEY keeps it out of the list of "
+    "processes.",
+)
+
+
+def get(base: str, path: str, api_key: str | None) -> Any:
+    """Return the JSON that a server has at a path. Raises TreadleError if none answers, or with an
+    error.
+    """
+    from urllib.error import HTTPError, URLError
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        if base.startswith(UNIX):
+            return json.loads(get_unix(base.removeprefix(UNIX), path, headers))
+        if not base.startswith(("http://", "https://")):
+            raise click.UsageError(f"--url {base}: expected http://HOST:PORT, or unix:PATH")
+        return json.loads(get_tcp(base + path, headers))
+    except HTTPError as error:
+        if error.code == 401:
+            raise TreadleError(f"{base}: the server wants an API key: --api-key KEY") from error
+        status = error.code
+        raise TreadleError(f"{base}{path}: the server answered HTTP status {status}") from error
+    except (URLError, OSError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise TreadleError(
+            f"no server answers at {base} ({reason}): start one with `treadle serve MODEL`, or "
+            "name another with --url"
+        ) from error
+    except ValueError as error:
+        raise TreadleError(
+            f"{base}{path}: the answer is no JSON: is it a server of models?"
+        ) from error
+
+
+def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body of an address. Raises HTTPError, URLError and OSError."""
+    from urllib.request import ProxyHandler, Request, build_opener
+
+    opener = build_opener(ProxyHandler({}))
+    with opener.open(Request(url, headers=dict(headers)), timeout=TIMEOUT_S) as answer:
+        body: bytes = answer.read(MAX_BODY)
+        return body
+
+
+def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
+    """Return the body of a path of the server at a UNIX socket. Raises HTTPError and OSError."""
+    from http.client import HTTPConnection, HTTPException
+    from urllib.error import HTTPError
+
+    from treadle.system import SYSTEM
+
+    connection = HTTPConnection("localhost", timeout=TIMEOUT_S)
+    connection.sock = SYSTEM.connect_unix(file[2:] if file.startswith("//") else file)
+    connection.sock.settimeout(TIMEOUT_S)
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        if answer.status >= 400:
+            raise HTTPError(f"{UNIX}{file}", answer.status, answer.reason, answer.headers, None)
+        return answer.read(MAX_BODY)
+    except HTTPException as error:
+        raise ValueError(str(error)) from error
+    finally:
+        connection.close()
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
