@@ -71,7 +71,7 @@ def calls() -> Iterator[Ask]:
 
 
 def told(raw: bytes, stream: bool) -> Any:
-    """What an answer says, without ids, times and how it was cut: each choice's text and end."""
+    """Return each choice's text and end, without ids, times and how a stream was cut."""
     if stream:
         blocks = [line[6:] for line in raw.splitlines() if line.startswith(b"data: {")]
         events = [json.loads(block) for block in blocks]

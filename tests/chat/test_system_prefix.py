@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from treadle.chat.system_prefix import MOST, SystemPrefixes, n_common
+from treadle.base.text_overlap import n_common
+from treadle.chat.system_prefix import MOST, SystemPrefixes
 from treadle.errors import TemplateError
 
 Messages = list[dict[str, Any]]

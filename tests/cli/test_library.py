@@ -20,9 +20,10 @@ from tests.conftest import WriteTiny
 from treadle.catalog.facts import ModelFacts
 from treadle.catalog.records import add_speeds, note_use
 from treadle.cli import app
-from treadle.cli.commands import rm
+from treadle.cli.commands import ps, rm
 from treadle.cli.commands.pull import hub_name, next_step
 from treadle.cli.model_report import ago
+from treadle.cli.server_client import StatusError
 from treadle.errors import FileError
 
 
@@ -342,6 +343,16 @@ def test_ps_of_a_server_with_a_key(server: str, run: Run, monkeypatch: pytest.Mo
     AnsweringServer.answers["/v1/models"] = (401, {})
     ended = run("ps")
     assert ended.err == f"treadle: error: {server}: the server wants an API key: --api-key KEY\n"
+
+
+def test_the_state_does_not_hang_on_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The port has the digits of another status."""
+
+    def refuse(base: str, path: str, api_key: str | None) -> None:
+        raise StatusError(f"{base}{path}: the server answered HTTP status 404", 404)
+
+    monkeypatch.setattr(ps, "get", refuse)
+    assert ps.state_of("http://127.0.0.1:50350", None) == "unknown"
 
 
 @pytest.mark.parametrize(("status", "state"), [(503, "loading"), (500, "failed"), (404, "unknown")])

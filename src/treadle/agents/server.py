@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from treadle.base.python_process import import_path, interpreter
+from treadle.base.python_process import detached, import_path, interpreter
 from treadle.errors import TreadleError
 
 POLL_S = 0.1
@@ -52,7 +52,7 @@ class AgentServer:
             stdout=subprocess.PIPE,
             stderr=self._messages,
             env=environment,
-            start_new_session=True,  # no effect on Windows
+            **detached(),
         )
         self._url = ""
         self._told = threading.Event()
@@ -139,7 +139,7 @@ def agent_context(n_trained: int, full_kv_bytes: int, free_bytes: int | None) ->
     if free_bytes is not None:
         per_token = full_kv_bytes / n_trained
         while n > LEAST_CONTEXT and SEQUENCES * n * per_token > free_bytes / 2:
-            n //= 2
+            n = max(n // 2, LEAST_CONTEXT)
     return n
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.jit.cache import write_whole
 
 NO_KEY = "treadle"  # agents refuse to start without a key; a server without keys reads none
 # Tokens of an answer: agents keep so many free, and shorten a conversation before they are used.
 MOST_ANSWER = 8192
 HOSTS = ("127.0.0.1", "localhost", "::1")
 PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
-PRIVATE = 0o600  # a file may have the server's key
 
 
 @dataclass(frozen=True)
@@ -72,15 +71,7 @@ class AgentSettings:
         """Write the files, readable for this user only. Raises OSError."""
         for path, text in self.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f"{path.name}.{os.getpid()}")
-            with open(part, "w", encoding="utf-8", opener=private) as file:
-                file.write(text)
-            part.replace(path)
-
-
-def private(path: str, flags: int) -> int:
-    """Open a file that only this user may read."""
-    return os.open(path, flags, PRIVATE)
+            write_whole(path, text.encode())
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,8 @@ def json_text(value: Any) -> str:
 
 def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]) -> str:
     """Return what ``treadle launch`` does, as commands of a POSIX shell."""
-    lines = [f"unset {name}" for name in settings.removed]
+    lines = ["umask 077"] if settings.files else []  # a file may have the server's key
+    lines += [f"unset {name}" for name in settings.removed]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in settings.variables.items()]
     for path, text in settings.files.items():
         end = end_mark(text)

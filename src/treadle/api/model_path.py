@@ -44,11 +44,10 @@ def find_path(
 
         say = getLogger("treadle").info
         return download(given, progress=progress, say=say, projector=projector)
-    from treadle.catalog.names import find_named, similar_names
+    from treadle.catalog.names import find_named, similar_models
 
     if (named := find_named(given)) is not None:
         return named.model.path
-    if similar := similar_names(given):
-        names = ", ".join(similar)
-        raise FileError(f"no such file; downloaded models with similar names: {names}", path=given)
+    if similar := similar_models(given):
+        raise FileError(f"no such file; {similar}", path=given)
     return path

@@ -1,10 +1,12 @@
-"""Interpreter and import path of Python processes that treadle starts."""
+"""Interpreter, import path and settings of processes that treadle starts."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from treadle.errors import TreadleError
 
@@ -30,6 +32,12 @@ def interpreter() -> str:
         "a Python process is needed, and no interpreter was found: set one with "
         "multiprocessing.set_executable"
     )
+
+
+def detached() -> dict[str, Any]:
+    """Return the settings of a child process that Ctrl-C in the terminal does not reach."""
+    flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)  # of Windows
+    return {"start_new_session": True} if flags is None else {"creationflags": flags}
 
 
 def import_path() -> list[str]:

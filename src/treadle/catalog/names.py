@@ -177,6 +177,12 @@ def similar_names(text: str) -> list[str]:
     return [names[name] for name in near]
 
 
+def similar_models(text: str) -> str:
+    """Return a suggestion for an error: downloaded models with names like ``text``, or ""."""
+    names = similar_names(text)
+    return f"downloaded models with similar names: {', '.join(names)}" if names else ""
+
+
 def resume_name(model: StoredModel) -> str:
     """Return the name with which ``treadle pull`` completes a model."""
     return model.unfinished.ref if model.unfinished else model.hub_name

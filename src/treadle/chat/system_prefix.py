@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from treadle.base.text_overlap import n_common
 from treadle.chat.messages import SYSTEM
 from treadle.errors import TreadleError
 
@@ -53,23 +54,18 @@ class SystemPrefixes:
             prefix = self._found.get(key)
             if prefix is not None:
                 self._found.move_to_end(key)
-        if prefix is None or ids[: len(prefix)] != prefix:  # new, or with another date
-            try:
-                one, other = (
-                    self._encode(render([*head, {"role": "user", "content": probe}]))
-                    for probe in PROBES
-                )
-            except TreadleError:  # a template that wants more than one message
-                return 0
-            prefix = one[: n_common(one, other)]
-            with self._lock:
-                self._found[key] = prefix
-                while len(self._found) > MOST:
-                    self._found.popitem(last=False)
+        if prefix is not None and ids[: len(prefix)] == prefix:
+            return len(prefix)
+        try:  # it is new, or has another date
+            one, other = (
+                self._encode(render([*head, {"role": "user", "content": probe}]))
+                for probe in PROBES
+            )
+        except TreadleError:  # a template that wants more than one message
+            return 0
+        prefix = one[: n_common(one, other)]
+        with self._lock:
+            self._found[key] = prefix
+            while len(self._found) > MOST:
+                self._found.popitem(last=False)
         return n_common(prefix, ids)
-
-
-def n_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many ids at the beginning of two sequences are the same."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -192,11 +192,12 @@ class Conversation:
             ]
         self.messages.append({"role": "assistant", "content": self.prefill + text, **more})
         self.prefill = ""
-        self._before = None
+        if not calls:  # else the line is answered behind their results
+            self._before = None
         if turn is not None:
             self.turns.append(turn)
 
-    def uncalled(self) -> None:
+    def remove_calls(self) -> None:
         """Remove the calls of the last answer: they were not run."""
         if self.messages:
             self.messages[-1].pop(CALLS, None)
@@ -307,6 +308,7 @@ class Conversation:
 
     def swap(self, _: str) -> Outcome:
         """Swap roles: you continue as the assistant, the model as the user."""
+        self.n_dropped = 0  # calls and results go: it counted them
         self.messages = [
             {"role": OTHER_ROLE[m["role"]], "content": m["content"]}
             for m in self.messages

@@ -93,12 +93,17 @@ class EngineLoad(ServeRole):
 
     def take(self, checked: CheckedOptions) -> None:
         """Load and serve. Raises TreadleError."""
-        from treadle.cli.load import load_model, warn_of_template
+        from treadle.cli.load import find_model, keeps_states, load_model, warn_of_template
+        from treadle.cli.ui.table import remark
 
         loading = checked.loading
         if loading.get("kv_tokens"):  # the default size, not one that options name
             loading["kv_bytes"] = self.order.kv_bytes
         progress = ReportedProgress(self.pipe)
+        # The option is for all models, and page files hold no state of layers.
+        if loading.get("cache_dir") and keeps_states(find_model(checked.models[0], progress)):
+            loading["cache_dir"] = None
+            remark(f"{self.order.name}: --cache-dir is left out: layers of this model keep a state")
         loaded = load_model(checked.models[0], progress, **loading)
         warn_of_template(loaded, progress)
         toolbox = checked.tool_servers.open()

@@ -102,10 +102,10 @@ def find_downloaded(ref: str) -> Path | None:
 
 def near_downloads(ref: str) -> str:
     """Return a suggestion: downloaded models with names like ``ref``, or ""."""
-    from treadle.catalog.names import similar_names
+    from treadle.catalog.names import similar_models
 
-    names = similar_names(ref)
-    return f"; downloaded models with similar names: {', '.join(names)}" if names else ""
+    similar = similar_models(ref)
+    return f"; {similar}" if similar else ""
 
 
 def find_projector(ref: str, progress: ProgressBar | None = None) -> Path:
@@ -193,6 +193,18 @@ def listing(folder: Path) -> str:
     """Return a few of the models in ``folder``, or ""."""
     models = sorted(folder.glob("*.gguf"))
     return "; the folder has " + listed([*map(str, models)], 5) if models else ""
+
+
+def keeps_states(path: Path) -> bool:
+    """Return whether layers of a model keep a state. Raises FileError and UnsupportedError."""
+    from treadle.convert.open import open_model
+    from treadle.models.cache_spec import StateSpec
+    from treadle.models.graphs import GRAPHS
+    from treadle.models.load import load_config
+
+    with open_model(path) as gguf:
+        config = load_config(gguf)
+    return any(isinstance(spec, StateSpec) for spec in GRAPHS[config.arch.graph].pools(config))
 
 
 def load_model(

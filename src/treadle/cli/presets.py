@@ -66,7 +66,7 @@ class Presets:
         self, command: click.Command, args: Sequence[str], loading: dict[str, Any]
     ) -> EngineOptions:
         """Return the options of engines. ``args``: those of the command line, which win."""
-        whole = (*self.default_args, *args)
+        whole = joined(command, self.default_args, args)
         if self.default_args:
             loading = check_args(command, whole)
         lone = {model.name: model for model in self.models if not model.ref}
@@ -124,7 +124,8 @@ class PresetReader:
         pinned = own.get("pinned", False)
         if not isinstance(pinned, bool):
             raise self.error(f"{where}.pinned", f"found {pinned!r:.60}", "true or false")
-        args = (*defaults, *self.args_of(where, own), *self.args)
+        args = joined(self.command, defaults, self.args_of(where, own))
+        args = joined(self.command, args, self.args)
         return ServedModel(
             name=name,
             ref=ref,
@@ -205,9 +206,7 @@ class PresetReader:
             beside = self.path.parent / Path(file).expanduser()
             if beside.exists():
                 return str(beside.absolute()) + (f"={scale}" if file != text else "")
-            if param.name in ("mmproj", "lora", "mcp") or (
-                param.name == "draft" and not is_model(text)
-            ):
+            if param.name in MUST_BE_THERE or (param.name == "draft" and not is_model(text)):
                 raise self.error(where, f"no such file: {beside}", "")
         return text
 
@@ -225,6 +224,22 @@ class PresetReader:
     def error(self, where: str, found: str, expected: str) -> FileError:
         """Return the error for a key."""
         return FileError(found, path=str(self.path), where=where, expected=expected or None)
+
+
+def joined(
+    command: click.Command, weaker: Sequence[str], stronger: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the arguments of two sources. Of an option that may be repeated, the values of the
+    stronger one replace those of the other, as click does with the last value of the others.
+    """
+    repeated = {name for each in command.params if each_may_be_repeated(each) for name in each.opts}
+    given = {arg.partition("=")[0] for arg in stronger} & repeated
+    return (*(arg for arg in weaker if arg.partition("=")[0] not in given), *stronger)
+
+
+def each_may_be_repeated(param: click.Parameter) -> bool:
+    """Return whether each occurrence of an option adds a value."""
+    return bool(getattr(param, "multiple", False))
 
 
 def check_args(

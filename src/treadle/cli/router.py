@@ -75,12 +75,14 @@ router_options = packed("router", (*_NAMES, "models_autoload"), _ROUTER)
 
 def check_alone(router: dict[str, Any]) -> None:
     """Raise click.UsageError for options that mean nothing with one model."""
-    for name in ("memory", "models_max", "idle_unload"):
-        if router[name] is not None:
-            raise click.UsageError(
-                f"--{name.replace('_', '-')} is for several models: name them, or --models-dir, "
-                "--presets or --library"
-            )
+    given = [name for name in ("memory", "models_max", "idle_unload") if router[name] is not None]
+    if not router["models_autoload"]:
+        given.append("no_models_autoload")
+    for name in given:
+        raise click.UsageError(
+            f"--{name.replace('_', '-')} is for several models: name them, or --models-dir, "
+            "--presets or --library"
+        )
 
 
 def serve_models(
@@ -93,13 +95,15 @@ def serve_models(
     grace_s: float,
 ) -> None:
     """Serve several models. Raises click.UsageError and TreadleError."""
+    from treadle.base.humanize import counted
     from treadle.cli.ui.table import remark
     from treadle.server.router.serve import serve_router
     from treadle.server.router.service import RouterSettings
 
     if settings.alias is not None:
         raise click.UsageError("--alias names one model: use aliases in a file of --presets")
-    listed = model_list(models, context.command, engine_args(context), loading, router)
+    args = engine_args(context)
+    listed = model_list(models, context.command, args, loading, router, settings.log)
     own = RouterSettings(
         memory=router["memory"] << 20 if router["memory"] else default_memory(),
         idle_s=router["idle_unload"] or math.inf,
@@ -109,8 +113,8 @@ def serve_models(
     )
 
     def ready(url: str) -> None:
-        n = len(listed.models)
-        remark(f"{n} model{'' if n == 1 else 's'}: {short_list(listed)}; each is loaded when asked")
+        n = counted(len(listed.models), "model")
+        remark(f"{n}: {short_list(listed)}; each is loaded when asked")
         click.echo(url)
 
     serve_router(listed, settings, own, port, grace_s, ready)
@@ -137,10 +141,14 @@ def model_list(
     args: Sequence[str],
     loading: dict[str, Any],
     router: dict[str, Any],
+    logs: bool = True,
 ) -> ModelList:
     """Return the models of the command line, of presets, folders and the library. Raises
     TreadleError for what is missing, and for two models of one name.
     """
+    from difflib import get_close_matches
+
+    from treadle.base.caller_warnings import warn
     from treadle.cli.presets import NO_PRESETS, read_presets
     from treadle.server.router.library import CopiedNames
     from treadle.server.router.model_list import ModelList, scan_folder, scan_library
@@ -158,7 +166,13 @@ def model_list(
     if lone and not scans:
         raise TreadleError(f"{path}: models.{lone[0]}: names no model: expected the key model")
     copies = CopiedNames() if router["library"] else dict
-    return ModelList([*fixed, *whole], scans, copies)
+    found = ModelList([*fixed, *whole], scans, copies, logs=logs)
+    for name in lone:
+        if found.get(name) is None:
+            near = get_close_matches(name, [model.name for model in found.models], n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            warn(f"{path}: models.{name}: no model has this name yet{hint}")
+    return found
 
 
 def from_command_line(ref: str, options: EngineOptions) -> ServedModel:

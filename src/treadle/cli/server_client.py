@@ -24,10 +24,23 @@ API_KEY = click.option(
 )
 
 
-def get(base: str, path: str, api_key: str | None) -> Any:
-    """Return the JSON that a server has at a path. Raises TreadleError if none answers, or with an
-    error.
+class StatusError(TreadleError):
+    """A server answered a request with an error.
+
+    Attributes:
+        status: HTTP status of the answer.
     """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def get(base: str, path: str, api_key: str | None) -> Any:
+    """Return the JSON that a server has at a path. Raises StatusError if it answers with an error,
+    TreadleError if none answers.
+    """
+    from http.client import HTTPException
     from urllib.error import HTTPError, URLError
 
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -39,18 +52,19 @@ def get(base: str, path: str, api_key: str | None) -> Any:
         return json.loads(get_tcp(base + path, headers))
     except HTTPError as error:
         if error.code == 401:
-            raise TreadleError(f"{base}: the server wants an API key: --api-key KEY") from error
-        status = error.code
-        raise TreadleError(f"{base}{path}: the server answered HTTP status {status}") from error
+            message = f"{base}: the server wants an API key: --api-key KEY"
+        else:
+            message = f"{base}{path}: the server answered HTTP status {error.code}"
+        raise StatusError(message, error.code) from error
     except (URLError, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise TreadleError(
             f"no server answers at {base} ({reason}): start one with `treadle serve MODEL`, or "
             "name another with --url"
         ) from error
-    except ValueError as error:
+    except (ValueError, HTTPException) as error:
         raise TreadleError(
-            f"{base}{path}: the answer is no JSON: is it a server of models?"
+            f"{base}{path}: the answer is no JSON over HTTP: is it a server of models?"
         ) from error
 
 
@@ -66,7 +80,7 @@ def get_tcp(url: str, headers: Mapping[str, str]) -> bytes:
 
 def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
     """Return the body of a path of the server at a UNIX socket. Raises HTTPError and OSError."""
-    from http.client import HTTPConnection, HTTPException
+    from http.client import HTTPConnection
     from urllib.error import HTTPError
 
     from treadle.system import SYSTEM
@@ -80,8 +94,6 @@ def get_unix(file: str, path: str, headers: Mapping[str, str]) -> bytes:
         if answer.status >= 400:
             raise HTTPError(f"{UNIX}{file}", answer.status, answer.reason, answer.headers, None)
         return answer.read(MAX_BODY)
-    except HTTPException as error:
-        raise ValueError(str(error)) from error
     finally:
         connection.close()
 

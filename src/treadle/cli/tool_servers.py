@@ -12,6 +12,7 @@ import click
 from treadle.base.fast_dataclass import dataclass
 from treadle.cli.options import Number, packed
 from treadle.errors import printable
+from treadle.mcp.config import ToolBounds
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -28,10 +29,10 @@ MAX_SHOWN = 400  # characters of a call's arguments and of its result
 class ToolServerOptions:
     """Values of the options ``--mcp...``."""
 
-    mcp: Path | None = None
-    mcp_timeout: float = 60.0
-    mcp_max_chars: int = 32_768
-    mcp_rounds: int = 10
+    mcp: Path | None
+    mcp_timeout: float
+    mcp_max_chars: int
+    mcp_rounds: int
 
     def open(self) -> Toolbox | None:
         """Start the servers of the file; None without one. Raises FileError for its contents, and
@@ -39,7 +40,7 @@ class ToolServerOptions:
         """
         if self.mcp is None:
             return None
-        from treadle.mcp.config import ToolBounds, read_config
+        from treadle.mcp.config import read_config
         from treadle.mcp.toolbox import Toolbox
 
         servers = read_config(self.mcp)
@@ -62,7 +63,7 @@ _OPTIONS = (
     click.option(
         "--mcp-timeout",
         type=Number(0, min_open=True),
-        default=60.0,
+        default=ToolBounds.call_s,
         show_default=True,
         metavar="S",
         help="Seconds for one call of a tool.",
@@ -70,7 +71,7 @@ _OPTIONS = (
     click.option(
         "--mcp-max-chars",
         type=click.IntRange(1),
-        default=32_768,
+        default=ToolBounds.characters,
         show_default=True,
         metavar="N",
         help="Characters of a tool's result; what is longer is cut.",
@@ -78,7 +79,7 @@ _OPTIONS = (
     click.option(
         "--mcp-rounds",
         type=click.IntRange(1, 1000),
-        default=10,
+        default=ToolBounds.rounds,
         show_default=True,
         metavar="N",
         help="Answers of the model to one request; the last cannot call tools.",
@@ -102,7 +103,7 @@ def tell_servers(toolbox: Toolbox, tell: Callable[[str], object]) -> None:
     toolbox.started().add_done_callback(told)
 
 
-class AskedTools:
+class ToolApproval:
     """Tools whose calls the user allows: once, or always for one tool. ``ask`` returns the answer
     to a question.
     """

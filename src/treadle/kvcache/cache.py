@@ -22,7 +22,7 @@ from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.work_item import most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
-from treadle.kvcache.prefix_hit import OWN, UNREAD
+from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
 from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree, n_ids
 from treadle.kvcache.sequence import AbandonedSequences
 from treadle.kvcache.sequence import Sequence as Sequence
@@ -202,7 +202,7 @@ class KVCache:
         if adopted:
             return self.slots.place_of(adopted[-1])
         if not own:
-            return UNREAD
+            return NOTHING_REUSED
         return OWN if own == len(seq.ids) else self.slots.place_of(seq.nodes[own // PAGE - 1])
 
     def visible(self, seq: Sequence, n: int) -> int:
@@ -300,9 +300,15 @@ class KVCache:
         """
         if any(pool.room < 1 for pool in self.pools):
             return
-        copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
+        parent = seq.nodes[-1] if seq.nodes else None
         ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
-        node = self.tree.enter(seq.nodes[-1] if seq.nodes else None, ids, seq.lora)
+        known = (parent or self.tree.root_of(seq.lora)).next.get(ids)
+        if known is not None and GONE not in known.pages:  # its state alone was evicted
+            self.slots.save(known, seq.slots[0], SYSTEM)
+            seq.tail_end = len(seq.ids)
+            return
+        copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
+        node = self.tree.enter(parent, ids, seq.lora)
         for pool, pages, copy in zip(self.pools, seq.pages, copies, strict=True):
             if node.pages[pool.index] == GONE:
                 pool.copy(pages[-1], copy)

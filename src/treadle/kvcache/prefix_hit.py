@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.page_layout import PAGE
 from treadle.kvcache.page_pool import GONE
-from treadle.kvcache.state_slots import NONE, PARTING, RUN, SYSTEM
+from treadle.kvcache.state_slots import NONE
 
 if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache, Sequence
@@ -24,22 +24,16 @@ WHY = {
     "damaged": "its page file is damaged",
     "other model": "its page file has another model, --kv or version",
 }
-UNREAD = "none"
-OWN = "sequence"
-ORIGINS = {  # of a reused state: see ``state_slots.py``
-    UNREAD: "no state was reused",
-    OWN: "that of the sequence's own end",
-    SYSTEM: "kept at the end of a system prompt",
-    PARTING: "kept where two prompts part",
-    RUN: "kept at the end of a run of a prompt, or at an interval of a written text",
-}
+# Origins of a reused state, besides the places of checkpoints (``state_slots.py``).
+NOTHING_REUSED = "none"
+OWN = "sequence"  # the end of the sequence itself
 
 
 @dataclass
 class PrefixHit:
     """Reused tokens of a prompt, from memory and from page files, and the end of reuse: its
     position, the token there, and the reason, a key of WHY. ``state``: the origin of the state that
-    was reused, a key of ORIGINS; None if no layer keeps a state.
+    was reused: NOTHING_REUSED, OWN, or the place of its checkpoint; None if no layer keeps a state.
 
     Positions are multiples of the page size, except within the caller's own sequence, and at the
     end of a system prompt, which is found as a whole: otherwise a stranger could discover other

@@ -41,7 +41,8 @@ class Sequence:
     parting: int = 0
     tail_end: int = 0
     prompt_end: int = 0
-    state_from: str = ""  # origin of its state at the last ``KVCache.match``: see ``prefix_hit.py``
+    # Origin of its state at the last ``KVCache.match``: see ``PrefixHit.state``.
+    state_from: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)

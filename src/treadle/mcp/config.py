@@ -91,18 +91,21 @@ def _read_server(path: Path, name: str, given: Any) -> ToolServerConfig | None:
         raise wrong("an empty name", "a name")
     if not isinstance(given, dict):
         raise wrong(f"{type(given).__name__}", "an object with command or url")
-    if given.get("disabled") is True:
+    if not isinstance(given.get("disabled", False), bool):
+        raise wrong("disabled", "true or false")
+    if given.get("disabled"):
         return None
     kind = given.get("type", "http" if "url" in given else "stdio")
-    if kind not in TYPES:
+    if not isinstance(kind, str) or kind not in TYPES:
         raise wrong(f"type {kind!r:.40} is not supported", "stdio or http (streamable)")
     known = TYPES[kind]
     for key in given:
         if key not in (*known, *SWITCHES, *FOREIGN):
             from difflib import get_close_matches
 
-            near = get_close_matches(key, (*STDIO, *HTTP, *SWITCHES), n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            near = get_close_matches(key, (*known, *SWITCHES), n=1)
+            other = key in (*STDIO, *HTTP)  # as with both command and url
+            meant = f"; did you mean {near[0]}?" if near else f", which {kind} has not" * other
             raise wrong(f"unknown key {key!r:.80}{meant}", ", ".join(known))
     main = known[0]
     if not isinstance(given.get(main), str) or not given[main].strip():

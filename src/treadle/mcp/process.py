@@ -7,6 +7,7 @@ import shutil
 from collections import deque
 from contextlib import suppress
 
+from treadle.base.python_process import detached
 from treadle.errors import TreadleError, printable
 from treadle.mcp.config import ToolBounds, ToolServerConfig
 
@@ -44,7 +45,7 @@ class ToolServerProcess:
                 env=environment,
                 cwd=config.cwd,
                 limit=bounds.message_bytes,
-                start_new_session=True,  # Ctrl-C is not for it
+                **detached(),
             )
         except (OSError, ValueError) as error:
             raise TreadleError(f"cannot start {config.command!r:.200}: {error}") from error

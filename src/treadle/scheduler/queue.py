@@ -226,7 +226,7 @@ class RequestQueue:
             if request.seen < 0 and not request.answer.ids:
                 timings = request.answer.timings
                 timings.n_cached = timings.cache.memory = kept
-                timings.cache.state = seq.state_from or None
+                timings.cache.state = seq.state_from
             request.seen = seq.n_changes
         return len(ids) - len(seq.ids)
 

@@ -1,4 +1,4 @@
-"""``treadle serve``: one model over HTTP, for every client that speaks a known protocol.
+"""``treadle serve``: models over HTTP, for every client that speaks a known protocol.
 
 ::
 
@@ -8,6 +8,7 @@
     http/        connections, bodies in, JSON and events out, API errors, the log
     requests/    from a body to generation requests; the engine thread; output streams
     protocols/   a file or folder for each family of endpoints
+    router/      several models, one engine process each
     batch_file/  ``treadle batch``: files of requests
 
 Nothing here is imported before ``treadle serve`` or ``treadle batch`` needs it. Starlette and

@@ -29,6 +29,14 @@ SIGKILL = 9
 FIRST_KILLED = "500"  # of 1000; added to a process's share of memory when one is to be killed
 
 
+def _be_killed_first(more: str) -> None:
+    """Add ``more``, of 1000, to this process's share of memory, by which the kernel chooses one to
+    kill.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write(more)
+
+
 class Linux(Posix):
     """Linux ``protocol.System``. Cores and caches are read by ``machine/topology.py``."""
 
@@ -62,8 +70,7 @@ class Linux(Posix):
 
     def end_with_parent(self) -> None:
         LIBC.prctl(ctypes.c_int(PR_SET_PDEATHSIG), ctypes.c_ulong(SIGKILL))
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(FIRST_KILLED)
+        _be_killed_first(FIRST_KILLED)
 
     def cpu_features(self) -> set[str]:
         if platform.machine() == "x86_64":
@@ -131,8 +138,7 @@ class Linux(Posix):
         }
 
     def bound_memory(self, more: int) -> None:
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")
+        _be_killed_first("1000")
         super().bound_memory(more)
 
     def mapped_bytes(self) -> int:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import free_lock
+from treadle.base.text_overlap import n_common
 from treadle.chat.messages import REASONING
 from treadle.chat.tools.formats import GENERIC, ROWS, THOUGHTS, Channels, Thought, ToolCallFormat
 from treadle.chat.tools.history import CallContentStyle, text_before_calls, with_thought_parts
@@ -208,9 +209,7 @@ def _find_row(template: ChatTemplate, form: CallForm, *, tools: bool) -> ToolCal
     """
     said = _calling([_ARGUMENTS], form)
     without, whole = (_rendered(template, more, tools=tools) for more in ([], [said]))
-    pairs = enumerate(zip(whole, without, strict=False))
-    # Text before the call is the head of the assistant message.
-    at = next((i for i, (a, b) in pairs if a != b), min(len(whole), len(without)))
+    at = n_common(whole, without)  # text before the call is the head of the assistant message
     schemas = {_NAME: _TOOL["function"]["parameters"]}
     for row in ROWS:
         # Skipped, so that rows without an id mark or with less white space are tried.

@@ -21,7 +21,7 @@ from treadle.cli.options import ModelCommand, writing_load_options
 from treadle.cli.reply_view import ReplyView, marks_of
 from treadle.cli.settings import SETTINGS, WHEN_FULL, AnswerSettings
 from treadle.cli.tool_servers import (
-    AskedTools,
+    ToolApproval,
     ToolServerOptions,
     tell_servers,
     tool_server_options,
@@ -105,7 +105,7 @@ def command(
         conversation.settings = settings = settings.with_model_defaults(loaded)
         chat = Chat(loaded, conversation, progress)
         if toolbox is not None:
-            chat.tools = AskedTools(toolbox, chat.ask)
+            chat.tools = ToolApproval(toolbox, chat.ask)
             tell_servers(toolbox, note)
         with as_usage(SamplingError):  # settings that do not fit this vocabulary
             chat.check(settings)
@@ -140,7 +140,8 @@ class Chat:
         conversation.look = self.look
         self.session = model.session()  # keeps the KV cache between turns
         self.lines: LineSource | None = None  # set while it runs
-        self.tools: AskedTools | None = None  # of MCP servers
+        self.tools: ToolApproval | None = None  # of MCP servers
+        self.may_call = True  # whether the next answer may call them
         self.n_asked = self.n_answered = 0
         self.failed = False  # whether a command could not be executed
 
@@ -196,11 +197,12 @@ class Chat:
     def answer(self, *, interactive: bool) -> None:
         """Stream the model's next answer, with the calls before it that the user allows."""
         self.n_asked += 1
-        most = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
-        for _ in range(most):
+        left = 1 if self.tools is None else self.tools.toolbox.bounds.rounds
+        while left:
+            left -= 1
+            self.may_call = left > 0
             if not self.answer_once(interactive=interactive):
                 return
-        note(f"the model still calls tools after {most} answers: send a message to go on")
 
     def answer_once(self, *, interactive: bool) -> bool:
         """Stream one answer, and record it; Ctrl-C keeps the output so far. Return whether another
@@ -255,7 +257,7 @@ class Chat:
         try:
             conversation.messages += self.tools.results(calls, note)
         except KeyboardInterrupt:
-            conversation.uncalled()
+            conversation.remove_calls()
             if not interactive:
                 raise
             note("stopped: the calls were not run")
@@ -304,9 +306,16 @@ class Chat:
             session=self.session,
             **conversation.settings.settings(),
             **conversation.settings.of_chat(),
-            **({} if self.tools is None else {"tools": self.tools.functions()}),
+            **self.tool_settings(),
         )
         return result
+
+    def tool_settings(self) -> dict[str, Any]:
+        """Return the settings of an answer that concern tools."""
+        if self.tools is None:
+            return {}
+        more = {} if self.may_call else {"tool_choice": "none"}
+        return {"tools": self.tools.functions(), **more}
 
     def fitting(self) -> Generation:
         """Return the generation of the next answer, not started. With ``when_full`` "drop", the

@@ -17,10 +17,11 @@ from treadle.agents.process import find_executable, run_agent
 from treadle.agents.server import SEQUENCES, AgentServer, agent_context, folder_of
 from treadle.agents.settings import Agent, AgentSettings, Endpoint, past_proxy, shell_script
 from treadle.agents.table import AGENTS, find_agent
-from treadle.cli.server_client import ADDRESS, API_KEY, get, mapping
+from treadle.cli.server_client import ADDRESS, API_KEY, UNIX, get, mapping
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import print_table, remark
 from treadle.errors import TreadleError
+from treadle.jit.cache import folder
 
 SMALL = 16384  # the first prompts of most agents have 5,000 to 20,000 tokens
 UNKNOWN_CONTEXT = 32768  # the default of `treadle serve`
@@ -73,6 +74,8 @@ def command(
         list_agents()
         return
     row = find_agent(agent)
+    if url is not None and url.startswith(UNIX):
+        raise click.UsageError(f"--url {url}: agents need http://HOST:PORT")
     if only_print:
         print_script(row, arguments, model, url, api_key, context)
         return
@@ -82,7 +85,7 @@ def command(
         endpoint = find_server(url or ADDRESS, model, api_key, explicit=url is not None)
         if endpoint is None:
             server, endpoint = start_server(stack, model, api_key, context)
-        place = folder_of(cache_folder(), row.name, endpoint.url)
+        place = folder_of(folder(), row.name, endpoint.url)
         settings = settings_of(row, endpoint, place)
         settings.write_files()
         if server is not None:  # nothing listens there later
@@ -127,8 +130,10 @@ def find_server(
         return None
     writers = [each for each in models if writes(each)]
     if model is None:
-        if len(writers) != 1:
-            names = ", ".join(str(each.get("id")) for each in writers) or "none that writes text"
+        if not writers:
+            raise TreadleError(f"{url} serves no model that writes text")
+        if len(writers) > 1:
+            names = ", ".join(str(each.get("id")) for each in writers)
             raise TreadleError(f"{url} has several models: name one with --model: {names}")
         return endpoint_of(url, writers[0], api_key)
     wanted = names_of(model)
@@ -186,7 +191,8 @@ def start_server(
             f"no treadle answers at {ADDRESS}: name the model with --model, as `treadle list` "
             "shows it, and a server is started for it"
         )
-    arguments = [*serve_arguments(model, context), "--port", "0", "--no-log"]
+    n_context = context or good_context(model)
+    arguments = [*serve_arguments(model, n_context), "--port", "0", "--no-log"]
     server = stack.enter_context(AgentServer(arguments, api_key))
     with ProgressBar() as progress:
         url = server.wait(lambda: progress(f"starting treadle serve {model}", 0, 0))
@@ -195,9 +201,8 @@ def start_server(
     return server, endpoint
 
 
-def serve_arguments(model: str, context: int | None) -> list[str]:
+def serve_arguments(model: str, n_context: int | None) -> list[str]:
     """Return the model and the options that fit agents, of ``treadle serve``."""
-    n_context = context or good_context(model)
     if n_context is None:
         return [model]
     return [model, "-c", str(n_context), "--sequences", str(SEQUENCES)]
@@ -221,13 +226,6 @@ def good_context(model: str) -> int | None:
         return None
     bound = usable_memory()
     return agent_context(facts.n_context, facts.full_kv_bytes, bound and bound.free_bytes)
-
-
-def cache_folder() -> Path:
-    """Return treadle's own folder for files that can be made again."""
-    from treadle.jit.cache import folder
-
-    return folder()
 
 
 def settings_of(agent: Agent, endpoint: Endpoint, place: Path) -> AgentSettings:
@@ -270,11 +268,11 @@ def print_script(
     endpoint = find_server(url or ADDRESS, model, api_key, explicit=url is not None)
     if endpoint is None:
         name = Path(model).name.removesuffix(".gguf") if model else "MODEL"
-        started = serve_arguments(model, context) if model else [name]
+        n_context = context or (good_context(model) if model else None)
+        started = serve_arguments(model or name, n_context)
         click.echo(f"# No treadle answers at {ADDRESS}. Without --print one is started for")
         click.echo(f"# the agent, on a free port: treadle serve {shlex.join(started)}")
-        n_context = int(started[2]) if len(started) > 2 else UNKNOWN_CONTEXT
-        endpoint = Endpoint(ADDRESS, name, n_context, api_key)
-    place = folder_of(cache_folder(), agent.name, endpoint.url)
+        endpoint = Endpoint(ADDRESS, name, n_context or UNKNOWN_CONTEXT, api_key)
+    place = folder_of(folder(), agent.name, endpoint.url)
     settings = settings_of(agent, endpoint, place)
     click.echo(shell_script(agent, settings, arguments))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from treadle.cli.server_client import ADDRESS, API_KEY, get, mapping
+from treadle.cli.server_client import ADDRESS, API_KEY, StatusError, get, mapping
 from treadle.cli.ui.table import n_bytes, n_weights, print_json, print_table, remark
 from treadle.errors import TreadleError
 
@@ -73,9 +73,10 @@ def state_of(url: str, api_key: str | None) -> str:
     """Return the state that ``/health`` tells: "ready", "loading", "failed" or "unknown"."""
     try:
         health = mapping(get(url, "/health", api_key))
-    except TreadleError as error:
-        text = str(error)
-        return "loading" if "503" in text else "failed" if "500" in text else "unknown"
+    except StatusError as error:
+        return {503: "loading", 500: "failed"}.get(error.status, "unknown")
+    except TreadleError:
+        return "unknown"
     return "ready" if health.get("status") == "ok" else str(health.get("status") or "unknown")
 
 

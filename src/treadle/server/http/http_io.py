@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.gc_pause import garbage_kept
@@ -255,6 +256,12 @@ def seconds_of(request: HttpRequest) -> float:
     if not 0 < seconds < 1e6:
         raise ApiError(400, "X-Request-Timeout: expected a positive number of seconds")
     return seconds
+
+
+def utc(seconds: float | None = None) -> str:
+    """Return a Unix time, by default the present one, as RFC 3339."""
+    when = time.time() if seconds is None else seconds
+    return datetime.fromtimestamp(when, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 async def result(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:

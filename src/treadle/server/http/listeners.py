@@ -27,7 +27,7 @@ def socket_path(host: str) -> str | None:
 
 
 class Listeners:
-    """The listening sockets of a server, all bound before a model is loaded. ``close`` it.
+    """The listening sockets of a server. ``close`` it.
 
     With port 0 the first TCP host takes any free port, and the others take the same one. Raises
     TreadleError if one of ``hosts`` cannot be listened on; none is then left open.

@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request as HttpRequest
@@ -27,7 +26,7 @@ from treadle.server.http.body_fields import (
     refused,
     text,
 )
-from treadle.server.http.http_io import Json, Response, encode, read_json, result
+from treadle.server.http.http_io import Json, Response, encode, read_json, result, utc
 from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.protocols.embeddings import CUT, embed, embedder_of, most_tokens
 from treadle.server.protocols.openai.chat import read_logprobs
@@ -284,11 +283,7 @@ def _line(value: Any) -> bytes:
 
 
 def _head(service: Service) -> dict[str, Any]:
-    return {"model": service.name, "created_at": _now()}
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+    return {"model": service.name, "created_at": utc()}
 
 
 def _end(piece: StreamPiece) -> dict[str, Any]:
@@ -353,13 +348,12 @@ def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dic
 def describe(service: Service) -> dict[str, Any]:
     """Return the served model, as ``/api/tags`` lists it."""
     model = service.model
-    when = datetime.fromtimestamp(service.created, timezone.utc)
     # Clients need a digest; hashing the whole file would be too slow.
     told = f"{model.path}:{model.gguf.n_bytes}".encode()
     return {
         "name": service.name,
         "model": service.name,
-        "modified_at": when.isoformat().replace("+00:00", "Z"),
+        "modified_at": utc(service.created),
         "size": model.gguf.n_bytes,
         "digest": hashlib.sha256(told).hexdigest(),
         "details": details(service),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.options import lora_scales
@@ -63,6 +64,16 @@ async def cohere_rerank(request: HttpRequest) -> Response:
     return Json({"id": str(uuid.uuid4()), "results": found["results"], "meta": meta})
 
 
+async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair]) -> list[float]:
+    """Return the score of each pair, and count their tokens."""
+    scores: list[float] = []
+    for batch in reranker.together(pairs):
+        began = time.perf_counter()
+        scores += (await service.steps(reranker.runs(batch))).tolist()
+        service.note_embedded(sum(len(ids) for ids, _ in batch), time.perf_counter() - began)
+    return scores
+
+
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     """Return the whole response body, best document first. Raises ApiError and TreadleError."""
     name = "texts" if "texts" in body else "documents"
@@ -76,12 +87,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     most = room(model) if per_document else most_tokens(model, given)
     asked = model, given["query"], documents, lora, name, most, per_document
     reranker, pairs = await service.prepare(_read, *asked)
-    scores: list[float] = []
-    for batch in reranker.together(pairs):
-        began = time.perf_counter()
-        scores += (await service.steps(reranker.runs(batch))).tolist()
-        n_read = sum(len(ids) for ids, _ in batch)
-        service.note_embedded(n_read, time.perf_counter() - began)
+    scores = await scores_of(service, reranker, pairs)
     n_tokens = sum(len(ids) for ids, _ in pairs)
     told = ignored_fields(body, IGNORED)
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[: given.get("top_n", len(scores))]

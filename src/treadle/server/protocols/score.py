@@ -24,6 +24,7 @@ from treadle.server.protocols.embeddings import (
     embedder_of,
     most_tokens,
 )
+from treadle.server.protocols.rerank import scores_of
 from treadle.server.requests.generation_request import (
     adapters,
     check_length,
@@ -116,11 +117,7 @@ async def _reranked(
         )
     most = most_tokens(model, given)
     pairs = await service.prepare(_pairs, model, reranker, texts, names, most)
-    scores: list[float] = []
-    for batch in reranker.together(pairs):
-        began = time.perf_counter()
-        scores += (await service.steps(reranker.runs(batch))).tolist()
-        service.note_embedded(sum(len(ids) for ids, _ in batch), time.perf_counter() - began)
+    scores = await scores_of(service, reranker, pairs)
     if activated and not reranker.gives_probabilities:
         scores = [_sigmoid(each) for each in scores]
     return scores, sum(len(ids) for ids, _ in pairs)

@@ -157,8 +157,8 @@ class EngineThread:
         model.
         """
         try:
-            for compile in plans:
-                compile()
+            if (compiles := next(plans, None)) is not None:
+                compiles()
                 return True
         except Exception as error:
             traceback.print_exc()

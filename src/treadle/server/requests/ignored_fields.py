@@ -186,7 +186,7 @@ RESPONSES: Fields = {
     "background_options": IgnoredField("ignored: background responses are not supported"),
     "context_management": IgnoredField("ignored: conversations are never truncated", ([],)),
     "image": IgnoredField(_TEXT_ALONE),
-    "max_tool_calls": IgnoredField("ignored: the server does not call tools"),
+    "max_tool_calls": IgnoredField("ignored: --mcp-rounds bounds the calls that the server makes"),
     "moderation": IgnoredField("ignored: not supported"),
 }
 RESPONSES_TEXT: Fields = {"verbosity": CHAT["verbosity"]}

@@ -13,6 +13,7 @@ from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from treadle.api.summary import card
 from treadle.base.cached_property import cached_property
@@ -122,6 +123,7 @@ class Service:
         self.draining = False
         self.n_open = 0  # open HTTP requests that the shutdown waits for
         self.streams: set[RequestStream] = set()
+        self.tool_turns: WeakSet[AbortableStream] = WeakSet()  # requests with calls between answers
         self._pool = ThreadPoolExecutor(PREPARING, "treadle-prepare")
         self._large = asyncio.Semaphore(PREPARING_LARGE)
         self._fetchers = ThreadPoolExecutor(FETCHING, "treadle-fetch")
@@ -163,6 +165,10 @@ class Service:
         at addresses, other threads fetch it, and ``work`` begins again.
         """
         self.check_ready()
+        return await self._prepare(work, *args)
+
+    async def _prepare(self, work: Callable[..., T], *args: Any) -> T:
+        """Do what ``prepare`` does, for a request that was admitted before."""
         self._n_preparing += 1
         work = self._noting(work)
         try:
@@ -256,14 +262,18 @@ class Service:
         read: Callable[..., GenerationRequest],
         *args: Any,
         keeps: bool = True,
+        admitted: bool = False,
     ) -> RequestStream:
         """Call ``start`` for an HTTP request, whose headers may bound its time, and name the
-        conversation for which its answer is kept, unless ``keeps`` is false.
+        conversation for which its answer is kept, unless ``keeps`` is false. ``admitted``: a
+        further answer of a request that runs already: it counts for no limit, and a server that
+        stops lets it end.
         """
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
         conversation_id(request.headers.get("x-conversation-id"))  # an error of it comes first
-        stream = await self.start(read, *args, within_s=seconds_of(request), came_s=came_s, key=key)
+        bounds: dict[str, Any] = {"within_s": seconds_of(request), "came_s": came_s}
+        stream = await self.start(read, *args, **bounds, key=key, admitted=admitted)
         request.scope["treadle.stream"] = stream  # for the log
         stream.ids.add(request.scope["treadle.id"])
         if keeps and stream.is_streamed:
@@ -295,10 +305,12 @@ class Service:
         within_s: float = math.inf,
         came_s: float | None = None,
         key: int | None = None,
+        admitted: bool = False,
     ) -> RequestStream:
         """Read a generation request, ``read(service, *args)``, and start it. ``came_s``: its
         arrival by ``perf_counter``; ``within_s`` counts from then. ``key``: the API key's index for
-        fair sharing, if there are several. Raises ApiError and TreadleError.
+        fair sharing, if there are several. ``admitted``: see ``begin``. Raises ApiError and
+        TreadleError.
         """
 
         if not self.writes:  # refused before a stream begins
@@ -323,8 +335,10 @@ class Service:
             return generation, generation.requests(self.model)
 
         came_s = time.perf_counter() if came_s is None else came_s
-        generation, requests = await self._in_time(came_s, within_s, self.prepare(prepared))
-        self.check_room(len(requests))
+        work = self._prepare(prepared) if admitted else self.prepare(prepared)
+        generation, requests = await self._in_time(came_s, within_s, work)
+        if not admitted:
+            self.check_room(len(requests))
         n_bytes = sum(ids.n_bytes for ids in generation.prompts if isinstance(ids, MediaPrompt))
         self._check_prepared(n_bytes)
         seconds = min(within_s, generation.timeout_s or math.inf)
@@ -400,8 +414,8 @@ class Service:
 
     def stop_streams(self) -> None:
         """Abort the unfinished streams: the server is stopping."""
-        for stream in list(self.streams):
-            stream.give_up(busy("the server is stopping"))
+        for each in (*self.streams, *self.tool_turns):
+            each.give_up(busy("the server is stopping"))
 
     def close(self) -> None:
         """End the threads; the owner closes the model."""

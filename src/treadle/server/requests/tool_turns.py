@@ -42,6 +42,7 @@ class ToolTurns:
         self._why: BaseException | None = None
         self.kept: KeptStream | None = None  # all answers, if they outlive the connection
         self.ids: set[str] = set()  # by which clients name the request
+        service.tool_turns.add(self)
 
     @property
     def is_last(self) -> bool:
@@ -56,7 +57,8 @@ class ToolTurns:
         if self.is_last:
             body = {**body, "tool_choice": "none"}
         begin = self.service.begin
-        self.stream = await begin(self._request, self._read, body, keeps=False)
+        more = self.n_answers > 1
+        self.stream = await begin(self._request, self._read, body, keeps=False, admitted=more)
         if self.n_answers == 1 and self.stream.is_streamed:
             try:
                 self.kept = self.service.keep(self._request, self)

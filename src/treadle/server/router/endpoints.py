@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,12 @@ from starlette.requests import Request as HttpRequest
 from treadle.errors import TreadleError
 from treadle.server.http.api_errors import ApiError, busy, problem_of
 from treadle.server.http.body_fields import text
-from treadle.server.http.http_io import Json, Response, encode, event, read_json, watched
+from treadle.server.http.http_io import Json, Response, encode, event, read_json, result, watched
 from treadle.server.protocols import ollama
 from treadle.server.protocols.models import is_anthropics
 from treadle.server.requests.responses import PING
 from treadle.server.router import library, listings
-from treadle.server.router.engine_client import EngineGoneError
-from treadle.server.router.forwarding import Forwarding, read_call
+from treadle.server.router.forwarding import Forwarding, read_call, target_of
 from treadle.server.router.listings import ModelCard, read_card
 from treadle.server.router.merged_metrics import merge, router_metrics
 from treadle.server.router.pool import DOWNLOADING
@@ -81,11 +79,7 @@ async def generate(request: HttpRequest) -> Any:
     keep = keep_seconds(call.fields.get("keep_alive"))
     if keep == 0 and not call.has_text:
         service.pool.run(service.pool.unload(model))
-        empty: dict[str, Any] = {"response": ""}
-        if call.own_path == "/api/chat":
-            empty = {"message": {"role": "assistant", "content": ""}}
-        head = {"model": model.name, "created_at": listings.iso(time.time())}
-        return Json({**head, **empty, "done": True, "done_reason": "unload"})
+        return Json({**call.empty_answer(model.name), "done": True, "done_reason": "unload"})
     return Forwarding(service, call, lambda: service.acquire(model), keep)
 
 
@@ -98,22 +92,17 @@ async def look_up(request: HttpRequest) -> Any:
     if call.name:
         model = await service.find(call.name)
         return Forwarding(service, call, lambda: service.acquire(model))
-    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    target = target_of(request.scope)
     last: Response | None = None
     for engine in service.pool.engines():
-        try:
-            response = await service.ask(engine, target, request.method, call.body)
-            try:
-                body = await response.body()
-            finally:
-                response.close()
-        except EngineGoneError:
+        found = await service.ask(engine, target, request.method, call.body)
+        if found is None:
             continue
-        kind = dict(response.headers).get(b"content-type", b"application/json").decode("latin-1")
-        answer = Response(body, response.status, media_type=kind)
-        if response.status < 400:
+        kind = found.headers.get(b"content-type", b"application/json").decode("latin-1")
+        answer = Response(found.body, found.status, media_type=kind)
+        if found.status < 400:
             return answer
-        if last is None or response.status != 404:
+        if last is None or found.status != 404:
             last = answer
     if last is None:
         raise ApiError(404, "no loaded model knows it; a model that was unloaded forgets its own")
@@ -177,14 +166,9 @@ async def metrics(request: HttpRequest) -> Any:
         engines = service.pool.engines()
 
     async def read(engine: Any) -> None:
-        try:
-            response = await service.ask(engine, "/metrics")
-            try:
-                texts[engine.model.name] = (await response.body()).decode("utf-8", "replace")
-            finally:
-                response.close()
-        except EngineGoneError:
-            pass
+        found = await service.ask(engine, b"/metrics")
+        if found is not None:
+            texts[engine.model.name] = found.body.decode("utf-8", "replace")
 
     await asyncio.gather(*(read(engine) for engine in engines))
     merged = merge(
@@ -269,7 +253,9 @@ async def tags(request: HttpRequest) -> Response:
 async def running(request: HttpRequest) -> Response:
     """``GET /api/ps``."""
     service = service_of(request)
-    loaded = [engine.model for engine in service.pool.engines()]
+    listed = {model.name for model in await service.listed()}
+    models = [engine.model for engine in service.pool.engines()]
+    loaded = [model for model in models if model.name in listed]
     found = await asyncio.to_thread(lambda: [read_card(model) for model in loaded])
     return Json({"models": [listings.running_for_ollama(card, service.pool) for card in found]})
 
@@ -353,8 +339,12 @@ async def pull(request: HttpRequest) -> Response:
     body = await read_json(request)
     ref = library.hub_name(name_in(body))
     if body.get("stream") is False:
-        async for _ in library.download(ref):
-            pass
+
+        async def whole() -> None:
+            async for _ in library.download(ref):
+                pass
+
+        await result(request, whole())  # it stops if the client leaves
         await service.refresh()
         return Json({"status": "success"})
 

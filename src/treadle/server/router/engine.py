@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -19,14 +18,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.server.requests.service import ServerSettings
 
 REPORT_S = 0.1  # between two reports of one stage of the load
-BACKLOG = 2048
 GRACE_S = 0.0  # the router ends an engine only when its calls have ended, or are to end
 ROUTER_GONE = 3  # exit code
 
@@ -106,35 +103,20 @@ def end_with_router(number: int) -> None:
     threading.Thread(target=wait, name="treadle-router-watch", daemon=True).start()
 
 
-def engine_listener(path: str) -> tuple[socket.socket, dict[str, Any]]:
-    """Return a listening socket at ``path``, or at a free port of this machine if it is "", and the
-    address for the router. Raises TreadleError.
-    """
-    try:
-        if path:
-            listener = socket.socket(getattr(socket, "AF_UNIX"), socket.SOCK_STREAM)  # noqa: B009  # not on Windows
-            listener.bind(path)
-            listener.listen(BACKLOG)
-            return listener, {"socket": path}
-        listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-        return listener, {"port": listener.getsockname()[1]}
-    except OSError as error:
-        raise TreadleError(f"an engine cannot listen: {error.strerror or error}") from error
-
-
 def serve_engine(
     model: Model, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
     """Serve ``model`` for the router until SIGTERM. Raises TreadleError."""
-    from treadle.server.http.listeners import Listeners
+    from treadle.server.http.listeners import UNIX, Listeners
     from treadle.server.requests.service import Service
     from treadle.server.router.engine_app import build_engine_app
     from treadle.server.router.engine_turns import EngineTurns
     from treadle.server.serve import SWITCH_S, ServerProcess
 
-    listener, address = engine_listener(order.socket)
-    listeners = Listeners((), 0)
-    (listeners.unix if order.socket else listeners.tcp).append(listener)
+    listeners = Listeners([f"{UNIX}{order.socket}" if order.socket else "127.0.0.1"], 0)
+    address: dict[str, Any] = {"socket": order.socket}
+    if not order.socket:
+        address = {"port": listeners.tcp[0].getsockname()[1]}
     service = Service(model, settings)
     if order.turns:
         service.engine.turns = EngineTurns(order.turns)
@@ -145,7 +127,6 @@ def serve_engine(
         report.send(
             ready={
                 **address,
-                "pid": os.getpid(),
                 "n_bytes": model.gguf.n_bytes + (media.projector.gguf.n_bytes if media else 0),
                 "cache_bytes": model.engine.cache.n_bytes,
                 "n_ctx": min(model.n_ctx, model.engine.cache.n_tokens),

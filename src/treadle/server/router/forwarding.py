@@ -13,9 +13,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.server.http.api_errors import ApiError, GoneError
@@ -27,6 +26,7 @@ from treadle.server.http.http_io import (
     event,
     parse_any,
     read_body,
+    utc,
     watched,
 )
 from treadle.server.protocols import anthropic, ollama
@@ -86,6 +86,19 @@ class ModelCall:
     def is_ollamas(self) -> bool:
         """Whether the response has the form of Ollama."""
         return self.own_path.startswith("/api/")
+
+    def empty_answer(self, model: str) -> dict[str, Any]:
+        """Return the beginning of Ollama's answer, without a text."""
+        empty: dict[str, Any] = {"response": ""}
+        if self.own_path == "/api/chat":
+            empty = {"message": {"role": "assistant", "content": ""}}
+        return {"model": model, "created_at": utc(), **empty}
+
+
+def target_of(scope: Scope) -> bytes:
+    """Return the path of a request as the client wrote it, with its query."""
+    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    return path + b"?" + scope["query_string"] if scope.get("query_string") else path
 
 
 async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
@@ -255,9 +268,6 @@ class Forwarding:
             raise
 
     async def _call(self, scope: Scope, engine: LoadedEngine) -> EngineResponse:
-        target: bytes = scope.get("raw_path") or scope["path"].encode()
-        if scope.get("query_string"):
-            target += b"?" + scope["query_string"]
         index = scope.get("treadle.key") or 0
         key = engine.keys[index % len(engine.keys)]
         headers = [(name, value) for name, value in scope["headers"] if name not in NOT_SENT]
@@ -269,7 +279,9 @@ class Forwarding:
         ]
         headers += self._time_left(scope)
         body = self._body_for_engine()
-        response = await call_engine(engine.listens_at, scope["method"], target, headers, body)
+        response = await call_engine(
+            engine.listens_at, scope["method"], target_of(scope), headers, body
+        )
         self.call.body = b""
         return response
 
@@ -333,12 +345,7 @@ class Forwarding:
     def _ping(self) -> bytes:
         """Return a keep-alive of the call's protocol."""
         if self.call.is_ollamas:
-            now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-            empty: dict[str, Any] = {"response": ""}
-            if self.call.own_path == "/api/chat":
-                empty = {"message": {"role": "assistant", "content": ""}}
-            head = {"model": self.call.name or "", "created_at": now}
-            return encode({**head, **empty, "done": False}) + b"\n"
+            return encode({**self.call.empty_answer(self.call.name or ""), "done": False}) + b"\n"
         return PING  # Anthropic's own event may not come before message_start
 
     async def _end_with(self, error: ApiError, send: Send) -> None:

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.http_io import Json, Response, read_json
 from treadle.server.protocols.kept_stream_actions import id_of
-from treadle.server.router.engine_client import EngineGoneError
-from treadle.server.router.forwarding import Forwarding, read_call, returned_error, stopped
+from treadle.server.router.forwarding import (
+    Forwarding,
+    read_call,
+    returned_error,
+    stopped,
+    target_of,
+)
 from treadle.server.router.service import service_of
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from treadle.server.router.pool import LoadedEngine
     from treadle.server.router.service import RouterService
 
-LOOK_UP = "/v1/streams/lookup"
+LOOK_UP = b"/v1/streams/lookup"
 
 
 async def resume(request: HttpRequest) -> Any:
@@ -53,7 +58,7 @@ async def stop(request: HttpRequest) -> Response:
     loading = (request.scope.get("treadle.owner", ""), id_of(request))
     if loading in service.loading_streams:
         service.loading_streams[loading](stopped())
-    target = f"/v1/stream?{request.url.query}"
+    target = target_of(request.scope)
     for engine in service.pool.engines():
         await _ask(service, request, engine, target, "DELETE")
     return Response(status=204)
@@ -63,7 +68,7 @@ async def _ask(
     service: RouterService,
     request: HttpRequest,
     engine: LoadedEngine,
-    target: str,
+    target: bytes,
     method: str,
     body: bytes = b"",
 ) -> Any:
@@ -71,14 +76,9 @@ async def _ask(
     ApiError for a request that it refuses.
     """
     owner = request.scope.get("treadle.owner", "")
-    try:
-        response = await service.ask(engine, target, method, body, owner)
-        try:
-            raw = await response.body()
-        finally:
-            response.close()
-    except EngineGoneError:
+    found = await service.ask(engine, target, method, body, owner)
+    if found is None:
         return None
-    if response.status >= 400:
-        raise returned_error(response.status, raw)
-    return json.loads(raw) if raw else None
+    if found.status >= 400:
+        raise returned_error(found.status, found.body)
+    return json.loads(found.body) if found.body else None

@@ -10,12 +10,11 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from treadle.base.python_process import import_path, interpreter
+from treadle.base.python_process import detached, import_path, interpreter
 from treadle.server.router.engine import EngineOrder
 from treadle.system import SYSTEM
 
@@ -75,12 +74,6 @@ def environment() -> dict[str, str]:
     """Return the variables of an engine: numpy's threads would poll on cores that ours need."""
     path = os.pathsep.join(import_path())
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-
-
-def detached() -> dict[str, Any]:
-    """Return the settings by which Ctrl-C in a terminal reaches only the router."""
-    flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)  # of Windows
-    return {"start_new_session": True} if flags is None else {"creationflags": flags}
 
 
 # -- forked from a warm process -------------------------------------------------------------------

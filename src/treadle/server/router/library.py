@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.catalog.names import LATEST
 from treadle.errors import TreadleError
 from treadle.files.paths import file_name
 from treadle.jit.cache import folder, write_whole
@@ -41,7 +42,7 @@ class DownloadCancelledError(Exception):
 
 def hub_name(name: str) -> str:
     """Return a client's name of a model as ``hf:``. Raises ApiError for one without an owner."""
-    rest = name.removesuffix(":latest")
+    rest = name.removesuffix(LATEST)
     for website in WEBSITES:
         rest = rest.removeprefix(website)
     rest = rest.removeprefix("hf:")

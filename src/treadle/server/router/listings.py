@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
+from pathlib import PurePath
 from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.humanize import n_weights
 from treadle.catalog.facts import PROGRAM_BYTES, TEXT, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
 from treadle.models.config import USUAL_CONTEXT
+from treadle.server.http.http_io import utc
 from treadle.server.router.pool import EnginePool, loading_event
 from treadle.server.router.served_model import ServedModel
 
@@ -60,16 +64,22 @@ def status_of(pool: EnginePool, model: ServedModel) -> dict[str, Any]:
     """
     state = pool.state(model)
     slot = pool.slots.get(model.name)
-    args = ["treadle", "serve", *model.args]
-    result: dict[str, Any] = {"value": state, "args": args}
     if slot is None:
         return {"value": state}
+    args = ["treadle", "serve", *map(without_folder, model.args)]
+    result: dict[str, Any] = {"value": state, "args": args}
     if slot.load is not None:
         if slot.load.stage:
             result["progress"] = loading_event(slot.load)["progress"]
     elif slot.error and slot.engine is None:
         result |= {"failed": True, "exit_code": slot.exit_code, "error": slot.error}
     return result
+
+
+def without_folder(arg: str) -> str:
+    """Return an argument whose value, if it is a path, has no folders: these stay private."""
+    name, equals, value = arg.partition("=")
+    return f"{name}{equals}{PurePath(value).name}" if os.path.isabs(value) else arg
 
 
 def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
@@ -137,7 +147,7 @@ def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
     return {
         "name": name or card.model.name,
         "model": name or card.model.name,
-        "modified_at": iso(changed),
+        "modified_at": utc(changed),
         "size": card.n_bytes or 0,
         "digest": hashlib.sha256(told).hexdigest(),
         "details": details(card),
@@ -152,7 +162,7 @@ def details(card: ModelCard) -> dict[str, Any]:
         "format": "gguf",
         "family": arch,
         "families": [arch] if arch else [],
-        "parameter_size": short_number(card.facts.n_parameters),
+        "parameter_size": n_weights(card.facts.n_parameters),
         "quantization_level": card.facts.format,
     }
 
@@ -166,7 +176,7 @@ def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
     return {
         **describe_for_ollama(card),
         "size": size,
-        "expires_at": NEVER if expires is None else iso(expires),
+        "expires_at": NEVER if expires is None else utc(expires),
         "size_vram": 0,
         "context_length": card.context or 0,
     }
@@ -225,16 +235,3 @@ def capabilities(card: ModelCard, template: str) -> list[str]:
         pass
     media = {"image": "vision", "audio": "audio"}
     return [*found, *(media[kind] for kind in sorted(card.facts.modalities, reverse=True))]
-
-
-def iso(seconds: float) -> str:
-    """Return a time as RFC 3339."""
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
-
-
-def short_number(n: int) -> str:
-    """Return a number of parameters as Ollama writes it: "135M", "7.6B"."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if n >= size:
-            return f"{n / size:.3g}{unit}"
-    return str(n)

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import listed
-from treadle.catalog.names import has_parts
+from treadle.catalog.names import LATEST, has_parts
 from treadle.catalog.stored import StoredModel, models_in_folder
 from treadle.errors import FileError, TreadleError
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.log import log
 from treadle.server.router.served_model import MemoryRequest, ServedModel
 
-LATEST = ":latest"  # Ollama's type
 RESCAN_S = 1.0
 SHOWN = 20  # names in a message
 Scan = Callable[[], Iterable[ServedModel]]
@@ -58,7 +57,10 @@ class ModelList:
         fixed: Iterable[ServedModel],
         scans: Iterable[Scan] = (),
         aliases: Callable[[], Mapping[str, str]] = dict,
+        *,
+        logs: bool = True,
     ) -> None:
+        self._logs = logs
         self.fixed = list(fixed)
         self.scans = list(scans)
         self.copies = aliases
@@ -108,7 +110,8 @@ class ModelList:
     def _warn(self, message: str) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            log(level="warning", message=message)
+            if self._logs:
+                log(level="warning", message=message)
 
     def default(self) -> ServedModel:
         """Return the model of a call that names none: the first pinned one, else the first. Raises
@@ -122,9 +125,11 @@ class ModelList:
             raise ApiError(404, "the server has no models", code="model_not_found", param="model")
         return models[0]
 
-    def find(self, name: str | None) -> ServedModel:
+    def find(
+        self, name: str | None, shown: Callable[[ServedModel], bool] = lambda model: True
+    ) -> ServedModel:
         """Return the model that a name means: its own or an alias, in any case, else one that it
-        fits alone. Raises ApiError with the names.
+        fits alone. Raises ApiError with the names of those that may be ``shown``.
         """
         if not name:
             return self.default()
@@ -134,7 +139,7 @@ class ModelList:
         fitting = [model for model in self.models if has_parts(name.lower(), model.name.lower())]
         if len(fitting) == 1:
             return fitting[0]
-        known = fitting or self.models
+        known = [model for model in fitting or self.models if shown(model)]
         what = f"fits {len(fitting)} models" if fitting else "no such model"
         told = listed([model.name for model in known], SHOWN) or "none"
         raise ApiError(

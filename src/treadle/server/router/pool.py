@@ -1,7 +1,7 @@
 """The engines of the router: loaded for a call, unloaded when idle or when memory is short.
 
 Everything here runs in the router's event loop. A load is shared by all calls that wait for it, and
-cancelled when all of them have left. Loads that need room take turns in the order of their arrival.
+cancelled when all of them have left. Loads get their memory in the order of their arrival.
 An engine with running calls is never unloaded to make room: it gets no new calls, and is unloaded
 after the running ones.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import secrets
 import tempfile
 import time
@@ -30,6 +31,8 @@ from treadle.server.router.served_model import ServedModel
 
 STOP_S = 10.0  # an engine without calls gets to end itself
 NO_SOCKETS = ""
+MOST_PATH = 100  # bytes of a UNIX socket's path, on every system
+TOLD = ("n_bytes", "cache_bytes", "n_ctx")  # facts of an engine that clients may know
 UNLOADED = "unloaded"
 LOADING = "loading"
 DOWNLOADING = "downloading"
@@ -65,9 +68,20 @@ class LoadedEngine:
     n_running: int = 0
     used_s: float = 0.0  # by the event loop's clock
     expires: float | None = None  # Unix time at which it is unloaded, if no call comes
-    draining: bool = False  # it gets no new calls: a load waits for its memory
+    retiring: bool = False  # it is to be unloaded, whatever happens
+    n_claims: int = 0  # loads that wait for its memory
     stopping: bool = False
     timer: asyncio.TimerHandle | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The ``facts`` that clients may know."""
+        return {name: self.facts[name] for name in TOLD if name in self.facts}
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new calls."""
+        return self.retiring or self.n_claims > 0
 
 
 @dataclass(eq=False)
@@ -77,6 +91,7 @@ class ModelLoad:
     task: asyncio.Task[LoadedEngine] | None = None
     n_waiting: int = 0
     wanted: bool = False  # it goes on without a waiting call
+    cancelling: bool = False  # it was cancelled, and has not ended yet
     stage: str = ""
     done: int = 0
     total: int = 0
@@ -200,6 +215,7 @@ class EnginePool:
         finally:
             load.n_waiting -= 1
             if not (load.n_waiting or load.wanted or load.task.done()):
+                load.cancelling = True
                 load.task.cancel()
         return engine
 
@@ -238,10 +254,12 @@ class EnginePool:
         slot = self.slots.get(model.name)
         if slot is None:
             return
-        if slot.load is not None and slot.load.task is not None:
-            slot.load.task.cancel()
+        load = slot.load
+        if load is not None and load.task is not None:
+            load.cancelling = True
+            load.task.cancel()
             with suppress(asyncio.CancelledError, ApiError):
-                await slot.load.task
+                await load.task
         if slot.engine is not None:
             await self._drain(slot.engine)
             if slot.engine is not None:
@@ -252,13 +270,14 @@ class EnginePool:
         slot = self.slots.get(name)
         if slot is not None:
             await self.unload(slot.model)
-            self.slots.pop(name, None)
+            if slot.engine is None and slot.load is None:  # else it is in use again
+                self.slots.pop(name, None)
 
     def retire(self, engine: LoadedEngine) -> None:
         """Unload an engine that can no longer be used, once its calls have ended."""
         slot = self.slots.get(engine.model.name)
-        if slot is not None and slot.engine is engine and not engine.draining:
-            engine.draining = True
+        if slot is not None and slot.engine is engine and not engine.retiring:
+            engine.retiring = True
             self.run(self._retire(slot, engine))
 
     async def _retire(self, slot: ModelSlot, engine: LoadedEngine) -> None:
@@ -274,7 +293,7 @@ class EnginePool:
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
-    async def close(self, grace_s: float = STOP_S) -> None:
+    async def close(self) -> None:
         """End every engine."""
         self._closed = True
         for task in list(self._tasks):
@@ -294,22 +313,29 @@ class EnginePool:
         """Return the load under way, or a new one."""
         if self._closed:
             raise busy("the server is stopping")
-        if slot.load is None or (slot.load.task is not None and slot.load.task.cancelled()):
+        if slot.load is None or slot.load.cancelling:
+            before = slot.load.task if slot.load is not None else None
             load = slot.load = ModelLoad()
-            load.task = asyncio.ensure_future(self._load(slot, load))
+            load.task = asyncio.ensure_future(self._load(slot, load, before))
             load.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return slot.load
 
-    async def _load(self, slot: ModelSlot, load: ModelLoad) -> LoadedEngine:
-        """Make room, start an engine, and count the calls that wait. Raises ApiError."""
+    async def _load(
+        self, slot: ModelSlot, load: ModelLoad, before: asyncio.Task[LoadedEngine] | None
+    ) -> LoadedEngine:
+        """Make room, start an engine, and count the calls that wait. Raises ApiError. ``before``: a
+        load that was cancelled, whose end comes first.
+        """
         began = time.monotonic()
         model = slot.model
-        self.publish(model.name, "model_status", {"status": LOADING})
         try:
+            if before is not None:
+                await asyncio.wait({before})
             if (spared := await self._ended(slot)) is not None:
                 return self._loaded(slot, load, spared)
+            self.publish(model.name, "model_status", {"status": LOADING})
+            need = await asyncio.to_thread(self.needs, model, self.settings.memory)
             async with self._queue:
-                need = await asyncio.to_thread(self.needs, model, self.settings.memory)
                 need = await self._make_room(slot, self._fitted(model, need))
                 slot.reserved = need.n_bytes if need else 0
             engine = await self._start(slot, load, need)
@@ -331,7 +357,7 @@ class EnginePool:
         self.run(self._watch(slot, engine))
         if self.settings.log:
             log(message="model loaded", model=model.name, seconds=round(slot.load_s, 3))
-        self.publish(model.name, "model_status", {"status": LOADED, "info": engine.facts})
+        self.publish(model.name, "model_status", {"status": LOADED, "info": engine.told})
         return self._loaded(slot, load, engine)
 
     async def _ended(self, slot: ModelSlot) -> LoadedEngine | None:
@@ -422,9 +448,10 @@ class EnginePool:
         try:
             while not self._fits(slot, wanted):
                 for victim in self._victims(slot, wanted):
-                    assert victim.engine is not None
+                    if victim.engine is None:  # it has ended while another one was stopped
+                        continue
                     if victim.engine not in chosen:
-                        victim.engine.draining = True
+                        victim.engine.n_claims += 1
                         chosen.append(victim.engine)
                     if not victim.engine.n_running:
                         await self._stop(victim, UNLOADED)
@@ -433,7 +460,7 @@ class EnginePool:
                         await self._changed.wait()
         finally:
             for engine in chosen:  # those that were not needed after all
-                engine.draining = False
+                engine.n_claims -= 1
             self._wake()
         return need
 
@@ -521,9 +548,9 @@ class EnginePool:
     def _socket_path(self) -> str:
         import socket
 
-        if not hasattr(socket, "AF_UNIX"):
-            return NO_SOCKETS
-        return str(Path(self._folder.name) / f"{self._n_sockets}.sock")
+        path = str(Path(self._folder.name) / f"{self._n_sockets}.sock")
+        is_long = len(os.fsencode(path)) > MOST_PATH
+        return NO_SOCKETS if is_long or not hasattr(socket, "AF_UNIX") else path
 
     async def _watch(self, slot: ModelSlot, engine: LoadedEngine) -> None:
         """Note an engine's end that nobody asked for."""
@@ -548,7 +575,7 @@ class EnginePool:
 
     async def _drain(self, engine: LoadedEngine) -> None:
         """Give an engine no new calls, and wait for the running ones."""
-        engine.draining = True
+        engine.retiring = True
         async with self._changed:
             await self._changed.wait_for(lambda: not engine.n_running or engine.stopping)
 

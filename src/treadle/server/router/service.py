@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.server.http.api_errors import ApiError
+from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.api_keys import (
     ASKED_HEADER,
     CHARGES,
@@ -24,7 +24,7 @@ from treadle.server.http.api_keys import (
 )
 from treadle.server.http.http_io import MAX_MEDIA_BODY, Bodies
 from treadle.server.http.log import log
-from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
+from treadle.server.router.engine_client import EngineGoneError, call_engine
 from treadle.server.router.launcher import EngineLauncher
 from treadle.server.router.model_list import ModelList
 from treadle.server.router.pool import EnginePool, LoadedEngine, PoolSettings
@@ -52,6 +52,14 @@ class RouterSettings:
     most_loaded: int | None = None
     library: bool = False
     autoload: bool = True
+
+
+class EngineAnswer(NamedTuple):
+    """A whole answer of an engine to the router itself."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
 
 
 class EngineOfNone:
@@ -139,11 +147,7 @@ class RouterService:
         """Return the models, as the folders are now."""
         if self.models.is_stale:
             await self.refresh()
-        key = current_key.get()
-        models = self.models.models
-        if key is None or not key.models:
-            return models
-        return [model for model in models if key.may_use(model.name, *model.aliases)]
+        return [model for model in self.models.models if is_allowed(model)]
 
     async def find(self, name: str | None) -> ServedModel:
         """Return the model of a call. A name that is unknown may be that of a new file. Raises
@@ -151,7 +155,7 @@ class RouterService:
         """
         if name and self.models.get(name) is None and self.models.is_stale:
             await self.refresh()
-        model = self.models.find(name)
+        model = self.models.find(name, is_allowed)
         key = current_key.get()
         if key is not None:
             key.check(model.name, *model.aliases)
@@ -167,15 +171,14 @@ class RouterService:
 
     async def charge(self, engine: LoadedEngine) -> None:
         """Count the tokens that an engine has computed since the last time, for their keys."""
-        charges = await self.ask_json(engine, CHARGES)
+        found = await self.ask(engine, CHARGES.encode())
+        charges = json.loads(found.body) if found is not None and found.status == 200 else None
         if isinstance(charges, dict):
             self.keys.charge_by_name(charges)
 
     async def acquire(self, model: ServedModel) -> LoadedEngine:
         """Return the engine for one call. Raises ApiError."""
         if self.draining:
-            from treadle.server.http.api_errors import busy
-
             raise busy("the server is stopping")
         if not self.own.autoload and self.pool.engine(model) is None:
             raise ApiError(
@@ -190,13 +193,13 @@ class RouterService:
     async def ask(
         self,
         engine: LoadedEngine,
-        target: str,
+        target: bytes,
         method: str = "GET",
         body: bytes = b"",
         owner: str = "",
-    ) -> EngineResponse:
-        """Send a request of the router itself to an engine, in the name of a key's ``owner``.
-        Raises EngineGoneError.
+    ) -> EngineAnswer | None:
+        """Return the answer of an engine to a request of the router itself, in the name of a key's
+        ``owner``; None if the engine has ended.
         """
         headers = [
             (b"host", b"localhost"),
@@ -205,18 +208,15 @@ class RouterService:
             (OWNER_HEADER.encode(), owner.encode()),
             (ASKED_HEADER.encode(), b"1"),
         ]
-        return await call_engine(engine.listens_at, method, target.encode(), headers, body)
-
-    async def ask_json(self, engine: LoadedEngine, target: str) -> Any:
-        """Return the JSON that an engine answers to GET; None if it does not."""
         try:
-            response = await self.ask(engine, target)
+            response = await call_engine(engine.listens_at, method, target, headers, body)
             try:
-                return json.loads(await response.body()) if response.status == 200 else None
+                whole = await response.body()
             finally:
                 response.close()
-        except (EngineGoneError, ValueError):
+        except EngineGoneError:
             return None
+        return EngineAnswer(response.status, dict(response.headers), whole)
 
     def check_engine(self, engine: LoadedEngine) -> None:
         """Look, in the background, whether an engine that gave an internal error can go on. One
@@ -224,13 +224,10 @@ class RouterService:
         """
 
         async def check() -> None:
-            try:
-                response = await self.ask(engine, "/health")
-                response.close()
-            except EngineGoneError:
-                return
-            if response.status == 500:
-                log(level="error", message="the engine is given up", model=engine.model.name)
+            found = await self.ask(engine, b"/health")
+            if found is not None and found.status == 500:
+                if self.settings.log:
+                    log(level="error", message="the engine is given up", model=engine.model.name)
                 self.pool.retire(engine)
 
         self.pool.run(check())
@@ -246,6 +243,12 @@ class RouterService:
     async def end(self) -> None:
         """End every engine."""
         await self.pool.close()
+
+
+def is_allowed(model: ServedModel) -> bool:
+    """Return whether the key of the present request may use a model."""
+    key = current_key.get()
+    return key is None or key.may_use(model.name, *model.aliases)
 
 
 def service_of(request: HttpRequest) -> RouterService:
