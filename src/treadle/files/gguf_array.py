@@ -107,6 +107,20 @@ class GGUFArray(Sequence[Scalar]):
         i = range(self._n)[i]
         return bytes(self.buffer[int(self._heads[i]) + 8 : int(self._heads[i + 1])].data)
 
+    def raws(self, indices: Sequence[int] | None = None) -> list[bytes]:
+        """Return the bytes of all strings, or of some; they need not be UTF-8."""
+        if self.type is not ValueType.STRING:
+            raise TypeError("only an array of strings has raws()")
+        if indices is None:
+            payload = self.payload.tobytes()
+            heads = (self._heads - self._start).tolist()
+            return [payload[a + 8 : b] for a, b in itertools.pairwise(heads)]
+        wanted = np.asarray(indices, np.int64)
+        starts = (self._heads[wanted] + 8).tolist()
+        ends = self._heads[wanted + 1].tolist()
+        data = self.buffer.data
+        return [data[a:b].tobytes() for a, b in zip(starts, ends, strict=True)]
+
     @overload
     def __getitem__(self, i: int) -> Scalar: ...
     @overload
@@ -122,10 +136,8 @@ class GGUFArray(Sequence[Scalar]):
     def __iter__(self) -> Iterator[Scalar]:
         if self.type is not ValueType.STRING:
             return iter(self.numpy().tolist())
-        payload = self.payload.tobytes()
-        heads = (self._heads - self._start).tolist()
         # a list: a vocabulary of 262,144 takes 55 ms this way, three times that one by one
-        return iter([decode(payload[a + 8 : b]) for a, b in itertools.pairwise(heads)])
+        return iter(list(map(decode, self.raws())))
 
     def __repr__(self) -> str:
         return f"GGUFArray({self.type.name}, {self._n})"

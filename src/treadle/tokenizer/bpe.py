@@ -15,6 +15,7 @@ from treadle.tokenizer.pretokenizers import (
     PRE_TOKENIZERS,
     PreTokenizer,
 )
+from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
 from treadle.tokenizer.tokenizer import PRE, Tokenizer
 from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
 
@@ -28,6 +29,8 @@ def _byte_letters() -> dict[str, int]:
     return {chr(b): b for b in printing} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+MERGES = "tokenizer.ggml.merges"
+KNOWN = "merges of known pieces into known pieces"
 UNKNOWN = " "  # internal name of the unknown token: spaces have another letter there
 BYTE_OF_LETTER = _byte_letters()
 
@@ -40,22 +43,57 @@ class BpeTokenizer(Tokenizer):
     def __init__(self, vocab: Vocab) -> None:
         self.pre, family = _family(vocab)
         super().__init__(vocab, add_bos=family.add_bos, add_sep=family.add_sep)
-        self._tokenizer = _build(vocab, family)
+        self._family = family
         self.adds_space = vocab.text(SPACES, "never") == "always"
-        # tokenizers silently drops bytes without a piece. Those in ``never`` are in no UTF-8.
-        never = {0xC0, 0xC1, *range(0xF5, 0x100)}
+        _check_merges(vocab)
+        self._short = ShortTexts(vocab.n)
+        self._merger: RankedMerger | None = None
+        try:
+            if self._short.are_left:
+                self._merger = RankedMerger(vocab, ignore_merges=family.ignore_merges)
+        except LibraryNeeded:
+            pass
+        if self._merger is None:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Build the tables of ``tokenizers``. Raises FileError for damaged merges."""
+        assert self._tokenizer is not None
+        self._merger = None
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """The encoder of ``tokenizers``."""
+        return _build(self.vocab, self._family)
+
+    @cached_property
+    def _lost(self) -> frozenset[int]:
+        """The bytes without a piece, which tokenizers drops without a word."""
+        never = {0xC0, 0xC1, *range(0xF5, 0x100)}  # in no UTF-8
         find = self._tokenizer.token_to_id
-        lost = [b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None]
-        self._lost = frozenset(lost)
+        return frozenset(b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from tokenizers. A few vocabularies put a space before a text without one."""
+        """Return the ids of text. A few vocabularies put a space before a text without one."""
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
+        if self._merger is not None and self._short.take(text):
+            try:
+                words = self._splitter.pre_tokenize_str(text)
+                return [id for word, _ in words for id in self._merger.encode(word.encode())]
+            except LibraryNeeded:
+                pass
+        if self._merger is not None:
+            self.prepare()
         if self._lost and not self._lost.isdisjoint(text.encode()):
             text = self._without_lost(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    @cached_property
+    def _splitter(self) -> Any:
+        """The splitter of text into words of byte letters."""
+        return _splitter(self._family)
 
     def _without_lost(self, text: str) -> str:
         """Return ``text`` without characters that the vocabulary cannot spell completely. Those of
@@ -102,23 +140,72 @@ def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
     return name, PRE_TOKENIZERS[name]
 
 
-def _build(vocab: Vocab, family: PreTokenizer) -> Any:
-    from tokenizers import Regex, Tokenizer
+class RankedMerger:
+    """Encoder of single words by the file's merges, without tables of ``tokenizers``. Raises
+    LibraryNeeded if two pieces are spelt alike.
+    """
+
+    def __init__(self, vocab: Vocab, *, ignore_merges: bool) -> None:
+        self._vocab = vocab
+        self._ignore_merges = ignore_merges
+        self._pieces = StringIndex(vocab.tokens)
+        self._merges = StringIndex(vocab.merges())
+        self._never = frozenset(vocab.unspellable())
+
+    def encode(self, word: bytes) -> list[int]:
+        """Return the ids of a word of byte letters. Raises LibraryNeeded for a letter without a
+        piece, FileError for a merge into something that is not a piece.
+        """
+        if self._ignore_merges:
+            whole = self._pieces.get(word)
+            if whole is not None and whole not in self._never:
+                return [whole]
+        letters = [letter.encode() for letter in word.decode()]
+        ids = []
+        for symbol in merge(letters, self._rank):
+            id = self._pieces.get(symbol)
+            if id is None or id in self._never:
+                raise LibraryNeeded
+            ids.append(id)
+        return ids
+
+    def _rank(self, left: bytes, right: bytes) -> int | None:
+        rank = self._merges.get(left + b" " + right)
+        if rank is None:
+            return None
+        made = self._pieces.get(left + right)
+        if made is None:
+            what = f"has {self._vocab.merges().raw(rank)!r}"
+            self._vocab.fail(MERGES, what, KNOWN)
+        return None if made in self._never else rank
+
+
+def _check_merges(vocab: Vocab) -> None:
+    """Raise FileError for a merge into more bytes than any piece has: tokenizers panics."""
+    longest = int(vocab.merges().offsets()[1].max(initial=0)) - 1
+    if longest > int(vocab.sizes.max()):
+        vocab.fail(MERGES, f"has a merge into {longest} bytes", "merges into known pieces")
+
+
+def _splitter(family: PreTokenizer) -> Any:
+    """Return the pre-tokenizer for ``tokenizers``."""
+    from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-    merges = vocab.merges()
-    key = "tokenizer.ggml.merges"
-    longest = int(merges.offsets()[1].max(initial=0)) - 1  # tokenizers panics if none is so long
-    if longest > int(vocab.sizes.max()):
-        vocab.fail(key, f"has a merge into {longest} bytes", "merges into known pieces")
-    try:
-        model = merge_model(vocab, merge_pairs(merges), ignore_merges=family.ignore_merges)
-    except Exception as e:  # tokenizers raises plain Exception
-        raise vocab.error(key, str(e), "merges of known pieces into known pieces") from None
-    tokenizer = Tokenizer(model)
     splits = [Split(Regex(pattern), "isolated") for pattern in family.patterns]
-    letters = ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = Sequence([*splits, letters])
+    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _build(vocab: Vocab, family: PreTokenizer) -> Any:
+    from tokenizers import Tokenizer
+
+    pairs = merge_pairs(vocab.merges())
+    try:
+        model = merge_model(vocab, pairs, ignore_merges=family.ignore_merges)
+    except Exception as e:  # tokenizers raises plain Exception
+        raise vocab.error(MERGES, str(e), KNOWN) from None
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = _splitter(family)
     return tokenizer
 
 

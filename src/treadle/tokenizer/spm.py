@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fork_safety import uncut
 from treadle.files.gguf_array import GGUFArray, string_array
 from treadle.tokenizer.normalizer import MARK, SPACES
+from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
+from treadle.tokenizer.special_tokens import SpecialTokenSplitter
 from treadle.tokenizer.tokenizer import Tokenizer
 from treadle.tokenizer.vocab import TokenType, Vocab, windows
 
@@ -35,6 +38,7 @@ _RECORD = np.dtype(
         ("piece_size", "u1", 3),
     ]
 )
+_APART = TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE  # never merged from others
 _MAX_PIECE = 4096  # bytes; sentencepiece refuses longer ones
 
 # trainer_spec (field 2) {3: model_type = BPE, 35: byte_fallback}, normalizer_spec (field 3)
@@ -70,7 +74,27 @@ class SpmTokenizer(Tokenizer):
         if unk is not None:
             types[unk] = TokenType.UNKNOWN
         self._unk = unk
-        self._processor = _load(vocab, types, fallback)
+        self._types = types
+        self._fallback = fallback
+        self._short = ShortTexts(vocab.n)
+        self._merger: ScoredMerger | None = None
+        try:
+            if self._short.are_left:
+                self._merger = ScoredMerger(vocab, types)
+        except LibraryNeeded:
+            pass
+        if self._merger is None:
+            self.prepare()
+
+    def prepare(self) -> None:
+        """Build the tables of ``sentencepiece``. Raises FileError for pieces that it refuses."""
+        assert self._processor is not None
+        self._merger = None
+
+    @cached_property
+    def _processor(self) -> Any:
+        """The encoder of ``sentencepiece``."""
+        return _load(self.vocab, self._types, self._fallback)
 
     def _byte_pieces(self, types: npt.NDArray[np.int32]) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -83,13 +107,19 @@ class SpmTokenizer(Tokenizer):
         return found
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from sentencepiece; a text that starts anew gets the space that the file asks
-        for.
-        """
+        """Return the ids of text; if it starts anew it gets the space that the file asks for."""
         # The space is put here and not by sentencepiece, which does not know what precedes the
         # text.
-        spaced = start and self.adds_space and not text.startswith(self._unspaced)
-        ids: list[int] = self._processor.encode(" " + text if spaced else text)
+        if start and self.adds_space and not text.startswith(self._unspaced):
+            text = " " + text
+        if self._merger is not None and self._short.take(text):
+            try:
+                return self._merger.encode(text)
+            except LibraryNeeded:
+                pass
+        if self._merger is not None:
+            self.prepare()
+        ids: list[int] = self._processor.encode(text)
         if self._unk is None and self.n_vocab in ids:
             encode = self._processor.encode
             unknown = self.n_vocab
@@ -108,6 +138,48 @@ class SpmTokenizer(Tokenizer):
         if kind == TokenType.CONTROL:
             return raw
         return b"\xef\xbf\xbd" if token == self._unk else raw.replace(b"\xe2\x96\x81", b" ")
+
+
+class ScoredMerger:
+    """Encoder of texts by the pieces' scores, without tables of ``sentencepiece``. Raises
+    LibraryNeeded for pieces that sentencepiece would not take as they are.
+
+    ``types`` int32 [n]: TokenType of each piece.
+    """
+
+    def __init__(self, vocab: Vocab, types: npt.NDArray[np.int32]) -> None:
+        sizes = vocab.sizes
+        if int(sizes.min()) == 0 or int(sizes.max()) > _MAX_PIECE or vocab.scores is None:
+            raise LibraryNeeded
+        self._pieces = StringIndex(vocab.tokens)
+        self._types = types
+        self._scores = vocab.scores
+        # These are never merged: a text is split at them first.
+        defined = np.flatnonzero(types == TokenType.USER_DEFINED).tolist()
+        names = (raw.decode("utf-8", "replace") for raw in vocab.tokens.raws(defined))
+        self._defined = SpecialTokenSplitter(dict(zip(names, defined, strict=True)))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text. Raises LibraryNeeded for a character that is not a piece."""
+        ids: list[int] = []
+        for part in self._defined.split(text.replace(" ", MARK)):
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            for symbol in merge([letter.encode() for letter in part], self._priority):
+                id = self._pieces.get(symbol)
+                if id is None or self._types[id] != TokenType.NORMAL:
+                    raise LibraryNeeded
+                ids.append(id)
+        return ids
+
+    def _priority(self, left: bytes, right: bytes) -> float | None:
+        id = self._pieces.get(left + right)
+        if id is None or self._types[id] in _APART:
+            return None
+        if self._types[id] != TokenType.NORMAL:  # sentencepiece splits unused pieces again
+            raise LibraryNeeded
+        return -float(self._scores[id])
 
 
 def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:

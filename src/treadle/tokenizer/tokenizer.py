@@ -112,6 +112,12 @@ class Tokenizer(abc.ABC):
         names.
         """
 
+    def prepare(self) -> None:
+        """Build now what only some texts need, so that none of them waits for it later. Raises
+        FileError.
+        """
+        return  # most kinds have nothing left to build
+
     # -- text to ids ----------------------------------------------------------------------
 
     def warn_beyond(self, n_rows: int) -> None:
@@ -144,7 +150,7 @@ class Tokenizer(abc.ABC):
         text must be. User-defined pieces are found either way.
         """
         text = _without_surrogates(text)
-        ids: list[int] = self._encode_split(self._specials[special].split(text))
+        ids: list[int] = self._encode_split(self._splitter_at(special=special).split(text))
         return ids if bos is False else self._surround(ids, bos)
 
     def _encode_split(self, parts: Iterable[Any]) -> list[Any]:
@@ -177,7 +183,7 @@ class Tokenizer(abc.ABC):
                 parts.append(piece)
                 continue
             text = _without_surrogates(piece[0])
-            for part in self._specials[True].split(text) if piece[1] else [text]:
+            for part in self._all_specials.split(text) if piece[1] else [text]:
                 if isinstance(part, str) and parts and isinstance(parts[-1], str):
                     parts[-1] += part
                 else:
@@ -211,19 +217,29 @@ class Tokenizer(abc.ABC):
             last = [self.sep]
         return [*first, *ids, *last]
 
+    def _splitter_at(self, *, special: bool) -> SpecialTokenSplitter:
+        """Return the splitter of text at user-defined pieces and, with ``special``, at control
+        tokens.
+        """
+        return self._all_specials if special else self._user_defined
+
     @cached_property
-    def _specials(self) -> dict[bool, SpecialTokenSplitter]:
-        """Splitters of text, by whether control tokens are parsed."""
-        always = self._spellings(TokenType.USER_DEFINED)
-        parsed = always | self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
-        return {False: SpecialTokenSplitter(always), True: SpecialTokenSplitter(parsed)}
+    def _user_defined(self) -> SpecialTokenSplitter:
+        return SpecialTokenSplitter(self._spellings(TokenType.USER_DEFINED))
+
+    @cached_property
+    def _all_specials(self) -> SpecialTokenSplitter:
+        defined = self._spellings(TokenType.USER_DEFINED)
+        controls = self._spellings(TokenType.CONTROL, TokenType.UNKNOWN)
+        return SpecialTokenSplitter(defined | controls)
 
     def _spellings(self, *types: TokenType) -> dict[str, int]:
         """Return the texts of tokens of these types. Pieces with U+2581 stand for a space of the
         text around them, and are left to the encoder.
         """
-        texts = ((self.vocab.raw(i).decode("utf-8", "replace"), i) for i in self._ids(*types))
-        return {text: token for text, token in texts if "▁" not in text}
+        ids = self._ids(*types)
+        texts = (raw.decode("utf-8", "replace") for raw in self.vocab.tokens.raws(ids))
+        return {text: id for text, id in zip(texts, ids, strict=True) if "▁" not in text}
 
     def _ids(self, *types: TokenType) -> list[int]:
         return self.vocab.of_type(*types)
@@ -293,7 +309,7 @@ class Tokenizer(abc.ABC):
     def cut(self, text: str) -> list[str | int]:
         """Return ``text`` in parts, with the ids of control tokens that it spells."""
         parts: list[str | int] = []
-        for part in self._specials[True].split(text):
+        for part in self._all_specials.split(text):
             if isinstance(part, int) and not self.is_control(part):
                 part = self.piece(part)
             if isinstance(part, str) and parts and isinstance(parts[-1], str):

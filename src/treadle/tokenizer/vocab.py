@@ -168,11 +168,7 @@ class Vocab(MetadataReader):
 
     def raws(self) -> list[bytes]:
         """Return the bytes of all pieces, [n]."""
-        payload = self.tokens.payload.tobytes()
-        first = int(self.starts[0])
-        starts = (self.starts - first + 8).tolist()
-        sizes = self.sizes.tolist()
-        return [payload[at : at + size] for at, size in zip(starts, sizes, strict=True)]
+        return self.tokens.raws()
 
     def of_type(self, *types: TokenType) -> list[int]:
         """Return the ids of these types, ascending."""
@@ -193,8 +189,8 @@ class Vocab(MetadataReader):
         near = np.flatnonzero(np.isin(self.sizes, sizes))
         near = near[np.isin(self.tokens.buffer[self.starts[near]], first)]
         found: dict[bytes, int] = {}
-        for token in near.tolist():
-            raw = self.tokens.raw(token)
+        tokens = near.tolist()
+        for token, raw in zip(tokens, self.tokens.raws(tokens), strict=True):
             if raw in wanted:
                 found.setdefault(raw, token)
         return found

@@ -168,7 +168,7 @@ class EngineThread:
 
     def _warmings(self) -> Generator[Callable[[], object], None, None]:
         """Yield functions that compile the plans of every batch size, so that no first token waits
-        for a compilation. Those of a single text come first.
+        for a compilation. Those of a single text come first; the tokenizer's tables follow.
         """
         drafting = self.scheduler.drafting
         engines = [(self.model.engine, drafting.observer.output)]
@@ -178,6 +178,7 @@ class EngineThread:
             adapted = bool(engine.adapters)  # if deterministic, only these plans are run
             for lora in {adapted, adapted and engine.deterministic}:
                 yield from self._plans(engine, output, lora)
+        yield self.model.tokenizer.prepare
         if self.model.media is not None:
             yield partial(self._warm_media, self.model.media)
 

@@ -1,0 +1,148 @@
+"""Texts that are encoded without a library's tables, against the library."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tokenizer.vocabularies import (
+    CONTROL,
+    LETTER_OF_BYTE,
+    NORMAL,
+    USER_DEFINED,
+    Piece,
+    load_bpe,
+    load_spm,
+    write_vocab,
+)
+from treadle.errors import FileError
+from treadle.files.gguf import open_gguf
+from treadle.files.gguf_array import string_array
+from treadle.tokenizer import short_texts
+from treadle.tokenizer.bpe import BpeTokenizer
+from treadle.tokenizer.short_texts import LibraryNeeded, StringIndex, merge
+from treadle.tokenizer.spm import SpmTokenizer
+from treadle.tokenizer.tokenizer import load_tokenizer
+from treadle.tokenizer.vocab import TokenType
+
+MERGES = ("a b", "ab c", "b c", "a bc", "Ġ a", "Ġa b", "c c", "cc cc", "c a", "x y", "xy z")
+WORDS = ["▁", *"abcé", "ab", "bc", "▁a", "abc", "cc", "cab", "▁ab", "cccc"]
+
+
+@pytest.fixture(autouse=True)
+def _every_vocabulary_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(short_texts, "MIN_PIECES", 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("short")
+
+
+def short_bpe(folder: Path, **keys: object) -> BpeTokenizer:
+    """A byte-level vocabulary in which ``xyz`` is a control token, so no text is merged into it."""
+    pieces: list[Piece] = [(LETTER_OF_BYTE[b], NORMAL) for b in range(256)]
+    pieces += [(merge.replace(" ", ""), NORMAL) for merge in dict.fromkeys(MERGES[:-1])]
+    pieces = list(dict.fromkeys(pieces))
+    pieces.append(("xyz", CONTROL))
+    path = write_vocab(folder / "bpe.gguf", "gpt2", pieces, merges=MERGES, pre="gpt-2", **keys)
+    tokenizer = load_tokenizer(open_gguf(path))
+    assert isinstance(tokenizer, BpeTokenizer)
+    assert tokenizer._merger is not None
+    return tokenizer
+
+
+def short_spm(folder: Path) -> SpmTokenizer:
+    words: list[Piece] = [(word, NORMAL) for word in WORDS]
+    words += [("aa", USER_DEFINED), ("▁▁", USER_DEFINED), ("bb", TokenType.UNUSED)]
+    tokenizer = load_spm(folder / "spm.gguf", words)
+    assert isinstance(tokenizer, SpmTokenizer)
+    assert tokenizer._merger is not None
+    return tokenizer
+
+
+TEXTS = st.text("abcxyz é\n", max_size=40)
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS)
+def test_byte_level(folder: Path, text: str) -> None:
+    short = short_bpe(folder)
+    whole = short_bpe(folder)
+    whole.prepare()
+    assert short.encode(text) == whole.encode(text)
+    assert short._merger is not None, "the library was used"
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=TEXTS)
+def test_scored_pieces(folder: Path, text: str) -> None:
+    short = short_spm(folder)
+    whole = short_spm(folder)
+    whole.prepare()
+    assert short.encode(text) == whole.encode(text)
+    if not set(text) - set("ab "):
+        assert (short._merger is None) == ("bb" in text.replace("aa", "|"))
+
+
+def test_characters_without_a_piece_are_the_librarys(folder: Path) -> None:
+    tokenizer = short_spm(folder)
+    assert tokenizer.encode_plain("aq", start=False)[1:] == [3 + ord("q")]
+    assert tokenizer._merger is None
+
+
+def test_long_texts_are_the_librarys(folder: Path) -> None:
+    tokenizer = short_bpe(folder)
+    once = tokenizer.encode("abc " * 250)
+    assert tokenizer._merger is not None
+    assert tokenizer.encode("abc " * 251)[: len(once)] == once
+    assert tokenizer._merger is None
+
+
+def test_many_short_texts_are_the_librarys(folder: Path) -> None:
+    tokenizer = short_bpe(folder)
+    for _ in range(short_texts.MAX_TEXTS // 1000):
+        assert tokenizer._merger is not None
+        tokenizer.encode("abc " * 250)
+    assert tokenizer._merger is None
+
+
+def test_a_merge_into_no_piece(folder: Path) -> None:
+    pieces: list[Piece] = [(LETTER_OF_BYTE[b], NORMAL) for b in range(256)]
+    pieces.append(("long", NORMAL))
+    path = write_vocab(folder / "bad.gguf", "gpt2", pieces, merges=["a b"], pre="gpt-2")
+    tokenizer = load_tokenizer(open_gguf(path))
+    assert tokenizer.encode("ba") == [98, 97]
+    with pytest.raises(FileError, match=r"tokenizer\.ggml\.merges: has b'a b'"):
+        tokenizer.encode("ab")
+    with pytest.raises(FileError, match=r"tokenizer\.ggml\.merges"):
+        tokenizer.prepare()
+
+
+def test_duplicates_are_the_librarys(folder: Path) -> None:
+    tokenizer = load_bpe(folder / "twice.gguf", ["a b"], [("ab", NORMAL)])
+    assert isinstance(tokenizer, BpeTokenizer)
+    assert tokenizer._merger is None
+    assert tokenizer.encode("ab") == [256]
+    assert any("duplicates" in warning for warning in tokenizer.warnings)
+
+
+def test_index_of_strings() -> None:
+    strings = [b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"12345678 a 12345678"]
+    strings += [b"12345678 b 12345678", b"\0", b"\0\0"]
+    padded = [*strings, b"not the last eight bytes"]
+    index = StringIndex(string_array(padded))
+    assert [index.get(string) for string in strings] == list(range(len(strings)))
+    assert index.get(b"12345678 c 12345678") is None
+    assert index.get(b"b") is None
+    with pytest.raises(LibraryNeeded):
+        StringIndex(string_array([*padded, b"ab", b"not the last eight bytes again"]))
+
+
+def test_the_leftmost_of_equal_pairs_comes_first() -> None:
+    assert merge([b"a"] * 5, lambda a, b: 0 if len(a + b) == 2 else None) == [b"aa", b"aa", b"a"]
+    ranks = {b"bc": 0, b"ab": 1}
+    assert merge([b"a", b"b", b"c"], lambda a, b: ranks.get(a + b)) == [b"a", b"bc"]
