@@ -425,8 +425,8 @@ class Engine:
             ready.write_media()
         if not ready.run.late:
             return run()
-        first = ready.first_masked
-        end = len(ready.plan.steps)
+        first = ready.plan.first_masked
+        end = len(ready.plan)
         if not run(range(first)):
             return False
         ready.run.write_late()

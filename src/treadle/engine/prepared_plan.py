@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.engine.batch import RunInputs
-from treadle.kernels.elementwise.top_logits import TopLogitsKernel
 from treadle.kernels.spec import MEDIA
 from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
@@ -22,8 +21,6 @@ class PreparedPlan:
     def __init__(self, plan: Plan, run: RunInputs) -> None:
         self.plan = plan
         self.run = run
-        masked = (i for i, step in enumerate(plan.steps) if isinstance(step.spec, TopLogitsKernel))
-        self.first_masked = next(masked, len(plan.steps))
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""

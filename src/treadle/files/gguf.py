@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from treadle.errors import FileError, TreadleError
 from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
 from treadle.files.gguf_writer import GGUFWriter
-from treadle.files.mapping import Mappings
+from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.splits import find_model, shard_path
 from treadle.files.tensor import Tensor
 
@@ -43,6 +43,11 @@ class GGUF:
                     raise tensor.error(what, "each tensor in one shard")
                 self.tensors[name] = tensor
         self._maps = Mappings(header.map for header in headers)
+
+    @property
+    def mapped_files(self) -> Sequence[MappedFile]:
+        """The files' mappings; none once the model is closed."""
+        return self._maps.files
 
     def check(self, *, now: bool = False) -> None:
         """Raise FileError if a file shrank or was written to since it was opened; TreadleError if

@@ -60,6 +60,23 @@ class MappedFile(mmap.mmap):
         _mapped[next(_serial)] = self
         return self
 
+    @property
+    def begin(self) -> int:
+        """Address of the first byte."""
+        return self._begin
+
+    @property
+    def end(self) -> int:
+        """Address behind the last byte."""
+        return self._begin + len(self)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """The file's device, number, size in bytes and time of its last change in nanoseconds, as
+        they were when it was mapped.
+        """
+        return self._found
+
     def check(self) -> None:
         """Raise FileError if a page was missing when read, and zeros were returned instead."""
         if self._row is not None and (fault := _words[3 * self._row + 2]):

@@ -64,7 +64,12 @@ def begin(
 
 def symbol(spec: Spec) -> str:
     """Return the name of the kernel's function in its object."""
-    return f"treadle_{spec.name}".replace(".", "p").replace("-", "m")
+    return symbol_of(spec.name)
+
+
+def symbol_of(name: str) -> str:
+    """Return the name of the function of the kernel ``name``."""
+    return f"treadle_{name}".replace(".", "p").replace("-", "m")
 
 
 @lru_cache(maxsize=1)
@@ -165,3 +170,25 @@ def load_kernels(
     if progress:
         progress("compile", len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
+
+
+def load_cached(
+    names: Sequence[str], isa: Isa, tally: CompileStats | None = None
+) -> dict[str, int] | None:
+    """Return the addresses of kernels by name, from the cache alone; None if one is not there."""
+    key = isa_key(isa)
+    found: dict[str, int] = {}
+    for name in names:
+        with _making:
+            if (key, name) not in _linked:
+                try:
+                    code = cache.read(name, key)
+                except CacheError:
+                    return None
+                if code is None:
+                    return None
+                _linked[key, name] = _linker().link(symbol_of(name), code)
+                if tally is not None:
+                    tally.n_cached += 1
+        found[name] = _linked[key, name]
+    return found

@@ -208,6 +208,7 @@ class Spec:
 
     op: ClassVar[str]
     args: ClassVar[Args] = Args()
+    reads_masks: ClassVar[bool] = False  # of the run's samplers
 
     def __post_init__(self) -> None:
         """Round floats to f32, as constants in the code are, so that a name's digits are exact."""

@@ -110,6 +110,7 @@ class Pool(Cells):
     cell_name = "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:
+        self.spec = spec
         self.index = index
         self.window = spec.window
         self.causal = spec.causal
@@ -171,5 +172,6 @@ class StatePool(Cells):
     cell_name = "state"
 
     def __init__(self, device: Storage, spec: StateSpec, n: int) -> None:
+        self.spec = spec
         size = state_bytes(spec) // len(spec.layers)
         super().__init__(device, spec.name, spec.layers, size, n)

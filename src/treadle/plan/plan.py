@@ -209,6 +209,13 @@ class Plan:
     query_tile: int = 1  # query tokens of an attention item, for more than few_tokens
     few_tokens: int = 0  # sequences with at most so many: one token an item, long histories split
     tensors_ignored: frozenset[str] = frozenset()
+    key: str = ""  # of everything that the plan was made of, if a device may store it
+
+    @property
+    def first_masked(self) -> int:
+        """The first step that reads the masks of samplers; the number of steps without one."""
+        masked = (i for i, step in enumerate(self.steps) if step.spec.reads_masks)
+        return next(masked, len(self.steps))
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from treadle.devices.cpu.abort_flag import AbortFlag
 from treadle.devices.cpu.step_loop import STEP, StepLoop
+from treadle.devices.cpu.step_table import StepTable, step_table
+from treadle.devices.cpu.stored_plan import StoredPlan, plan_key, read_plan, write_plan
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import source_hash
-from treadle.jit.kernel import CompileStats, Progress, isa_key, load_kernels
-from treadle.kernels.spec import run_offset
-from treadle.plan.plan import Buffer, Const, Plan
+from treadle.jit.kernel import CompileStats, Progress, isa_key, load_cached, load_kernels
+from treadle.plan.plan import Const, Plan
 
 if TYPE_CHECKING:
     from treadle.devices.cpu.item_range import ItemRangeStep
@@ -24,41 +27,29 @@ if TYPE_CHECKING:
 
 
 class CpuProgram:
-    """A plan prepared for the compiled loop: a STEP record for each step, and their arguments."""
+    """A plan prepared for the compiled loop: a STEP record for each step, and their arguments.
+
+    ``kernels``: the address of each of the table's.
+    """
 
     def __init__(
-        self, plan: Plan, kernels: dict[str, int], arena: HostMemory, inputs: HostMemory
+        self, table: StepTable, kernels: Sequence[int], arena: HostMemory, inputs: HostMemory
     ) -> None:
-        def place(arg: Any) -> int:
-            if type(arg) is Buffer:
-                return arena.address + plan.offsets[arg]
-            memory: Any = arg.memory if type(arg) is Const else None
-            return memory.address if memory else arg or 0
-
-        rows = [[place(arg) for arg in step.spec.args.in_order(step.args)] for step in plan.steps]
-        self._args = np.array([arg for row in rows for arg in row] or [0], np.int64)
-        self.n_steps = len(rows)
+        constants = [memory.address for memory in table.constants]
+        address_of = np.array([0, arena.address, inputs.address, *constants], np.int64)
+        self._args = table.offsets + address_of[table.bases]
+        kernel, word, base, count_base, count_offset, per, whole = table.steps.T
+        self.n_steps = len(table.steps)
         self.records = np.zeros(self.n_steps, STEP)
+        self.records["kernel"] = np.array(kernels, np.int64)[kernel]
+        self.records["args"] = int(self._args.ctypes.data) + 8 * word
+        self.records["base"] = base
+        self.records["count"] = count_offset + address_of[count_base]
+        self.records["per"] = per
+        self.records["whole"] = whole
         self._memory = arena, inputs
-        self.job = int(self.records.ctypes.data), len(rows), inputs.address
-        at = int(self._args.ctypes.data)
-        address_of = {spec: kernels[spec.name] for spec in plan.specs()}
-        for i, (step, row) in enumerate(zip(plan.steps, rows, strict=True)):
-            grid = step.grid
-            count = 0
-            if isinstance(counted := step.args.get(grid.count), Buffer):
-                count = place(counted)
-            elif grid.count != "one":
-                count = inputs.address + run_offset(grid.count)
-            self.records[i] = (
-                address_of[step.spec],
-                at,
-                grid.base,
-                count,
-                grid.per,
-                grid.whole,
-            )
-            at += 8 * len(row)
+        self._constants = table.constants
+        self.job = int(self.records.ctypes.data), self.n_steps, inputs.address
         self.part: ItemRangeStep | None = None
 
     def n_items(self, step: int) -> int:
@@ -92,6 +83,7 @@ class Cpu(Device):
         # Kept until the team is gone: a late thread may read the step table of a finished run, and
         # the counts that it points to, before it discards them.
         self._programs: list[CpuProgram] = []
+        self._to_store: dict[str, Callable[[Plan, StepTable], None]] = {}  # of new plans, by key
 
     @property
     def variant(self) -> str:
@@ -109,7 +101,22 @@ class Cpu(Device):
     def _plan(self, request: PlanRequest) -> Plan:
         has_experts = any(at.experts for at in request.config.layers)
         scarce = has_experts and self._is_scarce(request.weights.gguf)
-        return request.build(self.isa, self.n_threads, self.table, scarce=scarce)
+        key = plan_key(request, self.variant, self.n_threads, scarce=scarce)
+
+        def lower() -> Plan:
+            plan = request.build(self.isa, self.n_threads, self.table, scarce=scarce)
+            plan.key = key or ""
+            return plan
+
+        if key is None:
+            return lower()
+        gguf = request.weights.gguf
+        stored = read_plan(key, gguf, request.cache, lower)
+        if stored is not None:
+            return stored
+        plan = lower()
+        self._to_store[key] = partial(write_plan, gguf=gguf, cache=request.cache)
+        return plan
 
     def _is_scarce(self, gguf: GGUF) -> bool:
         """Return whether memory is too small for the whole file; computed once."""
@@ -120,14 +127,23 @@ class Cpu(Device):
         return self._scarce
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
-        kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
-        scratch = plan.scratch(self.isa.lanes)
+        kernels = None
+        if isinstance(plan, StoredPlan):
+            table = plan.table
+            kernels = load_cached(table.kernels, self.isa, self.kernels)
+        else:
+            table = step_table(plan, self.isa.lanes)
+        if kernels is None:
+            kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
+        scratch = table.scratch
         if self._team is None or self._team.scratch < scratch:
             load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
-        program = CpuProgram(plan, kernels, arena, inputs)
+        program = CpuProgram(table, [kernels[name] for name in table.kernels], arena, inputs)
         self._programs.append(program)
+        if (store := self._to_store.pop(plan.key, None)) is not None:
+            store(plan, table)
         return program
 
     def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:

@@ -101,6 +101,7 @@ class TopLogitsKernel(Spec):
 
     op: ClassVar[str] = "top"
     args = Args("x:in out:out stride n")
+    reads_masks: ClassVar[bool] = True
 
     def scratch(self, lanes: int) -> int:
         return 4 * SLICE + CANDIDATES
