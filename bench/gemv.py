@@ -24,7 +24,8 @@ from treadle.formats import FORMATS, by_name
 from treadle.formats.format import Format
 from treadle.isa import choose
 from treadle.isa.isa import Isa
-from treadle.jit.compile import emit_assembly, host_features
+from treadle.jit.compile import emit_assembly
+from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels, trace
 from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
 from treadle.kernels.matmul.select import gemv

@@ -19,7 +19,7 @@ import numpy as np
 from treadle.devices.cpu.step_loop import STEP
 from treadle.devices.cpu.thread_team import Team
 from treadle.isa import choose
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec

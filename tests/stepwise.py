@@ -16,8 +16,8 @@ from treadle.engine.engine import Engine
 from treadle.kernels.activation_layout import WORD_TOP
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
-from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise import altup
 from treadle.kernels.elementwise.add import Add

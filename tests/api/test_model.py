@@ -34,7 +34,7 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.machine.topology import usable_threads
 
 GREEDY = treadle.Sampling(temperature=0)

@@ -10,9 +10,9 @@ import pytest
 
 from tests.mlx_package import DTYPES, import_mlx, raw, to_numpy
 from treadle.errors import UnsupportedError
-from treadle.formats import FORMATS, Format, by_name, mlx
+from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.format import NO_GGML
-from treadle.formats.mlx import BITS, GROUPS, SCALES, join, split
+from treadle.formats.mlx import BITS, GROUPS, SCALES, join, mlx, split
 
 ALL = [mlx(bits, group, scales) for bits, group, scales in product(BITS, GROUPS, SCALES)]
 EVERY = pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)

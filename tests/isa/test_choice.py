@@ -6,7 +6,7 @@ import pytest
 
 from treadle.errors import UnsupportedError
 from treadle.isa import ROWS, choose, runnable
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 
 EVERYTHING = frozenset().union(*(row.needs for row in ROWS.values()))
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from treadle.formats import FORMATS, Format, by_name, mlx
-from treadle.formats.mlx import BITS, GROUPS
+from treadle.formats import FORMATS, Format, by_name
+from treadle.formats.mlx import BITS, GROUPS, mlx
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treadle.isa import ROWS
-from treadle.jit.compile import ASKED_FOR, permitted
+from treadle.jit.host import ASKED_FOR, permitted
 from treadle.system import SYSTEM
 
 FEATURES = {"avx2", "amx-bf16", "amx-tile"}

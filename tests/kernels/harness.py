@@ -17,9 +17,8 @@ import numpy as np
 
 from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
-from treadle.kernels.attention.merge_splits import MERGE
-from treadle.kernels.attention.work_item import ITEM
-from treadle.kernels.elementwise.top_logits import SAMPLED
+from treadle.kernels.attention.records import ITEM, MERGE
+from treadle.kernels.elementwise.top_records import SAMPLED
 from treadle.kernels.spec import LORA, PART, Spec, numbered, run_state
 
 U32 = 2.0**-24  # unit roundoff of f32

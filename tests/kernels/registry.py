@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from treadle.formats import FORMATS, mlx
-from treadle.formats.mlx import BITS, GROUPS, SCALES
+from treadle.formats import FORMATS
+from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 from treadle.kernels.attention.hadamard import Rotate
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge

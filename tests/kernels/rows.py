@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from treadle.isa import portable, runnable
 from treadle.isa.isa import Isa
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.jit.types import i8
 
 if TYPE_CHECKING:

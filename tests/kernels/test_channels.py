@@ -12,7 +12,7 @@ from tests.kernels.harness import U32, Memory, Run
 from tests.kernels.registry import STATES
 from tests.kernels.test_states import checked, compiled, exact, floats, given, of
 from treadle.isa.isa import Isa
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
 from treadle.kernels.spec import PART
 

@@ -17,11 +17,11 @@ from treadle.kernels.activation_layout import ActivationLayout
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import ITEM_ROWS, Gemv
-from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, TunedTable, fits, matmul
+from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits, matmul
 from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_outer import OUTER
 from treadle.kernels.matmul.tile_pairs import PAIRS

@@ -13,7 +13,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import CHUNK_KEYS, CHUNKED
 from treadle.isa.isa import Isa
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.chunk_keys import CHUNK, ChunkKeys
 from treadle.kernels.recurrent.chunked import FEW, Chunked
 from treadle.kernels.recurrent.rules import Mamba2

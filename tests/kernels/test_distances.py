@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.relative_bias import buckets, by_distance, row_values
 from treadle.models.archs import REACH
 

@@ -19,7 +19,8 @@ from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import BLOCK, WORD_TOP
 from treadle.kernels.attention.hadamard import points, rotate_ref
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
-from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE, PageLayout
+from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.matmul import Matmul

@@ -14,7 +14,8 @@ from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.latent_steps import LatentStore
-from treadle.kernels.attention.page_layout import PAGE, PageLayout
+from treadle.kernels.attention.page_layout import PageLayout
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.spec import round_up
 

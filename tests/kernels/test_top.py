@@ -17,12 +17,9 @@ from tests.kernels.harness import U32, Memory, Picked, Run, assert_close, call
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.softcap import PIECE, Softcap
 from treadle.kernels.elementwise.top_logits import (
-    N_TOP,
     NOBODY,
     PARTIAL,
-    RESULT,
     SLICE,
-    TOTAL_ERROR,
     WORD_KEYS,
     JoinTop,
     TopLogitsKernel,
@@ -30,6 +27,7 @@ from treadle.kernels.elementwise.top_logits import (
     keys_ref,
     slices,
 )
+from treadle.kernels.elementwise.top_records import N_TOP, RESULT, TOTAL_ERROR
 
 INF = np.inf
 

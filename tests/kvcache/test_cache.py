@@ -16,7 +16,8 @@ from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.thread_team import HostMemory
 from treadle.errors import ContextFullError, NoRoomError, TreadleError, UnsupportedError
 from treadle.isa.portable import PORTABLE
-from treadle.kernels.attention.page_layout import KV_FORMATS, PAGE
+from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.page_pool import GONE, pages_within
 from treadle.kvcache.state_slots import NONE, WORTH, StateSlots

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kvcache.test_cache import CPU, SEEN, check_pages, known, specs
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.kvcache.state_slots import AGAIN, NONE, PARTING, RUN, SYSTEM, WORTH, StateSlots
 from treadle.models.cache_spec import StateSpec

@@ -18,8 +18,9 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS
 from treadle.formats import Format, by_name
 from treadle.kernels.matmul.matmul import Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul
+from treadle.kernels.matmul.select import TunedTable, matmul
 from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.plan.plan import Plan
 from treadle.profiling.report import row_in_use
 

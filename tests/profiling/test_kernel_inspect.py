@@ -12,7 +12,7 @@ from treadle.devices.cpu.step_loop import StepLoop
 from treadle.errors import CacheError
 from treadle.isa import choose
 from treadle.jit import cache, kernel
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.kernels.elementwise.elementwise import Norm
 from treadle.profiling import kernel_inspect
 

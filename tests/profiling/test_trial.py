@@ -15,15 +15,17 @@ import pytest
 
 from tests.kernels import rows
 from treadle.errors import CacheError, CompileError, UnsupportedError
-from treadle.formats import FORMATS, Format, by_name, mlx
+from treadle.formats import FORMATS, Format, by_name
+from treadle.formats.mlx import mlx
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import Gemv
-from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm, RegisterTile
 from treadle.kernels.matmul.select_activation import on_matrix
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.matmul.tile import MatmulTile
 from treadle.profiling import trial as trial_module
 from treadle.profiling.trial import KernelTrial

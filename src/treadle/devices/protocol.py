@@ -15,8 +15,6 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.matmul.select import SHIPPED
-from treadle.plan.lowering.ops import build_plan
 from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 if TYPE_CHECKING:
@@ -42,9 +40,12 @@ class PlanRequest:
     int16: bool = False
 
     def build(
-        self, isa: Isa, n_threads: int, table: TunedTable = SHIPPED, *, scarce: bool = False
+        self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
     ) -> Plan:
-        """Lower the graph for ``isa``; see ``build_plan``."""
+        """Lower the graph for ``isa``; see ``build_plan``. ``table``: None for the shipped one."""
+        from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
+        from treadle.plan.lowering.ops import build_plan
+
         return build_plan(
             self.config,
             self.weights,
@@ -54,7 +55,7 @@ class PlanRequest:
             self.n_outputs,
             n_threads=n_threads,
             deterministic=self.deterministic,
-            table=table,
+            table=table or SHIPPED,
             output=self.output,
             scarce=scarce,
             int16=self.int16,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def _open_cpu(which: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
     from treadle.devices.cpu.device import Cpu
     from treadle.isa import choose
-    from treadle.jit.compile import host_features
+    from treadle.jit.host import host_features
 
     return Cpu(choose(host_features(), isa), n_threads, progress)
 

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treadle.kernels.attention.merge_splits import MERGE
-from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.attention.work_item import ITEM, SPLIT
-from treadle.kernels.elementwise.top_logits import SAMPLED, LateMask, LogitsQuery
+from treadle.kernels.attention.records import ITEM, MERGE, PAGE, SPLIT
+from treadle.kernels.elementwise.top_records import SAMPLED, LateMask, LogitsQuery
 from treadle.kernels.spec import (
     EACH,
     LINE,

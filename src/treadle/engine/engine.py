@@ -20,8 +20,8 @@ from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError
-from treadle.kernels.elementwise.top_logits import RESULT
-from treadle.kernels.matmul.select import GEMV_TOKENS, batch_sizes
+from treadle.kernels.elementwise.top_records import RESULT
+from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
 from treadle.kvcache.cache import KVCache, Sequence
 from treadle.models.config import N_BATCH
 from treadle.models.graphs import GRAPHS, main_output

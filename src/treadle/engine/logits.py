@@ -10,11 +10,11 @@ from struct import Struct
 import numpy as np
 import numpy.typing as npt
 
-from treadle.kernels.elementwise.top_logits import N_TOP as N_TOP
-from treadle.kernels.elementwise.top_logits import RESULT, TOTAL
-from treadle.kernels.elementwise.top_logits import TOTAL_ERROR as TOTAL_ERROR
-from treadle.kernels.elementwise.top_logits import LateMask as LateMask
-from treadle.kernels.elementwise.top_logits import LogitsQuery as LogitsQuery
+from treadle.kernels.elementwise.top_records import N_TOP as N_TOP
+from treadle.kernels.elementwise.top_records import RESULT, TOTAL
+from treadle.kernels.elementwise.top_records import TOTAL_ERROR as TOTAL_ERROR
+from treadle.kernels.elementwise.top_records import LateMask as LateMask
+from treadle.kernels.elementwise.top_records import LogitsQuery as LogitsQuery
 
 Tokens = Ids[int] | npt.NDArray[np.intp]
 _FIRST, _TOTAL = Struct(f"=f{4 * N_TOP - 4}xi"), Struct("=d")

@@ -1,21 +1,13 @@
-"""Weight formats, one row each in FORMATS."""
+"""Weight formats by ggml's type number; a format's module is imported on first use."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+
 from treadle.errors import UnsupportedError
-from treadle.formats.blocks32 import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
-from treadle.formats.floats import BF16, F16, F32, F64
 from treadle.formats.format import Format
-from treadle.formats.fp4 import MXFP4, NVFP4
-from treadle.formats.ggml_types import OTHERS, REMOVED, GGMLType
-from treadle.formats.iq1 import IQ1_M, IQ1_S
-from treadle.formats.iq2 import IQ2_S, IQ2_XS, IQ2_XXS
-from treadle.formats.iq3 import IQ3_S, IQ3_XXS
-from treadle.formats.iq4 import IQ4_NL, IQ4_XS
-from treadle.formats.k_low import Q2_K, Q3_K
-from treadle.formats.k_quants import Q4_K, Q5_K, Q6_K
-from treadle.formats.mlx import mlx, named
-from treadle.formats.ternary import Q1_0, Q2_0, TQ1_0, TQ2_0
+from treadle.formats.ggml_types import OTHERS, REMOVED, SUPPORTED, GGMLType
 
 __all__ = [
     "FORMATS",
@@ -24,23 +16,39 @@ __all__ = [
     "Format",
     "GGMLType",
     "by_name",
-    "mlx",
     "number_of",
     "type_of",
 ]
 
-ROWS = (
-    *(F32, F16, BF16, F64),
-    *(Q8_0, Q4_0, Q4_1, Q5_0, Q5_1),
-    *(Q2_K, Q3_K, Q4_K, Q5_K, Q6_K),
-    *(TQ1_0, TQ2_0, Q1_0, Q2_0),
-    *(IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS),
-    *(MXFP4, NVFP4),
-)
-FORMATS: dict[int, Format] = {f.ggml_id: f for f in ROWS}
+
+class _Formats(Mapping[int, Format]):
+    """The formats that treadle computes with."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Format] = {}
+
+    def __getitem__(self, ggml_id: int) -> Format:
+        if ggml_id not in self._found:
+            kind, module = SUPPORTED[ggml_id]
+            found = getattr(import_module(f"treadle.formats.{module}"), kind.name)
+            self._found[ggml_id] = found
+        return self._found[ggml_id]
+
+    def __contains__(self, ggml_id: object) -> bool:
+        return ggml_id in SUPPORTED
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(SUPPORTED)
+
+    def __len__(self) -> int:
+        return len(SUPPORTED)
+
+
+FORMATS = _Formats()
 # Every ggml type by number. The reader checks sizes with it, so that files in formats that treadle
 # cannot compute with can still be opened and inspected.
-GGML_TYPES = OTHERS | {f.ggml_id: GGMLType(f.name, f.block, f.dtype.itemsize) for f in ROWS}
+GGML_TYPES = OTHERS | {number: kind for number, (kind, _) in SUPPORTED.items()}
+_NUMBERS = {kind.name: number for number, (kind, _) in SUPPORTED.items()}
 
 
 def by_name(name: str) -> Format:
@@ -48,24 +56,21 @@ def by_name(name: str) -> Format:
 
     MLX formats have no ggml type number; they are built from their names.
     """
-    for fmt in FORMATS.values():
-        if fmt.name == name.upper():
-            return fmt
-    if (result := named(name.upper())) is not None:
+    upper = name.upper()
+    if upper in _NUMBERS:
+        return FORMATS[_NUMBERS[upper]]
+    from treadle.formats.mlx import named
+
+    if (result := named(upper)) is not None:
         return result
-    known = ", ".join(fmt.name for fmt in FORMATS.values())
-    raise UnsupportedError(f"unknown weight format {name!r}; choose one of {known}")
+    raise UnsupportedError(f"unknown weight format {name!r}; choose one of {', '.join(_NUMBERS)}")
 
 
 def number_of(name: str) -> int:
     """Return the ggml type number of ``name`` (case-insensitive), supported or not; -1 if none."""
-    kinds: dict[int, Format | GGMLType] = {**GGML_TYPES, **FORMATS}
-    return next((n for n, kind in kinds.items() if kind.name == name.upper()), -1)
+    return next((n for n, kind in GGML_TYPES.items() if kind.name == name.upper()), -1)
 
 
 def type_of(ggml_id: int) -> GGMLType | None:
-    """Return name and block size of a ggml type, from FORMATS or ggml's table; None if unknown."""
-    fmt = FORMATS.get(ggml_id)
-    if fmt is not None:
-        return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize)
+    """Return name and block size of a ggml type; None if it is unknown."""
     return GGML_TYPES.get(ggml_id)

@@ -1,4 +1,4 @@
-"""ggml tensor types that treadle does not compute with, both current and removed ones."""
+"""ggml's tensor types: those that treadle computes with, others, and removed ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,39 @@ class GGMLType(NamedTuple):
     block: int  # weights in a block
     n_bytes: int  # bytes of a block
 
+
+# The types that treadle computes with, each with the module of its format, which is named alike.
+SUPPORTED: dict[int, tuple[GGMLType, str]] = {
+    0: (GGMLType("F32", 1, 4), "floats"),
+    1: (GGMLType("F16", 1, 2), "floats"),
+    30: (GGMLType("BF16", 1, 2), "floats"),
+    28: (GGMLType("F64", 1, 8), "floats"),
+    8: (GGMLType("Q8_0", 32, 34), "blocks32"),
+    2: (GGMLType("Q4_0", 32, 18), "blocks32"),
+    3: (GGMLType("Q4_1", 32, 20), "blocks32"),
+    6: (GGMLType("Q5_0", 32, 22), "blocks32"),
+    7: (GGMLType("Q5_1", 32, 24), "blocks32"),
+    10: (GGMLType("Q2_K", 256, 84), "k_low"),
+    11: (GGMLType("Q3_K", 256, 110), "k_low"),
+    12: (GGMLType("Q4_K", 256, 144), "k_quants"),
+    13: (GGMLType("Q5_K", 256, 176), "k_quants"),
+    14: (GGMLType("Q6_K", 256, 210), "k_quants"),
+    34: (GGMLType("TQ1_0", 256, 54), "ternary"),
+    35: (GGMLType("TQ2_0", 256, 66), "ternary"),
+    41: (GGMLType("Q1_0", 128, 18), "ternary"),
+    42: (GGMLType("Q2_0", 64, 18), "ternary"),
+    19: (GGMLType("IQ1_S", 256, 50), "iq1"),
+    29: (GGMLType("IQ1_M", 256, 56), "iq1"),
+    16: (GGMLType("IQ2_XXS", 256, 66), "iq2"),
+    17: (GGMLType("IQ2_XS", 256, 74), "iq2"),
+    22: (GGMLType("IQ2_S", 256, 82), "iq2"),
+    18: (GGMLType("IQ3_XXS", 256, 98), "iq3"),
+    21: (GGMLType("IQ3_S", 256, 110), "iq3"),
+    20: (GGMLType("IQ4_NL", 32, 18), "iq4"),
+    23: (GGMLType("IQ4_XS", 256, 136), "iq4"),
+    39: (GGMLType("MXFP4", 32, 17), "fp4"),
+    40: (GGMLType("NVFP4", 64, 36), "fp4"),
+}
 
 OTHERS: dict[int, GGMLType] = {
     9: GGMLType("Q8_1", 32, 36),

@@ -147,6 +147,19 @@ def _key(name: str, isa_key: str) -> str:
     return hashlib.sha256(f"{source_hash()}\0{isa_key}\0{name}".encode()).hexdigest()[:32]
 
 
+def tuned_folder() -> Path:
+    """Return the folder of tuned kernel parameters. Raises CacheError without a home directory."""
+    return folder() / "tuned"
+
+
+def has_tuned_rows() -> bool:
+    """Return whether kernel parameters were ever tuned here; False where that cannot be read."""
+    try:
+        return tuned_folder().is_dir()
+    except (CacheError, OSError):
+        return False
+
+
 def path_of(name: str, isa_key: str) -> Path:
     """Return the file of one kernel for one instruction set. Raises CacheError for a refused
     folder.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ import llvmlite
 import llvmlite.binding as llvm
 
 from treadle.errors import CompileError
-from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -22,25 +20,6 @@ def compiler_versions() -> dict[str, str]:
     """Return the versions of llvmlite and of the LLVM inside it."""
     version = ".".join(map(str, llvm.llvm_version_info))
     return {"llvmlite": llvmlite.__version__, "llvm": version}
-
-
-@lru_cache(maxsize=1)
-def host_features() -> frozenset[str]:
-    """Return LLVM's names of the features that this CPU has and the operating system permits."""
-    known = {name for name, on in llvm.get_host_cpu_features().items() if on}
-    return permitted(known | SYSTEM.cpu_features())
-
-
-# Intel's matrix registers: a process must request them from the operating system.
-ASKED_FOR = frozenset({"amx-tile"})
-
-
-def permitted(features: Set[str]) -> frozenset[str]:
-    """Return ``features`` (LLVM's names) without those that the system refuses. Makes no system
-    call if none must be requested.
-    """
-    refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
-    return frozenset(features) - refused
 
 
 DEFINITION = re.compile(r"^(define .*\))", re.MULTILINE)  # of a function, up to its attributes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.errors import CacheError
-from treadle.jit import cache
+from treadle.jit import cache, elf
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
@@ -77,6 +77,12 @@ def _linker() -> Linker:
     from treadle.jit.compile import Linker
 
     return Linker()
+
+
+def _link(symbol: str, code: bytes) -> int:
+    """Load an object and return the address of ``symbol`` in it."""
+    address = elf.load(symbol, code)
+    return _linker().link(symbol, code) if address is None else address
 
 
 _linked: dict[tuple[str, str], int] = {}
@@ -166,7 +172,7 @@ def load_kernels(
         with _making:
             if (key, name) not in _linked:
                 code = object_code(spec, isa, tally)
-                _linked[key, name] = _linker().link(symbol(spec), code)
+                _linked[key, name] = _link(symbol(spec), code)
     if progress:
         progress("compile", len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
@@ -187,7 +193,7 @@ def load_cached(
                     return None
                 if code is None:
                     return None
-                _linked[key, name] = _linker().link(symbol_of(name), code)
+                _linked[key, name] = _link(symbol_of(name), code)
                 if tally is not None:
                     tally.n_cached += 1
         found[name] = _linked[key, name]

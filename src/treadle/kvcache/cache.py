@@ -18,8 +18,7 @@ from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
-from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.attention.work_item import most_partials
+from treadle.kernels.attention.records import PAGE, most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoMemoryError, TreadleError
-from treadle.kernels.attention.page_layout import PAGE as PAGE
 from treadle.kernels.attention.page_layout import PageLayout
+from treadle.kernels.attention.records import PAGE as PAGE
 from treadle.kernels.spec import round_up
 from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.plan.plan import ALIGN, Const, Storage

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.page_pool import GONE
 from treadle.kvcache.state_slots import NONE
 

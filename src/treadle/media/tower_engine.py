@@ -18,8 +18,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.engine.batch import Inputs
 from treadle.errors import TreadleError
-from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.attention.work_item import ITEM
+from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.spec import EACH, LINE, numbered, round_up, run_offset
 from treadle.kvcache.cache import KVCache
 from treadle.kvcache.page_pool import Pool

@@ -16,7 +16,7 @@ from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.isa import ROWS, choose, portable, runnable
 from treadle.isa import best as best_row
-from treadle.jit.compile import ASKED_FOR, host_features
+from treadle.jit.host import ASKED_FOR, host_features
 from treadle.jit.language import Isa
 from treadle.machine import memory, topology
 from treadle.machine.memory import MemoryBound

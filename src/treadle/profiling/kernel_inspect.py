@@ -35,7 +35,7 @@ def asm(name: str, isa: str | None = None) -> str:
 def find(name: str, isa: str | None = None) -> tuple[Spec, Isa]:
     """Return the spec and the instruction set of a cached kernel. Raises CacheError."""
     from treadle.isa import ROWS, choose
-    from treadle.jit.compile import host_features
+    from treadle.jit.host import host_features
 
     notes = {
         str(r.about.get("isa")): r.about

@@ -12,7 +12,8 @@ from treadle.devices.cpu import residence
 from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.isa import choose, runnable
 from treadle.jit import cache
-from treadle.jit.compile import compiler_versions, host_features
+from treadle.jit.compile import compiler_versions
+from treadle.jit.host import host_features
 from treadle.jit.language import Isa
 from treadle.machine import topology
 from treadle.profiling import facts

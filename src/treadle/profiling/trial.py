@@ -21,8 +21,9 @@ from treadle.devices.cpu.thread_team import HostMemory, Team
 from treadle.errors import CacheError, CompileError
 from treadle.jit.language import Isa
 from treadle.kernels.activation_layout import BLOCK, N_PRODUCTS, ActivationLayout
-from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import tokens_per_item
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import RUN_STATE, Grid, round_up, run_offset
 from treadle.machine.topology import cache_bytes
 from treadle.profiling.peaks import BEYOND, buffer_bytes

@@ -23,9 +23,10 @@ from treadle.jit.language import Isa
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, SWEPT, TunedTable, fits
+from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits
 from treadle.kernels.matmul.select_activation import on_matrix
 from treadle.kernels.matmul.select_strips import by_strips
+from treadle.kernels.matmul.sizes import GEMV_TOKENS
 
 if TYPE_CHECKING:
     from treadle.formats import Format

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.errors import SamplingError
 from treadle.sampling.candidates import Candidates, Doubles, largest, probabilities, weights
 
@@ -21,8 +22,11 @@ class Uniforms:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self.seed = secrets.randbits(32) if seed is None else seed
-        self._stream = np.random.Philox(key=self.seed)
+        self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+
+    @cached_property
+    def _stream(self) -> np.random.Philox:
+        return np.random.Philox(key=self.seed)  # the first use of np.random imports it
 
     def next(self) -> float:
         """Return the next number, with 53 random bits."""

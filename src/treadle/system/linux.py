@@ -26,6 +26,17 @@ REQUEST_PERMISSION = 0x1023
 TILE_DATA = 18
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
+# Lines of /proc/cpuinfo that say what a CPU can do.
+CPU_LINES = "vendor_id", "cpu family", "model", "stepping", "microcode", "flags"
+FAILED = ctypes.c_void_p(-1).value
+_MAP = ctypes.CFUNCTYPE(
+    ctypes.c_void_p,
+    *(ctypes.c_void_p, ctypes.c_size_t),
+    *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long),
+)(("mmap", LIBC))
+_PROTECT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)(
+    ("mprotect", LIBC)
+)
 FIRST_KILLED = "500"  # of 1000; added to a process's share of memory when one is to be killed
 
 
@@ -78,6 +89,31 @@ class Linux(Posix):
         from treadle.system import linux_cpu
 
         return linux_cpu.features()
+
+    def cpu_description(self) -> str | None:
+        if platform.machine() != "x86_64":
+            return None
+        # The first processor's lines. The kernel writes no more than are read: of 128 processors
+        # all would take milliseconds.
+        try:
+            with open("/proc/cpuinfo", "rb", buffering=0) as file:
+                text = file.read(1 << 13).partition(b"\n\n")[0].decode("ascii", "replace")
+        except OSError:
+            return None
+        lines = [line for line in text.splitlines() if line.startswith(CPU_LINES)]
+        return "\n".join(lines) or None
+
+    def load_code(self, code: bytes, n_fixed: int) -> int | None:
+        # Not Python's mmap, whose memory would be freed while threads still run in it at exit.
+        n_bytes = max(len(code), 1)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = _MAP(None, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if address in (None, FAILED):
+            return None
+        ctypes.memmove(address, code, len(code))
+        if _PROTECT(address, n_fixed, mmap.PROT_READ | mmap.PROT_EXEC):
+            return None
+        return int(address)
 
     def lends_tiles(self) -> bool:
         if platform.machine() != "x86_64":  # the call number means something else there

@@ -100,6 +100,12 @@ class Posix:
     def cpu_features(self) -> set[str]:
         return set()
 
+    def cpu_description(self) -> str | None:
+        return None
+
+    def load_code(self, code: bytes, n_fixed: int) -> int | None:
+        return None
+
     def lends_tiles(self) -> bool:
         return False
 

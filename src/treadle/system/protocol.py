@@ -82,6 +82,15 @@ class System(Protocol):
     def cpu_features(self) -> set[str]:
         """Return features of this CPU that LLVM may not detect, by LLVM's names."""
 
+    def cpu_description(self) -> str | None:
+        """Return a text that tells kinds of CPUs and their features apart; None if unknown."""
+
+    def load_code(self, code: bytes, n_fixed: int) -> int | None:
+        """Copy machine code and its data to memory; return the address, a multiple of the page
+        size, or None if that is not possible. The first ``n_fixed`` bytes can be executed and not
+        be written, the pages behind them only the reverse. The memory is never freed.
+        """
+
     def lends_tiles(self) -> bool:
         """Request permission for Intel's matrix registers (AMX) for all threads of this process;
         return whether it was granted. The system saves 8 KB more for each thread that uses them.

@@ -141,6 +141,12 @@ class Windows:
         has = self.kernel.IsProcessorFeaturePresent
         return {name for number, name in ARM_FEATURES.items() if has(ctypes.c_uint32(number))}
 
+    def cpu_description(self) -> str | None:
+        return None
+
+    def load_code(self, code: bytes, n_fixed: int) -> int | None:
+        return None
+
     def lends_tiles(self) -> bool:
         return False  # untested on Windows
 

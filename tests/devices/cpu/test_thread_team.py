@@ -22,7 +22,7 @@ from treadle.errors import TreadleError
 from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.jit.builder import Builder
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.jit.kernel import load_kernels
 from treadle.jit.types import i64
 from treadle.kernels.spec import RUN_STATE, Args, Frame, Spec

@@ -20,7 +20,8 @@ from treadle.formats import by_name
 from treadle.isa import ROWS
 from treadle.isa.isa import Isa
 from treadle.jit import cache
-from treadle.kernels.matmul.select import GEMV_TOKENS, SHIPPED, TunedTable, fits, matmul
+from treadle.kernels.matmul.select import SHIPPED, TunedTable, fits, matmul
+from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.machine import topology
 
 ISA = ROWS["avx512_vnni"]

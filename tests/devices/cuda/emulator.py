@@ -40,7 +40,7 @@ from treadle.isa import choose
 from treadle.isa.isa import Isa
 from treadle.isa.portable import PORTABLE
 from treadle.jit import cache
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.jit.kernel import isa_key, symbol
 from treadle.kernels.spec import Spec
 

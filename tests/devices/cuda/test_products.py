@@ -21,7 +21,8 @@ from tests.kernels.test_matmul import Problem, bound, is_simple, random, whole
 from treadle.devices.cuda.kernels import gemm, gemv
 from treadle.devices.cuda.kernels.gemm import LARGE, SMALL, SimtGemm
 from treadle.devices.cuda.kernels.gemv import SimtGemv
-from treadle.formats import FORMATS, by_name, mlx
+from treadle.formats import FORMATS, by_name
+from treadle.formats.mlx import mlx
 from treadle.isa.nvptx import SM_80
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.matmul import Matmul

@@ -22,14 +22,8 @@ from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.elementwise.top_logits import (
-    PARTIAL,
-    RESULT,
-    TOTAL_ERROR,
-    JoinTop,
-    LogitsQuery,
-    TopLogitsKernel,
-)
+from treadle.kernels.elementwise.top_logits import PARTIAL, JoinTop, TopLogitsKernel
+from treadle.kernels.elementwise.top_records import RESULT, TOTAL_ERROR, LogitsQuery
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.models.load import load_config

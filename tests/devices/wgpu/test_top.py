@@ -10,15 +10,8 @@ import pytest
 from tests.devices.wgpu.test_steps import check_top
 from treadle.devices.wgpu.device import Wgpu
 from treadle.engine.batch import Inputs
-from treadle.kernels.elementwise.top_logits import (
-    PARTIAL,
-    RESULT,
-    SAMPLED,
-    SLICE,
-    JoinTop,
-    TopLogitsKernel,
-    slices,
-)
+from treadle.kernels.elementwise.top_logits import PARTIAL, SLICE, JoinTop, TopLogitsKernel, slices
+from treadle.kernels.elementwise.top_records import RESULT, SAMPLED
 from treadle.kernels.spec import RUN_STATE, Grid, run_offset
 from treadle.plan.plan import Buffer, Plan, Step
 

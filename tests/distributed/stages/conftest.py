@@ -14,7 +14,7 @@ from treadle.distributed.stages.pipeline import Pipeline, StageLostError
 from treadle.distributed.stages.stage import Batch, Given, Stage
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.models.load import load_config
 from treadle.models.stages import split
 

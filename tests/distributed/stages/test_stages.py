@@ -22,8 +22,8 @@ from treadle.engine.engine import Engine
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
-from treadle.jit.compile import host_features
-from treadle.kernels.elementwise.top_logits import N_TOP, LogitsQuery
+from treadle.jit.host import host_features
+from treadle.kernels.elementwise.top_records import N_TOP, LogitsQuery
 from treadle.kvcache.disk.session_file import save_session
 from treadle.models.load import load_config
 from treadle.models.stages import cut, split

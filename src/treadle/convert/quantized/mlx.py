@@ -35,8 +35,8 @@ from treadle.convert.quantized.unpack import BLOCK, E4M3, MX_GROUP, affine, spli
 from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import UnsupportedError
 from treadle.files.keys import MetadataReader
-from treadle.formats import Format, mlx
-from treadle.formats.mlx import BITS, GROUPS, SCALES
+from treadle.formats import Format
+from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 
 if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.devices.cpu.abort_flag import AbortFlag
 from treadle.devices.cpu.step_loop import STEP, StepLoop
 from treadle.devices.cpu.step_table import StepTable, step_table
 from treadle.devices.cpu.stored_plan import StoredPlan, plan_key, read_plan, write_plan
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
-from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.devices.protocol import Device, PlanRequest
-from treadle.jit.cache import source_hash
+from treadle.jit.cache import has_tuned_rows, source_hash
 from treadle.jit.kernel import CompileStats, Progress, isa_key, load_cached, load_kernels
 from treadle.plan.plan import Const, Plan
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.devices.protocol import DeviceProgram
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
+    from treadle.kernels.matmul.select import TunedTable
 
 
 class CpuProgram:
@@ -77,13 +78,23 @@ class Cpu(Device):
         self.isa = isa
         self.n_threads = n_threads
         self._progress = progress
-        self.table, self.kernels = tuned_row(isa).table, CompileStats()
+        self.kernels = CompileStats()
+        self._is_tuned = has_tuned_rows()
         self._team: Team | None = None
         self._scarce: bool | None = None
         # Kept until the team is gone: a late thread may read the step table of a finished run, and
         # the counts that it points to, before it discards them.
         self._programs: list[CpuProgram] = []
         self._to_store: dict[str, Callable[[Plan, StepTable], None]] = {}  # of new plans, by key
+
+    @cached_property
+    def table(self) -> TunedTable | None:
+        """The tuned parameters of this machine; None for the shipped ones."""
+        if not self._is_tuned:
+            return None
+        from treadle.devices.cpu.tuned_rows import tuned_row
+
+        return tuned_row(self.isa).table
 
     @property
     def variant(self) -> str:

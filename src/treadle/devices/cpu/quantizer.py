@@ -40,7 +40,7 @@ class Searcher:
     """A compiled search for ``Format.quantize_rows``."""
 
     def __init__(self, spec: SearchKernel) -> None:
-        from treadle.jit.compile import host_features
+        from treadle.jit.host import host_features
 
         self.spec, self.isa = spec, choose(host_features())
         self.kernel = _linked(spec, self.isa)

@@ -69,12 +69,12 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
     """
     if isa is None:
         from treadle.isa import choose
-        from treadle.jit.compile import host_features
+        from treadle.jit.host import host_features
 
         isa = choose(host_features())
     try:
-        if not _folder().is_dir():
-            return TunedRow(isa.name, str(_folder()))
+        if not cache.tuned_folder().is_dir():
+            return TunedRow(isa.name, str(cache.tuned_folder()))
         path = path_of(isa, proc)
     except (CacheError, OSError):  # no home directory, or no access: nothing is stored
         return TunedRow(isa.name, "none")
@@ -93,7 +93,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
     """Return the file that ``save`` writes. Raises CacheError if its folder cannot be used."""
-    cache.checked_folder()
+    cache.checkedcache.tuned_folder()
     path = path_of(isa, proc)
     if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
         raise CacheError(f"{path}: cannot be written: its folder is not writable")
@@ -142,11 +142,7 @@ def path_of(isa: Isa, proc: Path = topology.PROC) -> Path:
     directory.
     """
     cpu = hashlib.sha256(topology.cpu_name(proc).encode()).hexdigest()[:8]
-    return _folder() / f"{isa.name}-{cpu}.json"
-
-
-def _folder() -> Path:
-    return cache.folder() / "tuned"
+    return cache.tuned_folder() / f"{isa.name}-{cpu}.json"
 
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
@@ -201,7 +197,7 @@ def _owned(path: Path) -> bytes:
             raise _RefusedError(
                 f"{path}: refused: the file {what}, and tuning files select the code that runs"
             )
-        cache.checked_folder()
+        cache.checkedcache.tuned_folder()
         cache.checked_folder(path.parent)
         with open(handle, "rb", closefd=False) as file:
             return file.read(MAX_BYTES)

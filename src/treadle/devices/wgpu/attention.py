@@ -10,10 +10,11 @@ from treadle.devices.wgpu.pages import loading, page_constants, storing
 from treadle.devices.wgpu.shader import WORD, Count, Dispatch, Groups, Shader, field
 from treadle.errors import UnsupportedError
 from treadle.jit import math
-from treadle.kernels.attention.merge_splits import MERGE, Merge
+from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.records import ITEM, MERGE
 from treadle.kernels.attention.rope import RopeStore
-from treadle.kernels.attention.work_item import ITEM, LOWEST
+from treadle.kernels.attention.work_item import LOWEST
 from treadle.kernels.spec import numbered
 
 if TYPE_CHECKING:

@@ -17,19 +17,16 @@ from treadle.kernels.elementwise.top_logits import (
     KEY_INF,
     LOWEST,
     MAX,
-    N_TOP,
     NEVER,
     NOBODY,
     PARTIAL,
-    RESULT,
-    SAMPLED,
     SHIFT,
     SLICE,
-    TOTAL,
     JoinTop,
     TopLogitsKernel,
     slices,
 )
+from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
 
 if TYPE_CHECKING:
     from treadle.plan.plan import Step

@@ -11,7 +11,7 @@ from treadle.distributed.stages.pipeline import Pipeline
 from treadle.engine.engine import Engine
 from treadle.errors import UnsupportedError
 from treadle.isa import choose
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.models.stages import split, staged
 
 OF_ENGINES = ("kv", "n_sequences", "kv_bytes", "kv_tokens", "deterministic")

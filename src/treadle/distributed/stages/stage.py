@@ -17,7 +17,7 @@ from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError
 from treadle.isa import choose
-from treadle.jit.compile import host_features
+from treadle.jit.host import host_features
 from treadle.models.load import load_config
 from treadle.models.stages import staged
 

@@ -26,7 +26,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import Ty, f32, i16, i32
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.wide import DIMS, KEYS, ROWS, WideTile, tree
 from treadle.kernels.attention.work_item import WORD_DIMS, Queries
 from treadle.kernels.reduce import reduce_all

@@ -13,7 +13,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
-from treadle.kernels.attention.page_layout import PAGE, PagedKernel
+from treadle.kernels.attention.page_layout import PagedKernel
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import store_head, turn_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square

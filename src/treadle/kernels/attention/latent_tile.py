@@ -11,7 +11,8 @@ from treadle.jit.language import Val, Var
 from treadle.jit.math import LOG2_E
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import HALF, PAGE
+from treadle.kernels.attention.page_layout import HALF
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.vector_tile import VectorTile
 from treadle.kernels.attention.work_item import SPAN
 from treadle.kernels.spec import widest

@@ -20,10 +20,10 @@ from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
 from treadle.kernels.activation_layout import BLOCK, to_bf16_bits
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.spec import Spec
 
 HALF = BLOCK // 2
-PAGE = 32  # tokens a page: with f16 a row of transposed keys is one cache line
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.relative_bias import row_values
-from treadle.kernels.attention.work_item import ITEM, LOWEST, SPAN, Queries, alibi_slopes
+from treadle.kernels.attention.work_item import LOWEST, SPAN, Queries, alibi_slopes
 from treadle.kernels.spec import Args, Frame, numbered, run_offset
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 
 
 def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:

@@ -14,7 +14,8 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import PAGE, PagedKernel, PageLayout
+from treadle.kernels.attention.page_layout import PagedKernel, PageLayout
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, numbered, widest
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.work_item import SPAN, AttentionItem, Queries
 from treadle.kernels.spec import Frame
 

@@ -14,18 +14,13 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
-from treadle.kernels.attention.page_layout import PAGE, PagedKernel
+from treadle.kernels.attention.page_layout import PagedKernel
+from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
 WORD_DIMS = 8  # products of 16-bit numbers need head dims that are a multiple of this
-SPLIT = 512  # keys of one item, for sequences with few tokens
-MOST_SPLIT = 32  # most whole contexts that are split at a time; more of them are items enough
-# pages: byte offset from the item to the sequence's page table. sees: a position up to which all of
-# its queries see keys, besides those up to their own; 0: none.
-ITEM_FIELDS = "token n_tokens position key_begin key_end pages partial sees"
-ITEM = np.dtype([(name, "i8") for name in ITEM_FIELDS.split()])
 LOWEST = -1e30  # below every score, but finite: inf - inf would be NaN
 
 
@@ -86,13 +81,6 @@ def alibi_slopes(n_head: int, alibi: float) -> np.ndarray:
     n = 1 << (n_head.bit_length() - 1)
     slopes = [-(h + 1) / n if h < n else -(2 * (h - n) + 1) / (2 * n) for h in range(n_head)]
     return np.asarray(np.exp2(alibi * np.array(slopes)))
-
-
-def most_partials(n_tokens: int, n_keys: int) -> int:
-    """Return the most items that the histories of ``n_tokens`` query tokens are split into, if each
-    sees ``n_keys`` keys.
-    """
-    return min(n_tokens, MOST_SPLIT) * (-(-n_keys // SPLIT) + 1)
 
 
 class AttentionItem:

@@ -12,7 +12,7 @@ key, and every NaN is above infinity. So a row with a NaN or an infinity has it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import boolean, f32, f64, i32, i64, ptr, u32
+from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
 from treadle.kernels.spec import Args, Frame, Spec
 
-N_TOP = 64  # above common top_k values and the most alternatives of APIs
 WORD_KEYS = 32  # keys that are compared at once: the bits of a mask's word
 SLICE_ROWS = 256  # a slice is this many rows of N_TOP values
 SLICE = SLICE_ROWS * N_TOP  # shorter slices cost more to join than parallelism saves
@@ -30,27 +30,6 @@ N_VOCAB_MAX = SLICE_ROWS * SLICE  # the candidates of this many slices fill one 
 FLUSH = 16  # rows summed in f32 before the sums are added in f64
 
 
-class LateMask(Protocol):
-    """A grammar mask that is still being computed when the run begins."""
-
-    def wait(self) -> bytes:
-        """Wait for the mask, and return it."""
-
-
-class LogitsQuery(NamedTuple):
-    """A request for a row's largest logits. ``mask``: one bit for each token, set if it is allowed,
-    lowest first; it may come late. ``first``: only the largest; ``total``: with the sum of
-    exponentials.
-    """
-
-    mask: bytes | LateMask | None = None
-    first: bool = False
-    total: bool = False
-
-
-QUERIES = 2  # most queries of one row; at most one has a mask
-# A row of the logits; the byte offset of its mask from the run's block, 0 for none.
-SAMPLED = np.dtype([(name, "i8") for name in ("row", "mask", "first", "total")])
 # A slice's result: keys and ids of the largest, in the order of ids; the sum of exp(x - max); max.
 PARTIAL = np.dtype(
     {
@@ -60,22 +39,7 @@ PARTIAL = np.dtype(
         "itemsize": 8 * N_TOP + 64,
     }
 )
-# A row's result: values and ids, the largest first, ties by lowest id; the sum of exp(x -
-# values[0]).
-RESULT = np.dtype(
-    {
-        "names": ["values", "ids", "total"],
-        "formats": [("f4", N_TOP), ("i4", N_TOP), "f8"],
-        "offsets": [0, 4 * N_TOP, 8 * N_TOP],
-        "itemsize": 8 * N_TOP + 64,
-    }
-)
-# Relative error of ``total``, in u = 2**-24. exp is accurate to 2 units (2u), its argument to u
-# times its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17. A
-# sum of FLUSH terms adds 15u. Joining adds another exp, with an argument accurate to 17u.
-TOTAL_ERROR = 64 * 2.0**-24
 IDS = 4 * N_TOP
-TOTAL = 8 * N_TOP
 MAX = 8 * N_TOP + 8
 NEVER = -(1 << 31)  # the key of -infinity, the smallest
 SHIFT = 1 << 23

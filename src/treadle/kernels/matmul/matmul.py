@@ -34,7 +34,6 @@ BY_HEAD = {"pitch", "x_pitch", "y_pitch"}
 # Arguments.
 ONCE = "x:in residual:in? y:out stride tokens tiles:in? x_pitch:? y_pitch:?"
 EACH = "w:tensor bias:const? factor:const? rows column pitch:?"
-COLUMNS = 128  # columns of y are padded to a multiple of this, so that no tile needs a mask
 
 
 def tiles_of(raw: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

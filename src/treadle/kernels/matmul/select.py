@@ -19,7 +19,7 @@ from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
 from treadle.kernels.matmul.gemv_spans import kind_of
-from treadle.kernels.matmul.matmul import COLUMNS, Matmul
+from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE, SIDE, MatrixGemm
 from treadle.kernels.matmul.select_activation import (
     by_words,
@@ -31,14 +31,13 @@ from treadle.kernels.matmul.select_activation import (
     on_matrix,
 )
 from treadle.kernels.matmul.select_strips import by_strips, fits_strips
+from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16, outer_registers
 from treadle.kernels.matmul.tile_pairs import PAIRS, pairs_registers
 from treadle.kernels.spec import round_up
 
-# Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
-GEMV_TOKENS = (1, 2, 4)
 # (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
@@ -147,17 +146,6 @@ def few_rows(isa: Isa) -> int:
     if isa.simt is not None:
         return 0
     return GROUPED if isa.matrix is not None else FEW_ROWS
-
-
-def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
-    """Return the batch sizes that have plans of their own, besides the plan for many tokens.
-    ``floats``: most of the model's weights are floats.
-    """
-    if isa.matrix is not None:
-        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
-    if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
-        return tuple(sorted({*GEMV_TOKENS, isa.lanes // 2, *most}))
-    return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
 
 
 def gemv(

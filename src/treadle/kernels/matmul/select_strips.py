@@ -6,11 +6,11 @@ from typing import Any
 
 from treadle.formats import Format
 from treadle.jit.language import Isa
-from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.matrix import SIDE
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.panel import is_staged, short_dots
 from treadle.kernels.matmul.select_activation import folds, gemm_act
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes

@@ -25,9 +25,9 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, in_bf16
-from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.matrix import EDGE, NEXT_LEVEL, REGISTER, SIDE
 from treadle.kernels.matmul.matrix_registers import paired, turn
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.chunk_keys import CHUNK, DOTS, PITCH, ChunkKeys, load_pair, see, sums
 from treadle.kernels.recurrent.rules import Delta, Mamba2
 from treadle.kernels.recurrent.scan import Scan, ScanItem

@@ -15,7 +15,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.activations import ACTIVATIONS, activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 

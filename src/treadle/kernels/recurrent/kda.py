@@ -19,7 +19,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.rules import Delta
 from treadle.kernels.recurrent.scan import ScanBlock, ScanItem, Token
 from treadle.kernels.spec import Args, Frame, Spec, round_up

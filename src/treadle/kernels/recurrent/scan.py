@@ -24,7 +24,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Operand, Val, Var
 from treadle.jit.types import Ty, f32, ptr
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import LINE, PART, Args, Frame, Spec, load_record, round_up, widest
 

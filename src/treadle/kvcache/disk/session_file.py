@@ -38,7 +38,7 @@ from treadle.errors import FileError, TreadleError
 from treadle.files.paths import file_name
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_file
 from treadle.files.target import check_target, new_file
-from treadle.kernels.attention.page_layout import PAGE
+from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.cache import Sequence
 from treadle.kvcache.page_pool import GONE, Pool, StatePool
 from treadle.version import __version__

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.kernels.elementwise.clamp import ClampBetween
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid, round_up
 from treadle.plan.lowering.deferred import Floats
 from treadle.plan.lowering.weights import bound_of, whole

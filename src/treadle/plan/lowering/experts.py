@@ -31,8 +31,9 @@ from treadle.kernels.activation_layout import DWORD, ActivationLayout
 from treadle.kernels.elementwise.elementwise import Pack
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemv import GROUPED, GroupGemv
-from treadle.kernels.matmul.matmul import COLUMNS, TILE, Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, few_rows, gated, group_gemv, matmul
+from treadle.kernels.matmul.matmul import TILE, Matmul
+from treadle.kernels.matmul.select import few_rows, gated, group_gemv, matmul
+from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.page_in_experts import Fetch
 from treadle.kernels.moe.route import Route, Sort, blocks_most

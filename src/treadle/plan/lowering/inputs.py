@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.kernels.attention.merge_splits import MERGE
-from treadle.kernels.attention.page_layout import PAGE
-from treadle.kernels.attention.work_item import ITEM
-from treadle.kernels.elementwise.top_logits import QUERIES, SAMPLED
+from treadle.kernels.attention.records import ITEM, MERGE, PAGE
+from treadle.kernels.elementwise.top_records import QUERIES, SAMPLED
 from treadle.kernels.spec import LORA, PART, numbered
 from treadle.plan.plan import Input
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from treadle.kernels.elementwise.top_logits import (
     N_VOCAB_MAX,
     PARTIAL,
-    QUERIES,
-    RESULT,
     JoinTop,
     TopLogitsKernel,
     slices,
 )
+from treadle.kernels.elementwise.top_records import QUERIES, RESULT
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.inputs import sampled_inputs
 from treadle.plan.plan import Buffer

@@ -11,8 +11,8 @@ from treadle.errors import UnsupportedError
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.elementwise.elementwise import Norm, Pack
 from treadle.kernels.matmul.gemm import Gemm
-from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.select import gated
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.lora import EMBEDDINGS, TYPES
 from treadle.models.ops import tensor_of

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.matmul.matmul import COLUMNS
 from treadle.kernels.matmul.select_activation import matrix_act
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.chunk_keys import CHUNK
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
 from treadle.kernels.recurrent.convolution import Convolution

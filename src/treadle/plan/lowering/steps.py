@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.attention.work_item import WORD_DIMS
-from treadle.kernels.matmul.matmul import COLUMNS, Matmul
-from treadle.kernels.matmul.select import GEMV_TOKENS, TunedTable, matmul, narrowed, tokens_per_item
+from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.matmul.select import TunedTable, matmul, narrowed, tokens_per_item
+from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.spec import Grid, Spec, round_up
 from treadle.models.ops import tensor_of
 from treadle.models.rope import FACTORS, LONG, SHORT

@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
-from treadle.kernels.matmul.matmul import COLUMNS
+from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import round_up
 from treadle.models.ops import TensorName, TensorSlice
 from treadle.plan.plan import Const, Storage

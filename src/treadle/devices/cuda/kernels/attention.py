@@ -22,9 +22,9 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import PAGE
 from treadle.kernels.attention.paged import Attention
-from treadle.kernels.attention.work_item import ITEM, LOWEST, AttentionItem
+from treadle.kernels.attention.records import ITEM, PAGE
+from treadle.kernels.attention.work_item import LOWEST, AttentionItem
 from treadle.kernels.spec import Frame
 
 if TYPE_CHECKING:

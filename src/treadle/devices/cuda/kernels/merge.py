@@ -11,7 +11,8 @@ from treadle.devices.cuda.launch_args import PerBlock
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import f32, ptr
-from treadle.kernels.attention.merge_splits import MERGE, Merge
+from treadle.kernels.attention.merge_splits import Merge
+from treadle.kernels.attention.records import MERGE
 from treadle.kernels.attention.work_item import LOWEST
 from treadle.kernels.spec import Frame, load_record, numbered
 

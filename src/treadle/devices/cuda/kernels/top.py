@@ -23,20 +23,17 @@ from treadle.kernels.elementwise.top_logits import (
     KEY_INF,
     LOWEST,
     MAX,
-    N_TOP,
     NEVER,
     NOBODY,
     PARTIAL,
-    RESULT,
-    SAMPLED,
     SLICE,
     SLICE_ROWS,
-    TOTAL,
     JoinTop,
     TopLogitsKernel,
     to_float,
     to_key,
 )
+from treadle.kernels.elementwise.top_records import N_TOP, RESULT, SAMPLED, TOTAL
 from treadle.kernels.spec import Frame, load_record
 
 if TYPE_CHECKING:

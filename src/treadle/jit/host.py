@@ -1,0 +1,53 @@
+"""Features of this CPU, as LLVM names them.
+
+LLVM is asked once for each kind of CPU: a start that compiles nothing does not load it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Set
+from contextlib import suppress
+from functools import lru_cache
+
+from treadle.errors import CacheError
+from treadle.jit.cache import checked_folder, write_whole
+from treadle.system import SYSTEM
+
+# Intel's matrix registers: a process must request them from the operating system.
+ASKED_FOR = frozenset({"amx-tile"})
+
+
+@lru_cache(maxsize=1)
+def host_features() -> frozenset[str]:
+    """Return LLVM's names of the features that this CPU has and the operating system permits."""
+    about = SYSTEM.cpu_description()
+    if about is None:
+        return permitted(_detected())
+    import llvmlite  # its version alone
+
+    key = hashlib.blake2b(f"{llvmlite.__version__}\0{about}".encode(), digest_size=16).hexdigest()
+    with suppress(OSError, ValueError, CacheError):
+        known = json.loads((checked_folder() / f"cpu-{key}.json").read_bytes())
+        if isinstance(known, list) and all(isinstance(name, str) for name in known):
+            return permitted(set(known))
+    found = _detected()
+    with suppress(OSError, CacheError):
+        write_whole(checked_folder() / f"cpu-{key}.json", json.dumps(sorted(found)).encode())
+    return permitted(found)
+
+
+def _detected() -> Set[str]:
+    import llvmlite.binding as llvm
+
+    known = {name for name, on in llvm.get_host_cpu_features().items() if on}
+    return known | SYSTEM.cpu_features()
+
+
+def permitted(features: Set[str]) -> frozenset[str]:
+    """Return ``features`` (LLVM's names) without those that the system refuses. Makes no system
+    call if none must be requested.
+    """
+    refused = ASKED_FOR if features & ASKED_FOR and not SYSTEM.lends_tiles() else frozenset()
+    return frozenset(features) - refused

@@ -1,0 +1,47 @@
+"""Queries for a row's largest logits, and their results, apart from the kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+N_TOP = 64  # above common top_k values and the most alternatives of APIs
+TOTAL = 8 * N_TOP  # byte offset of the sum in a result
+
+
+class LateMask(Protocol):
+    """A grammar mask that is still being computed when the run begins."""
+
+    def wait(self) -> bytes:
+        """Wait for the mask, and return it."""
+
+
+class LogitsQuery(NamedTuple):
+    """A request for a row's largest logits. ``mask``: one bit for each token, set if it is allowed,
+    lowest first; it may come late. ``first``: only the largest; ``total``: with the sum of
+    exponentials.
+    """
+
+    mask: bytes | LateMask | None = None
+    first: bool = False
+    total: bool = False
+
+
+QUERIES = 2  # most queries of one row; at most one has a mask
+# A row of the logits; the byte offset of its mask from the run's block, 0 for none.
+SAMPLED = np.dtype([(name, "i8") for name in ("row", "mask", "first", "total")])
+# A row's result: values and ids, the largest first, ties by lowest id; the sum of exp(x -
+# values[0]).
+RESULT = np.dtype(
+    {
+        "names": ["values", "ids", "total"],
+        "formats": [("f4", N_TOP), ("i4", N_TOP), "f8"],
+        "offsets": [0, 4 * N_TOP, 8 * N_TOP],
+        "itemsize": 8 * N_TOP + 64,
+    }
+)
+# Relative error of ``total``, in u = 2**-24. exp is accurate to 2 units (2u), its argument to u
+# times its distance from the maximum, whose mean under the softmax is below ln(n_vocab) + 1 < 17. A
+# sum of FLUSH terms adds 15u. Joining adds another exp, with an argument accurate to 17u.
+TOTAL_ERROR = 64 * 2.0**-24

@@ -1,0 +1,20 @@
+"""Sizes of matrix products that plans and runs share, apart from the kernels."""
+
+from __future__ import annotations
+
+from treadle.jit.language import Isa
+
+COLUMNS = 128  # columns of y are padded to a multiple of this, so that no tile needs a mask
+# Batches up to these sizes have a gemv of their own; larger ones are packed and tiled.
+GEMV_TOKENS = (1, 2, 4)
+
+
+def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
+    """Return the batch sizes that have plans of their own, besides the plan for many tokens.
+    ``floats``: most of the model's weights are floats.
+    """
+    if isa.matrix is not None:
+        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
+    if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
+        return tuple(sorted({*GEMV_TOKENS, isa.lanes // 2, *most}))
+    return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS
