@@ -111,6 +111,8 @@ class _Object:
             section = self._sections[i]
             if section.kind != _EMPTY:
                 data = self._code[section.offset : section.offset + section.n_bytes]
+                if len(data) < section.n_bytes:
+                    raise _UnknownError
                 image[place : place + section.n_bytes] = data
         for section in self._sections:
             if section.kind == _RELOCATIONS and section.info in self._place_of:

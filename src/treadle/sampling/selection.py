@@ -14,6 +14,11 @@ from treadle.errors import SamplingError
 from treadle.sampling.candidates import Candidates, Doubles, largest, probabilities, weights
 
 
+def any_seed() -> int:
+    """Return a random seed of 32 bits."""
+    return int.from_bytes(os.urandom(4), "little")
+
+
 class Uniforms:
     """Random numbers in [0, 1) from a seed, the same on every machine and with every numpy.
 
@@ -22,7 +27,7 @@ class Uniforms:
     """
 
     def __init__(self, seed: int | None) -> None:
-        self.seed = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+        self.seed = any_seed() if seed is None else seed
 
     @cached_property
     def _stream(self) -> np.random.Philox:
