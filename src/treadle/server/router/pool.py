@@ -101,6 +101,12 @@ class ModelLoad:
         """Share of the stage that is done, 0 to 1; None if unknown."""
         return self.done / self.total if self.total else None
 
+    def cancel(self) -> None:
+        """Cancel it, once: a further cancellation would not let it wait for its engine's end."""
+        if self.task is not None and not self.cancelling:
+            self.cancelling = True
+            self.task.cancel()
+
 
 @dataclass(eq=False)
 class ModelSlot:
@@ -215,8 +221,7 @@ class EnginePool:
         finally:
             load.n_waiting -= 1
             if not (load.n_waiting or load.wanted or load.task.done()):
-                load.cancelling = True
-                load.task.cancel()
+                load.cancel()
         return engine
 
     def _has_taken(self, load: ModelLoad) -> bool:
@@ -256,14 +261,12 @@ class EnginePool:
             return
         load = slot.load
         if load is not None and load.task is not None:
-            load.cancelling = True
-            load.task.cancel()
-            with suppress(asyncio.CancelledError, ApiError):
-                await load.task
+            load.cancel()
+            await asyncio.wait({load.task})
+            if slot.load is load:  # it was cancelled before it began
+                slot.load = None
         if slot.engine is not None:
-            await self._drain(slot.engine)
-            if slot.engine is not None:
-                await self._stop(slot, UNLOADED)
+            await self._retire(slot, slot.engine)
 
     async def forget(self, name: str) -> None:
         """Unload a model that is no longer listed, and drop what is known of it."""
@@ -298,10 +301,11 @@ class EnginePool:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        loads = [s.load.task for s in self.slots.values() if s.load and s.load.task]
-        for task in loads:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *loads, return_exceptions=True)
+        loads = [slot.load for slot in self.slots.values() if slot.load is not None]
+        for load in loads:
+            load.cancel()
+        loading = [load.task for load in loads if load.task is not None]
+        await asyncio.gather(*self._tasks, *loading, return_exceptions=True)
         stops = [self._stop(slot, UNLOADED) for slot in self.slots.values() if slot.engine]
         await asyncio.gather(*stops, return_exceptions=True)
         await self.launcher.close()
@@ -330,7 +334,7 @@ class EnginePool:
         model = slot.model
         try:
             if before is not None:
-                await asyncio.wait({before})
+                await _waited(before)
             if (spared := await self._ended(slot)) is not None:
                 return self._loaded(slot, load, spared)
             self.publish(model.name, "model_status", {"status": LOADING})
@@ -632,6 +636,15 @@ class EnginePool:
                 self._changed.notify_all()
 
         self.run(wake())
+
+
+async def _waited(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task, even if the one that waits is cancelled."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def _stop_timer(engine: LoadedEngine) -> None:
