@@ -255,6 +255,19 @@ async def test_one_that_cannot_go_on_ends_though_its_memory_is_not_needed() -> N
 
 
 @in_loop
+async def test_a_model_is_loaded_for_itself_behind_an_engine_that_cannot_go_on() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher) as pool:
+        running = await pool.acquire(A)
+        pool.retire(running)
+        loading = asyncio.ensure_future(pool.load(A))
+        await settled()
+        pool.release(running)
+        await loading
+        assert launcher.names == ["a", "a"]
+
+
+@in_loop
 async def test_one_that_ends_by_itself_while_another_makes_room() -> None:
     launcher = FakeLauncher()
     async with pooled(launcher, {"a": 4, "b": 4, "c": 9}, memory=10) as pool:
@@ -371,6 +384,19 @@ async def test_idle_engines_are_unloaded() -> None:
         assert engine.timer is None
         pool.release(await pool.acquire(A), keep_s=0.0)
         await until(lambda: pool.state(A) == "sleeping")
+
+
+@in_loop
+async def test_a_call_that_comes_as_the_idle_time_ends_gets_another_engine() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher, idle_s=1000.0) as pool:
+        await one_call(pool, A)
+        engine = pool.engine(A)
+        assert engine is not None
+        pool._unload_idle(engine)
+        again = await pool.acquire(A)
+        assert again is not engine
+        pool.release(again)
 
 
 @in_loop

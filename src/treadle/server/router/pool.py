@@ -247,7 +247,7 @@ class EnginePool:
     async def load(self, model: ServedModel) -> None:
         """Load a model, without a call. Raises ApiError."""
         slot = self.slot(model)
-        if slot.engine is not None and not slot.engine.stopping:
+        if slot.engine is not None and not (slot.engine.stopping or slot.engine.retiring):
             return
         load = self._begin(slot)
         load.wanted = True
@@ -585,11 +585,15 @@ class EnginePool:
 
     async def _stop(self, slot: ModelSlot, state: str) -> None:
         """End the engine of a slot, which has no calls. A stop under way is waited for."""
+        self._begin_stop(slot, state)
+        if slot.stop is not None:
+            await asyncio.shield(slot.stop)
+
+    def _begin_stop(self, slot: ModelSlot, state: str) -> None:
+        """Begin to end the engine of a slot: from now on it gets no calls."""
         if slot.stop is None and slot.engine is not None:
             slot.engine.stopping = True
             slot.stop = asyncio.ensure_future(self._end(slot, slot.engine, state))
-        if slot.stop is not None:
-            await asyncio.shield(slot.stop)
 
     async def _end(self, slot: ModelSlot, engine: LoadedEngine, state: str) -> None:
         _stop_timer(engine)
@@ -620,7 +624,7 @@ class EnginePool:
     def _unload_idle(self, engine: LoadedEngine) -> None:
         slot = self.slots.get(engine.model.name)
         if slot is not None and slot.engine is engine and not engine.n_running:
-            self.run(self._stop(slot, SLEEPING))
+            self._begin_stop(slot, SLEEPING)
 
     def _take(self, engine: LoadedEngine) -> LoadedEngine:
         _stop_timer(engine)
