@@ -268,6 +268,27 @@ async def test_a_model_is_loaded_for_itself_behind_an_engine_that_cannot_go_on()
 
 
 @in_loop
+async def test_a_file_that_is_replaced_during_its_load() -> None:
+    """Calls that wait already are answered from the old one, the next one from the new."""
+    old, new = (models("a", stamp=(time, 4))[0] for time in (1, 2))
+    launcher = FakeLauncher(automatic=False)
+    async with pooled(launcher) as pool:
+        waiting = asyncio.ensure_future(pool.acquire(old))
+        await until(lambda: launcher.engines)
+        pool.replace(new)
+        await launcher.engines[0].ready()
+        engine = await waiting
+        launcher.automatic = True
+        again = asyncio.ensure_future(pool.acquire(new))
+        await settled()
+        assert not engine.stopping
+        pool.release(engine)
+        pool.release(await again)
+        assert launcher.names == ["a", "a"]
+        assert pool.engine(new) is not None
+
+
+@in_loop
 async def test_one_that_ends_by_itself_while_another_makes_room() -> None:
     launcher = FakeLauncher()
     async with pooled(launcher, {"a": 4, "b": 4, "c": 9}, memory=10) as pool:

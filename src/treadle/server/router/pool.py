@@ -276,6 +276,16 @@ class EnginePool:
             if slot.engine is None and slot.load is None:  # else it is in use again
                 self.slots.pop(name, None)
 
+    def replace(self, model: ServedModel) -> None:
+        """Take note that a model's file is another one: an engine of the old one is retired, also
+        one that is being loaded, once it has answered the calls that wait for it.
+        """
+        slot = self.slots.get(model.name)
+        if slot is not None:
+            slot.model = model
+            if slot.engine is not None:
+                self.retire(slot.engine)
+
     def retire(self, engine: LoadedEngine) -> None:
         """Unload an engine that can no longer be used, once its calls have ended."""
         slot = self.slots.get(engine.model.name)
@@ -362,7 +372,10 @@ class EnginePool:
         if self.settings.log:
             log(message="model loaded", model=model.name, seconds=round(slot.load_s, 3))
         self.publish(model.name, "model_status", {"status": LOADED, "info": engine.told})
-        return self._loaded(slot, load, engine)
+        self._loaded(slot, load, engine)
+        if engine.model.stamp != slot.model.stamp:  # its file was replaced meanwhile
+            self.retire(engine)
+        return engine
 
     async def _ended(self, slot: ModelSlot) -> LoadedEngine | None:
         """Wait for the end of a slot's engine that gets no new calls. Return it if it is to serve

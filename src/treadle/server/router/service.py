@@ -137,9 +137,7 @@ class RouterService:
             if model is None or model.name != name:
                 self.pool.run(self.pool.forget(name))
             else:
-                slot = self.pool.slots.get(name)
-                if slot is not None and slot.engine is not None:
-                    self.pool.retire(slot.engine)
+                self.pool.replace(model)
         if gone:
             self.pool.publish("*", "models_reload")
 
