@@ -298,14 +298,14 @@ class KVCache:
         """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
         that page; not if there is no free page.
         """
-        if any(pool.room < 1 for pool in self.pools):
-            return
         parent = seq.nodes[-1] if seq.nodes else None
         ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
         known = (parent or self.tree.root_of(seq.lora)).next.get(ids)
         if known is not None and GONE not in known.pages:  # its state alone was evicted
             self.slots.save(known, seq.slots[0], SYSTEM)
             seq.tail_end = len(seq.ids)
+            return
+        if any(pool.room < 1 for pool in self.pools):
             return
         copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
         node = self.tree.enter(parent, ids, seq.lora)
