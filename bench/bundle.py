@@ -1,4 +1,4 @@
-"""What a bundle's start costs beside an environment's: whole processes that write one token, warm,
+"""Time of a bundle's start beside an environment's: whole processes that write one token, warm,
 in turns.
 
     treadle bundle MODEL OUT --offline

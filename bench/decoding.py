@@ -1,4 +1,4 @@
-"""What Python costs between two tokens: microseconds of each part, medians and minima.
+"""Cost of Python between two tokens: microseconds of each part, medians and minima.
 
     python bench/decoding.py [MODEL] [--sequences 1,8] [--tokens 200] [--sweep 0,64]
 
@@ -74,7 +74,7 @@ class Clock:
 
 
 def sweeper(megabytes: int) -> Callable[[], object]:
-    """What leaves the caches full of something else."""
+    """Return a function that fills the caches with something else."""
     other = np.ones(megabytes << 18, np.float32)
     return lambda: float(other.sum()) if megabytes else None
 

@@ -35,7 +35,7 @@ BABYLLAMA = "models/babyllama105_pad256/F32.gguf"
 
 
 def run(*args: str | Path) -> str:
-    """What a treadle command prints; TreadleError with its last line if it fails."""
+    """Return the output of a treadle command. Raises TreadleError with its last line of errors."""
     command = [sys.executable, "-m", "treadle", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

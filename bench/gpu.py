@@ -41,7 +41,7 @@ PRODUCTS = ("attn.qkv", "attn.output", "ffn.gate_up", "ffn.gate_up_silu", "ffn.d
 
 
 class Clock:
-    """What is left of the time."""
+    """Remaining time of the whole measurement."""
 
     def __init__(self, minutes: float) -> None:
         self._end = time.monotonic() + 60 * minutes

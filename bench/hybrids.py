@@ -1,4 +1,4 @@
-"""What recurrent layers cost: the share of each kind of step, of a prompt of 512 tokens and of a
+"""Cost of recurrent layers: the share of each kind of step, of a prompt of 512 tokens and of a
 token written, in real layer shapes cut to 8 layers, with random weights.
 
     nice python bench/hybrids.py [--models mamba2,granitehybrid] [--format Q8_0] [--threads 2]

@@ -1,4 +1,4 @@
-"""What adapters cost: a batch of texts, each with one of several adapters, against the same batch
+"""Cost of adapters: a batch of texts, each with one of several adapters, against the same batch
 without, in turns.
 
     nice python bench/lora.py MODEL [--adapters 3] [--rank 16] [--sequences 8] [--rounds 9]

@@ -1,4 +1,4 @@
-"""What attention costs of a token that is being written, beside a chunk of somebody's prompt.
+"""Cost of attention for a token that is being written, beside a chunk of somebody's prompt.
 
     python bench/mixed.py [MODEL] [--depth 16384] [--chunk 511] [--repeats 25] [--threads 2]
 

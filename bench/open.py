@@ -1,4 +1,4 @@
-"""What it costs to open a file with a large vocabulary: 262,144 pieces and 500,000 merges, most of
+"""Time to open a file with a large vocabulary: 262,144 pieces and 500,000 merges, most of
 them never looked at.
 
 python bench/open.py

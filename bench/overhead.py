@@ -1,4 +1,4 @@
-"""What the server adds to a step: time between two runs of the engine, and processor time of its
+"""Cost of the server in a step: time between two runs of the engine, and processor time of its
 event loop, while N streams are written.
 
     nice python bench/overhead.py MODEL [--streams 32] [--tokens 128] [--threads 2]
@@ -32,7 +32,7 @@ Run = tuple[float, float, int, float]  # began, ended, sequences, CPU seconds of
 
 
 def noted(model: Model, loop_cpu: Any = lambda: 0.0) -> list[Run]:
-    """What the engine's runs will have been."""
+    """Return a list that gets each run of the engine."""
     runs: list[Run] = []
     sample = model.engine.sample
     run = model.engine.device.run

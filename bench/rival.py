@@ -22,7 +22,7 @@ class Rival:
         self.ready = self._line()
 
     def ask(self, *given: Any) -> Any:
-        """What it answers to a list of ``given``."""
+        """Return its answer to a list of ``given``."""
         assert self.process.stdin is not None
         print(json.dumps(given), file=self.process.stdin, flush=True)
         return self._line()

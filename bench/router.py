@@ -41,6 +41,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from soak import Ask
+
 PATIENCE_S = 300
 ERRORS = (OSError, http.client.HTTPException)
 PROMPTS = ["Once upon a time", "def add(a, b):", "The capital of France", "import os\n", "x = ["]
@@ -251,22 +253,6 @@ def pair(files: list[str], seconds: float) -> int:
 # -- soak -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ask:
-    """One call: its path, its body as JSON."""
-
-    path: str
-    body: str
-
-    @property
-    def model(self) -> str:
-        return str(json.loads(self.body)["model"])
-
-    @property
-    def stream(self) -> bool:
-        return bool(json.loads(self.body).get("stream"))
-
-
 def calls(texts: list[str], vectors: str | None, reranker: str | None) -> list[Ask]:
     """Texts whole and streamed, chats, vectors, ranks."""
     found = []
@@ -302,7 +288,7 @@ class CutError(Exception):
 
 
 def told(raw: bytes, status: int, stream: bool) -> Any:
-    """What an answer says, without ids and times. Raises CutError."""
+    """Return the texts, vectors or ranks of an answer, without ids and times. Raises CutError."""
     for code, what in CUT.items():
         if code in raw:
             raise CutError(what)

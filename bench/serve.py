@@ -282,7 +282,7 @@ async def ask(
 
 @dataclass
 class Load:
-    """What N streams have had of a server."""
+    """Results of N streams of one server."""
 
     streams: list[Stream]
     seconds: float

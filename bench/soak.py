@@ -142,7 +142,7 @@ class Server:
 
 
 def answer(port: int, ask: Ask, leave_after: int | None = None) -> Any:
-    """What the server says. Raises Refused, Left, and one of ERRORS where it dies."""
+    """Return the server's answer. Raises Refused, Left, and one of ERRORS where it dies."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("POST", ask.path, ask.body, {"content-type": "application/json"})

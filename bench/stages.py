@@ -1,4 +1,4 @@
-"""What a stage more costs: a decoding step of one model in 1, 2 and 4 processes, in turns.
+"""Cost of one more stage: a decoding step of one model in 1, 2 and 4 processes, in turns.
 
     python bench/stages.py [MODEL] --stages 1 2 4 --rounds 5
 

@@ -1,4 +1,4 @@
-"""What one short use costs: a whole process that loads a model and writes one token, warm and with
+"""Cost of one short use: a whole process that loads a model and writes one token, warm and with
 an empty kernel cache; its own memory; and how much two processes on one model share.
 
     python bench/startup.py MODEL [--repeats 7]

@@ -1,4 +1,4 @@
-"""What the compiled step loop costs: microseconds a step, for steps of almost no work, by number of
+"""Cost of the compiled step loop: microseconds a step, for steps of almost no work, by number of
 threads.
 
     python bench/steps.py [--threads 1,2] [--steps 300]

@@ -1,4 +1,4 @@
-"""What text could come to: memory read in one long stream a thread, beside a gemv of one token.
+"""Bound of the speed of texts: memory read in one long stream a thread, beside a gemv of one token.
 
     python bench/stream.py [--file MODEL] [--threads 2] [--rounds 7] [--rows 1 2 4] [FORMAT ...]
 

@@ -119,7 +119,7 @@ def import_weights(gguf: GGUF, size: Size) -> Weights:
 
 
 def read_back(path: Path, size: Size) -> Weights:
-    """What export wrote, rounded as the file's format rounds."""
+    """Return the exported weights, rounded as the file's format rounds."""
     with open_gguf(path) as gguf:
         return import_weights(gguf, size)
 

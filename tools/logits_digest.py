@@ -222,7 +222,7 @@ def settings(subject: Subject) -> Iterator[Setting]:
 
 
 def digest(array: np.ndarray) -> Entry:
-    """What the file has of an array."""
+    """Return the file's entry of an array."""
     array = np.ascontiguousarray(array)
     if array.dtype != np.float32:
         raise TypeError(f"logits are {array.dtype}")
@@ -362,7 +362,7 @@ def distance(a: Entry, b: Entry) -> str:
 
 
 def changed(new: dict[str, Entry], old: dict[str, Entry], asked: set[str]) -> list[str]:
-    """What differs, a line each; ``asked``: the names that were to be run."""
+    """Return a line for each difference; ``asked``: the names that were to be run."""
     lines = [
         f"differs: {name}: {distance(case, old[name])}"
         for name, case in new.items()

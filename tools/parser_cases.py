@@ -55,7 +55,7 @@ WORDS = {"agree": "agree", "design": "differ by design", "absent": "not there"}
 def planned(
     template: ChatTemplate, dialect: TemplateDialect, case: Case, grammars: Grammars
 ) -> AnswerMarks:
-    """What may be found in the answer, as the server plans it."""
+    """Return the marks of calls and thoughts in the answer, as the server plans them."""
     schemas = {t["name"]: json.loads(t["parameters"] or "{}") for t in case["tools"]}
     tools = [
         {
@@ -87,7 +87,7 @@ def planned(
 
 
 def visible(text: str, template: ChatTemplate, marks: AnswerMarks) -> str:
-    """What a model wrote without the control tokens that the scanner does not read."""
+    """Return a model's text without the control tokens that the scanner does not read."""
     kept = "".join(
         (
             *((marks.thought.open, marks.thought.close) if marks.thought else ()),

@@ -82,7 +82,7 @@ def text_of(modules: tuple[str, ...], parity: int) -> str:
 
 
 def treadle(*arguments: object) -> Any:
-    """What a command prints with ``--json``."""
+    """Return the value that a command prints with ``--json``."""
     command = [sys.executable, "-m", "treadle", *map(str, arguments), "--json"]
     ran = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     return json.loads(ran.stdout)

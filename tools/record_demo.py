@@ -54,7 +54,7 @@ class Run:
 
 
 def record(command: Sequence[str], rows: int) -> tuple[list[tuple[float, bytes]], int]:
-    """What the command wrote to a terminal, each piece with its seconds, and its exit status."""
+    """Return what a command wrote to a terminal, pieces with their seconds, and its exit status."""
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
     pid, terminal = pty.fork()
     if pid == 0:

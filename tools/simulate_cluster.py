@@ -1,4 +1,4 @@
-"""What a cluster of up to 64 machines would do, by formulas and by a simulation of events.
+"""Behaviour of a cluster of up to 64 machines, by formulas and by a simulation of events.
 
     python tools/simulate_cluster.py --step-ms 300 --n-embd 8192 --latency-ms 0.5 --gbit 10
 

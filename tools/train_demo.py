@@ -345,7 +345,7 @@ def _log(work: Path, **fields: Any) -> None:
 
 
 def facts_of(recipe: Recipe, text: Text, steps: int) -> dict[str, str | float]:
-    """What the file says about itself, under general.*."""
+    """Return the file's facts about itself, under general.*."""
     facts: dict[str, str | float] = {
         "name": "treadle-demo",
         "size_label": f"{n_parameters(recipe.size) / 1e6:.1f}M",

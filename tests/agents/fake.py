@@ -15,7 +15,7 @@ from typing import Any
 # Records arguments and environment in the file that RECORD names, then does what DO says.
 PROGRAM = """#!{python} -IS
 import json, os, pathlib, signal, sys, time
-record = {{"arguments": sys.argv[1:], "environment": dict(os.environ)}}
+record = {{"arguments": sys.argv[1:], "environment": dict(os.environ), "umask": os.umask(0)}}
 pathlib.Path(os.environ["RECORD"]).write_text(json.dumps(record))
 {do}
 """

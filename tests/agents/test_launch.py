@@ -72,7 +72,8 @@ def test_an_agent_gets_what_print_shows(
         path.unlink()
     by_hand = subprocess.run(["sh", "-c", script.out], timeout=PATIENCE_S, check=False)
     assert by_hand.returncode == 7
-    assert record(place) == launched
+    assert record(place) == launched  # and files that the agent makes have the same modes
+    assert all(Path(path).stat().st_mode & 0o077 == 0 for path in launched["files"])
 
     assert launched["arguments"][-2:] == ["-p", "two words"]
     own = {k: v for k, v in launched["environment"].items() if k not in os.environ}
@@ -110,6 +111,7 @@ def test_a_key_of_anthropic_is_left_out(
         (["launch", "claude"], "Claude Code is not installed: no 'claude' in PATH. Its vendor's "
          "command: npm install -g @anthropic-ai/claude-code"),
         (["launch", "claude", "--print", "--url", "http://127.0.0.1:9"], "no server answers"),
+        (["launch", "claude", "--url", "unix:/a/b.sock"], "unix:/a/b.sock: agents need http://HOST"),
     ],
 )  # fmt: skip
 def test_errors(
@@ -117,7 +119,7 @@ def test_errors(
 ) -> None:
     monkeypatch.setenv("PATH", str(place))
     ran = run(*words)
-    assert (ran.code, ran.out) == (1, "")
+    assert (ran.code, ran.out) == (2 if "unix" in said else 1, "")
     assert said in ran.err
     assert not (place / "cache").exists()
 
@@ -147,6 +149,7 @@ def test_the_server_must_have_the_model(
     with lists(*two) as url:
         unnamed = run("launch", "codex", "--url", url)
         wrong = run("launch", "codex", "--url", url, "--model", "third")
+        mute = run("launch", "codex", "--url", url, "--model", "vec")
         aliased = run("launch", "codex", "--url", url, "--model", "Coder")
         assert 'model="other"' in record(place)["arguments"]
         by_file = run("launch", "codex", "--url", url, "--model", f"/models/{NAME.lower()}.gguf")
@@ -154,6 +157,10 @@ def test_the_server_must_have_the_model(
     assert (aliased.code, by_file.code) == (7, 7)
     assert f"several models: name one with --model: {NAME}, other\n" in unnamed.err
     assert "not third" in wrong.err
+    assert mute.err == f"treadle: error: {url}: the model vec writes no text\n"
+    with lists(listed("vec", architecture=vectors)) as url:
+        mute = run("launch", "codex", "--url", url)
+        assert mute.err == f"treadle: error: {url} serves no model that writes text\n"
     with lists(listed(NAME, owner="somebody")) as url:
         assert launch.find_server(url, None, None, explicit=False) is None
         assert launch.find_server(url, None, None, explicit=True) == Endpoint(
@@ -233,7 +240,7 @@ def test_context_of_a_server_for_agents() -> None:
     gib = 1 << 30  # 8 KiB a token: two texts of 65536 are 1 GiB
     assert agent_context(131072, gib, 2 * gib) == 65536
     assert agent_context(131072, gib, 2 * gib - 1) == 32768
-    assert agent_context(131072, gib, 0) == 16384
+    assert agent_context(131072, gib, 0) == agent_context(20000, gib, 0) == 16384
 
 
 def test_calls_to_this_machine_pass_a_proxy() -> None:

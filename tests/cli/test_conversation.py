@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treadle.chat.tools import ToolCall
 from treadle.cli.conversation import COMMANDS, AnswerCost, Conversation
 from treadle.cli.settings import AnswerSettings
 from treadle.cli.transcript import read_record
@@ -106,6 +107,19 @@ def test_swap_changes_places(talk: Conversation) -> None:
     assert talk.request()[0] == {"role": "user", "content": ""}
     talk.answered("what's new?")
     assert not Conversation().enter("/swap").ask
+
+
+def test_swap_begins_with_all_that_was_said(talk: Conversation) -> None:
+    """Calls and results go with the roles, so that what was dropped cannot be counted."""
+    talk.enter("more")
+    talk.answered("", calls=[ToolCall("c", "echo", "{}")])
+    talk.messages.append({"role": "tool", "content": "x"})
+    talk.answered("no")
+    talk.n_dropped = 4
+    assert talk.enter("/swap").ask
+    assert [m["content"] for m in talk.request()] == ["", "hi", "hello", "more", "no"]
+    talk.unanswered()
+    assert (len(talk.messages), talk.n_dropped) == (6, 4)
 
 
 def test_unanswered_takes_only_a_message_back(talk: Conversation) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
-from treadle.cli import load
+from treadle.cli import engine_process, load
 from treadle.cli.commands import bench, plan
-from treadle.errors import FileError
+from treadle.errors import FileError, TreadleError
+from treadle.server.http import log
+from treadle.server.router.engine import EngineOrder
 
 
 @pytest.fixture
@@ -119,3 +122,34 @@ def test_a_context_beyond_the_trained_one_is_said(
         "treadle: warning: a context of 4097 tokens: story.gguf was trained for 4096; "
         "output beyond that is unreliable\n"
     )
+
+
+@pytest.mark.parametrize(("name", "states"), [("mamba2", True), ("cohere", False)])
+def test_an_engine_of_a_model_with_states_has_no_page_files(
+    name: str,
+    states: bool,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The folder is an option for all models of a router."""
+    asked: list[Any] = []
+
+    def load_model(ref: str, progress: Any, **loading: Any) -> None:
+        asked.append(loading["cache_dir"])
+        raise TreadleError("enough")
+
+    monkeypatch.setattr(load, "load_model", load_model)
+    monkeypatch.setattr(engine_process, "end_with_router", lambda number: None)
+    monkeypatch.setattr(log, "COMMON", {})
+    path = data / "arch" / f"{name}.gguf"
+    args = (f"--cache-dir={tmp_path}", "--context=64")
+    order = EngineOrder("m", str(path), args, "", ("key",), 0)
+    reader, writer = os.pipe()
+    assert engine_process.run_engine(order.as_json(), writer, 0) == engine_process.FAILED
+    assert b"enough" in os.read(reader, 1000)
+    os.close(reader)
+    os.close(writer)
+    assert asked == [None if states else str(tmp_path)]
+    assert ("m: --cache-dir is left out: " in capsys.readouterr().err) == states

@@ -115,6 +115,30 @@ def test_every_key_of_a_preset(folder: Path) -> None:
     assert "strict" not in " ".join(second.args)
 
 
+def test_values_of_a_repeated_option_are_those_of_one_source(folder: Path) -> None:
+    """Of the strongest one that has any: the command line, the model's table, the defaults."""
+    path = preset(
+        folder,
+        """
+        [defaults]
+        logit-bias = ["1+2", "2+2"]
+        [models.own]
+        model = "coder.gguf"
+        logit-bias = ["3+1", "4+1"]
+        [models.plain]
+        model = "coder.gguf"
+        """,
+    )
+
+    def biases(*args: str) -> list[list[str]]:
+        models = listed(str(folder / "chat-Q8_0.gguf"), "--presets", str(path), *args).models
+        return [[arg for arg in model.args if "logit" in arg] for model in models]
+
+    default = ["--logit-bias=1+2", "--logit-bias=2+2"]
+    assert biases() == [default, ["--logit-bias=3+1", "--logit-bias=4+1"], default]
+    assert biases("-l", "5+1") == [["--logit-bias=5+1"]] * 3
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("text", "told"),
@@ -186,6 +210,13 @@ def test_models_of_a_folder_are_followed(folder: Path) -> None:
     assert sorted(model.name for model in models.models) == ["chat-Q8_0", "coder", "new"]
 
 
+def test_a_table_that_fits_no_model_is_told(folder: Path) -> None:
+    path = preset(folder, "[models.codr]\ntop-k = 3\n[models.coder]\ntop-k = 4")
+    with pytest.warns(UserWarning, match=r"models.codr: no .* yet; did you mean coder\?") as told:
+        listed("--models-dir", str(folder), "--presets", str(path))
+    assert len(told) == 1
+
+
 def test_a_name_that_is_taken_is_left_out_of_a_folder(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,6 +250,7 @@ def test_options_of_the_command_line_reach_each_engine(folder: Path) -> None:
     ("args", "told"),
     [
         (["--memory", "100"], "--memory is for several models"),
+        (["x.gguf", "--no-models-autoload"], "--no-models-autoload is for several models"),
         (["--idle-unload", "nan"], "not a finite number"),
         (["--models-dir", "nowhere"], "nowhere: no such folder"),
         (["a.gguf", "b.gguf"], "a.gguf: no such file"),

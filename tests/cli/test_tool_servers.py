@@ -15,6 +15,7 @@ from tests.mcp.fake import FakeServers
 from treadle.chat.tools import OutputPiece, ToolCall
 from treadle.cli import tool_servers
 from treadle.cli.tool_servers import ToolServerOptions, shortened
+from treadle.errors import ContextFullError
 from treadle.mcp.toolbox import REFUSED
 
 
@@ -68,6 +69,41 @@ def test_each_call_is_allowed(
     assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"n": 1}'
     assert 'run s__echo {"n": 1}? y(es), n(o), a(lways)' in ran.err
     assert ran.err.count("run s__echo") == (1 if "always" in lines else 2)
+
+
+@pytest.mark.usefixtures("asked")
+def test_the_last_answer_cannot_call(
+    model: FakeModel, run: Run, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After as many answers as the bounds allow."""
+    choices: list[Any] = []
+
+    def chat(messages: Any, **settings: Any) -> FakeReply:
+        choices.append(settings.get("tool_choice"))
+        return FakeReply("Done.") if choices[-1] == "none" else FakeReply("Well. ", "s__echo")
+
+    monkeypatch.setattr(model, "chat", chat)
+    ran = run("chat", gguf, stdin="hi\nalways\nagain\n")
+    assert choices == [None, None, "none"] * 2
+    assert (ran.code, ran.out) == (0, "Well. \nWell. \nDone.\n" * 2)
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_message_is_discarded_with_its_calls(
+    model: FakeModel, run: Run, gguf: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roles: list[list[str]] = []
+
+    def chat(messages: Any, **settings: Any) -> FakeReply:
+        roles.append([message["role"] for message in messages])
+        if roles[-1][-1] == "tool":
+            raise ContextFullError("the result is too long")
+        return FakeReply("Well. ", "s__echo")
+
+    monkeypatch.setattr(model, "chat", chat)
+    ran = run("chat", gguf, stdin="hi\nalways\nagain\n")
+    assert roles == [["user"], ["user", "assistant", "tool"]] * 2
+    assert ran.err.count("The message was discarded") == 2
 
 
 def test_a_conversation_with_calls_is_saved(

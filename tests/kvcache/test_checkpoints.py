@@ -111,6 +111,29 @@ def test_a_text_that_fills_the_cache_takes_the_page_within_which_its_state_was_k
     check_pages(cache, [seq])
 
 
+def test_a_state_within_a_page_that_gave_way_comes_back_without_another_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its page is still there: taking one could evict somebody's."""
+    cache = with_states()
+    seq, _ = read(cache, [*HEAD, *question(0)], SYSTEM_END)
+    seq.close()
+    (tail,) = (node for node in cache.slots.saved if len(node.ids) < PAGE)
+    cache.slots.forget(tail)
+    assert known(cache, [*HEAD, 5]) < SYSTEM_END
+    save = cache._save_tail
+
+    def save_without_pages(seq: Sequence) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_take", None)
+            save(seq)
+
+    monkeypatch.setattr(cache, "_save_tail", save_without_pages)
+    seq, _ = read(cache, [*HEAD, *question(1)], SYSTEM_END)
+    assert known(cache, [*HEAD, 5]) == SYSTEM_END
+    check_pages(cache, [seq])
+
+
 def test_no_page_no_checkpoint_within_one() -> None:
     cache = with_states(n_sequences=2, kv_bytes=3 * 2 * 4096)
     seq, sizes = read(cache, [*HEAD, 5], SYSTEM_END)

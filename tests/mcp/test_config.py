@@ -49,6 +49,16 @@ def test_servers_of_both_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}, "expected an object of texts"),
         ({"mcpServers": {"a": {"type": "sse", "url": "http://b"}}}, "type 'sse' is not supported"),
         ({"mcpServers": {"a": {"url": "b"}}}, "mcpServers.a: url 'b'"),
+        ({"mcpServers": {"a": {"command": "x", "disabled": "no"}}}, "expected true or false"),
+        ({"mcpServers": {"a": {"command": "x", "type": ["stdio"]}}}, "type ['stdio'] is not"),
+        (
+            {"mcpServers": {"a": {"url": "http://b", "command": "x"}}},
+            "unknown key 'command', which http has not",
+        ),
+        (
+            {"mcpServers": {"a": {"command": "x", "header": {}}}},
+            "unknown key 'header' (expected command",
+        ),
     ],
 )
 def test_errors(value: Any, said: str, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ class Scripted:
         self.models: list[dict[str, Any]] = []  # of a server with several: as /v1/models has them
         self.props_of: dict[str, dict[str, Any]] = {}  # of those that are loaded, by their names
         self.hold_loads = threading.Event()  # while it is set, no load ends
+        self.broken: set[str] = set()  # models that cannot be loaded
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         routes = [Route(path, self._answer, methods=["POST"]) for path in PATHS]
         routes += [Route("/health", self._health), Route("/props", self._props)]
@@ -105,6 +106,8 @@ class Scripted:
         if name not in self.props_of:
             if request.query_params.get("autoload") == "false":
                 return JSONResponse({"error": {"code": "model_not_loaded", "message": name}}, 400)
+            if name in self.broken:
+                return JSONResponse({"error": {"message": f"{name} cannot be loaded"}}, 500)
             await self._load(name)
         return JSONResponse({**self.props, "model_alias": name, **self.props_of[name]})
 

@@ -95,6 +95,26 @@ def test_a_model_is_chosen_loaded_and_kept(several: Scripted, visit: Opened) -> 
     expect(page.locator("#model")).to_have_text("small")
 
 
+def test_an_edited_message_is_kept_when_its_model_cannot_be_loaded(
+    several: Scripted, visit: Opened
+) -> None:
+    several.answers.append([says("Hello"), end()])
+    page = visit(several.url, expected="500")
+    ask(page, "First")
+    expect(page.locator(".stats")).to_contain_text("tokens/s")
+    several.broken.add("small")
+    several.props_of.clear()
+    several.note("small", "unloaded")
+    expect(page.locator("#model-state")).to_have_text("not loaded")
+    page.locator('.user [data-does="edit"]').click()
+    page.get_by_label("Edit message").fill("Second")
+    page.locator(".edit").get_by_role("button", name="Send").click()
+    expect(page.locator("#notice")).to_contain_text("Small cannot be loaded")
+    expect(page.get_by_role("log")).to_contain_text("Second")
+    page.reload()
+    expect(page.get_by_role("log")).to_contain_text("Second")
+
+
 def test_loads_and_unloads_by_the_keyboard(several: Scripted, visit: Opened) -> None:
     page = visit(several.url)
     reach(page, "#models-open", "Shift+Tab")

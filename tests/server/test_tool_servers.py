@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,15 @@ from starlette.testclient import TestClient
 
 import treadle
 from tests.chat.tools.families import HERMES_TEMPLATE
-from tests.mcp.fake import FakeServers
+from tests.mcp.fake import FakeServers, FakeSession
 from tests.server.conftest import running, talking, with_template
 from tests.server.test_openai import post, stream
+from treadle.mcp.config import ToolBounds
+from treadle.mcp.session import ToolOutput
+from treadle.server.http.api_errors import GoneError
 from treadle.server.requests.generation_request import GenerationRequest
+from treadle.server.requests.service import Service
+from treadle.server.requests.tool_turns import ToolTurns
 
 CHAT = "/v1/chat/completions"
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -134,6 +141,63 @@ def test_the_last_answer_cannot_call(client: TestClient, script: Script) -> None
     assert "s__die" not in prompts[2]
 
 
+def service_of(client: TestClient) -> Service:
+    app: Any = client.app
+    service: Service = app.state.service
+    return service
+
+
+def test_a_request_with_calls_is_admitted_once(
+    client: TestClient, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its later answers do not count for ``--max-requests``, and a server that stops waits."""
+    service = service_of(client)
+
+    async def call(self: FakeSession, name: str, arguments: Any) -> ToolOutput:
+        monkeypatch.setattr(service, "draining", True)
+        monkeypatch.setattr(service, "settings", replace(service.settings, max_requests=1))
+        monkeypatch.setattr(service, "_n_preparing", 1)
+        return ToolOutput("ok")
+
+    monkeypatch.setattr(FakeSession, "call", call)
+    script(calling("s__echo"), "done")
+    found = post(client, CHAT, messages=HI, tools=[FREE])
+    assert found["choices"][0]["message"]["content"] == "done"
+
+
+def test_a_call_ends_with_the_server(
+    client: TestClient, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(self: FakeSession, name: str, arguments: Any) -> ToolOutput:
+        assert client.portal is not None
+        client.portal.start_task_soon(service_of(client).stop_streams)
+        await asyncio.Event().wait()
+        return ToolOutput("")
+
+    monkeypatch.setattr(FakeSession, "call", hang)
+    script(calling("s__echo"))
+    error = post(client, CHAT, 503, messages=HI, tools=[FREE])["error"]
+    assert error["message"] == "the server is stopping"
+
+
+def test_a_request_that_is_given_up_before_its_first_answer_began() -> None:
+    """As by a server that stops while pictures of the prompt are fetched."""
+    told: list[BaseException] = []
+    why = GoneError()
+    stream = SimpleNamespace(is_streamed=False, ids=set(), give_up=told.append)
+
+    async def begin(*args: Any, **settings: Any) -> Any:
+        turns.give_up(why)
+        return stream
+
+    service: Any = SimpleNamespace(tool_turns=set(), begin=begin)
+    servers: Any = SimpleNamespace(toolbox=SimpleNamespace(bounds=ToolBounds()))
+    unread: Any = None
+    turns = ToolTurns(unread, service, unread, servers)
+    asyncio.run(turns.begin({}))
+    assert told == [why]
+
+
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("entry", "status", "said"),
@@ -161,6 +225,7 @@ def test_allowed_tools_and_approval_by_name(client: TestClient, script: Script) 
 
 
 def test_the_endpoints_of_clients_that_ask(client: TestClient) -> None:
+    post(client, "/v1/mcp/call", name="s__echo", arguments="{}")  # starts it if a test ended it
     found = client.get("/v1/mcp/tools").json()
     assert found["servers"] == [{"name": "s", "error": None}, {"name": "t", "error": None}]
     tool = found["data"][0]
@@ -267,6 +332,21 @@ def test_calls_that_the_client_allows(client: TestClient, script: Script, stored
     assert (refused["output"], refused["status"]) == (None, "failed")
     assert "the user did not allow this call" in prompts[1]
     assert prompts[1].count("echo {'n'") == 1
+
+
+def test_a_server_that_takes_no_request_runs_no_allowed_call(
+    client: TestClient, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(calling("s__echo", n=1))
+    found = post(client, RESPONSES, input="hi", tools=[ASKS])
+    asked = found["output"][1]["id"]
+    answer = {"type": "mcp_approval_response", "approval_request_id": asked, "approve": True}
+    monkeypatch.setattr(service_of(client), "draining", True)
+    ran: list[str] = []
+    monkeypatch.setattr(FakeSession, "call", lambda self, name, arguments: ran.append(name))
+    given = {"input": [answer], "previous_response_id": found["id"]}
+    post(client, RESPONSES, 503, tools=[ASKS], **given)
+    assert not ran
 
 
 def test_a_call_of_the_clients_own_beside_it(client: TestClient, script: Script) -> None:

@@ -109,13 +109,15 @@ def json_text(value: Any) -> str:
 
 def shell_script(agent: Agent, settings: AgentSettings, arguments: Sequence[str]) -> str:
     """Return what ``treadle launch`` does, as commands of a POSIX shell."""
-    lines = ["umask 077"] if settings.files else []  # a file may have the server's key
-    lines += [f"unset {name}" for name in settings.removed]
+    lines = [f"unset {name}" for name in settings.removed]
     lines += [f"export {name}={shlex.quote(text)}" for name, text in settings.variables.items()]
+    written: list[str] = []
     for path, text in settings.files.items():
         end = end_mark(text)
-        lines.append(f"mkdir -p {shlex.quote(str(path.parent))}")
-        lines.append(f"cat > {shlex.quote(str(path))} <<'{end}'\n{text.rstrip()}\n{end}")
+        written.append(f"mkdir -p {shlex.quote(str(path.parent))}")
+        written.append(f"cat > {shlex.quote(str(path))} <<'{end}'\n{text.rstrip()}\n{end}")
+    if written:  # a file may have the server's key; the agent's own files are not private
+        lines += ["(", "umask 077", *written, ")"]
     lines.append(shlex.join([agent.executable, *settings.arguments, *arguments]))
     return "\n".join(lines)
 

@@ -185,7 +185,7 @@ class PresetReader:
             wanted = value != (key in off)
             return written(param, wanted) if wanted or off else ()
         values = value if isinstance(value, list) else [value]
-        if isinstance(value, list) and not getattr(param, "multiple", False):
+        if isinstance(value, list) and not is_repeatable(param):
             raise self.error(where, "found a list", "one value")
         return written(param, [self.text(where, param, each) for each in values])
 
@@ -232,12 +232,12 @@ def joined(
     """Return the arguments of two sources. Of an option that may be repeated, the values of the
     stronger one replace those of the other, as click does with the last value of the others.
     """
-    repeated = {name for each in command.params if each_may_be_repeated(each) for name in each.opts}
+    repeated = {name for each in command.params if is_repeatable(each) for name in each.opts}
     given = {arg.partition("=")[0] for arg in stronger} & repeated
     return (*(arg for arg in weaker if arg.partition("=")[0] not in given), *stronger)
 
 
-def each_may_be_repeated(param: click.Parameter) -> bool:
+def is_repeatable(param: click.Parameter) -> bool:
     """Return whether each occurrence of an option adds a value."""
     return bool(getattr(param, "multiple", False))
 

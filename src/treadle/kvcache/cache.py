@@ -297,14 +297,14 @@ class KVCache:
         """Keep the state at the end of a sequence, within a page, as a checkpoint with a copy of
         that page; not if there is no free page.
         """
-        if any(pool.room < 1 for pool in self.pools):
-            return
         parent = seq.nodes[-1] if seq.nodes else None
         ids = tuple(seq.ids[len(seq.nodes) * PAGE :])
         known = (parent or self.tree.root_of(seq.lora)).next.get(ids)
         if known is not None and GONE not in known.pages:  # its state alone was evicted
             self.slots.save(known, seq.slots[0], SYSTEM)
             seq.tail_end = len(seq.ids)
+            return
+        if any(pool.room < 1 for pool in self.pools):
             return
         copies = [self._take(pool) for pool in self.pools]  # may evict nodes: enter afterwards
         node = self.tree.enter(parent, ids, seq.lora)
@@ -419,7 +419,7 @@ class KVCache:
         are no pages for them now. Evicts the retired sequence if necessary.
         """
         self.check_context(len(seq.ids) + n)
-        self._check_wanted(seq, self._wanted(seq, n, min(n, self.n_batch)))
+        self._granted(seq, self._wanted(seq, n, min(n, self.n_batch)))
 
     def reserve(self, seq: Sequence, n: int) -> None:
         """Reserve pages for ``n`` more tokens of ``seq``, in a pool with a window for one batch.
@@ -427,8 +427,7 @@ class KVCache:
         """
         wanted = [0] * len(self.pools)
         if n:
-            wanted = self._wanted(seq, n, min(n, self.n_batch))
-            self._check_wanted(seq, wanted)
+            wanted = self._granted(seq, self._wanted(seq, n, min(n, self.n_batch)))
             if self.states and not seq.slots:
                 seq.slots = self.slots.take()
         for pool, new, old in zip(self.pools, wanted, seq.promised, strict=True):
@@ -448,9 +447,9 @@ class KVCache:
             wanted.append(max(0, -(-end // PAGE) - held) + shared)
         return wanted
 
-    def _check_wanted(self, seq: Sequence, wanted: list[int]) -> None:
-        """Raise NoRoomError unless there are ``wanted`` pages, in place fewer if the sequence can
-        have its last page for itself.
+    def _granted(self, seq: Sequence, wanted: list[int]) -> list[int]:
+        """Return ``wanted``, or one page less in each pool if the sequence can have its last page
+        for itself. Raises NoRoomError if there are not so many pages.
         """
         for pool, n, own in zip(self.pools, wanted, seq.promised, strict=True):
             if n > own and n - own > pool.room:
@@ -458,10 +457,11 @@ class KVCache:
             if n > own and n - own > pool.room:
                 if not self._take_over_tail(seq):
                     raise self._no_room(pool)
-                wanted[:] = [each - 1 for each in wanted]  # the last page need not be copied
-                return self._check_wanted(seq, wanted)
+                # The last page need not be copied.
+                return self._granted(seq, [each - 1 for each in wanted])
         if not self._may_have_state(seq):
             raise self._no_room(self.states[0])
+        return wanted
 
     def _take_over_tail(self, seq: Sequence) -> bool:
         """Remove the tail whose pages are the last of ``seq``, if no other sequence has them: a
@@ -510,7 +510,7 @@ class KVCache:
         self.check_context(new)
         wanted = self._wanted(seq, n, n, first)
         if any(wanted) or not seq.ids:  # usually the last page has room
-            self._check_wanted(seq, wanted)
+            wanted = self._granted(seq, wanted)
             self._own_last_page(seq)
             if self.states and not seq.slots:
                 seq.slots = self.slots.take()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from treadle.server.requests.service import ServerSettings
 from treadle.server.router.app import build_router_app
@@ -37,10 +38,11 @@ class FakeEngine(EngineProcess):
         self.calls: list[dict[str, Any]] = []  # requests, with "left" of clients that have left
         self.server: asyncio.Server | None = None
         self.obeys = True
+        self.lingers = False  # signals do not end it: a test does
 
     def signal(self, number: int) -> None:
         self.signals.append(number)
-        if self.obeys or number == signal.SIGKILL:
+        if not self.lingers and (self.obeys or number == signal.SIGKILL):
             self.end(0 if number == signal.SIGTERM else -number)
 
     def end(self, code: int) -> None:
@@ -187,7 +189,7 @@ class Client:
             "type": "http",
             "http_version": "1.1",
             "method": method,
-            "path": path,
+            "path": unquote(path),
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",

@@ -84,6 +84,52 @@ async def test_the_lists_of_ollama(data: Path) -> None:
 
 
 @in_loop
+async def test_options_are_listed_without_folders() -> None:
+    args = ("--lora=/home/me/x.gguf=0.5", "--cache-dir=/home/me/pages", "--temperature=0.5")
+    async with routed(FakeLauncher(answer=echo), models("small", args=args)) as router:
+        assert (await router.get("/v1/models/small")).json()["status"] == {"value": "unloaded"}
+        await router.post("/v1/completions", {"model": "small"})
+        status = (await router.get("/models")).json()["data"][0]["status"]
+        named = ["--lora=x.gguf=0.5", "--cache-dir=pages", "--temperature=0.5"]
+        assert status["args"] == ["treadle", "serve", *named]
+
+
+@in_loop
+async def test_a_key_hears_only_of_its_models(tmp_path: Path) -> None:
+    """In lists, errors, metrics and events; it removes no others either."""
+
+    async def told(call: dict[str, Any], writer: Writer) -> None:
+        await say(writer, b"# TYPE x counter\nx_total 3\n")
+
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo models=small\n")
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    settings: dict[str, Any] = {"api_key_file": keys, "metrics": True}
+    async with routed(FakeLauncher(answer=told), FIXED, own=LIBRARY, **settings) as router:
+        clients = [router.call("GET", "/models/sse", headers=headers) for headers in (one, two)]
+        await until(lambda: all(client.reply.body for client in clients))
+        for name in ("large-7b", "small"):
+            await router.post("/v1/completions", {"model": name}, **one)
+        await until(lambda: all(b"small" in client.reply.body for client in clients))
+        for client in clients:
+            client.leave()
+            await client.task
+        found = [client.reply.body for client in clients]
+        for path in ("/api/ps", "/metrics"):
+            found += [(await router.get(path, **headers)).body for headers in (one, two)]
+        for method, path in (("POST", "/v1/completions"), ("DELETE", "/api/delete")):
+            for headers in (one, two):
+                reply = await router.call(method, path, {"model": "nope"}, headers).whole()
+                assert reply.status == 404
+                found.append(reply.body)
+        found += [b"large-7b", (await router.post("/api/show", {"model": "large"}, **two)).body]
+        assert all(b"large-7b" in body for body in found[::2])
+        assert not any(b"large-7b" in body for body in found[1::2])
+        delete = router.call("DELETE", "/models?model=large-7b", None, two)
+        assert (await delete.whole()).json()["error"]["code"] == "model_not_allowed"
+
+
+@in_loop
 async def test_the_routers_own_state() -> None:
     async def told(call: dict[str, Any], writer: Writer) -> None:
         await say(writer, b"# HELP x y\n# TYPE x counter\nx_total 3\n")
@@ -258,6 +304,12 @@ async def test_a_download_with_progress(monkeypatch: pytest.MonkeyPatch) -> None
         client.leave()
         await asyncio.wait_for(stopped.wait(), 60)
         await client.task
+        stopped.clear()
+        whole = router.call("POST", "/api/pull", {"model": "me/endless", "stream": False})
+        await until(lambda: asked.count("hf:me/endless") == 2)
+        whole.leave()
+        await asyncio.wait_for(stopped.wait(), 60)
+        await whole.task
 
 
 # -- values ---------------------------------------------------------------------------------------

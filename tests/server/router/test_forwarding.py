@@ -345,6 +345,8 @@ async def test_stored_responses_are_looked_up_in_all_engines() -> None:
         for name in ("small", "large-7b"):
             await router.post("/v1/responses", {"model": name})
         assert (await router.get("/v1/responses/resp_1")).json() == {"id": "resp_1"}
+        await router.get("/v1/responses/resp%201?x=%20")  # as it was written
+        assert launcher.engines[0].calls[-1]["target"] == "/v1/responses/resp%201?x=%20"
 
 
 @in_loop

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import tempfile
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +75,37 @@ async def test_a_load_is_cancelled_when_all_have_left() -> None:
         assert pool.used == 0
         launcher.automatic = True
         await one_call(pool, A)
+        assert pool.used == 5 << 20
+
+
+@in_loop
+async def test_a_call_waits_for_the_end_of_a_cancelled_load() -> None:
+    """And then has a load of its own; so has the next one, if that call leaves too."""
+    launcher = FakeLauncher(automatic=False)
+    async with pooled(launcher, {"a": 5}, memory=10) as pool:
+        first = asyncio.ensure_future(pool.acquire(A))
+        await until(lambda: launcher.engines)
+        launcher.engines[0].lingers = True
+        first.cancel()
+        await settled()
+        for _ in range(2):
+            waiting = asyncio.ensure_future(pool.acquire(A))
+            await settled()
+            waiting.cancel()
+            await settled()
+        unloading = asyncio.ensure_future(pool.unload(A))
+        await settled()
+        assert not unloading.done()
+        waiting = asyncio.ensure_future(pool.acquire(A))
+        await settled()
+        assert launcher.names == ["a"]
+        assert launcher.engines[0].signals == [signal.SIGKILL]
+        assert pool.used == 5 << 20
+        launcher.automatic = True
+        launcher.engines[0].end(-9)
+        pool.release(await waiting)
+        await unloading
+        assert launcher.names == ["a", "a"]
         assert pool.used == 5 << 20
 
 
@@ -186,15 +219,90 @@ async def test_who_leaves_while_he_waits_for_room_costs_nobody_anything() -> Non
         running = await pool.acquire(A)
         other = asyncio.ensure_future(pool.acquire(B))
         await until(lambda: running.draining)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        pool.listeners.add(told)
         again = asyncio.ensure_future(pool.acquire(A))
         await settled()
         other.cancel()
         assert await again is running
+        assert [told.get_nowait()["model"] for _ in range(told.qsize())] == ["b"]
         assert running.n_running == 2
         pool.release(running)
         pool.release(running)
         assert launcher.names == ["a"]
         assert pool.state(B) == "unloaded"
+
+
+@in_loop
+async def test_one_that_cannot_go_on_ends_though_its_memory_is_not_needed() -> None:
+    """As after a change of its file. Calls that come meanwhile get another engine."""
+    launcher = FakeLauncher()
+    async with pooled(launcher, {"a": 6, "b": 6}, memory=10) as pool:
+        running = await pool.acquire(A)
+        other = asyncio.ensure_future(pool.acquire(B))
+        await until(lambda: running.draining)
+        pool.retire(running)
+        other.cancel()
+        await settled()
+        again = asyncio.ensure_future(pool.acquire(A))
+        await settled()
+        assert running.draining
+        assert not running.stopping
+        pool.release(running)
+        pool.release(await again)
+        assert launcher.names == ["a", "a"]
+        assert pool.used == 6 << 20
+
+
+@in_loop
+async def test_a_model_is_loaded_for_itself_behind_an_engine_that_cannot_go_on() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher) as pool:
+        running = await pool.acquire(A)
+        pool.retire(running)
+        loading = asyncio.ensure_future(pool.load(A))
+        await settled()
+        pool.release(running)
+        await loading
+        assert launcher.names == ["a", "a"]
+
+
+@in_loop
+async def test_a_file_that_is_replaced_during_its_load() -> None:
+    """Calls that wait already are answered from the old one, the next one from the new."""
+    old, new = (models("a", stamp=(time, 4))[0] for time in (1, 2))
+    launcher = FakeLauncher(automatic=False)
+    async with pooled(launcher) as pool:
+        waiting = asyncio.ensure_future(pool.acquire(old))
+        await until(lambda: launcher.engines)
+        pool.replace(new)
+        await launcher.engines[0].ready()
+        engine = await waiting
+        launcher.automatic = True
+        again = asyncio.ensure_future(pool.acquire(new))
+        await settled()
+        assert not engine.stopping
+        pool.release(engine)
+        pool.release(await again)
+        assert launcher.names == ["a", "a"]
+        assert pool.engine(new) is not None
+
+
+@in_loop
+async def test_one_that_ends_by_itself_while_another_makes_room() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher, {"a": 4, "b": 4, "c": 9}, memory=10) as pool:
+        await one_call(pool, A, B)
+        first, second = launcher.engines
+        first.lingers = True
+        other = asyncio.ensure_future(pool.acquire(C))
+        await until(lambda: first.signals)
+        second.end(-9)
+        await until(lambda: pool.slots["b"].engine is None)
+        first.end(0)
+        pool.release(await other)
+        assert launcher.names == ["a", "b", "c"]
+        assert not second.signals
 
 
 @in_loop
@@ -205,6 +313,7 @@ async def test_loads_take_turns_in_the_order_of_their_arrival() -> None:
         waiting = []
         for model in (C, B, C):
             waiting.append(asyncio.ensure_future(pool.acquire(model)))
+            await until(lambda: running.draining)  # the first load has its turn
             await settled()
         pool.release(running)
         for call in (waiting[0], waiting[2], waiting[1]):
@@ -299,6 +408,19 @@ async def test_idle_engines_are_unloaded() -> None:
 
 
 @in_loop
+async def test_a_call_that_comes_as_the_idle_time_ends_gets_another_engine() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher, idle_s=1000.0) as pool:
+        await one_call(pool, A)
+        engine = pool.engine(A)
+        assert engine is not None
+        pool._unload_idle(engine)
+        again = await pool.acquire(A)
+        assert again is not engine
+        pool.release(again)
+
+
+@in_loop
 async def test_an_engine_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.server.router.pool.STOP_S", 0.01)
     launcher = FakeLauncher()
@@ -336,6 +458,46 @@ async def test_an_unload_cancels_a_load() -> None:
         with pytest.raises(ApiError, match="cancelled"):
             await waiting
         assert pool.state(A) == "unloaded"
+        waiting = asyncio.ensure_future(pool.acquire(A))
+        await asyncio.sleep(0)
+        await pool.unload(A)  # before the load has begun
+        assert pool.state(A) == "unloaded"
+        with pytest.raises(ApiError, match="cancelled"):
+            await waiting
+
+
+@in_loop
+async def test_a_model_that_is_forgotten_under_a_call_is_known_while_it_is_loaded_again() -> None:
+    launcher = FakeLauncher()
+    async with pooled(launcher, {"a": 5}, memory=10) as pool:
+        running = await pool.acquire(A)
+        forgetting = asyncio.ensure_future(pool.forget("a"))
+        await settled()
+        again = asyncio.ensure_future(pool.acquire(A))
+        await settled()
+        pool.release(running)
+        await forgetting
+        engine = await again
+        assert pool.engine(A) is engine is not running
+        assert pool.used == 5 << 20
+        pool.release(engine)
+        await pool.forget("a")
+        assert not pool.slots
+
+
+@in_loop
+async def test_engines_have_ports_where_a_sockets_path_would_be_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    launcher = FakeLauncher(facts={"port": 1234})
+    async with pooled(launcher) as pool:
+        engine = await pool.acquire(A)
+        assert launcher.engines[0].order.socket == ""
+        assert engine.listens_at == 1234
+        pool.release(engine)
 
 
 @in_loop

@@ -137,8 +137,10 @@ def find_server(
             raise TreadleError(f"{url} has several models: name one with --model: {names}")
         return endpoint_of(url, writers[0], api_key)
     wanted = names_of(model)
-    for each in writers:
+    for each in models:
         if wanted & {plain(str(name)) for name in (each.get("id"), *(each.get("aliases") or ()))}:
+            if not writes(each):
+                raise TreadleError(f"{url}: the model {each.get('id')} writes no text")
             return endpoint_of(url, each, api_key)
     names = ", ".join(str(each.get("id")) for each in models) or "nothing"
     if explicit:

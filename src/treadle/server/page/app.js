@@ -93,7 +93,7 @@ const view = new View(byId("log"), {
 const mode = () => (completes(dialogs.typed, server) ? "text" : undefined);
 
 async function reply(parent, own = talk) {
-  if (own === talk && !(await ready())) return save();
+  if (own === talk && !(await ready())) return own === talk ? save() : keep(own);
   write(talks.add(own, parent, { role: "assistant", mode: mode() }), own);
 }
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from treadle.server.http.http_io import Json, Response
+from treadle.server.http.http_io import Json, Response, utc
 from treadle.server.protocols import ollama
 from treadle.server.requests.generation_request import room
 from treadle.server.requests.service import Service, service_of
@@ -48,14 +47,18 @@ def describe_for_llamacpp(service: Service) -> dict[str, Any]:
 
 def describe_for_anthropic(service: Service) -> dict[str, Any]:
     """Return Anthropic's object."""
-    created = datetime.fromtimestamp(service.created, timezone.utc)
+    return anthropic_model(service.name, service.created, room(service.model))
+
+
+def anthropic_model(name: str, created: int, most_tokens: int | None) -> dict[str, Any]:
+    """Return Anthropic's object of a model. ``created``: Unix time."""
     return {
         "type": "model",
-        "id": service.name,
-        "display_name": service.name,
-        "created_at": f"{created:%Y-%m-%dT%H:%M:%SZ}",
+        "id": name,
+        "display_name": name,
+        "created_at": utc(created),
         "lifecycle": "active",
-        "max_input_tokens": room(service.model),
+        "max_input_tokens": most_tokens,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -50,11 +50,14 @@ from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from treadle.api.model import Model
 
 Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in the response
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
+NEVER = "9999-12-31T23:59:59Z"  # when a model ends that stays loaded
 NOTHING = ParsedOutput("", "", [])
 _IMAGE = re.compile(r"(?:prompt\.)?((?:messages\[\d+\]\.)?images\[\d+\])(?:\.data)?")
 
@@ -348,29 +351,41 @@ def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dic
 def describe(service: Service) -> dict[str, Any]:
     """Return the served model, as ``/api/tags`` lists it."""
     model = service.model
+    size = model.gguf.n_bytes
+    return entry_of(service.name, model.path, size, service.created, details(service))
+
+
+def entry_of(
+    name: str, place: Path | str, n_bytes: int | None, changed_s: float, details: dict[str, Any]
+) -> dict[str, Any]:
+    """Return a model as ``/api/tags`` lists it. ``changed_s``: Unix time."""
     # Clients need a digest; hashing the whole file would be too slow.
-    told = f"{model.path}:{model.gguf.n_bytes}".encode()
+    told = f"{place}:{n_bytes}".encode()
     return {
-        "name": service.name,
-        "model": service.name,
-        "modified_at": utc(service.created),
-        "size": model.gguf.n_bytes,
+        "name": name,
+        "model": name,
+        "modified_at": utc(changed_s),
+        "size": n_bytes or 0,
         "digest": hashlib.sha256(told).hexdigest(),
-        "details": details(service),
+        "details": details,
     }
 
 
 def details(service: Service) -> dict[str, Any]:
     """Return the model's family, size and quantization."""
     card = service.card()
-    arch = service.model.config.arch.name
+    return details_of(service.model.config.arch.name, card["parameters"], card["format"])
+
+
+def details_of(arch: str, n_parameters: str, format: str) -> dict[str, Any]:
+    """Return a model's family, size and quantization."""
     return {
         "parent_model": "",
         "format": "gguf",
         "family": arch,
-        "families": [arch],
-        "parameter_size": card["parameters"],
-        "quantization_level": card["format"],
+        "families": [arch] if arch else [],
+        "parameter_size": n_parameters,
+        "quantization_level": format,
     }
 
 
@@ -394,8 +409,7 @@ async def tags(request: HttpRequest) -> Response:
 async def running(request: HttpRequest) -> Response:
     """``GET /api/ps``."""
     service = service_of(request)
-    never = "9999-12-31T23:59:59Z"
-    own = {"expires_at": never, "size_vram": 0, "context_length": room(service.model)}
+    own = {"expires_at": NEVER, "size_vram": 0, "context_length": room(service.model)}
     return Json({"models": [{**describe(service), **own}]})
 
 
@@ -424,7 +438,12 @@ def capabilities(service: Service) -> list[str]:
     """Return what clients may offer with the model."""
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
-    found = {"tools": True, "thinking": service.dialect.thought is not None}
+    return capabilities_of(service.dialect.thought is not None, service.model.modalities)
+
+
+def capabilities_of(thinks: bool, modalities: Collection[str]) -> list[str]:
+    """Return what clients may offer with a model that writes text and reads ``modalities``."""
+    found = {"tools": True, "thinking": thinks}
     for name, kind in (("vision", "image"), ("audio", "audio")):
-        found[name] = kind in service.model.modalities
+        found[name] = kind in modalities
     return ["completion", "embedding", *(name for name, there in found.items() if there)]

@@ -144,6 +144,15 @@ class Service:
         """Raise ApiError if no request can be taken now."""
         if self.draining:
             raise busy("the server is stopping")
+        self.check_model()
+        if self._n_preparing + len(self.engine.outputs) >= self.settings.max_requests:
+            raise busy(
+                f"the server already has {self.settings.max_requests} requests, its limit "
+                "(--max-requests)"
+            )
+
+    def check_model(self) -> None:
+        """Raise ApiError if the model is being loaded, or can no longer be used."""
         if self.engine.state == "loading":
             raise ApiError(
                 503,
@@ -154,11 +163,6 @@ class Service:
             )
         if self.engine.state != "ok":
             raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
-        if self._n_preparing + len(self.engine.outputs) >= self.settings.max_requests:
-            raise busy(
-                f"the server already has {self.settings.max_requests} requests, its limit "
-                "(--max-requests)"
-            )
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
         """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands
@@ -169,6 +173,7 @@ class Service:
 
     async def _prepare(self, work: Callable[..., T], *args: Any) -> T:
         """Do what ``prepare`` does, for a request that was admitted before."""
+        self.check_model()
         self._n_preparing += 1
         work = self._noting(work)
         try:

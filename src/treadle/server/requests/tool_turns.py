@@ -33,11 +33,12 @@ class ToolTurns:
     ) -> None:
         self.service = service
         self.servers = servers
-        self.stream: RequestStream  # the current one, after ``begin``
+        self.stream: RequestStream  # the current one, after the first ``begin``
         self.n_answers = 0
         self.usage: dict[str, Any] = {}  # of all answers but the last
         self._request = request
         self._read = read
+        self._has_stream = False
         self._left = asyncio.Event()
         self._why: BaseException | None = None
         self.kept: KeptStream | None = None  # all answers, if they outlive the connection
@@ -59,6 +60,7 @@ class ToolTurns:
         begin = self.service.begin
         more = self.n_answers > 1
         self.stream = await begin(self._request, self._read, body, keeps=False, admitted=more)
+        self._has_stream = True
         if self.n_answers == 1 and self.stream.is_streamed:
             try:
                 self.kept = self.service.keep(self._request, self)
@@ -101,12 +103,12 @@ class ToolTurns:
         """End the request, whatever it does now."""
         self._why = self._why or why
         self._left.set()
-        if self.n_answers:
+        if self._has_stream:
             self.stream.give_up(why)
 
     def close(self) -> None:
         """Cancel the unfinished answer."""
-        if self.n_answers:
+        if self._has_stream:
             self.stream.close()
 
     def add_usage(self, used: Mapping[str, Any]) -> dict[str, Any]:

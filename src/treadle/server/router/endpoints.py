@@ -23,7 +23,13 @@ from treadle.server.router.forwarding import Forwarding, read_call, target_of
 from treadle.server.router.listings import ModelCard, read_card
 from treadle.server.router.merged_metrics import merge, router_metrics
 from treadle.server.router.pool import DOWNLOADING
-from treadle.server.router.service import RouterService, keep_seconds, service_of
+from treadle.server.router.service import (
+    RouterService,
+    check_allowed,
+    is_allowed,
+    keep_seconds,
+    service_of,
+)
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -158,12 +164,8 @@ async def metrics(request: HttpRequest) -> Any:
         raise ApiError(501, "start the server with --metrics", code="not_enabled")
     named = request.query_params.get("model")
     texts: dict[str, str] = {}
-    if named:
-        wanted = await service.find(named)
-        engine = service.pool.engine(wanted)
-        engines = [engine] if engine else []
-    else:
-        engines = service.pool.engines()
+    wanted = [await service.find(named)] if named else await service.listed()
+    engines = [engine for model in wanted if (engine := service.pool.engine(model)) is not None]
 
     async def read(engine: Any) -> None:
         found = await service.ask(engine, b"/metrics")
@@ -178,7 +180,7 @@ async def metrics(request: HttpRequest) -> Any:
             if engine.model.name in texts
         }
     )
-    own = router_metrics(service.pool, [wanted] if named else service.models.models)
+    own = router_metrics(service.pool, wanted)
     return Response(
         (own + merged).encode(),
         headers={"Process-Start-Time-Unix": str(service.created)},
@@ -310,7 +312,10 @@ async def model_events(request: HttpRequest) -> Response:
             yield PING
             while True:
                 try:
-                    yield event(await asyncio.wait_for(queue.get(), SSE_PING_S))
+                    told = await asyncio.wait_for(queue.get(), SSE_PING_S)
+                    model = service.models.get(told["model"])
+                    if model is None or is_allowed(model):
+                        yield event(told)
                 except asyncio.TimeoutError:
                     yield PING
         finally:
@@ -406,12 +411,14 @@ async def delete_model(request: HttpRequest) -> Response:
 async def remove(service: RouterService, name: str) -> None:
     """Remove a further name, or a downloaded model with its engine. Raises ApiError."""
     copies = service.models.copies
+    model = service.models.get(name)
+    if model is not None:
+        check_allowed(model)
     if isinstance(copies, library.CopiedNames) and copies.remove(name):
         await service.refresh()
         return
-    model = service.models.get(name)
     if model is None:
-        service.models.find(name or None)  # raises, unless a part of a name fits
+        await service.find(name)  # raises, unless a part of a name fits
         raise ApiError(404, f"model {name[:200]!r}: name it whole to remove it", param="model")
     if not model.from_library:
         raise ApiError(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import PurePath
 from typing import Any
 
@@ -18,10 +16,10 @@ from treadle.catalog.facts import PROGRAM_BYTES, TEXT, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
 from treadle.models.config import USUAL_CONTEXT
 from treadle.server.http.http_io import utc
+from treadle.server.protocols import ollama
+from treadle.server.protocols.models import anthropic_model
 from treadle.server.router.pool import EnginePool, loading_event
 from treadle.server.router.served_model import ServedModel
-
-NEVER = "9999-12-31T23:59:59Z"
 
 
 @dataclass(frozen=True)
@@ -125,15 +123,7 @@ def finite(seconds: float | None) -> float | None:
 
 def describe_for_anthropic(card: ModelCard, created: int) -> dict[str, Any]:
     """Return Anthropic's object."""
-    when = datetime.fromtimestamp(created, timezone.utc)
-    return {
-        "type": "model",
-        "id": card.model.name,
-        "display_name": card.model.name,
-        "created_at": f"{when:%Y-%m-%dT%H:%M:%SZ}",
-        "lifecycle": "active",
-        "max_input_tokens": card.context,
-    }
+    return anthropic_model(card.model.name, created, card.context)
 
 
 def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
@@ -143,28 +133,14 @@ def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
     if stored is not None:
         with suppress(OSError):
             changed = stored.weights.stat().st_mtime
-    told = f"{stored.path if stored else card.model.ref}:{card.n_bytes}".encode()
-    return {
-        "name": name or card.model.name,
-        "model": name or card.model.name,
-        "modified_at": utc(changed),
-        "size": card.n_bytes or 0,
-        "digest": hashlib.sha256(told).hexdigest(),
-        "details": details(card),
-    }
+    place = stored.path if stored else card.model.ref
+    return ollama.entry_of(name or card.model.name, place, card.n_bytes, changed, details(card))
 
 
 def details(card: ModelCard) -> dict[str, Any]:
     """Return a model's family, size and quantization."""
-    arch = card.facts.architecture
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": arch,
-        "families": [arch] if arch else [],
-        "parameter_size": n_weights(card.facts.n_parameters),
-        "quantization_level": card.facts.format,
-    }
+    facts = card.facts
+    return ollama.details_of(facts.architecture, n_weights(facts.n_parameters), facts.format)
 
 
 def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
@@ -176,7 +152,7 @@ def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
     return {
         **describe_for_ollama(card),
         "size": size,
-        "expires_at": NEVER if expires is None else utc(expires),
+        "expires_at": ollama.NEVER if expires is None else utc(expires),
         "size_vram": 0,
         "context_length": card.context or 0,
     }
@@ -227,11 +203,7 @@ def capabilities(card: ModelCard, template: str) -> list[str]:
 
     if not card.writes:
         return ["embedding"]
-    found = ["completion", "embedding", "tools"]
-    try:
-        if template and dialect_of(ChatTemplate(template)).thought is not None:
-            found.append("thinking")
-    except TreadleError:  # a template that cannot be rendered
-        pass
-    media = {"image": "vision", "audio": "audio"}
-    return [*found, *(media[kind] for kind in sorted(card.facts.modalities, reverse=True))]
+    thinks = False
+    with suppress(TreadleError):  # of a template that cannot be rendered
+        thinks = bool(template) and dialect_of(ChatTemplate(template)).thought is not None
+    return ollama.capabilities_of(thinks, card.facts.modalities)

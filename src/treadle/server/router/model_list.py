@@ -129,19 +129,19 @@ class ModelList:
         self, name: str | None, shown: Callable[[ServedModel], bool] = lambda model: True
     ) -> ServedModel:
         """Return the model that a name means: its own or an alias, in any case, else one that it
-        fits alone. Raises ApiError with the names of those that may be ``shown``.
+        fits alone, of those that may be ``shown``. Raises ApiError with their names.
         """
         if not name:
             return self.default()
         found = self.get(name)
         if found is not None:
             return found
-        fitting = [model for model in self.models if has_parts(name.lower(), model.name.lower())]
+        known = [model for model in self.models if shown(model)]
+        fitting = [model for model in known if has_parts(name.lower(), model.name.lower())]
         if len(fitting) == 1:
             return fitting[0]
-        known = [model for model in fitting or self.models if shown(model)]
         what = f"fits {len(fitting)} models" if fitting else "no such model"
-        told = listed([model.name for model in known], SHOWN) or "none"
+        told = listed([model.name for model in fitting or known], SHOWN) or "none"
         raise ApiError(
             404,
             f"model {name[:200]!r}: {what}; available: {told}",

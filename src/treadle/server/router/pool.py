@@ -101,6 +101,12 @@ class ModelLoad:
         """Share of the stage that is done, 0 to 1; None if unknown."""
         return self.done / self.total if self.total else None
 
+    def cancel(self) -> None:
+        """Cancel it, once: a further cancellation would not let it wait for its engine's end."""
+        if self.task is not None and not self.cancelling:
+            self.cancelling = True
+            self.task.cancel()
+
 
 @dataclass(eq=False)
 class ModelSlot:
@@ -215,8 +221,7 @@ class EnginePool:
         finally:
             load.n_waiting -= 1
             if not (load.n_waiting or load.wanted or load.task.done()):
-                load.cancelling = True
-                load.task.cancel()
+                load.cancel()
         return engine
 
     def _has_taken(self, load: ModelLoad) -> bool:
@@ -242,7 +247,7 @@ class EnginePool:
     async def load(self, model: ServedModel) -> None:
         """Load a model, without a call. Raises ApiError."""
         slot = self.slot(model)
-        if slot.engine is not None and not slot.engine.stopping:
+        if slot.engine is not None and not (slot.engine.stopping or slot.engine.retiring):
             return
         load = self._begin(slot)
         load.wanted = True
@@ -256,14 +261,12 @@ class EnginePool:
             return
         load = slot.load
         if load is not None and load.task is not None:
-            load.cancelling = True
-            load.task.cancel()
-            with suppress(asyncio.CancelledError, ApiError):
-                await load.task
+            load.cancel()
+            await asyncio.wait({load.task})
+            if slot.load is load:  # it was cancelled before it began
+                slot.load = None
         if slot.engine is not None:
-            await self._drain(slot.engine)
-            if slot.engine is not None:
-                await self._stop(slot, UNLOADED)
+            await self._retire(slot, slot.engine)
 
     async def forget(self, name: str) -> None:
         """Unload a model that is no longer listed, and drop what is known of it."""
@@ -272,6 +275,16 @@ class EnginePool:
             await self.unload(slot.model)
             if slot.engine is None and slot.load is None:  # else it is in use again
                 self.slots.pop(name, None)
+
+    def replace(self, model: ServedModel) -> None:
+        """Take note that a model's file is another one: an engine of the old one is retired, also
+        one that is being loaded, once it has answered the calls that wait for it.
+        """
+        slot = self.slots.get(model.name)
+        if slot is not None:
+            slot.model = model
+            if slot.engine is not None:
+                self.retire(slot.engine)
 
     def retire(self, engine: LoadedEngine) -> None:
         """Unload an engine that can no longer be used, once its calls have ended."""
@@ -298,10 +311,11 @@ class EnginePool:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        loads = [s.load.task for s in self.slots.values() if s.load and s.load.task]
-        for task in loads:
-            task.cancel()
-        await asyncio.gather(*self._tasks, *loads, return_exceptions=True)
+        loads = [slot.load for slot in self.slots.values() if slot.load is not None]
+        for load in loads:
+            load.cancel()
+        loading = [load.task for load in loads if load.task is not None]
+        await asyncio.gather(*self._tasks, *loading, return_exceptions=True)
         stops = [self._stop(slot, UNLOADED) for slot in self.slots.values() if slot.engine]
         await asyncio.gather(*stops, return_exceptions=True)
         await self.launcher.close()
@@ -330,7 +344,7 @@ class EnginePool:
         model = slot.model
         try:
             if before is not None:
-                await asyncio.wait({before})
+                await _waited(before)
             if (spared := await self._ended(slot)) is not None:
                 return self._loaded(slot, load, spared)
             self.publish(model.name, "model_status", {"status": LOADING})
@@ -358,7 +372,10 @@ class EnginePool:
         if self.settings.log:
             log(message="model loaded", model=model.name, seconds=round(slot.load_s, 3))
         self.publish(model.name, "model_status", {"status": LOADED, "info": engine.told})
-        return self._loaded(slot, load, engine)
+        self._loaded(slot, load, engine)
+        if engine.model.stamp != slot.model.stamp:  # its file was replaced meanwhile
+            self.retire(engine)
+        return engine
 
     async def _ended(self, slot: ModelSlot) -> LoadedEngine | None:
         """Wait for the end of a slot's engine that gets no new calls. Return it if it is to serve
@@ -581,11 +598,15 @@ class EnginePool:
 
     async def _stop(self, slot: ModelSlot, state: str) -> None:
         """End the engine of a slot, which has no calls. A stop under way is waited for."""
+        self._begin_stop(slot, state)
+        if slot.stop is not None:
+            await asyncio.shield(slot.stop)
+
+    def _begin_stop(self, slot: ModelSlot, state: str) -> None:
+        """Begin to end the engine of a slot: from now on it gets no calls."""
         if slot.stop is None and slot.engine is not None:
             slot.engine.stopping = True
             slot.stop = asyncio.ensure_future(self._end(slot, slot.engine, state))
-        if slot.stop is not None:
-            await asyncio.shield(slot.stop)
 
     async def _end(self, slot: ModelSlot, engine: LoadedEngine, state: str) -> None:
         _stop_timer(engine)
@@ -616,7 +637,7 @@ class EnginePool:
     def _unload_idle(self, engine: LoadedEngine) -> None:
         slot = self.slots.get(engine.model.name)
         if slot is not None and slot.engine is engine and not engine.n_running:
-            self.run(self._stop(slot, SLEEPING))
+            self._begin_stop(slot, SLEEPING)
 
     def _take(self, engine: LoadedEngine) -> LoadedEngine:
         _stop_timer(engine)
@@ -632,6 +653,15 @@ class EnginePool:
                 self._changed.notify_all()
 
         self.run(wake())
+
+
+async def _waited(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task, even if the one that waits is cancelled."""
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
 
 
 def _stop_timer(engine: LoadedEngine) -> None:

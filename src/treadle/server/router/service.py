@@ -137,9 +137,7 @@ class RouterService:
             if model is None or model.name != name:
                 self.pool.run(self.pool.forget(name))
             else:
-                slot = self.pool.slots.get(name)
-                if slot is not None and slot.engine is not None:
-                    self.pool.retire(slot.engine)
+                self.pool.replace(model)
         if gone:
             self.pool.publish("*", "models_reload")
 
@@ -156,9 +154,7 @@ class RouterService:
         if name and self.models.get(name) is None and self.models.is_stale:
             await self.refresh()
         model = self.models.find(name, is_allowed)
-        key = current_key.get()
-        if key is not None:
-            key.check(model.name, *model.aliases)
+        check_allowed(model)
         return model
 
     def check_key(self, key: ApiKey) -> None:
@@ -249,6 +245,13 @@ def is_allowed(model: ServedModel) -> bool:
     """Return whether the key of the present request may use a model."""
     key = current_key.get()
     return key is None or key.may_use(model.name, *model.aliases)
+
+
+def check_allowed(model: ServedModel) -> None:
+    """Raise ApiError unless the key of the present request may use a model."""
+    key = current_key.get()
+    if key is not None:
+        key.check(model.name, *model.aliases)
 
 
 def service_of(request: HttpRequest) -> RouterService:

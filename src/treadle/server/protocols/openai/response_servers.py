@@ -102,7 +102,10 @@ class ResponseTurns(ToolTurns):
         return {"type": "allowed_tools", "mode": "required", "tools": functions}
 
     async def first(self) -> None:
-        """Run the calls that the client has allowed, and begin the first answer."""
+        """Run the calls that the client has allowed, and begin the first answer. Raises ApiError
+        before any call if the server takes no request now.
+        """
+        self.service.check_ready()
         listed = [] if self._was_listed() else [self._listing(label) for label in self._labels()]
         approved = await self._approved()
         await self._begin(approved)
