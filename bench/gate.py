@@ -61,6 +61,7 @@ DEMO = ROOT / "src" / "treadle" / "data" / "demo.gguf"
 TEXT = ROOT / "LICENSE"  # prompts for servers are pieces of it
 
 MARGIN = 0.03
+CHANCE = 0.05  # of a spread that excludes 1 though the commits are equal
 IDLE_LOAD = 0.5  # load average of a machine that does nothing else
 PATIENCE_S = 1800  # for one measurement
 SAMPLING_S = 0.002  # between two looks at a process's memory
@@ -260,14 +261,11 @@ class Side:
         return self.run(sys.executable, "-m", "treadle", *words)
 
     def check(self) -> None:
-        """End the program unless this side's processes import its sources."""
-        try:
-            found = self.run(sys.executable, "-c", "import treadle; print(treadle.__file__)")
-        except NotThere as error:
-            raise SystemExit(f"{self.commit} cannot be imported: {error}") from error
-        path = Path(found.stdout.strip()).resolve()
+        """Raise NotThere unless this side's processes import its sources."""
+        found = self.run(sys.executable, "-c", "import treadle; print(treadle.__file__)")
+        path = Path(last_line(found.stdout)).resolve()
         if not path.is_relative_to(self.source.resolve()):
-            raise SystemExit(f"{self.commit}: {path} is imported, expected it in {self.source}")
+            raise NotThere(f"{path} was imported, expected a file in {self.source}")
 
 
 def last_line(text: str) -> str:
@@ -289,7 +287,8 @@ def commit_to_compare(named: str | None) -> str:
         try:
             named = git("describe", "--tags", "--abbrev=0")
         except subprocess.CalledProcessError as error:
-            what = "there is no tag before this commit: name a commit, such as --against HEAD~1"
+            why = last_line(error.stderr)
+            what = f"no tag to compare with ({why}): name a commit, such as --against HEAD~1"
             raise ValueError(what) from error
     try:
         return git("rev-parse", "--verify", "--quiet", f"{named}^{{commit}}")
@@ -299,11 +298,16 @@ def commit_to_compare(named: str | None) -> str:
 
 @contextmanager
 def checked_out(commit: str) -> Iterator[Path]:
-    """A worktree with ``commit`` in a temporary folder; it is removed however the block ends."""
+    """A worktree with ``commit`` in a temporary folder; it is removed however the block ends.
+    Raises NotThere if git cannot make one.
+    """
     with tempfile.TemporaryDirectory(prefix="treadle-gate-") as folder:
         tree = Path(folder) / "tree"
         try:
-            git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+            try:
+                git("worktree", "add", "--quiet", "--detach", str(tree), commit)
+            except subprocess.CalledProcessError as error:
+                raise NotThere(f"git checked out no {commit}: {error.stderr.strip()}") from error
             yield tree
         finally:
             command = ["git", "-C", str(ROOT), "worktree", "remove", "--force", str(tree)]
@@ -394,12 +398,13 @@ def start_s(side: Side, work: Work, kernels: str, repeats: int) -> float:
 
     options = ("-t", str(work.threads))
     args = (str(work.model), str(side.bytecode), "hello", kernels)
+    wall_s: list[float] = []
     try:
-        return median(
-            process_s(*args, options=options, variables=side.variables())[0] for _ in range(repeats)
-        )
+        for _ in range(repeats):
+            wall_s.append(process_s(*args, options=options, variables=side.variables())[0])
     except subprocess.CalledProcessError as error:
         raise NotThere(last_line(error.stderr) or str(error)) from error
+    return median(wall_s)
 
 
 def warm(side: Side, work: Work, figures: Sequence[str]) -> Mapping[str, float | str]:
@@ -593,6 +598,14 @@ def load_warning(before: float | None, after: float | None, threads: int) -> str
     return f"other programs run (load average {'; '.join(said)}): these figures tell little"
 
 
+def chance_note(rounds: int) -> str | None:
+    """A note if the rounds are so few that equal commits often have all of them on one side."""
+    chance = 2.0 ** (1 - rounds)
+    if chance <= CHANCE:
+        return None
+    return f"{rounds} rounds decide little: equal commits have all on one side in {chance:.0%}"
+
+
 # -- the command ----------------------------------------------------------------------------------
 
 
@@ -678,23 +691,27 @@ def main(words: Sequence[str] | None = None) -> int:
     print(f"this: {names[0]}, other: {names[1]}, {given.model.name}, {threads} threads")
     print(f"{machine}, Python {platform.python_version()}, load average {before} at the start")
     caches = SYSTEM.cache_folder() / "treadle-gate"
-    with checked_out(commit) as tree:
-        folder = tree.parent
-        sides = [
-            Side(name, label, root / "src", caches / name, folder / f"bytecode-{name}")
-            for name, label, root in zip(("this", "other"), names, (ROOT, tree), strict=True)
-        ]
-        for side in sides:
-            side.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
-            side.check()
-        work = Work(given.model.resolve(), threads, 1 if given.quick else 3, folder)
-        rows = run_gate(sides, work, given.figures, rounds)
+    try:
+        with checked_out(commit) as tree:
+            folder = tree.parent
+            sides = [
+                Side(name, label, root / "src", caches / name, folder / f"bytecode-{name}")
+                for name, label, root in zip(("this", "other"), names, (ROOT, tree), strict=True)
+            ]
+            for side in sides:
+                side.kernels.mkdir(mode=0o700, parents=True, exist_ok=True)
+                side.check()
+            work = Work(given.model.resolve(), threads, 1 if given.quick else 3, folder)
+            rows = run_gate(sides, work, given.figures, rounds)
+    except NotThere as error:
+        options.error(f"nothing was measured: {error}")
     after = load_average()
     print()
     print_table(rows, given.margin)
     print(f"\nload average {after} at the end, {rounds} rounds, margin {given.margin:.1%}")
-    if warning := load_warning(before, after, threads):
-        print(f"warning: {warning}")
+    for warning in (load_warning(before, after, threads), chance_note(rounds)):
+        if warning:
+            print(f"warning: {warning}")
     if given.markdown:
         kind = f"{given.model.name}, {cpu_name()}, {threads} threads"
         day = date.today().isoformat()
@@ -715,4 +732,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        sys.exit("\nstopped: the other commit's worktree is removed")
+        print("\nstopped; the other commit's worktree is removed", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
