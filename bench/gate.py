@@ -26,9 +26,11 @@ counted; then rounds follow, whose first side alternates.
 
 The ratio is this tree's figure over the other's, the median of the rounds' ratios; the spread is
 their least and most. A figure is worse if its ratio is beyond the margin on the bad side, and no
-round says otherwise (the spread excludes 1). The exit code is 1 if one is worse, or if only the
-other commit can do it. A figure that the other commit lacks, or neither side can do, is "not
-there", with the reason, and does not fail.
+round says otherwise (the spread excludes 1). A figure that a side cannot do is "not there", with
+the reason.
+
+The exit code is 1 if a figure is worse, or if only the other commit can do it; 2 if nothing could
+be compared; 130 if the gate was stopped.
 """
 
 from __future__ import annotations
@@ -166,11 +168,19 @@ class Absence:
 Row = Comparison | Absence
 
 
-def fails(rows: Sequence[Row], margin: float) -> bool:
-    """Whether a figure is worse, or is there in the other commit only."""
-    return any(
-        row.is_loss if isinstance(row, Absence) else row.verdict(margin) == "worse" for row in rows
-    )
+def decision(rows: Sequence[Row], margin: float) -> tuple[int, str]:
+    """The exit code, and the reason in words."""
+    bad = [
+        row.figure.title
+        for row in rows
+        if (row.is_loss if isinstance(row, Absence) else row.verdict(margin) == "worse")
+    ]
+    n_compared = sum(isinstance(row, Comparison) for row in rows)
+    if bad:
+        return 1, f"the gate is closed: worse, or no longer there: {', '.join(bad)}"
+    if not n_compared:
+        return 2, "nothing could be compared"
+    return 0, f"no figure is worse; {n_compared} of {len(rows)} could be compared"
 
 
 def print_table(rows: Sequence[Row], margin: float) -> None:
@@ -241,7 +251,7 @@ class Side:
         }
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command; raise NotThere with the last line of its complaint if it fails."""
+        """Run a command; raise NotThere with its complaint if it fails."""
         try:
             done = subprocess.run(
                 command,
@@ -253,7 +263,7 @@ class Side:
         except subprocess.TimeoutExpired as error:
             raise NotThere(f"not ended after {PATIENCE_S} s") from error
         if done.returncode:
-            raise NotThere(last_line(done.stderr) or f"exit code {done.returncode}")
+            raise NotThere(complaint(done.stderr) or f"exit code {done.returncode}")
         return done
 
     def treadle(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -271,6 +281,12 @@ class Side:
 def last_line(text: str) -> str:
     """The last line that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def complaint(text: str) -> str:
+    """The last line that names an error, or else the last line."""
+    errors = [line.strip() for line in text.splitlines() if "error" in line.lower()]
+    return errors[-1] if errors else last_line(text)
 
 
 def git(*words: str) -> str:
@@ -362,7 +378,7 @@ def served(side: Side, work: Work, figures: Sequence[str]) -> Mapping[str, float
             return dict.fromkeys(figures, asyncio.run(served_rate(server, work)))
     except SystemExit as error:  # it did not start
         said = Path(f"/tmp/bench-serve-{name}.log").read_text("utf-8", "replace")
-        raise NotThere(last_line(said) or str(error)) from error
+        raise NotThere(complaint(said) or str(error)) from error
     except (OSError, ValueError, KeyError) as error:  # it did not answer as one does
         raise NotThere(f"a call failed: {error!r}") from error
 
@@ -403,7 +419,7 @@ def start_s(side: Side, work: Work, kernels: str, repeats: int) -> float:
         for _ in range(repeats):
             wall_s.append(process_s(*args, options=options, variables=side.variables())[0])
     except subprocess.CalledProcessError as error:
-        raise NotThere(last_line(error.stderr) or str(error)) from error
+        raise NotThere(complaint(error.stderr) or str(error)) from error
     return median(wall_s)
 
 
@@ -419,16 +435,12 @@ def cold(side: Side, work: Work, figures: Sequence[str]) -> Mapping[str, float |
 
 
 def instructions(side: Side, work: Work, figures: Sequence[str]) -> Mapping[str, float | str]:
-    """The instructions of a warm start in one thread. The caches are filled under valgrind, whose
-    processor has fewer instructions than the machine's may have: first a start without counting.
+    """The instructions of a warm start in one thread. The turn that is not counted runs under
+    valgrind too: its processor may have fewer instructions than the machine's, and other kernels.
     """
     if shutil.which("valgrind") is None:
         raise NotThere("there is no valgrind")
     start = [sys.executable, "-m", "treadle", *work.start("-t", "1")]
-    marker = work.folder / f"{side.name}.counted"
-    if not marker.exists():
-        side.run("valgrind", "--tool=none", *start)
-        marker.touch()
     done = side.run("valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *start)
     return dict.fromkeys(figures, collected(done.stderr) / 1e6)
 
@@ -717,9 +729,9 @@ def main(words: Sequence[str] | None = None) -> int:
         day = date.today().isoformat()
         row = markdown_row(rows, given.margin, day, f"{names[0]}, {names[1]}", kind)
         print(f"\n{markdown_head()}\n{row}")
-    failed = fails(rows, given.margin)
-    print("\nthe gate is closed: a figure is worse" if failed else "\nno figure is worse")
-    return int(failed)
+    code, text = decision(rows, given.margin)
+    print(f"\n{text}")
+    return code
 
 
 def end(signal_number: int, frame: object) -> None:

@@ -88,17 +88,21 @@ def test_ratios_are_of_pairs_and_the_spread_is_theirs() -> None:
 
 def test_a_wider_margin_lets_more_pass() -> None:
     found = Comparison(SPEED, [90.0, 90.0], [100.0, 100.0])
-    assert gate.fails([found], 0.03)
-    assert not gate.fails([found], 0.15)
+    closed = (1, "the gate is closed: worse, or no longer there: prompt of 512")
+    assert gate.decision([found], 0.03) == closed
+    assert gate.decision([found], 0.15) == (0, "no figure is worse; 1 of 1 could be compared")
 
 
-def test_only_a_figure_that_this_tree_alone_lacks_fails() -> None:
-    def fails(**reasons: str) -> bool:
-        return gate.fails([Absence(SPEED, reasons)], MARGIN)
+def test_only_a_figure_that_this_tree_alone_lacks_closes_the_gate() -> None:
+    same = Comparison(SECONDS, [1.0, 1.0], [1.0, 1.0])
 
-    assert fails(this="broken")
-    assert not fails(other="no such option")
-    assert not fails(this="there is no valgrind", other="there is no valgrind")
+    def code(**reasons: str) -> int:
+        return gate.decision([Absence(SPEED, reasons), same], MARGIN)[0]
+
+    assert code(this="broken") == 1
+    assert code(other="no such option") == 0
+    assert code(this="there is no valgrind", other="there is no valgrind") == 0
+    assert gate.decision([Absence(SPEED, {"other": "no such option"})], MARGIN)[0] == 2
 
 
 # -- turns ----------------------------------------------------------------------------------------
@@ -173,7 +177,7 @@ def test_exact_counts_take_a_quarter_of_the_rounds(tmp_path: Path) -> None:
             n_calls[name] += 1
         return dict.fromkeys(names, 1.0)
 
-    ways = {("warm",): way, ("instructions",): way}
+    ways: Mapping[tuple[str, ...], gate.Measurement] = {("warm",): way, ("instructions",): way}
     gate.run_gate(SIDES, work(tmp_path), list(n_calls), 8, ways)
     assert n_calls == {"warm": 18, "instructions": 6}
 
@@ -228,6 +232,13 @@ def test_memory_of_a_process() -> None:
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     assert gate.anonymous_kib(child.pid) == 0
+
+
+def test_what_a_process_complains_of() -> None:
+    assert gate.complaint("treadle: error: no command 'serve'\nSee 'treadle --help'.\n") == (
+        "treadle: error: no command 'serve'"
+    )
+    assert gate.complaint("Traceback\n  x = y\nKilled\n\n") == "Killed"
 
 
 def test_callgrinds_count() -> None:
@@ -300,7 +311,7 @@ def test_the_exit_code_and_what_is_printed(
     printed = capsys.readouterr().out
     assert f"this: {repository('rev-parse', '--short', 'HEAD')}, other: " in printed
     assert "2 rounds decide little: equal commits have all on one side in 50%" in printed
-    assert ("the gate is closed" in printed) == bool(code)
+    assert ("the gate is closed: worse, or no longer there: warm start" in printed) == bool(code)
     assert ("| **2.000: 2.00 (2.00 to 2.00)** |" in printed) == bool(code)
     assert len(repository("worktree", "list").splitlines()) == 1
 
