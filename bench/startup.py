@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CHILD = """
@@ -35,17 +36,25 @@ sys.stdin.read()
 
 
 def process_s(
-    model: str, bytecode: str, prompt: str, cache: str | None = None
+    model: str,
+    bytecode: str,
+    prompt: str,
+    cache: str | None = None,
+    *,
+    options: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> tuple[float, float]:
-    """Wall and processor seconds of ``treadle run MODEL PROMPT -n 1``."""
-    env = dict(os.environ, PYTHONPYCACHEPREFIX=bytecode)
+    """Wall and processor seconds of ``treadle run MODEL PROMPT -n 1``, with more ``options`` and
+    environment ``variables``. Raises CalledProcessError, with what the process said.
+    """
+    env = {**os.environ, **(variables or {}), "PYTHONPYCACHEPREFIX": bytecode}
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     env |= {"TREADLE_CACHE": cache} if cache else {}
     began = time.perf_counter()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "treadle", "run", model, prompt, "-n", "1"]
+    command = [sys.executable, "-m", "treadle", "run", model, prompt, "-n", "1", *options]
     subprocess.run(
-        command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, env=env, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
