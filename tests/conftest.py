@@ -33,7 +33,7 @@ settings.register_profile("same", settings.get_profile("explore"), derandomize=T
 settings.load_profile("same")
 
 # Tests replace parts of the lowering, of which a stored plan knows nothing.
-os.environ["TREADLE_PLANS"] = "0"
+os.environ.setdefault("TREADLE_PLANS", "0")
 
 # A shell lets what it starts in the background ignore Ctrl-C, and children would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

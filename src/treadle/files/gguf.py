@@ -42,7 +42,14 @@ class GGUF:
                     what = f"is in {self.tensors[name].path.name} as well"
                     raise tensor.error(what, "each tensor in one shard")
                 self.tensors[name] = tensor
+        self._files = [header.file for header in headers]
         self._maps = Mappings(header.map for header in headers)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether every tensor lies in the files, and none was replaced in memory."""
+        files = {id(file) for file in self._files}
+        return all(id(tensor.file) in files for tensor in self.tensors.values())
 
     @property
     def mapped_files(self) -> Sequence[MappedFile]:
@@ -65,6 +72,7 @@ class GGUF:
         self.metadata = {}
         self.tensors = {}
         self.closed = True
+        self._files = []
         self._maps.close()
 
     def __enter__(self) -> GGUF:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_a_plan_can_be_shown_without_a_run(tiny: WriteTiny) -> None:
     labels = [step.label for step in engine(path).plan(1)]
     plan = engine(path).plan(1)
     assert isinstance(plan, StoredPlan)
-    assert plan.tensors
+    assert plan.tensors == plan.tensors_used | plan.tensors_ignored
     assert [step.label for step in plan.match("*")] == labels
 
 
@@ -105,6 +106,17 @@ def test_a_file_that_was_written_again(tiny: WriteTiny, tmp_path: Path) -> None:
     path.write_bytes(tiny().read_bytes())
     again = engine(path)
     logits(again)
+    assert are_stored(again) == {False}
+
+
+def test_a_tensor_that_was_replaced_in_memory(tiny: WriteTiny) -> None:
+    path = tiny()
+    made = logits(engine(path))
+    again = engine(path)
+    norm = again.gguf.tensors["output_norm.weight"]
+    halved = (norm.dequantize() / 2).view(np.uint8)
+    again.gguf.tensors["output_norm.weight"] = replace(norm, file=halved, offset=0)
+    assert logits(again) != made
     assert are_stored(again) == {False}
 
 

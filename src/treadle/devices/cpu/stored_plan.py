@@ -35,6 +35,7 @@ from treadle.plan.plan import Buffer, Input, Plan
 if TYPE_CHECKING:
     from treadle.devices.protocol import PlanRequest
     from treadle.kvcache.cache import KVCache
+    from treadle.kvcache.page_pool import Pool, StatePool
 
 # Sources that can change a plan, besides those that can change a kernel's code.
 SOURCES = ("plan", "models", "kvcache", "engine", "devices.protocol")
@@ -90,9 +91,20 @@ class StoredPlan(Plan):
 
     @cached_property
     def tensors(self) -> frozenset[str]:
+        return self._lowered("tensors")
+
+    @cached_property
+    def tensors_used(self) -> set[str]:
+        return self._lowered("tensors_used")
+
+    @cached_property
+    def tensors_ignored(self) -> frozenset[str]:
+        return self._lowered("tensors_ignored")
+
+    def _lowered(self, name: str) -> Any:
+        """Return an attribute that is not stored."""
         self.steps  # noqa: B018
-        found: frozenset[str] = self.__dict__["tensors"]
-        return found
+        return self.__dict__[name]
 
     @property
     def first_masked(self) -> int:
@@ -116,9 +128,8 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int, *, scarce: bool
         _source_hash(),
         files,
         request.config,
-        (cache.kv, cache.n_ctx, cache.n_batch, cache.n_sequences),
-        [(pool.spec, pool.n_bytes) for pool in cache.pools],
-        [(state.spec, state.n_bytes) for state in cache.states],
+        (cache.kv, cache.n_ctx),
+        [_about(cells) for cells in _pools(cache)],
         (request.n_tokens, request.n_outputs, request.deterministic, request.output),
         (request.int16, n_threads, scarce),
     )
@@ -134,11 +145,22 @@ def _source_hash() -> str:
     return hash_of_sources(*SOURCES)
 
 
+def _pools(cache: KVCache) -> list[Pool | StatePool]:
+    """Return the pools of a cache; that of a tower has no states."""
+    return [*cache.pools, *getattr(cache, "states", ())]
+
+
+def _about(cells: Pool | StatePool) -> tuple[object, ...]:
+    """Return what a plan depends on of a pool."""
+    places = [cells.layer_off(layer) for layer in cells.layers]
+    return type(cells).__name__, cells.spec, cells.n_bytes, cells.cell_bytes, places
+
+
 def _identity(gguf: GGUF) -> list[tuple[int, ...]] | None:
-    """Return the identities of a GGUF model's files; None if a file changed, or for another kind of
-    model, whose tensors also depend on other files.
+    """Return the identities of a GGUF model's files; None if a file changed or a tensor was
+    replaced in memory, and for other kinds of models, whose tensors also depend on other files.
     """
-    if type(gguf) is not GGUF:
+    if type(gguf) is not GGUF or not gguf.is_in_place:
         return None
     found = []
     for file in gguf.mapped_files:
@@ -296,7 +318,7 @@ def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
     for i, file in enumerate(gguf.mapped_files):
         if file.begin <= memory.address and memory.address + memory.n_bytes <= file.end:
             return ["file", i, memory.address - file.begin, memory.n_bytes]
-    for i, pool in enumerate((*cache.pools, *cache.states)):
+    for i, pool in enumerate(_pools(cache)):
         if memory is pool.const.memory:
             return ["pool", i]
     return None
@@ -306,7 +328,7 @@ def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -
     """Return the memory of a constant that ``_place_of`` has described."""
     kind, first, *rest = place
     if kind == "pool":
-        return (*cache.pools, *cache.states)[first].const.memory
+        return _pools(cache)[first].const.memory
     if kind == "computed":
         return HostMemory.of(computed.bytes[first : first + rest[0]])
     at, n_bytes = rest
