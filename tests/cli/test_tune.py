@@ -32,6 +32,7 @@ from treadle.kernels.matmul.matrix import EDGE
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.select import SHIPPED, TunedTable, matmul
 from treadle.kernels.matmul.select_activation import by_words
+from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.machine import topology
 from treadle.profiling import peaks, trial, tune
@@ -87,7 +88,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     assert [(s["kernel"], s["tokens"]) for s in said["sweeps"]] == [
         ("gemm", 8),
         *([("matrix", 8)] if isa.matrix else []),
-        *(("gemv", n) for n in select.GEMV_TOKENS),
+        *(("gemv", n) for n in GEMV_TOKENS),
     ]
     for sweep in said["sweeps"]:
         assert [c["best"] for c in sweep["configurations"]].count(True) == 1
@@ -113,7 +114,7 @@ def test_a_sweep_of_everything(run: Run, small: None) -> None:
     }
     assert row.table.gemm == {"Q8_0": winners["gemm"]}
     assert row.table.matrix == ({"Q8_0": winners["matrix"]} if isa.matrix else {})
-    assert set(row.table.gemv) == {("Q8_0", n) for n in select.GEMV_TOKENS}
+    assert set(row.table.gemv) == {("Q8_0", n) for n in GEMV_TOKENS}
     few = matmul(by_name("Q8_0"), isa, 64, 9, row.table)
     # Products of bytes are not swept; matrix registers may win at nine tokens.
     kind = select.family(few)

@@ -21,7 +21,7 @@ from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
 from treadle.kernels.matmul.select import SHIPPED, SWEPT, TunedTable, fits, matmul
 from treadle.kernels.matmul.select_activation import on_matrix
-from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
+from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS, batch_sizes
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_outer import OUTER
 from treadle.kernels.matmul.tile_pairs import PAIRS
@@ -189,8 +189,8 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
         elif isa.name.startswith("avx512"):
             codes = () if isa.name == "avx512" else (8, 128)
             floats = (8, 128)
-        assert select.batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
-        assert select.batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
+        assert batch_sizes(isa, False) == (*GEMV_TOKENS, *codes)
+        assert batch_sizes(isa, True) == (*GEMV_TOKENS, *floats)
 
 
 def test_a_table_for_matrix_registers_is_for_them_alone() -> None:

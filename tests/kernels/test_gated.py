@@ -23,6 +23,7 @@ from treadle.kernels.activations import activated
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.sizes import GEMV_TOKENS
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.spec import round_up
 
@@ -160,7 +161,7 @@ def test_what_fills_up_a_group_is_its_last_token(memory: Memory, rng: np.random.
 def test_the_choice_is_the_products_own(fmt: object, isa: Isa) -> None:
     """Its activations are laid out for the gemm that it stands for, so both can follow one norm."""
     fmt = by_name(fmt.name)  # type: ignore[attr-defined]
-    for n in (select.GEMV_TOKENS[-1] + 1, 512):
+    for n in (GEMV_TOKENS[-1] + 1, 512):
         made = select.gated(fmt, isa, 2048, 5632, "silu", ActivationLayout("q8", 5632, 8), n)
         like = select.matmul(fmt, isa, 2048, n)
         assert isinstance(like, Gemm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("short")
 
 
-def short_bpe(folder: Path, **keys: object) -> BpeTokenizer:
+def short_bpe(folder: Path, **keys: Any) -> BpeTokenizer:
     """A byte-level vocabulary in which ``xyz`` is a control token, so no text is merged into it."""
     pieces: list[Piece] = [(LETTER_OF_BYTE[b], NORMAL) for b in range(256)]
     pieces += [(merge.replace(" ", ""), NORMAL) for merge in dict.fromkeys(MERGES[:-1])]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return plans
 
 
-def engine(path: Path, **settings: int) -> Engine:
+def engine(path: Path, **settings: Any) -> Engine:
     gguf = open_gguf(path)
     device = Cpu(choose(host_features()), 1)
     return Engine(gguf, load_config(gguf), device, **{"n_ctx": 64, **settings})
@@ -91,7 +92,7 @@ def test_a_plan_can_be_shown_without_a_run(tiny: WriteTiny) -> None:
 @pytest.mark.parametrize(
     "settings", [{"n_ctx": 96}, {"n_sequences": 2}, {"deterministic": True}, {"kv": "q8_0"}]
 )
-def test_other_settings_have_other_plans(tiny: WriteTiny, settings: dict[str, int]) -> None:
+def test_other_settings_have_other_plans(tiny: WriteTiny, settings: dict[str, Any]) -> None:
     path = tiny()
     logits(engine(path))
     other = engine(path, **settings)

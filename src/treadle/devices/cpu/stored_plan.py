@@ -83,23 +83,26 @@ class StoredPlan(Plan):
         return "steps" in self.__dict__
 
     @cached_property
-    def steps(self) -> list[Any]:
+    def steps(self) -> list[Any]:  # type: ignore[override]
         """The plan's steps."""
         plan = self._lower()
         self.__dict__.update(plan.__dict__)
         return plan.steps
 
     @cached_property
-    def tensors(self) -> frozenset[str]:
-        return self._lowered("tensors")
+    def tensors(self) -> frozenset[str]:  # type: ignore[override]
+        found: frozenset[str] = self._lowered("tensors")
+        return found
 
     @cached_property
-    def tensors_used(self) -> set[str]:
-        return self._lowered("tensors_used")
+    def tensors_used(self) -> set[str]:  # type: ignore[override]
+        found: set[str] = self._lowered("tensors_used")
+        return found
 
     @cached_property
-    def tensors_ignored(self) -> frozenset[str]:
-        return self._lowered("tensors_ignored")
+    def tensors_ignored(self) -> frozenset[str]:  # type: ignore[override]
+        found: frozenset[str] = self._lowered("tensors_ignored")
+        return found
 
     def _lowered(self, name: str) -> Any:
         """Return an attribute that is not stored."""
@@ -162,7 +165,7 @@ def _identity(gguf: GGUF) -> list[tuple[int, ...]] | None:
     """
     if type(gguf) is not GGUF or not gguf.is_in_place:
         return None
-    found = []
+    found: list[tuple[int, ...]] = []
     for file in gguf.mapped_files:
         try:
             about = os.stat(file.path)

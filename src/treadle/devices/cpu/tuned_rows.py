@@ -93,7 +93,7 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
     """Return the file that ``save`` writes. Raises CacheError if its folder cannot be used."""
-    cache.checkedcache.tuned_folder()
+    cache.checked_folder()
     path = path_of(isa, proc)
     if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
         raise CacheError(f"{path}: cannot be written: its folder is not writable")
@@ -197,7 +197,7 @@ def _owned(path: Path) -> bytes:
             raise _RefusedError(
                 f"{path}: refused: the file {what}, and tuning files select the code that runs"
             )
-        cache.checkedcache.tuned_folder()
+        cache.checked_folder()
         cache.checked_folder(path.parent)
         with open(handle, "rb", closefd=False) as file:
             return file.read(MAX_BYTES)
