@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, MutableMapping
 from importlib import import_module
 
 from treadle.errors import UnsupportedError
@@ -21,27 +21,32 @@ __all__ = [
 ]
 
 
-class _Formats(Mapping[int, Format]):
-    """The formats that treadle computes with."""
+class _Formats(MutableMapping[int, Format]):
+    """The formats that treadle computes with, and those that a program adds."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Format] = {}
+        self.made: dict[int, Format] = {}  # added, or imported
 
     def __getitem__(self, ggml_id: int) -> Format:
-        if ggml_id not in self._found:
+        if ggml_id not in self.made:
             kind, module = SUPPORTED[ggml_id]
-            found = getattr(import_module(f"treadle.formats.{module}"), kind.name)
-            self._found[ggml_id] = found
-        return self._found[ggml_id]
+            self.made[ggml_id] = getattr(import_module(f".{module}", __name__), kind.name)
+        return self.made[ggml_id]
+
+    def __setitem__(self, ggml_id: int, fmt: Format) -> None:
+        self.made[ggml_id] = fmt
+
+    def __delitem__(self, ggml_id: int) -> None:
+        del self.made[ggml_id]
 
     def __contains__(self, ggml_id: object) -> bool:
-        return ggml_id in SUPPORTED
+        return ggml_id in SUPPORTED or ggml_id in self.made
 
     def __iter__(self) -> Iterator[int]:
-        return iter(SUPPORTED)
+        return iter(dict.fromkeys((*SUPPORTED, *self.made)))
 
     def __len__(self) -> int:
-        return len(SUPPORTED)
+        return len({*SUPPORTED, *self.made})
 
 
 FORMATS = _Formats()
@@ -59,6 +64,9 @@ def by_name(name: str) -> Format:
     upper = name.upper()
     if upper in _NUMBERS:
         return FORMATS[_NUMBERS[upper]]
+    for fmt in FORMATS.made.values():
+        if fmt.name == upper:
+            return fmt
     from treadle.formats.mlx import named
 
     if (result := named(upper)) is not None:
@@ -68,9 +76,13 @@ def by_name(name: str) -> Format:
 
 def number_of(name: str) -> int:
     """Return the ggml type number of ``name`` (case-insensitive), supported or not; -1 if none."""
-    return next((n for n, kind in GGML_TYPES.items() if kind.name == name.upper()), -1)
+    kinds: dict[int, Format | GGMLType] = {**GGML_TYPES, **FORMATS.made}
+    return next((n for n, kind in kinds.items() if kind.name == name.upper()), -1)
 
 
 def type_of(ggml_id: int) -> GGMLType | None:
     """Return name and block size of a ggml type; None if it is unknown."""
+    fmt = FORMATS.made.get(ggml_id)
+    if fmt is not None:
+        return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize)
     return GGML_TYPES.get(ggml_id)

@@ -18,12 +18,21 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 _IDENTITY = b"\x7fELF\x02\x01"  # 64 bits, lowest byte first
-_RELOCATABLE, _X86_64 = 1, 62
-_SYMBOLS, _RELOCATIONS, _EMPTY = 2, 4, 8  # kinds of sections
-_WRITTEN, _ALLOCATED = 1, 2  # flags of sections: written by the code, in memory
+_RELOCATABLE = 1
+_X86_64 = 62
+# Kinds of sections.
+_SYMBOLS = 2
+_RELOCATIONS = 4
+_EMPTY = 8
+# Flags of sections: the code writes them; they are in memory.
+_WRITTEN = 1
+_ALLOCATED = 2
 _TABLE = b"_GLOBAL_OFFSET_TABLE_"  # the base of offsets; here the begin of the code
 # Kinds of relocations: R_X86_64_PC32, PLT32, GOTOFF64 and GOTPC64.
-_RELATIVE, _CALL, _FROM_TABLE, _TO_TABLE = 2, 4, 25, 29
+_RELATIVE = 2
+_CALL = 4
+_FROM_TABLE = 25
+_TO_TABLE = 29
 
 
 class _Section(NamedTuple):
