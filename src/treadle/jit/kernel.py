@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
+WAIT_S = 0.05  # between two looks at other processes' results, so that other threads have a turn
 
 
 @dataclass
@@ -75,6 +78,7 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
+holds: list[None] = []  # one for each block of ``compile_processes_held``
 # llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
 # lock: LLVM has locks of its own, and may be half done.
 _making = UseLock("compiled", "start child processes with spawn, not fork")
@@ -92,37 +96,49 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
     Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM refuses the
     kernel.
     """
-    key = isa_key(isa)
     tally = tally or CompileStats()
+    code = _cached(spec, isa, tally)
+    return _compiled(spec, isa, tally) if code is None else code
+
+
+def _cached(spec: Spec, isa: Isa, tally: CompileStats) -> bytes | None:
+    """Return a kernel's object from the cache, None if it must be compiled. Raises CacheError if it
+    may not be.
+    """
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
-        code = cache.read(spec.name, key)
-        refusal = None
-    except CacheError as error:
+        code = cache.read(spec.name, isa_key(isa))
+    except CacheError:
         if forbidden:
             raise
-        code = None
-        refusal = error
+        return None  # storing it will say why
     if code is not None:
         tally.n_cached += 1
-        return code
-    if forbidden:
+    elif forbidden:
         raise CacheError(
             f"kernel {spec.name} is not in the cache {cache.folder()}, "
             "and TREADLE_NO_COMPILE=1 forbids compiling it"
         )
+    return code
+
+
+def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
     from treadle.jit.compile import emit_object
 
     code = emit_object(trace(spec, isa), isa)
     tally.n_compiled += 1
-    if refusal is not None:
-        _warn(str(refusal))
-        return code
+    store_object(spec, isa, code)
+    return code
+
+
+def store_object(spec: Spec, isa: Isa, code: bytes) -> None:
+    """Write a kernel's object to the cache, or warn that this is not possible."""
     try:
-        cache.write(spec.name, key, code, about(spec, isa))
+        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+    except CacheError as error:
+        _warn(str(error))
     except OSError as error:  # a read-only or full disk
         _warn(f"cannot write to the kernel cache {cache.folder()}: {error.strerror}")
-    return code
 
 
 def about(spec: Spec, isa: Isa) -> dict[str, object]:
@@ -148,20 +164,119 @@ def load_kernels(
     progress: Progress | None = None,
     tally: CompileStats | None = None,
 ) -> dict[str, int]:
-    """Return the addresses of the kernels by name. ``progress("compile", done, total)`` is called
-    for each kernel before it is loaded; ``tally`` counts them.
+    """Return the addresses of the kernels by name. Those that are missing are compiled, by several
+    processes if that is possible. ``progress("compile", done, total)`` is called as they get ready;
+    ``tally`` counts them.
     """
     unique = {spec.name: spec for spec in specs}
+    tally = tally or CompileStats()
     key = isa_key(isa)
+    missing: dict[str, Spec] = {}
     for done, (name, spec) in enumerate(unique.items()):
         if (key, name) in _linked:
             continue
         if progress:
-            progress("compile", done, len(unique))
+            progress("compile", done - len(missing), len(unique))
         with _making:
             if (key, name) not in _linked:
-                code = object_code(spec, isa, tally)
-                _linked[key, name] = _linker().link(symbol(spec), code)
-    if progress:
+                code = _cached(spec, isa, tally)
+                if code is None:
+                    missing[name] = spec
+                else:
+                    _linked[key, name] = _linker().link(symbol(spec), code)
+    if missing:
+        _load_missing(missing, isa, progress, tally, len(unique))
+    elif progress:
         progress("compile", len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
+
+
+def _load_missing(
+    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats, total: int
+) -> None:
+    """Compile and link kernels that the cache lacks, of ``total`` that are wanted. ``missing`` is
+    empty afterwards.
+    """
+    if len(missing) > 1:
+        _compile_elsewhere(missing, isa, progress, tally)
+    key = isa_key(isa)
+    for name, spec in [*missing.items()]:
+        if progress:
+            progress("compile", total - len(missing), total)
+        with _making:
+            if (key, name) not in _linked:
+                _linked[key, name] = _linker().link(symbol(spec), _compiled(spec, isa, tally))
+        del missing[name]
+    if progress:
+        progress("compile", total, total)
+
+
+def _compile_elsewhere(
+    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats
+) -> None:
+    """Let other processes compile kernels, and link them. Those that are left in ``missing`` are to
+    be compiled in this process.
+    """
+    from treadle.jit.compile_pool import POOL
+
+    key = isa_key(isa)
+    with _making:
+        POOL.begin([*missing.values()], isa)
+    while True:
+        with _making:
+            POOL.receive()
+            for name, spec in [*missing.items()]:
+                code = POOL.take(name, isa)
+                if code is not None and (key, name) not in _linked:
+                    _linked[key, name] = _linker().link(symbol(spec), code)
+                    tally.n_compiled += 1
+                if (key, name) in _linked:
+                    del missing[name]
+            counts = POOL.counts
+            if not any(POOL.is_pending(name, isa) for name in missing):
+                POOL.leave()
+                break
+        if progress:
+            progress("compile", *counts)
+        with _making:
+            POOL.wait(WAIT_S)
+
+
+def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
+    """Begin to compile kernels in other processes, before ``load_kernels`` asks for them; ``later``:
+    after all others. Return whether they are compiled there.
+
+    They are taken for cached if the slowest one is.
+    """
+    key = isa_key(isa)
+    slowest = max(specs, key=lambda spec: spec.compile_ms).name
+    if (key, slowest) in _linked or cache.has(slowest, key):
+        return False
+    if os.environ.get("TREADLE_NO_COMPILE") == "1":
+        return False
+    from treadle.jit.compile_pool import FIRST, LATER, POOL
+
+    with _making:
+        POOL.receive()
+        missing = [
+            spec
+            for spec in dict.fromkeys(specs)
+            if (key, spec.name) not in _linked and not cache.has(spec.name, key)
+        ]
+        return POOL.begin(missing, isa, LATER if later else FIRST)
+
+
+@contextmanager
+def compile_processes_held() -> Iterator[None]:
+    """A block in which processes that compile do not end between two plans. Outside of one they end
+    when there is nothing left to compile.
+    """
+    holds.append(None)
+    try:
+        yield
+    finally:
+        holds.pop()
+        pool = sys.modules.get("treadle.jit.compile_pool")
+        if pool is not None and not holds:
+            with _making:
+                pool.POOL.leave()

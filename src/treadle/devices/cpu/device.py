@@ -12,7 +12,7 @@ from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.cpu.tuned_rows import tuned_row
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import source_hash
-from treadle.jit.kernel import CompileStats, Progress, isa_key, load_kernels
+from treadle.jit.kernel import CompileStats, Progress, compile_ahead, isa_key, load_kernels
 from treadle.kernels.spec import run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
@@ -118,6 +118,9 @@ class Cpu(Device):
 
             self._scarce = shortage(gguf.paths) is not None
         return self._scarce
+
+    def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
+        return compile_ahead([*plan.specs(), StepLoop()], self.isa, later=later)
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
         kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)

@@ -100,6 +100,7 @@ class TopLogitsKernel(Spec):
     """
 
     op: ClassVar[str] = "top"
+    compile_ms: ClassVar[float] = 90.0
     args = Args("x:in out:out stride n")
 
     def scratch(self, lanes: int) -> int:
@@ -172,6 +173,7 @@ class JoinTop(Spec):
     """Join a row's PARTIALs into its RESULT; ``n``: values of a row. Items: SAMPLED records."""
 
     op: ClassVar[str] = "top_join"
+    compile_ms: ClassVar[float] = 90.0
     args = Args("partials:in out:out n")
 
     def scratch(self, lanes: int) -> int:
