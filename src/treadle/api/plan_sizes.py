@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.engine.engine import CHUNK, OUTPUTS
+from treadle.jit.kernel import compile_processes_held
 from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
@@ -61,6 +62,31 @@ def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
         for n_outputs in (*few, OUTPUTS):
             if n_tokens == engine.max_tokens or n_outputs <= n_tokens:
                 yield n_tokens, n_outputs
+
+
+def telling_plans(model: Model) -> tuple[PlanSize, PlanSize]:
+    """Return two plans whose kernels tell whether all plans have been compiled before: that of a
+    single text, and the largest for few tokens, which only several texts need.
+    """
+    first, *others = (plan for plan in text_plans(model) if plan.engine is model.engine)
+    few = [plan for plan in others if plan.n_tokens < plan.engine.max_tokens]
+    return first, max(few, key=lambda plan: (plan.n_tokens, -plan.n_outputs), default=first)
+
+
+def compile_plans(model: Model) -> None:
+    """Compile every plan that completions, chats and a server need: in several processes, the
+    slowest kernel first.
+    """
+    plans = [*text_plans(model)]
+    with compile_processes_held():
+        for plan in plans:
+            plan.compile_ahead()
+        for plan in plans:
+            plan.make()
+        if model.media is not None:
+            model.media.warm()
+            for plan in media_plans(model):
+                plan.make()
 
 
 def media_plans(model: Model) -> Iterator[PlanSize]:

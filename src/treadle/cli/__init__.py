@@ -49,7 +49,19 @@ def run_process() -> None:
             code = code or 1
         except KeyboardInterrupt:  # while a slow reader blocks the flush
             code = 130
+    if "treadle.jit.compile_pool" in sys.modules:
+        end_compile_processes()
     os._exit(code)
+
+
+def end_compile_processes() -> None:
+    """End the processes that still compile kernels for later, and store what they have compiled."""
+    from treadle.jit.compile_pool import POOL
+
+    try:
+        POOL.close()
+    except (KeyboardInterrupt, SystemExit):
+        pass
 
 
 def open_streams() -> None:

@@ -184,8 +184,8 @@ class Engine:
         if plan is None:
             plan = self._lower(n_tokens, n_outputs, output, adapted, media)
             if device.compile_ahead(plan) and main_output(config) == "logits":
-                for n in (1, CHUNK):  # the plans that most texts need
-                    self.compile_ahead(n, 1, output, adapted, later=True)
+                other = CHUNK if n_tokens == 1 else 1  # a text follows a prompt
+                self.compile_ahead(other, 1, output, adapted, later=True)
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)

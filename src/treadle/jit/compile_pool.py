@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from treadle.base import fork_safety
 from treadle.base.interrupts import interrupts_held
-from treadle.jit.kernel import holds, isa_key, store_object, trace
+from treadle.jit.kernel import compiled_elsewhere, holds, isa_key, store_object, trace
 from treadle.machine.topology import usable_threads
 
 if TYPE_CHECKING:
@@ -98,14 +98,14 @@ class CompileQueue:
 
 
 class CompilePool:
-    """The processes that compile this process's kernels, while there are any, and their results.
+    """The processes that compile this process's kernels, while there are any. ``receive`` puts
+    their results into ``compiled_elsewhere`` and the cache.
 
     For one thread at a time: ``kernel.py`` holds its lock.
     """
 
     def __init__(self) -> None:
         self._queue: CompileQueue | None = None
-        self._objects: dict[tuple[str, str], bytes] = {}  # compiled, not taken yet
         atexit.register(self.close)
         fork_safety.tell(self)
 
@@ -114,7 +114,7 @@ class CompilePool:
         one: there is one core, too little to do, or a fork is not safe.
         """
         key = isa_key(isa)
-        specs = [spec for spec in specs if (key, spec.name) not in self._objects]
+        specs = [spec for spec in specs if (key, spec.name) not in compiled_elsewhere]
         queue = self._queue
         if queue is not None and not queue.workers.alive:
             self.close()
@@ -156,10 +156,6 @@ class CompilePool:
         queue = self._queue
         return queue is not None and name in queue.ranks and isa_key(queue.isa) == isa_key(isa)
 
-    def take(self, name: str, isa: Isa) -> bytes | None:
-        """Return the object of a kernel that a process has compiled, once."""
-        return self._objects.pop((isa_key(isa), name), None)
-
     @property
     def counts(self) -> tuple[int, int]:
         """How many of the kernels that are waited for have been compiled, and how many they are."""
@@ -180,7 +176,7 @@ class CompilePool:
             return
         with interrupts_held():
             for spec, code in queue.receive():
-                self._objects[isa_key(queue.isa), spec.name] = code
+                compiled_elsewhere[isa_key(queue.isa), spec.name] = code
                 store_object(spec, queue.isa, code)
 
     def leave(self) -> None:

@@ -78,6 +78,7 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
+compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
 holds: list[None] = []  # one for each block of ``compile_processes_held``
 # llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
 # lock: LLVM has locks of its own, and may be half done.
@@ -178,7 +179,7 @@ def load_kernels(
         if progress:
             progress("compile", done - len(missing), len(unique))
         with _making:
-            if (key, name) not in _linked:
+            if (key, name) not in _linked and not _link_compiled(spec, key, tally):
                 code = _cached(spec, isa, tally)
                 if code is None:
                     missing[name] = spec
@@ -226,11 +227,7 @@ def _compile_elsewhere(
         with _making:
             POOL.receive()
             for name, spec in [*missing.items()]:
-                code = POOL.take(name, isa)
-                if code is not None and (key, name) not in _linked:
-                    _linked[key, name] = _linker().link(symbol(spec), code)
-                    tally.n_compiled += 1
-                if (key, name) in _linked:
+                if (key, name) in _linked or _link_compiled(spec, key, tally):
                     del missing[name]
             counts = POOL.counts
             if not any(POOL.is_pending(name, isa) for name in missing):
@@ -242,11 +239,20 @@ def _compile_elsewhere(
             POOL.wait(WAIT_S)
 
 
-def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
-    """Begin to compile kernels in other processes, before ``load_kernels`` asks for them; ``later``:
-    after all others. Return whether they are compiled there.
+def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
+    """Link a kernel that another process has compiled; return whether there is one."""
+    code = compiled_elsewhere.pop((key, spec.name), None)
+    if code is None:
+        return False
+    _linked[key, spec.name] = _linker().link(symbol(spec), code)
+    tally.n_compiled += 1
+    return True
 
-    They are taken for cached if the slowest one is.
+
+def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
+    """Begin to compile kernels in other processes, before ``load_kernels`` asks for them, ``later``
+    after all others. Return whether they are compiled there. They are taken for cached if the
+    slowest one is.
     """
     key = isa_key(isa)
     slowest = max(specs, key=lambda spec: spec.compile_ms).name

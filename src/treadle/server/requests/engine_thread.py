@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.api.plan_sizes import PlanSize, media_plans, text_plans
+from treadle.api.plan_sizes import PlanSize, media_plans, telling_plans, text_plans
 from treadle.errors import FileError
 from treadle.jit.kernel import compile_processes_held
 from treadle.server.requests.client_slots import ClientSlots
@@ -78,7 +78,7 @@ class EngineThread:
         the engine thread runs, no fork is safe.
         """
         with suppress(Exception):  # the thread meets the same error, and reports it
-            self._compiles_ahead = next(text_plans(self.model)).compile_ahead()
+            self._compiles_ahead = any([plan.compile_ahead() for plan in telling_plans(self.model)])
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
