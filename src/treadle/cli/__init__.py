@@ -56,12 +56,12 @@ def run_process() -> None:
 
 def end_compile_processes() -> None:
     """End the processes that still compile kernels for later, and store what they have compiled."""
+    from contextlib import suppress
+
     from treadle.jit.compile_pool import POOL
 
-    try:
+    with suppress(KeyboardInterrupt, SystemExit):
         POOL.close()
-    except (KeyboardInterrupt, SystemExit):
-        pass
 
 
 def open_streams() -> None:

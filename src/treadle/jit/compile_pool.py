@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from treadle.base import fork_safety
 from treadle.base.interrupts import interrupts_held
-from treadle.jit.kernel import compiled_elsewhere, holds, isa_key, store_object, trace
+from treadle.errors import CacheError
+from treadle.jit.kernel import compiled_elsewhere, holds, isa_key, store_object, trace, write_object
 from treadle.machine.topology import usable_threads
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
 WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
+STORED = b"\1"  # before an object that its process has written to the cache
+NOT_STORED = b"\0"
 FIRST = 0  # rank of kernels that are waited for
 LATER = 1
 
@@ -98,8 +101,8 @@ class CompileQueue:
 
 
 class CompilePool:
-    """The processes that compile this process's kernels, while there are any. ``receive`` puts
-    their results into ``compiled_elsewhere`` and the cache.
+    """The processes that compile this process's kernels, while there are any. They write to the
+    cache, and ``receive`` puts their results into ``compiled_elsewhere``.
 
     For one thread at a time: ``kernel.py`` holds its lock.
     """
@@ -138,7 +141,12 @@ class CompilePool:
         prepare(isa)
 
         def compiled(spec: Spec) -> bytes:
-            return emit_object(trace(spec, isa), isa)
+            code = emit_object(trace(spec, isa), isa)
+            try:
+                write_object(spec, isa, code)
+            except (CacheError, OSError):  # this process tries again, and warns
+                return NOT_STORED + code
+            return STORED + code
 
         with interrupts_held():
             try:
@@ -170,14 +178,15 @@ class CompilePool:
             self._queue.workers.wait(seconds)
 
     def receive(self) -> None:
-        """Store what has been compiled since the last call."""
+        """Take what has been compiled since the last call."""
         queue = self._queue
         if queue is None:
             return
         with interrupts_held():
             for spec, code in queue.receive():
-                compiled_elsewhere[isa_key(queue.isa), spec.name] = code
-                store_object(spec, queue.isa, code)
+                compiled_elsewhere[isa_key(queue.isa), spec.name] = code[1:]
+                if code[:1] == NOT_STORED:
+                    store_object(spec, queue.isa, code[1:])
 
     def leave(self) -> None:
         """End the processes if nothing is pending or may come."""
@@ -185,7 +194,7 @@ class CompilePool:
             self.close()
 
     def close(self) -> None:
-        """Store what has been compiled, and end the processes."""
+        """Take what has been compiled, and end the processes."""
         queue = self._queue
         if queue is not None:
             with interrupts_held():

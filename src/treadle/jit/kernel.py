@@ -132,10 +132,15 @@ def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
     return code
 
 
+def write_object(spec: Spec, isa: Isa, code: bytes) -> None:
+    """Write a kernel's object to the cache. Raises CacheError for a refused folder, OSError."""
+    cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+
+
 def store_object(spec: Spec, isa: Isa, code: bytes) -> None:
     """Write a kernel's object to the cache, or warn that this is not possible."""
     try:
-        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+        write_object(spec, isa, code)
     except CacheError as error:
         _warn(str(error))
     except OSError as error:  # a read-only or full disk
