@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import heapq
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from treadle.system.forked_workers import ForkedWorkers
 
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
+STUCK_S = 60.0  # without any kernel: this process compiles, whatever the others are doing
 WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
 STORED = b"\1"  # before an object that its process has written to the cache
@@ -109,6 +111,7 @@ class CompilePool:
 
     def __init__(self) -> None:
         self._queue: CompileQueue | None = None
+        self._heard = 0.0  # when the last kernel arrived, or the first was submitted
         atexit.register(self.close)
         fork_safety.tell(self)
 
@@ -129,6 +132,8 @@ class CompilePool:
         if isa_key(queue.isa) != key:
             return False
         with interrupts_held():
+            if not queue.ranks:
+                self._heard = time.monotonic()
             queue.submit(specs, rank)
         return True
 
@@ -157,6 +162,7 @@ class CompilePool:
             except OSError:  # no memory, or too many processes
                 return False
             self._queue = queue
+            self._heard = time.monotonic()
         return True
 
     def is_pending(self, name: str, isa: Isa) -> bool:
@@ -183,7 +189,15 @@ class CompilePool:
         if queue is None:
             return
         with interrupts_held():
-            for spec, code in queue.receive():
+            arrived = queue.receive()
+            now = time.monotonic()
+            if arrived or not queue.ranks:
+                self._heard = now
+            elif now - self._heard > STUCK_S:
+                queue.ranks.clear()
+                self._queue = None
+                queue.workers.close()
+            for spec, code in arrived:
                 compiled_elsewhere[isa_key(queue.isa), spec.name] = code[1:]
                 if code[:1] == NOT_STORED:
                     store_object(spec, queue.isa, code[1:])

@@ -178,11 +178,13 @@ def load_kernels(
     tally = tally or CompileStats()
     key = isa_key(isa)
     missing: dict[str, Spec] = {}
+    if "treadle.jit.compile_pool" in sys.modules:
+        _receive()
     for done, (name, spec) in enumerate(unique.items()):
         if (key, name) in _linked:
             continue
         if progress:
-            progress("compile", done - len(missing), len(unique))
+            _tell(progress, done - len(missing), len(unique))
         with _making:
             if (key, name) not in _linked and not _link_compiled(spec, key, tally):
                 code = _cached(spec, isa, tally)
@@ -193,7 +195,7 @@ def load_kernels(
     if missing:
         _load_missing(missing, isa, progress, tally, len(unique))
     elif progress:
-        progress("compile", len(unique), len(unique))
+        _tell(progress, len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
 
 
@@ -208,13 +210,13 @@ def _load_missing(
     key = isa_key(isa)
     for name, spec in [*missing.items()]:
         if progress:
-            progress("compile", total - len(missing), total)
+            _tell(progress, total - len(missing), total)
         with _making:
             if (key, name) not in _linked:
                 _linked[key, name] = _linker().link(symbol(spec), _compiled(spec, isa, tally))
         del missing[name]
     if progress:
-        progress("compile", total, total)
+        _tell(progress, total, total)
 
 
 def _compile_elsewhere(
@@ -234,14 +236,29 @@ def _compile_elsewhere(
             for name, spec in [*missing.items()]:
                 if (key, name) in _linked or _link_compiled(spec, key, tally):
                     del missing[name]
-            counts = POOL.counts
             if not any(POOL.is_pending(name, isa) for name in missing):
                 POOL.leave()
                 break
         if progress:
-            progress("compile", *counts)
+            _tell(progress, 0, 0)
         with _making:
             POOL.wait(WAIT_S)
+
+
+def _tell(progress: Progress, done: int, total: int) -> None:
+    """Report progress: while other processes compile, that of all plans that are waited for."""
+    pool = sys.modules.get("treadle.jit.compile_pool")
+    if pool is not None and (counts := pool.POOL.counts)[0] < counts[1]:
+        done, total = counts
+    progress("compile", done, total)
+
+
+def _receive() -> None:
+    """Take what other processes have compiled."""
+    from treadle.jit.compile_pool import POOL
+
+    with _making:
+        POOL.receive()
 
 
 def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
