@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
+POOL_MODULE = "treadle.jit.compile_pool"  # imported when kernels are missing
 WAIT_S = 0.05  # between two looks at other processes' results, so that other threads have a turn
 
 
@@ -178,14 +179,14 @@ def load_kernels(
     tally = tally or CompileStats()
     key = isa_key(isa)
     missing: dict[str, Spec] = {}
-    if "treadle.jit.compile_pool" in sys.modules:
-        _receive()
     for done, (name, spec) in enumerate(unique.items()):
         if (key, name) in _linked:
             continue
         if progress:
             _tell(progress, done - len(missing), len(unique))
         with _making:
+            if POOL_MODULE in sys.modules:
+                sys.modules[POOL_MODULE].POOL.receive()
             if (key, name) not in _linked and not _link_compiled(spec, key, tally):
                 code = _cached(spec, isa, tally)
                 if code is None:
@@ -194,7 +195,10 @@ def load_kernels(
                     _linked[key, name] = _linker().link(symbol(spec), code)
     if missing:
         _load_missing(missing, isa, progress, tally, len(unique))
-    elif progress:
+    elif POOL_MODULE in sys.modules:
+        with _making:
+            sys.modules[POOL_MODULE].POOL.leave()
+    if progress:
         _tell(progress, len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
 
@@ -205,7 +209,7 @@ def _load_missing(
     """Compile and link kernels that the cache lacks, of ``total`` that are wanted. ``missing`` is
     empty afterwards.
     """
-    if len(missing) > 1:
+    if len(missing) > 1 or POOL_MODULE in sys.modules:
         _compile_elsewhere(missing, isa, progress, tally)
     key = isa_key(isa)
     for name, spec in [*missing.items()]:
@@ -215,8 +219,6 @@ def _load_missing(
             if (key, name) not in _linked:
                 _linked[key, name] = _linker().link(symbol(spec), _compiled(spec, isa, tally))
         del missing[name]
-    if progress:
-        _tell(progress, total, total)
 
 
 def _compile_elsewhere(
@@ -247,18 +249,10 @@ def _compile_elsewhere(
 
 def _tell(progress: Progress, done: int, total: int) -> None:
     """Report progress: while other processes compile, that of all plans that are waited for."""
-    pool = sys.modules.get("treadle.jit.compile_pool")
+    pool = sys.modules.get(POOL_MODULE)
     if pool is not None and (counts := pool.POOL.counts)[0] < counts[1]:
         done, total = counts
     progress("compile", done, total)
-
-
-def _receive() -> None:
-    """Take what other processes have compiled."""
-    from treadle.jit.compile_pool import POOL
-
-    with _making:
-        POOL.receive()
 
 
 def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
@@ -304,7 +298,7 @@ def compile_processes_held() -> Iterator[None]:
         yield
     finally:
         holds.pop()
-        pool = sys.modules.get("treadle.jit.compile_pool")
+        pool = sys.modules.get(POOL_MODULE)
         if pool is not None and not holds:
             with _making:
                 pool.POOL.leave()

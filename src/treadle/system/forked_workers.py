@@ -221,6 +221,8 @@ def _become_worker(kept: tuple[int, ...]) -> None:
     for fd in range(3):  # whoever reads our output waits for the end of all who could write it
         if fd not in kept:
             os.dup2(nothing, fd)
+    if nothing > 2:
+        os.close(nothing)
 
 
 def _open_files() -> list[int]:
