@@ -179,13 +179,13 @@ def lower(model: treadle.Model, n_tokens: int, n_outputs: int, rank: int) -> Low
     """Lower a plan; its kernels are those that the device compiles."""
     output = model.stepper.scheduler.drafting.observer.output
     began = time.process_time()
-    plan = model.engine._lower(n_tokens, n_outputs, output, False, False)
+    plan = model.engine.lower(n_tokens, n_outputs, output)
     return LoweredPlan([*plan.specs(), StepLoop()], rank, time.process_time() - began)
 
 
 def uses_of(model: treadle.Model) -> dict[str, list[LoweredPlan]]:
     """The plans of each use, as they are submitted."""
-    model.engine._lower(1, 1, "logits", False, False)  # imports
+    model.engine.lower(1, 1, "logits")  # imports
     prompt = min(CHUNK, model.engine.max_tokens)
     served = dict.fromkeys([*telling_plans(model), *text_plans(model)])
     return {

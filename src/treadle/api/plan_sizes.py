@@ -12,6 +12,7 @@ from treadle.models.graphs import main_output
 if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.engine.engine import Engine
+    from treadle.plan.plan import Plan
 
 
 class PlanSize(NamedTuple):
@@ -23,6 +24,11 @@ class PlanSize(NamedTuple):
     output: str
     adapted: bool
     media: bool = False
+
+    def lower(self) -> Plan:
+        """Return the plan, not compiled."""
+        engine, *size = self
+        return engine.lower(*size)
 
     def make(self) -> None:
         """Lower and compile it."""

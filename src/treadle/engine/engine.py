@@ -158,12 +158,18 @@ class Engine:
         if key in self._ready:
             return False
         if key not in self._lowered:
-            self._lowered[key] = self._lower(*key)
+            self._lowered[key] = self.lower(*key)
         return self.device.compile_ahead(self._lowered[key], later=later)
 
-    def _lower(
-        self, n_tokens: int, n_outputs: int, output: str, adapted: bool, media: bool
+    def lower(
+        self,
+        n_tokens: int,
+        n_outputs: int,
+        output: str,
+        adapted: bool = False,
+        media: bool = False,
     ) -> Plan:
+        """Return the plan for up to so many tokens and outputs, not compiled."""
         return self.device.plan(
             self._with_media if media else self.config,
             self._adapted if adapted and self._adapted else self._weights,
@@ -182,10 +188,10 @@ class Engine:
         config = self._with_media if media else self.config
         plan = self._lowered.pop((n_tokens, n_outputs, output, adapted, media), None)
         if plan is None:
-            plan = self._lower(n_tokens, n_outputs, output, adapted, media)
+            plan = self.lower(n_tokens, n_outputs, output, adapted, media)
             if device.compile_ahead(plan) and main_output(config) == "logits":
-                other = CHUNK if n_tokens == 1 else 1  # a text follows a prompt
-                self.compile_ahead(other, 1, output, adapted, later=True)
+                next_tokens = CHUNK if n_tokens == 1 else 1  # a text follows a prompt
+                self.compile_ahead(next_tokens, 1, output, adapted, later=True)
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)
