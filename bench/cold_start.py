@@ -28,9 +28,10 @@ from treadle.api.plan_sizes import telling_plans, text_plans
 from treadle.devices.cpu.step_loop import StepLoop
 from treadle.engine.engine import CHUNK
 from treadle.isa.isa import Isa
+from treadle.jit import cache
 from treadle.jit.compile import Linker, emit_object, prepare
 from treadle.jit.compile_pool import FIRST, LATER, CompileQueue
-from treadle.jit.kernel import symbol, trace, write_object
+from treadle.jit.kernel import about, isa_key, symbol, trace
 from treadle.kernels.spec import Spec
 from treadle.system.forked_workers import ForkedWorkers
 
@@ -170,7 +171,7 @@ def measure_costs(isa: Isa, spec: Spec, repeats: int) -> Costs:
         waits.append(time.perf_counter() - began)
     workers.close()
     linker = Linker()
-    store_s = least(lambda: write_object(spec, isa, code), repeats)
+    store_s = least(lambda: cache.write(spec.name, isa_key(isa), code, about(spec, isa)), repeats)
     link_s = least(lambda: linker.link(symbol(spec), code), repeats)
     return Costs(median(forks), median(waits), store_s, link_s)
 

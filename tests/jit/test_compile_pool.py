@@ -21,7 +21,7 @@ from treadle.base import fork_safety
 from treadle.errors import CompileError
 from treadle.isa.portable import PORTABLE
 from treadle.jit import cache, compile, compile_pool, kernel
-from treadle.jit.compile_pool import FIRST, LATER, POOL, CompileQueue, n_processes
+from treadle.jit.compile_pool import FIRST, LATER, CompilePool, CompileQueue, n_processes
 from treadle.kernels.elementwise.elementwise import Embed, Norm
 
 ISA = rows.ALL[-1]
@@ -40,13 +40,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("TREADLE_COMPILE_PROCESSES", "2")
     monkeypatch.delenv("TREADLE_NO_COMPILE", raising=False)
     monkeypatch.setattr(kernel, "_linked", {})
-    monkeypatch.setattr(kernel, "compiled_elsewhere", {})
-    monkeypatch.setattr(compile_pool, "compiled_elsewhere", kernel.compiled_elsewhere)
+    monkeypatch.setattr(kernel, "_compiled_elsewhere", {})
+    monkeypatch.setattr(kernel, "_pools", [CompilePool()])
     monkeypatch.setattr(compile_pool, "WORTH_MS", 0.0)
     monkeypatch.setattr(fork_safety, "may_fork", lambda: True)
     kernel._warn.cache_clear()
     yield tmp_path / "kernels"
-    POOL.close()
+    kernel.end_compile_processes()
+
+
+def pool() -> CompilePool:
+    return kernel._pools[0]
 
 
 @pytest.fixture
@@ -75,8 +79,8 @@ def test_processes_compile_the_same_bytes(folder: Path, compiled_here: list[int]
         assert cache.read(spec.name, KEY) == EMIT(kernel.trace(spec, ISA), ISA)
     notes = {record.about["name"]: record.about for record in cache.records()}
     assert notes[NAMES[0]]["spec"] == "Embed"
-    assert POOL.counts == (0, 0)  # the processes have ended
-    assert kernel.compiled_elsewhere == {}
+    assert pool().counts == (0, 0)  # the processes have ended
+    assert kernel._compiled_elsewhere == {}
 
 
 def test_what_is_compiled_ahead_is_there_when_it_is_asked_for(compiled_here: list[int]) -> None:
@@ -90,20 +94,20 @@ def test_what_is_compiled_ahead_is_there_when_it_is_asked_for(compiled_here: lis
 def test_processes_stay_for_the_next_plan() -> None:
     with kernel.compile_processes_held():
         kernel.load_kernels(SPECS[:2], ISA)
-        assert POOL.counts == (2, 2)
-        assert POOL.begin(SPECS[2:], ISA)
-        assert POOL.counts == (2, 3)
-        assert not POOL.begin(SPECS, PORTABLE)  # kernels of another instruction set
+        assert pool().counts == (2, 2)
+        assert kernel.compile_ahead(SPECS[2:], ISA)
+        assert pool().counts == (2, 3)
+        assert not kernel.compile_ahead(SPECS, PORTABLE)  # kernels of another instruction set
     kernel.load_kernels(SPECS[2:], ISA)
-    assert POOL.counts == (0, 0)
+    assert pool().counts == (0, 0)
 
 
 @pytest.mark.parametrize("victims", [1, 2])
 def test_a_killed_process_costs_nothing_but_time(victims: int, compiled_here: list[int]) -> None:
     assert kernel.compile_ahead(SPECS, ISA)
-    queue = POOL._queue
+    queue = pool()._queue
     assert queue is not None
-    for worker in queue.workers.workers[:victims]:  # type: ignore[attr-defined]
+    for worker in queue.workers.workers[:victims]:
         os.kill(worker.pid, signal.SIGKILL)
     assert all(kernel.load_kernels(SPECS, ISA).values())
     assert len(compiled_here) >= victims - 1
@@ -116,13 +120,13 @@ def test_processes_that_give_no_sign(
         os.kill(worker.pid, signal.SIGSTOP)
 
     assert kernel.compile_ahead(SPECS, ISA)
-    assert POOL._queue is not None
-    for worker in POOL._queue.workers.workers:  # type: ignore[attr-defined]
+    assert pool()._queue is not None
+    for worker in pool()._queue.workers.workers:
         stop(worker)
     monkeypatch.setattr(compile_pool, "STUCK_S", 0.05)
     assert all(kernel.load_kernels(SPECS, ISA).values())
     assert compiled_here
-    assert POOL._queue is None
+    assert pool()._queue is None
 
 
 def test_what_llvm_refuses_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +173,7 @@ def test_a_child_of_the_program_leaves_the_processes_to_it() -> None:
     if not pid:
         code = 1
         try:
-            code = 0 if POOL._queue is None else 2
+            code = 0 if pool()._queue is None else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -27,18 +27,18 @@ class PlanSize(NamedTuple):
 
     def lower(self) -> Plan:
         """Return the plan, not compiled."""
-        engine, *size = self
-        return engine.lower(*size)
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        return self.engine.lower(*size)
 
     def make(self) -> None:
         """Lower and compile it."""
-        engine, *size = self
-        engine.plan_for(*size)
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        self.engine.plan_for(*size)
 
     def compile_ahead(self, *, later: bool = False) -> bool:
         """Begin to compile it in other processes; see ``Engine.compile_ahead``."""
-        engine, *size = self
-        return engine.compile_ahead(*size, later=later)
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        return self.engine.compile_ahead(*size, later=later)
 
 
 def text_plans(model: Model) -> Iterator[PlanSize]:

@@ -49,19 +49,19 @@ def run_process() -> None:
             code = code or 1
         except KeyboardInterrupt:  # while a slow reader blocks the flush
             code = 130
-    if "treadle.jit.compile_pool" in sys.modules:
+    if "treadle.jit.kernel" in sys.modules:
         end_compile_processes()
     os._exit(code)
 
 
 def end_compile_processes() -> None:
-    """End the processes that still compile kernels for later, and store what they have compiled."""
+    """End processes that still compile kernels for later."""
     from contextlib import suppress
 
-    from treadle.jit.compile_pool import POOL
+    from treadle.jit import kernel
 
     with suppress(KeyboardInterrupt, SystemExit):
-        POOL.close()
+        kernel.end_compile_processes()
 
 
 def open_streams() -> None:

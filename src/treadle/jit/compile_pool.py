@@ -10,17 +10,14 @@ end at about the same time.
 
 from __future__ import annotations
 
-import atexit
 import heapq
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from treadle.base import fork_safety
 from treadle.base.interrupts import interrupts_held
-from treadle.errors import CacheError
-from treadle.jit.kernel import compiled_elsewhere, holds, isa_key, store_object, trace, write_object
 from treadle.machine.topology import usable_threads
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each t
 STUCK_S = 60.0  # without any kernel: this process compiles, whatever the others are doing
 WORTH_MS = 150.0  # estimated compile time from which processes are forked, at 2 ms each
 
-STORED = b"\1"  # before an object that its process has written to the cache
-NOT_STORED = b"\0"
 FIRST = 0  # rank of kernels that are waited for
 LATER = 1
 
@@ -103,8 +98,7 @@ class CompileQueue:
 
 
 class CompilePool:
-    """The processes that compile this process's kernels, while there are any. They write to the
-    cache, and ``receive`` puts their results into ``compiled_elsewhere``.
+    """The processes that compile kernels for this one, while there are any.
 
     For one thread at a time: ``kernel.py`` holds its lock.
     """
@@ -112,24 +106,27 @@ class CompilePool:
     def __init__(self) -> None:
         self._queue: CompileQueue | None = None
         self._heard = 0.0  # when the last kernel arrived, or the first was submitted
-        atexit.register(self.close)
         fork_safety.tell(self)
 
-    def begin(self, specs: Sequence[Spec], isa: Isa, rank: int = FIRST) -> bool:
-        """Compile kernels in other processes; return False where they are better compiled in this
-        one: there is one core, too little to do, or a fork is not safe.
+    def begin(
+        self, specs: Sequence[Spec], isa: Isa, compile: Callable[[Spec], bytes], rank: int = FIRST
+    ) -> bool:
+        """Compile kernels by ``compile`` in other processes; return False where they are better
+        compiled in this one: there is one core, too little to do, or a fork is not safe.
         """
-        key = isa_key(isa)
-        specs = [spec for spec in specs if (key, spec.name) not in compiled_elsewhere]
-        queue = self._queue
-        if queue is not None and not queue.workers.alive:
+        if self._queue is not None and not self._queue.workers.alive:
             self.close()
-            queue = None
+        queue = self._queue
         if queue is None:
             n = n_processes()
-            worth = sum(spec.compile_ms for spec in specs) >= WORTH_MS
-            return worth and n > 1 and fork_safety.may_fork() and self._open(specs, isa, n, rank)
-        if isa_key(queue.isa) != key:
+            is_worth = sum(spec.compile_ms for spec in specs) >= WORTH_MS
+            if not is_worth or n < 2 or not fork_safety.may_fork():
+                return False
+            with interrupts_held():
+                self._queue = open_queue(isa, compile, n, specs, rank)
+                self._heard = time.monotonic()
+            return self._queue is not None
+        if queue.isa != isa:
             return False
         with interrupts_held():
             if not queue.ranks:
@@ -137,38 +134,15 @@ class CompilePool:
             queue.submit(specs, rank)
         return True
 
-    def _open(self, specs: Sequence[Spec], isa: Isa, n: int, rank: int) -> bool:
-        # Once for all processes.
-        from treadle.jit import values  # noqa: F401
-        from treadle.jit.compile import emit_object, prepare
-        from treadle.system.forked_workers import ForkedWorkers
-
-        prepare(isa)
-
-        def compiled(spec: Spec) -> bytes:
-            code = emit_object(trace(spec, isa), isa)
-            try:
-                write_object(spec, isa, code)
-            except (CacheError, OSError):  # this process tries again, and warns
-                return NOT_STORED + code
-            return STORED + code
-
-        with interrupts_held():
-            try:
-                workers = ForkedWorkers(compiled, n)
-                queue = CompileQueue(isa, workers)
-                queue.submit(specs, rank)  # each process begins as soon as it exists
-                workers.start()
-            except OSError:  # no memory, or too many processes
-                return False
-            self._queue = queue
-            self._heard = time.monotonic()
-        return True
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending."""
+        return self._queue is None or not self._queue.ranks
 
     def is_pending(self, name: str, isa: Isa) -> bool:
         """Return whether a process will still compile a kernel."""
         queue = self._queue
-        return queue is not None and name in queue.ranks and isa_key(queue.isa) == isa_key(isa)
+        return queue is not None and name in queue.ranks and queue.isa == isa
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -183,44 +157,46 @@ class CompilePool:
         if self._queue is not None:
             self._queue.workers.wait(seconds)
 
-    def receive(self) -> None:
-        """Take what has been compiled since the last call."""
+    def receive(self) -> list[tuple[Isa, Spec, bytes]]:
+        """Return what has been compiled since the last call."""
         queue = self._queue
         if queue is None:
-            return
+            return []
         with interrupts_held():
             arrived = queue.receive()
             now = time.monotonic()
             if arrived or not queue.ranks:
                 self._heard = now
             elif now - self._heard > STUCK_S:
-                queue.ranks.clear()
-                self._queue = None
-                queue.workers.close()
-            for spec, code in arrived:
-                compiled_elsewhere[isa_key(queue.isa), spec.name] = code[1:]
-                if code[:1] == NOT_STORED:
-                    store_object(spec, queue.isa, code[1:])
-
-    def leave(self) -> None:
-        """End the processes if nothing is pending or may come."""
-        if self._queue is not None and not self._queue.ranks and not holds:
-            self.close()
+                self.close()
+            return [(queue.isa, spec, code) for spec, code in arrived]
 
     def close(self) -> None:
-        """Take what has been compiled, and end the processes."""
+        """End the processes; nothing is pending any more."""
         queue = self._queue
         if queue is not None:
             with interrupts_held():
-                self.receive()
                 self._queue = None
                 queue.workers.close()
 
     def after_fork(self) -> None:
         """Leave the processes to the parent."""
-        if self._queue is not None:
-            self._queue.workers.close()
-            self._queue = None
+        self.close()
 
 
-POOL = CompilePool()
+def open_queue(
+    isa: Isa, compile: Callable[[Spec], bytes], n: int, specs: Sequence[Spec], rank: int
+) -> CompileQueue | None:
+    """Fork ``n`` processes that begin with ``specs``, each as soon as it exists; return None if
+    there is no memory for one, or there are too many processes.
+    """
+    from treadle.system.forked_workers import ForkedWorkers
+
+    try:
+        workers = ForkedWorkers(compile, n)
+        queue = CompileQueue(isa, workers)
+        queue.submit(specs, rank)
+        workers.start()
+    except OSError:
+        return None
+    return queue

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.compile import Linker
+    from treadle.jit.compile_pool import CompilePool
     from treadle.jit.types import Ty
     from treadle.jit.values import Val
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
-POOL_MODULE = "treadle.jit.compile_pool"  # imported when kernels are missing
 WAIT_S = 0.05  # between two looks at other processes' results, so that other threads have a turn
 
 
@@ -79,8 +79,11 @@ def _linker() -> Linker:
 
 
 _linked: dict[tuple[str, str], int] = {}
-compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
-holds: list[None] = []  # one for each block of ``compile_processes_held``
+_pools: list[CompilePool] = []  # the one, once kernels were missing
+_compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
+_holds: list[None] = []  # one for each block of ``compile_processes_held``
+STORED = b"\1"  # before an object that its process has written to the cache
+NOT_STORED = b"\0"
 # llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
 # lock: LLVM has locks of its own, and may be half done.
 _making = UseLock("compiled", "start child processes with spawn, not fork")
@@ -129,19 +132,14 @@ def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
 
     code = emit_object(trace(spec, isa), isa)
     tally.n_compiled += 1
-    store_object(spec, isa, code)
+    _store(spec, isa, code)
     return code
 
 
-def write_object(spec: Spec, isa: Isa, code: bytes) -> None:
-    """Write a kernel's object to the cache. Raises CacheError for a refused folder, OSError."""
-    cache.write(spec.name, isa_key(isa), code, about(spec, isa))
-
-
-def store_object(spec: Spec, isa: Isa, code: bytes) -> None:
+def _store(spec: Spec, isa: Isa, code: bytes) -> None:
     """Write a kernel's object to the cache, or warn that this is not possible."""
     try:
-        write_object(spec, isa, code)
+        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
     except CacheError as error:
         _warn(str(error))
     except OSError as error:  # a read-only or full disk
@@ -185,84 +183,36 @@ def load_kernels(
         if progress:
             _tell(progress, done - len(missing), len(unique))
         with _making:
-            if POOL_MODULE in sys.modules:
-                sys.modules[POOL_MODULE].POOL.receive()
+            _receive()
             if (key, name) not in _linked and not _link_compiled(spec, key, tally):
                 code = _cached(spec, isa, tally)
                 if code is None:
                     missing[name] = spec
                 else:
                     _linked[key, name] = _linker().link(symbol(spec), code)
-    if missing:
-        _load_missing(missing, isa, progress, tally, len(unique))
-    elif POOL_MODULE in sys.modules:
+    if len(missing) > 1 or _pools:
+        _compile_elsewhere(missing, isa, progress, tally)
+    for done, (name, spec) in enumerate(missing.items(), len(unique) - len(missing)):
+        if progress:
+            _tell(progress, done, len(unique))
         with _making:
-            sys.modules[POOL_MODULE].POOL.leave()
+            if (key, name) not in _linked:
+                _linked[key, name] = _linker().link(symbol(spec), _compiled(spec, isa, tally))
     if progress:
         _tell(progress, len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
 
 
-def _load_missing(
-    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats, total: int
-) -> None:
-    """Compile and link kernels that the cache lacks, of ``total`` that are wanted. ``missing`` is
-    empty afterwards.
-    """
-    if len(missing) > 1 or POOL_MODULE in sys.modules:
-        _compile_elsewhere(missing, isa, progress, tally)
-    key = isa_key(isa)
-    for name, spec in [*missing.items()]:
-        if progress:
-            _tell(progress, total - len(missing), total)
-        with _making:
-            if (key, name) not in _linked:
-                _linked[key, name] = _linker().link(symbol(spec), _compiled(spec, isa, tally))
-        del missing[name]
-
-
-def _compile_elsewhere(
-    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats
-) -> None:
-    """Let other processes compile kernels, and link them. Those that are left in ``missing`` are to
-    be compiled in this process.
-    """
-    from treadle.jit.compile_pool import POOL
-
-    key = isa_key(isa)
-    with _making:
-        POOL.begin([*missing.values()], isa)
-    while True:
-        with _making:
-            POOL.receive()
-            for name, spec in [*missing.items()]:
-                if (key, name) in _linked or _link_compiled(spec, key, tally):
-                    del missing[name]
-            if not any(POOL.is_pending(name, isa) for name in missing):
-                POOL.leave()
-                break
-        if progress:
-            _tell(progress, 0, 0)
-        with _making:
-            POOL.wait(WAIT_S)
-
-
 def _tell(progress: Progress, done: int, total: int) -> None:
     """Report progress: while other processes compile, that of all plans that are waited for."""
-    pool = sys.modules.get(POOL_MODULE)
-    if pool is not None and (counts := pool.POOL.counts)[0] < counts[1]:
-        done, total = counts
+    for pool in _pools:
+        counts = pool.counts
+        if counts[0] < counts[1]:
+            done, total = counts
     progress("compile", done, total)
 
 
-def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
-    """Link a kernel that another process has compiled; return whether there is one."""
-    code = compiled_elsewhere.pop((key, spec.name), None)
-    if code is None:
-        return False
-    _linked[key, spec.name] = _linker().link(symbol(spec), code)
-    tally.n_compiled += 1
-    return True
+# -- kernels that other processes compile ---------------------------------------------------------
 
 
 def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
@@ -276,16 +226,94 @@ def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bo
         return False
     if os.environ.get("TREADLE_NO_COMPILE") == "1":
         return False
-    from treadle.jit.compile_pool import FIRST, LATER, POOL
-
     with _making:
-        POOL.receive()
+        _receive()
         missing = [
             spec
             for spec in dict.fromkeys(specs)
             if (key, spec.name) not in _linked and not cache.has(spec.name, key)
         ]
-        return POOL.begin(missing, isa, LATER if later else FIRST)
+        return _begin(missing, isa, later=later)
+
+
+def _begin(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
+    """Let other processes compile kernels; return False if this one must."""
+    from treadle.jit.compile_pool import FIRST, LATER, CompilePool
+
+    if not _pools:
+        _pools.append(CompilePool())
+        atexit.register(end_compile_processes)
+    # Once for all processes.
+    from treadle.jit import values  # noqa: F401
+    from treadle.jit.compile import prepare
+
+    prepare(isa)
+    key = isa_key(isa)
+    specs = [spec for spec in specs if (key, spec.name) not in _compiled_elsewhere]
+    return _pools[0].begin(specs, isa, partial(_emit_and_store, isa), LATER if later else FIRST)
+
+
+def _emit_and_store(isa: Isa, spec: Spec) -> bytes:
+    """Return a kernel's object, after a byte that tells whether it is in the cache."""
+    from treadle.jit.compile import emit_object
+
+    code = emit_object(trace(spec, isa), isa)
+    try:
+        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+    except (CacheError, OSError):  # the parent tries again, and warns
+        return NOT_STORED + code
+    return STORED + code
+
+
+def _compile_elsewhere(
+    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats
+) -> None:
+    """Let other processes compile kernels, and link them. Those that are left in ``missing`` are to
+    be compiled in this process.
+    """
+    key = isa_key(isa)
+    with _making:
+        if missing:
+            _begin([*missing.values()], isa)
+    while True:
+        with _making:
+            _receive()
+            for name, spec in [*missing.items()]:
+                if (key, name) in _linked or _link_compiled(spec, key, tally):
+                    del missing[name]
+            if not any(_pools[0].is_pending(name, isa) for name in missing):
+                _leave()
+                return
+        if progress:
+            _tell(progress, 0, 0)
+        with _making:
+            _pools[0].wait(WAIT_S)
+
+
+def _receive() -> None:
+    """Take what other processes have compiled."""
+    for pool in _pools:
+        for isa, spec, code in pool.receive():
+            _compiled_elsewhere[isa_key(isa), spec.name] = code[1:]
+            if code[:1] == NOT_STORED:
+                _store(spec, isa, code[1:])
+
+
+def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
+    """Link a kernel that another process has compiled; return whether there is one."""
+    code = _compiled_elsewhere.pop((key, spec.name), None)
+    if code is None:
+        return False
+    _linked[key, spec.name] = _linker().link(symbol(spec), code)
+    tally.n_compiled += 1
+    return True
+
+
+def _leave() -> None:
+    """End the other processes if they have nothing to do, and nothing may come."""
+    for pool in _pools:
+        if pool.is_idle and not _holds:
+            pool.close()
 
 
 @contextmanager
@@ -293,12 +321,19 @@ def compile_processes_held() -> Iterator[None]:
     """A block in which processes that compile do not end between two plans. Outside of one they end
     when there is nothing left to compile.
     """
-    holds.append(None)
+    _holds.append(None)
     try:
         yield
     finally:
-        holds.pop()
-        pool = sys.modules.get(POOL_MODULE)
-        if pool is not None and not holds:
-            with _making:
-                pool.POOL.leave()
+        _holds.pop()
+        with _making:
+            _receive()
+            _leave()
+
+
+def end_compile_processes() -> None:
+    """End the processes that compile, whatever they have to do."""
+    with _making:
+        _receive()
+        for pool in _pools:
+            pool.close()
