@@ -116,13 +116,11 @@ def test_a_killed_process_costs_nothing_but_time(victims: int, compiled_here: li
 def test_processes_that_give_no_sign(
     monkeypatch: pytest.MonkeyPatch, compiled_here: list[int]
 ) -> None:
-    def stop(worker: Any) -> None:
-        os.kill(worker.pid, signal.SIGSTOP)
-
     assert kernel.compile_ahead(SPECS, ISA)
-    assert pool()._queue is not None
-    for worker in pool()._queue.workers.workers:
-        stop(worker)
+    queue = pool()._queue
+    assert queue is not None
+    for worker in queue.workers.workers:
+        os.kill(worker.pid, signal.SIGSTOP)
     monkeypatch.setattr(compile_pool, "STUCK_S", 0.05)
     assert all(kernel.load_kernels(SPECS, ISA).values())
     assert compiled_here

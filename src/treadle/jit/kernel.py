@@ -185,7 +185,8 @@ def load_kernels(
         with _making:
             _receive()
             if (key, name) not in _linked and not _link_compiled(spec, key, tally):
-                code = _cached(spec, isa, tally)
+                is_pending = any(pool.is_pending(name, isa) for pool in _pools)
+                code = None if is_pending else _cached(spec, isa, tally)
                 if code is None:
                     missing[name] = spec
                 else:
