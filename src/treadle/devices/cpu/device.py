@@ -123,10 +123,10 @@ class Cpu(Device):
         return compile_ahead([*plan.specs(), StepLoop()], self.isa, later=later)
 
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
-        kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
+        specs = [*plan.specs(), StepLoop()]  # the team's own
+        kernels = load_kernels(specs, self.isa, self._progress, self.kernels)
         scratch = plan.scratch(self.isa.lanes)
         if self._team is None or self._team.scratch < scratch:
-            load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team
             self.close()
             self._team = Team(self.n_threads, self.isa, scratch)
         program = CpuProgram(plan, kernels, arena, inputs)
