@@ -153,9 +153,10 @@ class CompilePool:
         return len(first - self._queue.ranks.keys()), len(first)
 
     def wait(self, seconds: float) -> None:
-        """Return when a kernel has been compiled, or after ``seconds``."""
-        if self._queue is not None:
-            self._queue.workers.wait(seconds)
+        """Return when a kernel has been compiled, or after ``seconds``. Any thread may call it."""
+        queue = self._queue
+        if queue is not None:
+            queue.workers.wait(seconds)
 
     def receive(self) -> list[tuple[Isa, Spec, bytes]]:
         """Return what has been compiled since the last call."""

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
-WAIT_S = 0.05  # between two looks at other processes' results, so that other threads have a turn
+WAIT_S = 0.05  # between two looks at what other processes have compiled
+END_S = 1.0
 
 
 @dataclass
@@ -287,8 +288,7 @@ def _compile_elsewhere(
                 return
         if progress:
             _tell(progress, 0, 0)
-        with _making:
-            _pools[0].wait(WAIT_S)
+        _pools[0].wait(WAIT_S)  # without the lock: others have a turn
 
 
 def _receive() -> None:
@@ -333,8 +333,13 @@ def compile_processes_held() -> Iterator[None]:
 
 
 def end_compile_processes() -> None:
-    """End the processes that compile, whatever they have to do."""
-    with _making:
-        _receive()
-        for pool in _pools:
-            pool.close()
+    """End the processes that compile, whatever they have to do. While another thread compiles, they
+    are left to end by themselves.
+    """
+    if _pools and _making.acquire(timeout=END_S):
+        try:
+            _receive()
+            for pool in _pools:
+                pool.close()
+        finally:
+            _making.release()

@@ -42,10 +42,6 @@ class ForkedWorker:
         self.taken: int | None = None
         self._received = bytearray()
 
-    def fileno(self) -> int:
-        """Return the descriptor of the socket, for ``select``."""
-        return self.answers.fileno()
-
     def receive(self) -> Iterator[tuple[int, bytes | None]]:
         """Yield the answers that have arrived, by number of their message; None for a failure.
         Raises EOFError if the worker has ended.
@@ -163,11 +159,13 @@ class ForkedWorkers:
         return True
 
     def wait(self, seconds: float) -> None:
-        """Return as soon as an answer has arrived or a worker has ended."""
-        if self.workers:
-            poll = select.poll()
-            for worker in self.workers:
-                poll.register(worker, select.POLLIN)
+        """Return as soon as an answer has arrived or a worker has ended. Any thread may call it."""
+        poll = select.poll()
+        numbers = [worker.answers.fileno() for worker in [*self.workers]]
+        numbers = [number for number in numbers if number >= 0]  # else another thread closed it
+        for number in numbers:
+            poll.register(number, select.POLLIN)
+        if numbers:
             poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, bytes | None]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.api.plan_sizes import PlanSize, media_plans, telling_plans, text_plans
 from treadle.errors import FileError
-from treadle.jit.kernel import compile_processes_held
+from treadle.jit.kernel import compile_processes_held, end_compile_processes
 from treadle.server.requests.client_slots import ClientSlots
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class EngineThread:
         """End the thread after the current step. Idempotent."""
         self._stopping = True
         self._work_event.set()
+        if self.state == "loading":
+            end_compile_processes()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
