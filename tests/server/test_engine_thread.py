@@ -14,6 +14,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from tests.server.test_streams import soon
+from treadle.api.plan_sizes import PlanSize, telling_plans, text_plans
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.scheduler.request import Request
@@ -354,6 +355,37 @@ def test_less_room_than_a_context() -> None:
             prompts = [[5 + i] * (n // 3) for i in range(6)]  # and others wait for their turn
             many = post(client, "/v1/completions", prompt=prompts, max_tokens=4, ignore_eos=True)
             assert [choice["finish_reason"] for choice in many["choices"]] == ["length"] * 6
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_all_plans_are_compiled_together(
+    model: treadle.Model, monkeypatch: pytest.MonkeyPatch, idle: bool
+) -> None:
+    """Processes are forked before the thread exists; then all plans are handed to them. Behind a
+    router the first plan is waited for, so the others come later.
+    """
+    begun: list[tuple[str, int, bool]] = []
+
+    def compile_ahead(plan: PlanSize, *, later: bool = False) -> bool:
+        begun.append((threading.current_thread().name, plan.n_tokens, later))
+        return True
+
+    monkeypatch.setattr(PlanSize, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(PlanSize, "make", lambda plan: None)
+    service = Service(model, ServerSettings(log=False))
+    service.engine.warms_when_idle = idle
+    try:
+        service.engine.start()
+        service.engine.warmed.result(PATIENCE_S)
+    finally:
+        service.close()
+    own = threading.current_thread().name
+    assert [entry for entry in begun if entry[0] == own] == [
+        (own, plan.n_tokens, False) for plan in telling_plans(model)
+    ]
+    assert [entry[1:] for entry in begun if entry[0] != own] == [
+        (plan.n_tokens, idle and i > 0) for i, plan in enumerate(text_plans(model))
+    ]
 
 
 def test_plans_are_compiled_while_nothing_is_asked(

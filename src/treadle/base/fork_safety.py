@@ -54,6 +54,26 @@ uncut = free_lock()
 """Held in calls of libraries that keep locks of their own, which no child can make free."""
 
 
+_HARMLESS: WeakSet[threading.Thread] = WeakSet()
+
+
+def declare_harmless(thread: threading.Thread) -> None:
+    """Declare that a thread never holds a lock that a forked child needs: it waits, or stays in
+    compiled code.
+    """
+    _HARMLESS.add(thread)
+
+
+def may_fork() -> bool:
+    """Return whether a child that is forked now may go on computing: no other thread can hold a
+    lock that it needs. Threads of libraries that Python does not know are not counted, such as
+    those of BLAS, which ends them before a fork.
+    """
+    mine = threading.current_thread()
+    others = [thread for thread in threading.enumerate() if thread is not mine]
+    return SYSTEM.FORKS and all(thread in _HARMLESS for thread in others)
+
+
 class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
     """An RLock that raises ForkedError in a forked child if another thread held it at the fork.
     ``use`` and ``advice`` are parts of the message.

@@ -49,7 +49,19 @@ def run_process() -> None:
             code = code or 1
         except KeyboardInterrupt:  # while a slow reader blocks the flush
             code = 130
+    if "treadle.jit.kernel" in sys.modules:
+        end_compile_processes()
     os._exit(code)
+
+
+def end_compile_processes() -> None:
+    """End processes that still compile kernels for later."""
+    from contextlib import suppress
+
+    from treadle.jit import kernel
+
+    with suppress(KeyboardInterrupt, SystemExit):
+        kernel.end_compile_processes()
 
 
 def open_streams() -> None:

@@ -35,6 +35,7 @@ SECTIONS = {
     },
     "Models": {
         "pull": "Download a model.",
+        "warm": "Compile a model's kernels before its first use.",
         "list": "List the models on this machine.",
         "show": "Show what a model is, and what it needs.",
         "rm": "Remove models from this machine.",

@@ -457,6 +457,7 @@ DRAFT = click.option(
 )
 OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
 OF_MEDIA = ("mmproj", "no_mmproj", "image_max_tokens")
+OF_PLANS = (*OF_LOAD, *OF_MEDIA, "speculate", "draft")
 OF_WRITING = (*OF_LOAD, *OF_MEDIA, "cache_dir", "cache_bytes", "speculate", "draft")
 
 
@@ -483,15 +484,22 @@ def _writing(values: dict[str, Any]) -> dict[str, Any]:
     """
     if values["cache_bytes"] is not None and values["cache_dir"] is None:
         raise click.UsageError("--cache-mib needs --cache-dir")
+    return _drafting(values)
+
+
+def _drafting(values: dict[str, Any]) -> dict[str, Any]:
+    """The same for options without page files."""
     if values["draft"] is not None and values["speculate"] is False:
         raise click.UsageError("--no-speculate and --draft exclude each other")
     return _media(values)
 
 
 # Decorators that add the options and pass the settings of ``treadle.load`` as ``load``: for a model
-# that reads text only, for one that reads pictures and sounds too, and for one that writes answers.
+# that reads text only, for one that reads pictures and sounds too, for one that writes answers, and
+# for one whose plans are compiled and not run.
 load_options = packed("load", OF_LOAD, LOAD)
 media_load_options = packed("load", (*OF_LOAD, *OF_MEDIA), (*LOAD, *MEDIA), _media)
+plan_load_options = packed("load", OF_PLANS, (*LOAD, *MEDIA, SPECULATE, DRAFT), _drafting)
 writing_load_options = packed(
     "load", OF_WRITING, (*LOAD, *MEDIA, *KEEP, SPECULATE, DRAFT), _writing
 )

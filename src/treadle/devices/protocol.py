@@ -120,6 +120,12 @@ class Device(Storage):
             PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output, int16)
         )
 
+    def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
+        """Begin to compile a plan's kernels in other processes, ``later`` after all others, where
+        that is possible and they are missing. Return whether it has begun; ``ready`` takes them.
+        """
+        return False
+
     @abstractmethod
     def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> DeviceProgram:
         """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.

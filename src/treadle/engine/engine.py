@@ -85,6 +85,7 @@ class Engine:
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool], PreparedPlan] = {}
+        self._lowered: dict[tuple[int, int, str, bool, bool], Plan] = {}  # not prepared yet
         self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
         self._arena_bytes = 0
@@ -139,14 +140,38 @@ class Engine:
             self._ready[n_tokens, n_outputs, output, adapted, media] = ready
         return ready
 
-    def _make(
-        self, n_tokens: int, n_outputs: int, output: str, adapted: bool, media: bool
-    ) -> PreparedPlan:
-        began = time.perf_counter()
-        device = self.device
-        config = self._with_media if media else self.config
-        plan = device.plan(
-            config,
+    def compile_ahead(
+        self,
+        n_tokens: int,
+        n_outputs: int,
+        output: str,
+        adapted: bool = False,
+        media: bool = False,
+        *,
+        later: bool = False,
+    ) -> bool:
+        """Begin to compile the kernels of a plan before ``plan_for`` needs it, ``later`` after all
+        others. Return whether other processes compile them; if not, nothing is gained.
+        """
+        sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
+        key = (*sizes, output, adapted, media)
+        if key in self._ready:
+            return False
+        if key not in self._lowered:
+            self._lowered[key] = self.lower(*key)
+        return self.device.compile_ahead(self._lowered[key], later=later)
+
+    def lower(
+        self,
+        n_tokens: int,
+        n_outputs: int,
+        output: str,
+        adapted: bool = False,
+        media: bool = False,
+    ) -> Plan:
+        """Return the plan for up to so many tokens and outputs, not compiled."""
+        return self.device.plan(
+            self._with_media if media else self.config,
             self._adapted if adapted and self._adapted else self._weights,
             self.cache,
             n_tokens,
@@ -154,6 +179,19 @@ class Engine:
             deterministic=self.deterministic,
             output=output,
         )
+
+    def _make(
+        self, n_tokens: int, n_outputs: int, output: str, adapted: bool, media: bool
+    ) -> PreparedPlan:
+        began = time.perf_counter()
+        device = self.device
+        config = self._with_media if media else self.config
+        plan = self._lowered.pop((n_tokens, n_outputs, output, adapted, media), None)
+        if plan is None:
+            plan = self.lower(n_tokens, n_outputs, output, adapted, media)
+            if device.compile_ahead(plan) and main_output(config) == "logits":
+                next_tokens = CHUNK if n_tokens == 1 else 1  # a text follows a prompt
+                self.compile_ahead(next_tokens, 1, output, adapted, later=True)
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)

@@ -192,6 +192,14 @@ def read(name: str, isa_key: str) -> bytes | None:
     return parts[0] if parts else None
 
 
+def has(name: str, isa_key: str) -> bool:
+    """Return whether there is a file of a kernel; it may be damaged. Never raises."""
+    try:
+        return path_of(name, isa_key).exists()
+    except (CacheError, OSError):
+        return False
+
+
 def write(name: str, isa_key: str, code: bytes, about: Mapping[str, Any] | None = None) -> None:
     """Store a kernel's object; readers see the whole of it or nothing. ``about`` is for
     ``records``.

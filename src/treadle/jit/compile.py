@@ -59,6 +59,11 @@ def _target_machine(isa: Isa, triple: str = "") -> Any:
     return _machine(triple, isa.cpu, isa.features, native)
 
 
+def prepare(isa: Isa) -> None:
+    """Do what the first compilation for ``isa`` would do once."""
+    _target_machine(isa)
+
+
 def _machine(triple: str, cpu: str = "", features: str = "", jit: bool = True) -> Any:
     """Return a target machine. ``jit``: for code of this process."""
     _initialize(not jit)

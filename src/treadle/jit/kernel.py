@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from treadle.base.fast_dataclass import dataclass
@@ -17,11 +19,14 @@ if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.jit.builder import Builder
     from treadle.jit.compile import Linker
+    from treadle.jit.compile_pool import CompilePool
     from treadle.jit.types import Ty
     from treadle.jit.values import Val
     from treadle.kernels.spec import Spec
 
 Progress = Callable[[str, int, int], None]
+WAIT_S = 0.05  # between two looks at what other processes have compiled
+END_S = 1.0
 
 
 @dataclass
@@ -86,6 +91,11 @@ def _link(symbol: str, code: bytes) -> int:
 
 
 _linked: dict[tuple[str, str], int] = {}
+_pools: list[CompilePool] = []  # the one, once kernels were missing
+_compiled_elsewhere: dict[tuple[str, str], bytes] = {}  # objects, until they are linked
+_holds: list[None] = []  # one for each block of ``compile_processes_held``
+STORED = b"\1"  # before an object that its process has written to the cache
+NOT_STORED = b"\0"
 # llvmlite fills tables at first use, and links, without locking. A forked child cannot free the
 # lock: LLVM has locks of its own, and may be half done.
 _making = UseLock("compiled", "start child processes with spawn, not fork")
@@ -103,37 +113,49 @@ def object_code(spec: Spec, isa: Isa, tally: CompileStats | None = None) -> byte
     Raises CacheError for a miss under ``TREADLE_NO_COMPILE=1``, CompileError if LLVM refuses the
     kernel.
     """
-    key = isa_key(isa)
     tally = tally or CompileStats()
+    code = _cached(spec, isa, tally)
+    return _compiled(spec, isa, tally) if code is None else code
+
+
+def _cached(spec: Spec, isa: Isa, tally: CompileStats) -> bytes | None:
+    """Return a kernel's object from the cache, None if it must be compiled. Raises CacheError if it
+    may not be.
+    """
     forbidden = os.environ.get("TREADLE_NO_COMPILE") == "1"
     try:
-        code = cache.read(spec.name, key)
-        refusal = None
-    except CacheError as error:
+        code = cache.read(spec.name, isa_key(isa))
+    except CacheError:
         if forbidden:
             raise
-        code = None
-        refusal = error
+        return None  # storing it will say why
     if code is not None:
         tally.n_cached += 1
-        return code
-    if forbidden:
+    elif forbidden:
         raise CacheError(
             f"kernel {spec.name} is not in the cache {cache.folder()}, "
             "and TREADLE_NO_COMPILE=1 forbids compiling it"
         )
+    return code
+
+
+def _compiled(spec: Spec, isa: Isa, tally: CompileStats) -> bytes:
     from treadle.jit.compile import emit_object
 
     code = emit_object(trace(spec, isa), isa)
     tally.n_compiled += 1
-    if refusal is not None:
-        _warn(str(refusal))
-        return code
+    _store(spec, isa, code)
+    return code
+
+
+def _store(spec: Spec, isa: Isa, code: bytes) -> None:
+    """Write a kernel's object to the cache, or warn that this is not possible."""
     try:
-        cache.write(spec.name, key, code, about(spec, isa))
+        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+    except CacheError as error:
+        _warn(str(error))
     except OSError as error:  # a read-only or full disk
         _warn(f"cannot write to the kernel cache {cache.folder()}: {error.strerror}")
-    return code
 
 
 def about(spec: Spec, isa: Isa) -> dict[str, object]:
@@ -159,22 +181,38 @@ def load_kernels(
     progress: Progress | None = None,
     tally: CompileStats | None = None,
 ) -> dict[str, int]:
-    """Return the addresses of the kernels by name. ``progress("compile", done, total)`` is called
-    for each kernel before it is loaded; ``tally`` counts them.
+    """Return the addresses of the kernels by name. Those that are missing are compiled, by several
+    processes if that is possible. ``progress("compile", done, total)`` is called as they get ready;
+    ``tally`` counts them.
     """
     unique = {spec.name: spec for spec in specs}
+    tally = tally or CompileStats()
     key = isa_key(isa)
+    missing: dict[str, Spec] = {}
     for done, (name, spec) in enumerate(unique.items()):
         if (key, name) in _linked:
             continue
         if progress:
-            progress("compile", done, len(unique))
+            _tell(progress, done - len(missing), len(unique))
+        with _making:
+            _receive()
+            if (key, name) not in _linked and not _link_compiled(spec, key, tally):
+                is_pending = any(pool.is_pending(name, isa) for pool in _pools)
+                code = None if is_pending else _cached(spec, isa, tally)
+                if code is None:
+                    missing[name] = spec
+                else:
+                    _linked[key, name] = _link(symbol(spec), code)
+    if len(missing) > 1 or _pools:
+        _compile_elsewhere(missing, isa, progress, tally)
+    for done, (name, spec) in enumerate(missing.items(), len(unique) - len(missing)):
+        if progress:
+            _tell(progress, done, len(unique))
         with _making:
             if (key, name) not in _linked:
-                code = object_code(spec, isa, tally)
-                _linked[key, name] = _link(symbol(spec), code)
+                _linked[key, name] = _link(symbol(spec), _compiled(spec, isa, tally))
     if progress:
-        progress("compile", len(unique), len(unique))
+        _tell(progress, len(unique), len(unique))
     return {name: _linked[key, name] for name in unique}
 
 
@@ -198,3 +236,143 @@ def load_cached(
                     tally.n_cached += 1
         found[name] = _linked[key, name]
     return found
+
+
+def _tell(progress: Progress, done: int, total: int) -> None:
+    """Report progress: while other processes compile, that of all plans that are waited for."""
+    for pool in _pools:
+        counts = pool.counts
+        if counts[0] < counts[1]:
+            done, total = counts
+    progress("compile", done, total)
+
+
+# -- kernels that other processes compile ---------------------------------------------------------
+
+
+def compile_ahead(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
+    """Begin to compile kernels in other processes, before ``load_kernels`` asks for them, ``later``
+    after all others. Return whether they are compiled there. They are taken for cached if the
+    slowest one is.
+    """
+    key = isa_key(isa)
+    slowest = max(specs, key=lambda spec: spec.compile_ms).name
+    if (key, slowest) in _linked or cache.has(slowest, key):
+        return False
+    if os.environ.get("TREADLE_NO_COMPILE") == "1":
+        return False
+    with _making:
+        _receive()
+        missing = [
+            spec
+            for spec in dict.fromkeys(specs)
+            if (key, spec.name) not in _linked and not cache.has(spec.name, key)
+        ]
+        return _begin(missing, isa, later=later)
+
+
+def _begin(specs: Sequence[Spec], isa: Isa, *, later: bool = False) -> bool:
+    """Let other processes compile kernels; return False if this one must."""
+    from treadle.jit.compile_pool import FIRST, LATER, CompilePool
+
+    if not _pools:
+        _pools.append(CompilePool())
+        atexit.register(end_compile_processes)
+    # Once for all processes.
+    from treadle.jit import values  # noqa: F401
+    from treadle.jit.compile import prepare
+
+    prepare(isa)
+    key = isa_key(isa)
+    specs = [spec for spec in specs if (key, spec.name) not in _compiled_elsewhere]
+    return _pools[0].begin(specs, isa, partial(_emit_and_store, isa), LATER if later else FIRST)
+
+
+def _emit_and_store(isa: Isa, spec: Spec) -> bytes:
+    """Return a kernel's object, after a byte that tells whether it is in the cache."""
+    from treadle.jit.compile import emit_object
+
+    code = emit_object(trace(spec, isa), isa)
+    try:
+        cache.write(spec.name, isa_key(isa), code, about(spec, isa))
+    except (CacheError, OSError):  # the parent tries again, and warns
+        return NOT_STORED + code
+    return STORED + code
+
+
+def _compile_elsewhere(
+    missing: dict[str, Spec], isa: Isa, progress: Progress | None, tally: CompileStats
+) -> None:
+    """Let other processes compile kernels, and link them. Those that are left in ``missing`` are to
+    be compiled in this process.
+    """
+    key = isa_key(isa)
+    with _making:
+        if missing:
+            _begin([*missing.values()], isa)
+    while True:
+        with _making:
+            _receive()
+            for name, spec in [*missing.items()]:
+                if (key, name) in _linked or _link_compiled(spec, key, tally):
+                    del missing[name]
+            if not any(_pools[0].is_pending(name, isa) for name in missing):
+                _leave()
+                return
+        if progress:
+            _tell(progress, 0, 0)
+        _pools[0].wait(WAIT_S)  # without the lock: others have a turn
+
+
+def _receive() -> None:
+    """Take what other processes have compiled."""
+    for pool in _pools:
+        for isa, spec, code in pool.receive():
+            _compiled_elsewhere[isa_key(isa), spec.name] = code[1:]
+            if code[:1] == NOT_STORED:
+                _store(spec, isa, code[1:])
+
+
+def _link_compiled(spec: Spec, key: str, tally: CompileStats) -> bool:
+    """Link a kernel that another process has compiled; return whether there is one."""
+    code = _compiled_elsewhere.pop((key, spec.name), None)
+    if code is None:
+        return False
+    _linked[key, spec.name] = _link(symbol(spec), code)
+    tally.n_compiled += 1
+    return True
+
+
+def _leave() -> None:
+    """End the other processes if they have nothing to do, and nothing may come."""
+    for pool in _pools:
+        if pool.is_idle and not _holds:
+            pool.close()
+
+
+@contextmanager
+def compile_processes_held() -> Iterator[None]:
+    """A block in which processes that compile do not end between two plans. Outside of one they end
+    when there is nothing left to compile.
+    """
+    _holds.append(None)
+    try:
+        yield
+    finally:
+        _holds.pop()
+        with _making:
+            _receive()
+            _leave()
+
+
+def end_compile_processes() -> None:
+    """End the processes that compile, whatever they have to do. While another thread compiles, they
+    are left to end by themselves.
+    """
+    if _pools and _making.acquire(timeout=END_S):
+        try:
+            _receive()
+            for pool in _pools:
+                pool.close()
+        finally:
+            _making.release()

@@ -243,6 +243,11 @@ class Spec:
         """
         return self.args.required
 
+    @property
+    def compile_ms(self) -> float:
+        """A rough estimate of its compile time: a plan's slowest kernels are compiled first."""
+        return 30.0
+
     def scratch(self, lanes: int) -> int:
         """Return the bytes of scratch a thread needs, if vectors have ``lanes`` f32 values."""
         return 0

@@ -16,7 +16,14 @@ from treadle.devices.cpu.stored_plan import StoredPlan, plan_key, read_plan, wri
 from treadle.devices.cpu.thread_team import HostMemory, Team, step_times
 from treadle.devices.protocol import Device, PlanRequest
 from treadle.jit.cache import has_tuned_rows, source_hash
-from treadle.jit.kernel import CompileStats, Progress, isa_key, load_cached, load_kernels
+from treadle.jit.kernel import (
+    CompileStats,
+    Progress,
+    compile_ahead,
+    isa_key,
+    load_cached,
+    load_kernels,
+)
 from treadle.plan.plan import Const, Plan
 
 if TYPE_CHECKING:
@@ -137,6 +144,11 @@ class Cpu(Device):
             self._scarce = shortage(gguf.paths) is not None
         return self._scarce
 
+    def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
+        if isinstance(plan, StoredPlan):  # its kernels were there when it was stored
+            return False
+        return compile_ahead([*plan.specs(), StepLoop()], self.isa, later=later)
+
     def ready(self, plan: Plan, arena: Any, inputs: Any) -> CpuProgram:
         kernels = None
         if isinstance(plan, StoredPlan):
@@ -145,7 +157,8 @@ class Cpu(Device):
         else:
             table = step_table(plan, self.isa.lanes)
         if kernels is None:
-            kernels = load_kernels(plan.specs(), self.isa, self._progress, self.kernels)
+            specs = [*plan.specs(), StepLoop()]  # the team's own
+            kernels = load_kernels(specs, self.isa, self._progress, self.kernels)
         scratch = table.scratch
         if self._team is None or self._team.scratch < scratch:
             load_kernels([StepLoop()], self.isa, tally=self.kernels)  # used by the team

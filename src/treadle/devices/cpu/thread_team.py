@@ -15,6 +15,7 @@ import weakref
 
 import numpy as np
 
+from treadle.base import fork_safety
 from treadle.devices.cpu.step_loop import (
     CALLER,
     JOB,
@@ -138,6 +139,7 @@ class Team:
                     f"threads={self.n_threads}: only {i} threads could be started; raise ulimit -u "
                     "or -v, or the container's process limit"
                 ) from error
+            fork_safety.declare_harmless(worker)  # it stays in compiled code
             workers.append(worker)
 
     def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:

@@ -54,6 +54,10 @@ class Attention(Queries):
         asked = {"sinks": self.sinks, "distances": self.reach}
         return self.args.required | {name for name, there in asked.items() if there}
 
+    @property
+    def compile_ms(self) -> float:
+        return 140.0 if self.tokens == 1 else 300.0
+
     def scratch(self, lanes: int) -> int:
         if self.matrix:
             from treadle.kernels.attention.matrix_tile import matrix_scratch

@@ -34,6 +34,7 @@ class RopeStore(PagedKernel):
     """
 
     op: ClassVar[str] = "rope"
+    compile_ms: ClassVar[float] = 65.0
     args = Args(
         "qkv:inout q_norm:const? k_norm:const? pool:const? stride k_column:? v_column:?"
         " page_bytes:? layer_off:?"

@@ -64,6 +64,7 @@ class TopLogitsKernel(Spec):
     """
 
     op: ClassVar[str] = "top"
+    compile_ms: ClassVar[float] = 90.0
     args = Args("x:in out:out stride n")
     reads_masks: ClassVar[bool] = True
 
@@ -137,6 +138,7 @@ class JoinTop(Spec):
     """Join a row's PARTIALs into its RESULT; ``n``: values of a row. Items: SAMPLED records."""
 
     op: ClassVar[str] = "top_join"
+    compile_ms: ClassVar[float] = 90.0
     args = Args("partials:in out:out n")
 
     def scratch(self, lanes: int) -> int:

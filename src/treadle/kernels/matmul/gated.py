@@ -62,6 +62,10 @@ class Gated(Matmul):
     to_unit: int = DWORD
 
     @property
+    def compile_ms(self) -> float:
+        return self.product.compile_ms + 50.0
+
+    @property
     def product(self) -> Gemm:
         kind = MatrixGemm if self.matrix else OrderedGemm if self.ordered else Gemm
         shape = self.w, self.act, self.k, self.mr, self.nr

@@ -71,6 +71,10 @@ class Matmul(Spec):
         return self.args.required | given | (BY_HEAD if self.heads else set())
 
     @property
+    def compile_ms(self) -> float:
+        return 50.0 + 2.5 * self.mr * self.nr
+
+    @property
     def count(self) -> str:
         return "n_outputs" if self.outputs else "n_tokens"
 

@@ -42,6 +42,10 @@ class Tiled(Matmul):
     unit: int = DWORD  # q8: consecutive values of K in a panel's column
 
     @property
+    def compile_ms(self) -> float:
+        return 90.0 + 2.5 * self.mr * self.nr
+
+    @property
     def fmt(self) -> Format:
         """The format, with its codes as in a panel."""
         fmt = super().fmt

@@ -18,17 +18,16 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.engine.engine import CHUNK, OUTPUTS
+from treadle.api.plan_sizes import PlanSize, media_plans, telling_plans, text_plans
 from treadle.errors import FileError
-from treadle.models.graphs import main_output
+from treadle.jit.kernel import compile_processes_held, end_compile_processes
 from treadle.server.requests.client_slots import ClientSlots
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable
 
     from treadle.api.media import ModelMedia
     from treadle.api.model import Model
-    from treadle.engine.engine import Engine
     from treadle.scheduler.request import Request
     from treadle.server.requests.request_stream import OutputStream, RequestStream
     from treadle.server.requests.stats import ServerStats
@@ -66,6 +65,7 @@ class EngineThread:
         self._stopping = False
         self.turns: AbstractContextManager[None] = nullcontext()
         self.warms_when_idle = False
+        self._compiles_ahead = False  # other processes compile
         media = model.media
         # Without its projector's file the model still reads text, unless both are one folder.
         own = {*map(str, (model.path, *model.gguf.paths))}
@@ -74,13 +74,19 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:
-        """Compile, then serve."""
+        """Compile, then serve. Processes that compile are forked here, in the caller's thread: once
+        the engine thread runs, no fork is safe.
+        """
+        with suppress(Exception):  # the thread meets the same error, and reports it
+            self._compiles_ahead = any([plan.compile_ahead() for plan in telling_plans(self.model)])
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """End the thread after the current step. Idempotent."""
         self._stopping = True
         self._work_event.set()
+        if self.state == "loading":
+            end_compile_processes()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
@@ -125,8 +131,11 @@ class EngineThread:
     def _work(self) -> None:
         plans = self._warmings()
         try:
-            for compile in islice(plans, 1) if self.warms_when_idle else plans:
-                compile()
+            with compile_processes_held():
+                if self._compiles_ahead:
+                    self._compile_ahead()
+                for compile in islice(plans, 1) if self.warms_when_idle else plans:
+                    compile()
         except BaseException as error:
             self.state, self.why = "error", str(error)
             self.warmed.set_exception(error)
@@ -166,18 +175,20 @@ class EngineThread:
             plans.close()
         return False
 
+    def _compile_ahead(self) -> None:
+        """Let other processes compile all plans together, the slowest kernel first. If a single
+        text is served before all are ready, its plan comes first.
+        """
+        for i, plan in enumerate(text_plans(self.model)):
+            if not self._stopping:
+                plan.compile_ahead(later=self.warms_when_idle and i > 0)
+
     def _warmings(self) -> Generator[Callable[[], object], None, None]:
         """Yield functions that compile the plans of every batch size, so that no first token waits
         for a compilation. Those of a single text come first; the tokenizer's tables follow.
         """
-        drafting = self.scheduler.drafting
-        engines = [(self.model.engine, drafting.observer.output)]
-        if drafting.drafter is not None:
-            engines.append((drafting.drafter.engine, drafting.drafter.own_observer.output))
-        for engine, output in engines:
-            adapted = bool(engine.adapters)  # if deterministic, only these plans are run
-            for lora in {adapted, adapted and engine.deterministic}:
-                yield from self._plans(engine, output, lora)
+        for plan in text_plans(self.model):
+            yield partial(self._make, plan)
         yield self.model.tokenizer.prepare
         if self.model.media is not None:
             yield partial(self._warm_media, self.model.media)
@@ -185,27 +196,12 @@ class EngineThread:
     def _warm_media(self, media: ModelMedia) -> None:
         """Compile the plans of pictures, and those of prompts with rows of pictures."""
         media.warm()
-        engine = self.model.engine
-        output = self.scheduler.drafting.observer.output
-        for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
-            if n_tokens <= engine.max_tokens and not self._stopping:
-                engine.plan_for(n_tokens, 1, output, bool(engine.adapters), media=True)
+        for plan in media_plans(self.model):
+            self._make(plan)
 
-    def _plans(self, engine: Engine, output: str, lora: bool) -> Iterator[Callable[[], object]]:
-        sizes = engine.few
-        if main_output(engine.config) != "logits":
-            for n_tokens in (*sizes, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
-                yield partial(self._plan, engine, n_tokens, 1, "embedding", lora)
-            return
-        for n_tokens in (*sizes, engine.max_tokens):
-            for n_outputs in (*sizes, OUTPUTS):
-                large = n_tokens == engine.max_tokens
-                if large or n_outputs <= n_tokens:
-                    yield partial(self._plan, engine, n_tokens, n_outputs, output, lora)
-
-    def _plan(self, engine: Engine, n_tokens: int, n_outputs: int, output: str, lora: bool) -> None:
+    def _make(self, plan: PlanSize) -> None:
         if not self._stopping:
-            engine.plan_for(n_tokens, n_outputs, output, lora)
+            plan.make()
 
     def _do(self, job: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():

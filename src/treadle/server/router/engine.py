@@ -18,6 +18,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.base.fork_safety import declare_harmless
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -100,7 +101,9 @@ def end_with_router(number: int) -> None:
                 break
         os._exit(ROUTER_GONE)
 
-    threading.Thread(target=wait, name="treadle-router-watch", daemon=True).start()
+    watch = threading.Thread(target=wait, name="treadle-router-watch", daemon=True)
+    declare_harmless(watch)
+    watch.start()
 
 
 def serve_engine(

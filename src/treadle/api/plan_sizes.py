@@ -1,0 +1,104 @@
+"""The plans that a model's requests need, so that they can be compiled before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from treadle.engine.engine import CHUNK, OUTPUTS
+from treadle.jit.kernel import compile_processes_held
+from treadle.models.graphs import main_output
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.engine.engine import Engine
+    from treadle.plan.plan import Plan
+
+
+class PlanSize(NamedTuple):
+    """One plan: the arguments of ``Engine.plan_for``."""
+
+    engine: Engine
+    n_tokens: int
+    n_outputs: int
+    output: str
+    adapted: bool
+    media: bool = False
+
+    def lower(self) -> Plan:
+        """Return the plan, not compiled."""
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        return self.engine.lower(*size)
+
+    def make(self) -> None:
+        """Lower and compile it."""
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        self.engine.plan_for(*size)
+
+    def compile_ahead(self, *, later: bool = False) -> bool:
+        """Begin to compile it in other processes; see ``Engine.compile_ahead``."""
+        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
+        return self.engine.compile_ahead(*size, later=later)
+
+
+def text_plans(model: Model) -> Iterator[PlanSize]:
+    """Yield the plans of every batch size, those of a single text first: the model's, then those of
+    its draft model.
+    """
+    drafting = model.stepper.scheduler.drafting
+    engines = [(model.engine, drafting.observer.output)]
+    if drafting.drafter is not None:
+        engines.append((drafting.drafter.engine, drafting.drafter.own_observer.output))
+    for engine, output in engines:
+        has_adapters = bool(engine.adapters)  # if deterministic, only these plans are run
+        for adapted in {has_adapters, has_adapters and engine.deterministic}:
+            for n_tokens, n_outputs in _sizes(engine):
+                if main_output(engine.config) != "logits":
+                    output = "embedding"
+                yield PlanSize(engine, n_tokens, n_outputs, output, adapted)
+
+
+def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
+    few = engine.few
+    if main_output(engine.config) != "logits":
+        for n_tokens in (*few, min(engine.max_tokens, CHUNK)):  # longer inputs are rare
+            yield n_tokens, 1
+        return
+    for n_tokens in (*few, engine.max_tokens):
+        for n_outputs in (*few, OUTPUTS):
+            if n_tokens == engine.max_tokens or n_outputs <= n_tokens:
+                yield n_tokens, n_outputs
+
+
+def telling_plans(model: Model) -> tuple[PlanSize, PlanSize]:
+    """Return two plans whose kernels tell whether all plans have been compiled before: that of a
+    single text, and the largest for few tokens, which only several texts need.
+    """
+    first, *others = (plan for plan in text_plans(model) if plan.engine is model.engine)
+    few = [plan for plan in others if plan.n_tokens < plan.engine.max_tokens]
+    return first, max(few, key=lambda plan: (plan.n_tokens, -plan.n_outputs), default=first)
+
+
+def compile_plans(model: Model) -> None:
+    """Compile every plan that completions, chats and a server need: in several processes, the
+    slowest kernel first.
+    """
+    plans = [*text_plans(model)]
+    with compile_processes_held():
+        for plan in plans:
+            plan.compile_ahead()
+        for plan in plans:
+            plan.make()
+        if model.media is not None:
+            model.media.warm()
+            for plan in media_plans(model):
+                plan.make()
+
+
+def media_plans(model: Model) -> Iterator[PlanSize]:
+    """Yield the plans of prompts with rows of pictures or sounds."""
+    engine = model.engine
+    output = model.stepper.scheduler.drafting.observer.output
+    for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
+        if n_tokens <= engine.max_tokens:
+            yield PlanSize(engine, n_tokens, 1, output, bool(engine.adapters), media=True)

@@ -1,0 +1,94 @@
+"""``treadle warm``: compile what a model needs before its first use."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from treadle.cli.load import load_model
+from treadle.cli.model_type import ModelType
+from treadle.cli.options import plan_load_options
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import say, show
+from treadle.errors import CacheError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from treadle.api.model import Model
+
+
+@click.command()
+@click.argument("model", type=ModelType())
+@click.option(
+    "--sequences",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Size of the KV cache in full contexts, as for `treadle serve`.",
+)
+@click.option("--deterministic", is_flag=True, help="As for `treadle serve`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@plan_load_options
+def command(
+    model: str, sequences: int | None, deterministic: bool, as_json: bool, load: dict[str, Any]
+) -> None:
+    """Compile all kernels that run, chat and serve need for MODEL, so that its first use does not
+    wait: when a container's image is built, say.
+
+    Give the same options as later: --kv, --threads, --device, --lora, --draft and --mmproj change
+    which kernels are needed. Kernels are for this machine's kind of CPU.
+    """
+    from treadle.api.plan_sizes import compile_plans
+
+    folder = writable_cache()
+    began = time.perf_counter()
+    with (
+        ProgressBar() as progress,
+        load_model(
+            model, progress, n_sequences=sequences, deterministic=deterministic, **load
+        ) as loaded,
+    ):
+        compile_plans(loaded)
+        report = report_of(loaded, time.perf_counter() - began, folder)
+    show(report, as_json, print_report)
+
+
+def writable_cache() -> Path:
+    """Return the folder of compiled kernels. Raises CacheError if nothing can be stored there."""
+    from treadle.jit.cache import checked_folder
+
+    folder = checked_folder()
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CacheError(
+            f"kernel cache {folder} is not writable; set TREADLE_CACHE to a writable folder"
+        )
+    return folder
+
+
+def report_of(model: Model, seconds: float, folder: Path) -> dict[str, Any]:
+    """Return what was compiled. ``seconds``: with loading."""
+    drafter = model.stepper.scheduler.drafting.drafter
+    engines = [model.engine, *([drafter.engine] if drafter else [])]
+    tallies = {id(engine.kernels): engine.kernels for engine in engines}.values()
+    return {
+        "model": str(model.path),
+        "isa": model.isa.name,
+        "n_compiled": sum(tally.n_compiled for tally in tallies),
+        "n_cached": sum(tally.n_cached for tally in tallies),
+        "seconds": seconds,
+        "folder": str(folder),
+    }
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """Print the report for people."""
+    n = report["n_compiled"]
+    there = f", {report['n_cached']} were there" if report["n_cached"] else ""
+    say(
+        f"{Path(report['model']).name}: {n} kernel{'' if n == 1 else 's'} compiled for "
+        f"{report['isa']} in {report['seconds']:.1f} s{there}; they are in {report['folder']}"
+    )
