@@ -108,12 +108,12 @@ $(VENV)/bin/python:
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	@echo "installing treadle and what it needs into $(VENV): 375 MB, about half a minute"
-	$(PIP) install --editable ".[pictures,serve]"
+	$(PIP) install --no-compile --editable ".[pictures,serve]"
 	touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-package
 	@echo "installing the quick tests' tools into $(VENV): 170 MB more, a minute or two"
-	$(PIP) install --editable ".[test]"
+	$(PIP) install --no-compile --editable ".[test]"
 	touch $@
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
