@@ -112,6 +112,9 @@ def one_kernel_cache(
         patch.setenv("TREADLE_CACHE", str(folder))
         patch.setenv("TREADLE_TEST_CACHE", str(folder))
         patch.setenv("TREADLE_TUNE", "0")
+        # Polls of a thread that waits for the next run: it would take a millisecond from the tests
+        # of another process each time.
+        patch.setattr("treadle.devices.cpu.thread_team.SPINS", 200)
         patch.setenv("HF_HUB_CACHE", str(folder / "hub"))  # a short name means none of the user's
         patch.delenv("TREADLE_MODELS", raising=False)
         patch.delenv("TREADLE_ISA", raising=False)

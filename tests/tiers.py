@@ -37,6 +37,7 @@ HEAVY = {
 OUTSIDE = ("devices/wgpu", "emulated", "page", "real")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
+MAY_IMPORT = (ast.Import, ast.ImportFrom, ast.Tuple, ast.Call)  # see _imports_heavy
 T = TypeVar("T")
 
 
@@ -82,13 +83,14 @@ def _heavy_names(tree: ast.Module, path: Path) -> frozenset[str] | None:
         found |= heavy_names(shared) or set()
     functions: dict[str, set[str]] = {}  # and all names in each
     for node in tree.body:
+        nodes = list(ast.walk(node))
+        imports = any(_imports_heavy(each, found) for each in nodes if isinstance(each, MAY_IMPORT))
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            if any(_imports_heavy(each, found) for each in ast.walk(node)):
+            if imports:
                 found.add(node.name)
-            args = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
-            names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            functions[node.name] = args | names
-        elif any(_imports_heavy(each, found) for each in ast.walk(node)):
+            args = {each.arg for each in nodes if isinstance(each, ast.arg)}
+            functions[node.name] = args | {each.id for each in nodes if isinstance(each, ast.Name)}
+        elif imports:
             return None
     while more := {name for name, used in functions.items() if used & found} - found:
         found |= more
@@ -117,9 +119,10 @@ def _imports_heavy(node: ast.AST, found: set[str]) -> bool:
         return parts[0] in HEAVY
     if isinstance(node, ast.Tuple) and node.elts:  # names of packages that a function asks for
         return all(getattr(each, "value", None) in HEAVY for each in node.elts)
-    finds = ("importorskip", "import_module", "find_spec")
-    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func).endswith(finds):
-        return str(getattr(node.args[0], "value", "")).split(".")[0] in HEAVY
+    if isinstance(node, ast.Call) and node.args:
+        called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if called in ("importorskip", "import_module", "find_spec"):
+            return str(getattr(node.args[0], "value", "")).split(".")[0] in HEAVY
     return False
 
 

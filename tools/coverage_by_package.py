@@ -1,8 +1,9 @@
 """Print the line coverage of each package of treadle, lowest first: ``make coverage``.
 
-Usage: ``python tools/coverage_by_package.py [--floor PERCENT] [--files] [DATA]``
+Usage: ``python -m tools.coverage_by_package [--floor PERCENT] [--files] [--missing] FOLDER``, from
+the project's folder. ``--prepare FOLDER`` makes the folder before the run.
 
-``DATA`` is a file that ``coverage`` wrote (default ``.coverage``). Modules that no test imports
+``FOLDER`` holds what ``tools/count_lines/line_counter.py`` counted. Modules that no test imports
 count with all of their lines. The exit status is 1 where a package is below the floor.
 """
 
@@ -12,6 +13,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tools.count_lines import line_counter
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "treadle"
 
@@ -48,16 +51,10 @@ def by_package(files: list[Lines]) -> list[Lines]:
     return sorted(sums, key=lambda each: (each.percent, each.name))
 
 
-def read(data: Path) -> Iterator[Lines]:
-    """The lines of each file of the package, from what ``coverage`` wrote."""
-    from coverage import Coverage
-
-    coverage = Coverage(data_file=str(data))
-    coverage.load()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        _, statements, _, missing, _ = coverage.analysis2(str(path))
-        name = path.relative_to(PACKAGE).as_posix()
-        yield Lines(name, len(statements), len(statements) - len(missing))
+def read(folder: Path) -> Iterator[tuple[Lines, list[int]]]:
+    """Each file of the package, and the lines that did not run."""
+    for name, counted, ran in line_counter.ran(folder, PACKAGE):
+        yield Lines(name, len(counted), len(ran)), sorted(counted - ran)
 
 
 def table(rows: list[Lines]) -> str:
@@ -66,11 +63,20 @@ def table(rows: list[Lines]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", nargs="?", type=Path, default=Path(".coverage"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--prepare", action="store_true", help="make the folder, and end")
     parser.add_argument("--floor", type=float, default=0.0, help="the least percentage allowed")
     parser.add_argument("--files", action="store_true", help="each file too, the lowest first")
+    parser.add_argument("--missing", action="store_true", help="with the lines that did not run")
     args = parser.parse_args()
-    files = list(read(args.data))
+    if args.prepare:
+        line_counter.prepare(args.folder, PACKAGE)
+        return
+    found = list(read(args.folder))
+    files = [each for each, _ in found]
+    if args.missing:
+        for each, missing in found:
+            print(each.name, *missing)
     if args.files:
         print(table(sorted(files, key=lambda each: (each.percent, each.name))), end="\n\n")
     packages = by_package(files)

@@ -349,7 +349,7 @@ def test_the_state_does_not_hang_on_the_address(monkeypatch: pytest.MonkeyPatch)
     """The port has the digits of another status."""
 
     def refuse(base: str, path: str, api_key: str | None) -> None:
-        raise StatusError(f"{base}{path}: the server answered HTTP status 404", 404)
+        raise StatusError(f"{base}{path}: the server answered HTTP status 404", status=404)
 
     monkeypatch.setattr(ps, "get", refuse)
     assert ps.state_of("http://127.0.0.1:50350", None) == "unknown"

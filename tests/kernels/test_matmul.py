@@ -628,14 +628,24 @@ def test_vectors_add_as_matrix_registers_do(
     w: str, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
     """To the bit: with ``deterministic=True`` a token may meet either. K is whole, or in parts, of
-    which a format's own code, that of one block, knows nothing: formats take turns.
+    which a format's own code, that of one block, knows nothing: formats take turns. It knows the
+    rows of a tile and not its tokens: of tiles with as many rows a format meets one, in turns.
     """
     k = 3 * max(by_name(w).block, 32)
-    for kc in (0, k // 3) if w in ("Q8_0", "BF16") else (ORDERED.index(w) % 2 * k // 3,):
+    every, turn = w in ("Q8_0", "BF16"), ORDERED.index(w)
+    widths: dict[int, list[int]] = {}
+    for mr, nr in dict.fromkeys(select.ORDERED.values()):
+        widths.setdefault(mr, []).append(nr)
+    tiles = [
+        (mr, nr)
+        for mr, some in widths.items()
+        for nr in (some if every else [some[turn // 2 % len(some)]])
+    ]
+    for kc in (0, k // 3) if every else (turn % 2 * k // 3,):
         many = MatrixGemm(w, "bf16", k, 32 // isa.lanes, 32, bias=True, kc=kc)
         problem = random(many, isa, rng, 37, [70])
         want = problem.compute(memory)[:, :70].view(np.uint32)
-        for mr, nr in dict.fromkeys(select.ORDERED.values()):
+        for mr, nr in tiles:
             spec = OrderedGemm(w, "bf16", k, mr, nr, bias=True, kc=kc)
             given = problem.x, problem.weights, problem.biases, np.zeros(0)
             few = Problem(spec, isa, problem.n, problem.heights, *given)

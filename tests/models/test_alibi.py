@@ -17,7 +17,7 @@ from tests.tiny import rounding
 from treadle.engine.batch import BatchItem
 from treadle.models.archs import ARCHS
 
-N = 1300  # tokens: a history of a few items
+N = 700  # tokens: a history of two items, and what is exact takes their number squared
 
 
 def text(n: int, seed: int = 7) -> list[int]:
@@ -58,7 +58,7 @@ def test_the_prompt_feels_it(model: treadle.Model) -> None:
 def test_a_long_text(chunk: int, model: treadle.Model, exact: np.ndarray) -> None:
     """Read at once, and its end in chunks or token by token behind a long history."""
     ids = text(N)
-    start = 0 if chunk == 300 else 1270
+    start = 0 if chunk == 300 else 670
     with closing(model.session()) as session:
         for at in range(0, start, 400):
             session.feed(ids[at : min(at + 400, start)])
@@ -72,29 +72,25 @@ def test_beside_others_and_taken_back(model: treadle.Model, exact: np.ndarray) -
     ids = text(N)
     engine = model.engine
     with closing(engine.cache.sequence()) as seq, closing(engine.cache.sequence()) as other:
-        for at in range(0, 900, 300):
+        for at in range(0, 600, 300):
             engine.run([BatchItem(seq, ids[at : at + 300], 0), BatchItem(other, text(20, at), 0)])
         with closing(engine.cache.fork(seq)) as fork:
-            rows = engine.run([BatchItem(fork, ids[900:903], 1), BatchItem(seq, [5, 6], 1)])
-            close(model, rows[0], exact[902])
-            assert np.abs(rows[1] - exact[901]).max() > 0.1
+            rows = engine.run([BatchItem(fork, ids[600:603], 1), BatchItem(seq, [5, 6], 1)])
+            close(model, rows[0], exact[602])
+            assert np.abs(rows[1] - exact[601]).max() > 0.1
     with closing(model.session()) as session:
-        session.feed(ids[:800])
-        session.truncate(650)
-        close(model, session.logits(ids[650:660]), exact[650:660])
+        session.feed(ids[:680])
+        session.truncate(550)
+        close(model, session.logits(ids[550:560]), exact[550:560])
 
 
-PAGES = {
-    ("bloom", 4): ("f16", "q4_0"),
-    ("bloom", 6): ("bf16", "q8_0"),
-    ("refact", 6): ("f16", "q8_0"),
-}
+PAGES = {("bloom", 4): ("f16", "q4_0"), ("bloom", 6): ("bf16",), ("refact", 6): ("q8_0",)}
 
 
 @pytest.mark.slow
 def test_kinds_of_pages(model: treadle.Model, exact: np.ndarray) -> None:
     """What rounds keys and values moves logits no more than in an architecture with a rope. Slopes
-    know nothing of pages: each kind meets one or two of the models.
+    know nothing of pages: each kind meets one of the models.
     """
     ids = text(400)
     allowed = {"f16": 2e-3, "bf16": 2e-2, "q8_0": 2e-2, "q4_0": 0.3}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import rows
+from tests.kernels.quick_code import emit_quickly
 from treadle.errors import CacheError, CompileError, UnsupportedError
 from treadle.formats import FORMATS, Format, by_name
 from treadle.formats.mlx import mlx
@@ -64,7 +65,9 @@ SHIPPED += [(Q8_0, row) for row in ROWS if (Q8_0, row) not in SHIPPED]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fmt", "isa"), SHIPPED, ids=lambda made: made.name)
-def test_what_is_shipped_is_right(fmt: Format, isa: Isa) -> None:
+def test_what_is_shipped_is_right(fmt: Format, isa: Isa, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial keeps no kernel, so each is compiled anew: here without what makes it fast."""
+    monkeypatch.setattr("treadle.jit.compile.emit_object", emit_quickly)
     with trial_of(fmt, isa) as trial:
         for spec, n in [
             (select.gemm(fmt, isa, 256), 9),

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import numpy as np
-import ollama
-import openai
 import pydantic
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
 from starlette.testclient import TestClient
 
 import treadle
 from tests.server.conftest import Served
+
+# Elsewhere they are imported where they are needed: each process of a run collects this file, and
+# they take seconds.
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    from openai.types.chat import ChatCompletionMessageParam
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture
 def people(client: TestClient) -> openai.OpenAI:
+    import openai
+
     return openai.OpenAI(
         api_key="none", base_url="http://localhost/v1", http_client=client, max_retries=0
     )
@@ -85,6 +90,8 @@ def test_openai_models(people: openai.OpenAI) -> None:
 
 
 def test_openai_errors(people: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         people.completions.create(model="any", prompt=[5] * 10_000)
     assert caught.value.code == "context_length_exceeded"
@@ -110,6 +117,8 @@ def test_openai_responses(people: openai.OpenAI) -> None:
 
 @pytest.fixture
 def others(client: TestClient) -> anthropic.Anthropic:
+    import anthropic
+
     return anthropic.Anthropic(
         api_key="none", base_url="http://localhost", http_client=client, max_retries=0
     )
@@ -117,6 +126,8 @@ def others(client: TestClient) -> anthropic.Anthropic:
 
 def test_ollama(process: Served) -> None:
     """Its client makes its own connections."""
+    import ollama
+
     server = process("--no-log", "--alias", "mine")
     with closing(ollama.Client(host=server.url)) as client:
         assert [entry.model for entry in client.list().models] == ["mine"]
@@ -157,6 +168,8 @@ def test_anthropic_parses_a_model(others: anthropic.Anthropic) -> None:
 
 
 def test_anthropic_messages(others: anthropic.Anthropic, model: treadle.Model) -> None:
+    import anthropic
+
     talk: Any = HI
     greedy = {"temperature": 0}
     expected = model.chat([dict(m) for m in HI], temperature=0, max_tokens=8).finish()

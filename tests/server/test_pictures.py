@@ -6,12 +6,9 @@ import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import anthropic
 import httpx2 as httpx
-import ollama
-import openai
 import pytest
 
 import treadle
@@ -19,6 +16,12 @@ from tests.server.conftest import PATIENCE_S, at_socket, events, running
 from tests.server.pictures import ROWS, base64_of, data_url, load
 from treadle.media.projector import Projector
 from treadle.server.requests.service import Service
+
+# Elsewhere they are imported where they are needed: each process of a run collects this file, and
+# they take seconds.
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6}
 IMAGE = {"tokens": ROWS, "width": 97, "height": 61, "resized_width": 176, "resized_height": 112}
@@ -50,12 +53,16 @@ def http(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def people(url: str) -> Iterator[openai.OpenAI]:
+    import openai
+
     with openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def others(url: str) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as client:
         yield client
 
@@ -224,6 +231,8 @@ def test_anthropic(others: anthropic.Anthropic, model: treadle.Model, plain: Pat
 
 
 def test_ollama(url: str, model: treadle.Model, plain: Path) -> None:
+    import ollama
+
     truth = expected(model, talk(picture(plain), words("Which, say?")))
     options = {"temperature": 0, "num_predict": 6}
     messages: Any = [{"role": "user", "content": "Which, say?", "images": [plain]}]
@@ -270,6 +279,8 @@ def test_what_the_server_says_of_itself(http: httpx.Client, url: str) -> None:
     assert props["media_marker"] == "<__media__>"
     (shown,) = http.get("/v1/models").json()["data"]
     assert shown["architecture"]["input_modalities"] == ["text", "image"]
+    import anthropic
+
     with anthropic.Anthropic(api_key="none", base_url=url, max_retries=0) as client:
         assert len(client.models.list().data) == 1
 

@@ -31,7 +31,7 @@ class StatusError(TreadleError):
         status: HTTP status of the answer.
     """
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, *, status: int) -> None:
         super().__init__(message)
         self.status = status
 
@@ -55,7 +55,7 @@ def get(base: str, path: str, api_key: str | None) -> Any:
             message = f"{base}: the server wants an API key: --api-key KEY"
         else:
             message = f"{base}{path}: the server answered HTTP status {error.code}"
-        raise StatusError(message, error.code) from error
+        raise StatusError(message, status=error.code) from error
     except (URLError, OSError) as error:
         reason = getattr(error, "reason", None) or error
         raise TreadleError(

@@ -258,8 +258,8 @@ def test_a_call_that_is_cut(name: str, forced: bool) -> None:
     n_before = 0
     for end in range(len(before), len(text) + 1):
         content, calls = found = told_of(text[:end], [], marks)
-        assert found == told_of(text[:end], cut(end), marks)
-        assert found == told_of(text[:end], cut(end), replace(marks, streams=True))
+        # The two share all but how arguments are told, so they take turns.
+        assert found == told_of(text[:end], cut(end), replace(marks, streams=end % 2 == 1))
         if not bare or forced or calls:
             mark = content.removeprefix("so ")  # a beginning of it may be text
             assert not mark or (not forced and own.sign.startswith(mark) and mark != own.sign)
