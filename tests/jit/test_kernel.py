@@ -111,6 +111,7 @@ def test_ctrl_c_in_the_linker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("treadle.jit.elf.load", lambda symbol, code: None)
     with monkeypatch.context() as patch:
         patch.setattr("llvmlite.binding.orcjit.ResourceTracker", interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -26,10 +26,11 @@ class _Formats(MutableMapping[int, Format]):
 
     def __init__(self) -> None:
         self.made: dict[int, Format] = {}  # added, or imported
+        self._late = dict(SUPPORTED)
 
     def __getitem__(self, ggml_id: int) -> Format:
         if ggml_id not in self.made:
-            kind, module = SUPPORTED[ggml_id]
+            kind, module = self._late[ggml_id]
             self.made[ggml_id] = getattr(import_module(f".{module}", __name__), kind.name)
         return self.made[ggml_id]
 
@@ -37,16 +38,19 @@ class _Formats(MutableMapping[int, Format]):
         self.made[ggml_id] = fmt
 
     def __delitem__(self, ggml_id: int) -> None:
-        del self.made[ggml_id]
+        if ggml_id not in self:
+            raise KeyError(ggml_id)
+        self.made.pop(ggml_id, None)
+        self._late.pop(ggml_id, None)
 
     def __contains__(self, ggml_id: object) -> bool:
-        return ggml_id in SUPPORTED or ggml_id in self.made
+        return ggml_id in self._late or ggml_id in self.made
 
     def __iter__(self) -> Iterator[int]:
-        return iter(dict.fromkeys((*SUPPORTED, *self.made)))
+        return iter(dict.fromkeys((*self._late, *self.made)))
 
     def __len__(self) -> int:
-        return len({*SUPPORTED, *self.made})
+        return len({*self._late, *self.made})
 
 
 FORMATS = _Formats()
