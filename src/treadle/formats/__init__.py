@@ -66,8 +66,9 @@ def by_name(name: str) -> Format:
     MLX formats have no ggml type number; they are built from their names.
     """
     upper = name.upper()
-    if upper in _NUMBERS:
-        return FORMATS[_NUMBERS[upper]]
+    number = _NUMBERS.get(upper)
+    if number is not None and number in FORMATS:
+        return FORMATS[number]
     for fmt in FORMATS.made.values():
         if fmt.name == upper:
             return fmt
