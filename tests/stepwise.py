@@ -39,7 +39,8 @@ class Compared:
     """What one step wrote: by compiled code, and by its twin."""
 
     label: str
-    kind: str  # f32, pairs (of numbers held as two bf16), words, bf16, q8(x2), q16(n); or whole numbers
+    # f32, pairs (of numbers held as two bf16), words, bf16, q8(x2), q16(n); or whole numbers
+    kind: str
     actual: np.ndarray
     expected: np.ndarray
     n_terms: int  # that a sum has, or about as many

@@ -155,8 +155,8 @@ class BlockSums:
 
     def operands(self, token: Val, b: Val) -> list[Val]:
         """Return the operands from a token for the blocks from ``b`` on, the same for all rows: the
-        values for each code vector, the high parts first; scales, for each set of lanes unless the format has its own;
-        comps if there is an offset; sums if there are minimums.
+        values for each code vector, the high parts first; scales, for each set of lanes unless the
+        format has its own; comps if there is an offset; sums if there are minimums.
         """
         k = self.k
         codes = self.codes

@@ -40,9 +40,9 @@ CHUNK = 8
 # Limit in bytes of the tokens' values and magnitudes together, for signed codes: while both fit the
 # first-level cache, loading ``|x|`` is faster than computing ``|code|``.
 VALUES_AND_SIZES = 1 << 15
-# Bytes of a span in scratch. For a token: a part of its values, its scales for each pair of vectors,
-# and eight sums in f32 or sixteen in i16. For a row: sixteen steps, and the d of its block or its
-# scales times a token's.
+# Bytes of a span in scratch. For a token: a part of its values, its scales for each pair of
+# vectors, and eight sums in f32 or sixteen in i16. For a row: sixteen steps, and the d of its block
+# or its scales times a token's.
 VALUES = SPAN
 SPREAD = 32 * PAIRS
 SUMS = 32
