@@ -24,6 +24,7 @@ from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
+from treadle.isa import portable
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import (
     BLOCK,
@@ -375,6 +376,21 @@ def test_words_by_length_are_as_precise_as_f16(rng: np.random.Generator) -> None
     by_length = error(*words_ref(x, "q16n"))
     assert by_length < 1.1 * of_f16
     assert error(*words_ref(x)) > 2.5 * by_length
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K"])
+def test_two_bytes_of_several_blocks_in_a_vector(
+    name: str, memory: Memory, rng: np.random.Generator
+) -> None:
+    """In vectors of 64 bytes, which LLVM takes apart where registers are narrower."""
+    plain: dict[str, Any] = {"dot4": portable.dot4, "dot4_least": 0, "dot4_top": 255}
+    plain |= {"lookup": portable.lookup, "shorts": None, "memory_operands": False}
+    isa = replace(rows.VECTORS[-1], name="wide", vector_bits=512, **plain)
+    fmt = by_name(name)
+    k = 11 * BLOCK if fmt.block == BLOCK else 3 * fmt.block
+    for act in BYTES:
+        problem = random(Gemv(name, act, k, 2, 1), isa, rng, 1, [50])
+        problem.check(memory, bound(problem))
 
 
 CODE_FIELDS = {"qs", "ql", "qh", "hmask"}  # any byte will do in them
