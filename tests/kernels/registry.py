@@ -427,32 +427,24 @@ GEMVS += SPANS
 # with offsets and minimums, scales for 32 and 16, and codes from grids.
 TWO_BYTES = [
     Gemv("Q8_0", "q8x2", 352, 4, 1, segments=3, bias=True),
-    Gemv("Q8_0", "q8x2", 2048, 2, 4, ahead=2048),
-    Gemv("Q4_0", "q8x2", 352, 4, 1, residual=True),
     Gemv("Q4_1", "q8x2", 576, 4, 1, segments=3, ahead=1024),
     Gemv("Q4_1", "q8x2", 64, 1, 7, outputs=True),
-    Gemv("Q5_0", "q8x2", 640, 4, 2),
     Gemv("Q5_1", "q8x2", 352, 2, 4),
     Gemv("IQ4_NL", "q8x2", 352, 4, 1),
-    Gemv("MXFP4", "q8x2", 352, 2, 2),
     Gemv("NVFP4", "q8x2", 768, 2, 1),
-    Gemv("Q2_K", "q8x2", 512, 2, 1),
     Gemv("Q3_K", "q8x2", 768, 1, 2),
     Gemv("Q4_K", "q8x2", 768, 4, 1, bias=True),
     Gemv("Q6_K", "q8x2", 768, 4, 1),
     Gemv("IQ3_S", "q8x2", 512, 2, 1),
     Gemv("Q4_0", "q8x2", 768, 4, 1, segments=2, spans=True),
     Gemv("Q4_1", "q8x2", 256, 4, 2, bias=True, spans=True),
-    Gemv("Q5_0", "q8x2", 768, 4, 4, spans=True),
     Gemv("IQ4_NL", "q8x2", 256, 2, 2, residual=True, spans=True),
     Gemv("Q2_K", "q8x2", 256, 1, 1, bias=True, spans=True),
     Gemv("Q3_K", "q8x2", 768, 1, 2, residual=True, spans=True),
     Gemv("Q4_K", "q8x2", 768, 1, 1, segments=2, spans=True),
     Gemv("Q4_K", "q8x2", 512, 1, 4, spans=True),
-    Gemv("Q5_K", "q8x2", 256, 1, 1, outputs=True, spans=True),
     Gemv("Q6_K", "q8x2", 768, 1, 4, segments=2, spans=True),
     Gemv("IQ4_XS", "q8x2", 768, 1, 1, spans=True),
-    Gemv("IQ4_XS", "q8x2", 2304, 1, 4, spans=True),
 ]
 TWO_BYTES += [
     Gemv(f.name, "q8x2", 11 * f.block, 2, 1) for f in MLX if f.codes and f.codes.top > 127
