@@ -216,11 +216,12 @@ class ActivationLayout:
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         each, q = (SPAN, np.int16) if self.kind in WORDS else (BLOCK, np.int8)
-        values = rows.view(q)
+        codes = rows.view(q)
         if self.kind == "q8x2":
-            high, low = np.split(values.astype(np.int32), 2, axis=1)
-            values = (high << LOW_BITS) + low
-        return values[:, : self.k] * d.repeat(each, 1)[:, : self.k].astype(np.float64)
+            high, low = np.split(codes.astype(np.int32), 2, axis=1)
+            codes = (high << LOW_BITS) + low
+        scales = d.repeat(each, 1)[:, : self.k].astype(np.float64)
+        return np.asarray(codes[:, : self.k] * scales)
 
 
 def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarray]:
