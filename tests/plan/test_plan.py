@@ -166,8 +166,8 @@ def test_two_bytes_are_for_qkv_and_the_output_matrix(arch: str, tiny: WriteTiny)
         (1, True, set[str]()),
     ):
         plan = plan_of(path, n_tokens, 1, deterministic, isa)
-        steps = [step for step in plan if isinstance(step.spec, Matmul)]
-        fine = {step.label for step in steps if step.spec.act == "q8x2"}
+        products = [(step.label, step.spec) for step in plan if isinstance(step.spec, Matmul)]
+        fine = {label for label, spec in products if spec.act == "q8x2"}
         assert {label for label in fine if label.startswith(("L0", "out"))} == wanted
 
 

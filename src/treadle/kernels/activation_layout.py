@@ -216,7 +216,7 @@ class ActivationLayout:
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         each, q = (SPAN, np.int16) if self.kind in WORDS else (BLOCK, np.int8)
-        codes = rows.view(q)
+        codes: np.ndarray = rows.view(q)
         if self.kind == "q8x2":
             high, low = np.split(codes.astype(np.int32), 2, axis=1)
             codes = (high << LOW_BITS) + low

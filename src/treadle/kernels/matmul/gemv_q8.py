@@ -86,7 +86,7 @@ class Q8:
         for i in range(self.rest):
             b = k.i64(self.full * self.at_once + i)
             given = [one.operands(token, b) for token in self.tokens]
-            one.add(rows, lambda given=given: given, b)
+            one.add(rows, given.copy, b)
         return [
             [s + e for s, e in zip(row, end, strict=True)]
             for row, end in zip(sums, one.totals(), strict=True)

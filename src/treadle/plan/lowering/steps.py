@@ -126,7 +126,7 @@ class Steps:
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
         fine = whole(stem).rpartition(".")[2] in FINE
-        more = {"outputs": outputs, "fine": fine, **fields}
+        more: dict[str, Any] = {"outputs": outputs, "fine": fine, **fields}
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, int16=self.int16, **more)
 
     def multiply(
