@@ -93,6 +93,8 @@ NORMS = [
     Norm("q8", 352, 6, EPS),
     Norm("q8", 2048, 4, EPS, outputs=True),
     Norm("q8", 352, 6, EPS, unit=8),
+    Norm("q8x2", 352, 1, EPS),
+    Norm("q8x2", 2048, 1, EPS, outputs=True, centred=True),
     Norm("q16", 352, 4, EPS),
     Norm("q16n", 352, 4, EPS),
     Norm("q16", 2048, 1, EPS, outputs=True),
@@ -123,6 +125,8 @@ NORMS = [
 ]
 PACKS = [
     Pack("copy", "q8", 32, 1),
+    Pack("copy", "q8x2", 352, 1),
+    Pack("silu", "q8x2", SLICE + 544, 6),
     Pack("copy", "q16", 32, 1),
     Pack("gelu", "q16n", 544, 4, gated=False),
     Pack("copy", "q16n", 256, 1),
@@ -419,6 +423,33 @@ SPANS = [
     Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
 ]
 GEMVS += SPANS
+# Activations of two bytes: blocks beside each other and left over, codes with and without a sign,
+# with offsets and minimums, scales for 32 and 16, and codes from grids.
+TWO_BYTES = [
+    Gemv("Q8_0", "q8x2", 352, 4, 1, segments=3, bias=True),
+    Gemv("Q4_1", "q8x2", 576, 4, 1, segments=3, ahead=1024),
+    Gemv("Q4_1", "q8x2", 64, 1, 7, outputs=True),
+    Gemv("Q5_1", "q8x2", 352, 2, 4),
+    Gemv("IQ4_NL", "q8x2", 352, 4, 1),
+    Gemv("NVFP4", "q8x2", 768, 2, 1),
+    Gemv("Q3_K", "q8x2", 768, 1, 2),
+    Gemv("Q4_K", "q8x2", 768, 4, 1, bias=True),
+    Gemv("Q6_K", "q8x2", 768, 4, 1),
+    Gemv("IQ3_S", "q8x2", 512, 2, 1),
+    Gemv("Q4_0", "q8x2", 768, 4, 1, segments=2, spans=True),
+    Gemv("Q4_1", "q8x2", 256, 4, 2, bias=True, spans=True),
+    Gemv("IQ4_NL", "q8x2", 256, 2, 2, residual=True, spans=True),
+    Gemv("Q2_K", "q8x2", 256, 1, 1, bias=True, spans=True),
+    Gemv("Q3_K", "q8x2", 768, 1, 2, residual=True, spans=True),
+    Gemv("Q4_K", "q8x2", 768, 1, 1, segments=2, spans=True),
+    Gemv("Q4_K", "q8x2", 512, 1, 4, spans=True),
+    Gemv("Q6_K", "q8x2", 768, 1, 4, segments=2, spans=True),
+    Gemv("IQ4_XS", "q8x2", 768, 1, 1, spans=True),
+]
+TWO_BYTES += [
+    Gemv(f.name, "q8x2", 11 * f.block, 2, 1) for f in MLX if f.codes and f.codes.top > 127
+]
+GEMVS += TWO_BYTES
 GEMMS += FOLDED
 # Outer products: in i16 at once and in parts, in i32, with minimums, of K in parts.
 OUTERS = [

@@ -418,6 +418,32 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
 
 
 @ISAS
+def test_two_bytes_are_for_few_tokens_where_they_cost_little(isa: Isa) -> None:
+    every = [fmt for fmt in READ if fmt.codes]
+    k = 768
+    plain, fine = (
+        {fmt.name: matmul(fmt, isa, k, 1, fine=asked).act for fmt in every}
+        for asked in (False, True)
+    )
+    assert "q8x2" not in plain.values()
+    two = {name for name, act in fine.items() if act == "q8x2"}
+    assert {name: act for name, act in fine.items() if name not in two} == {
+        name: act for name, act in plain.items() if name not in two
+    }
+    if isa.dot4_single:  # in one instruction: all formats of bytes
+        assert two == set(fine)
+    elif isa.shorts is None:
+        assert not two
+    else:  # not with a sign, nor with steps
+        assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1"} <= two
+        assert not two & {"Q8_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q6_K"}
+    for fmt in READ:
+        for n, alone in ((16, False), (512, False), (1, True), (512, True)):
+            usual = matmul(fmt, isa, k, n, alone=alone)
+            assert matmul(fmt, isa, k, n, alone=alone, fine=True) == usual
+
+
+@ISAS
 def test_words_by_length_are_for_f16_where_asked(isa: Isa) -> None:
     every = [fmt for fmt in READ if matmul(fmt, isa, 256, 512, int16=True).act == "q16n"]
     assert [fmt.name for fmt in every] == (["F16"] if isa.name == "avx2" else [])

@@ -21,7 +21,10 @@ from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import (
     BLOCK,
+    BYTE_TOP,
+    BYTES,
     DWORDS,
+    LOW_BITS,
     MAGIC_BITS,
     NARROW,
     OFFSET,
@@ -31,6 +34,7 @@ from treadle.kernels.activation_layout import (
     WORD_TOP,
     WORDS,
     ActivationLayout,
+    halves_ref,
     quantize_ref,
 )
 from treadle.kernels.elementwise.column_norm import ColumnNorm
@@ -68,11 +72,12 @@ def check_act(
     tolerance = np.abs(exact) * relative + absolute
     if act.kind in NARROW:  # what is left of 2**-9 of it is rounded to 2**-9, and so on
         tolerance += np.abs(exact) * 2.0 ** (1 - 9 * NARROW[act.kind]) * (1 + relative) + 2.0**-126
-    if act.kind == "q8":
+    if act.kind in BYTES:
+        most = BYTE_TOP[act.kind]
         top = np.abs(exact).reshape(n, -1, BLOCK).max(-1, keepdims=True)
-        step = np.broadcast_to(top / 127, (n, act.kb, BLOCK)).reshape(n, -1)
+        step = np.broadcast_to(top / most, (n, act.kb, BLOCK)).reshape(n, -1)
         # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
-        tolerance += step * (0.5 + 127 * (4 * U32 + relative))
+        tolerance += step * (0.5 + most * (4 * U32 + relative))
         check_sums(out, act, n, what)
     if act.kind in WORDS:
         padded = np.zeros((n, act.kb * SPAN))
@@ -93,8 +98,12 @@ def check_sums(out: np.ndarray, act: ActivationLayout, n: int, what: str) -> Non
     groups = out[: act.n_bytes(n)].reshape(-1, act.group_bytes)
     sums = groups[:, act.comp_off : act.comp_off + 4 * act.ks * act.group].copy().view(np.int32)
     sums = sums.reshape(-1, act.ks, act.group).transpose(0, 2, 1).reshape(-1, act.ks)[:n]
-    quants = act.dwords_ref(out, n).view(np.int8)
+    quants = act.dwords_ref(out, n).view(np.int8).astype(np.int32)
     assert quants.min(initial=0) >= -127, f"{what}: a quant of -128"
+    if act.kind == "q8x2":
+        high, low = np.split(quants, 2, axis=1)
+        assert np.abs(low).max(initial=0) <= 1 << (LOW_BITS - 1), f"{what}: a large low part"
+        quants = (high << LOW_BITS) + low
     expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.ks, act.sub).sum(-1, dtype=np.int32)
     assert_close(sums, expected, 0.5, f"{what}: sums")
 
@@ -107,7 +116,8 @@ def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
         for part in range(NARROW[act.kind]):
             assert not blocks[:, :, part].reshape(n, -1)[:, act.k :].any()
         return
-    assert not rows_[:, act.k * {"q8": 1, "q16": 2, "q16n": 2, "f32": 4}[act.kind] :].any()
+    sizes = {**BYTES, "q16": 2, "q16n": 2, "f32": 4}
+    assert not rows_[:, act.k * sizes[act.kind] :].any()
 
 
 # -- Embed ----------------------------------------------------------------------------------------
@@ -313,9 +323,17 @@ def test_act_round_trip(kind: str, group: int, rng: np.random.Generator) -> None
     check_act(out, act, x.astype(np.float64), 0.0, f"{kind} x {group}")
 
 
-def test_quantize_ref_never_gives_minus_128() -> None:
+@pytest.mark.parametrize("kind", BYTES)
+def test_the_largest_values_of_bytes_are_symmetric(kind: str) -> None:
     x = np.linspace(-1, 1, 64, dtype=np.float32).reshape(1, 64) * np.float32(3.3e38)
-    q, d = quantize_ref(x)
-    assert q.min() == -127
-    assert q.max() == 127
+    q, d = quantize_ref(x, kind)
+    assert q.min() == -BYTE_TOP[kind]
+    assert q.max() == BYTE_TOP[kind]
     assert np.isfinite(d).all()
+
+
+def test_every_value_of_two_bytes_is_their_sum() -> None:
+    q = np.arange(-BYTE_TOP["q8x2"], BYTE_TOP["q8x2"] + 1)
+    high, low = (part.astype(np.int32) for part in halves_ref(q))
+    assert np.array_equal((high << LOW_BITS) + low, q)
+    assert (high.min(), high.max(), low.min(), low.max()) == (-127, 127, -64, 63)

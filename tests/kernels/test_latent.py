@@ -16,7 +16,7 @@ from tests.kernels.registry import HEADS, LATENTS, PACK_HEADS
 from tests.kernels.test_rope import check_pool
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
-from treadle.kernels.activation_layout import BLOCK, WORD_TOP
+from treadle.kernels.activation_layout import BLOCK, BYTE_TOP, WORD_TOP
 from treadle.kernels.attention.hadamard import points, rotate_ref
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
@@ -100,7 +100,13 @@ def test_pack_heads(spec: PackHeads, isa: Isa, memory: Memory, rng: np.random.Ge
             mine = slice(head * head_bytes, (head + 1) * head_bytes)
             found, near = (act.read_ref(a[mine], n) for a in (out, twin))
             exact = x[:, column + head * pitch :][:, : spec.k].astype(np.float64) * spec.scale
-            units = {"q8": 1.01 / 127, "q16": 1.01 / WORD_TOP, "bf16": 2.0**-8, "f32": U32}
+            units = {
+                "q8": 1.01 / 127,
+                "q8x2": 1.01 / BYTE_TOP["q8x2"],
+                "q16": 1.01 / WORD_TOP,
+                "bf16": 2.0**-8,
+                "f32": U32,
+            }
             unit = units[spec.act]
             for each in (found, near):
                 assert_close(each, exact, unit * np.abs(exact).max(), spec.name)

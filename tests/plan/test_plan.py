@@ -161,6 +161,25 @@ def test_attention_of_many_tokens_and_of_few(tiny: WriteTiny) -> None:
     assert kernels(512, True) == kernels(1, True) == {"L2.attn": beside["L2.attn"]}
 
 
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_two_bytes_are_for_qkv_and_the_output_matrix(arch: str, tiny: WriteTiny) -> None:
+    """In plans for few tokens and in those of a prompt's only output; not where a token's bits must
+    not depend on the batch.
+    """
+    path = tiny(arch, "Q4_1")
+    isa = replace(PORTABLE, dot4_single=True)
+    for n_tokens, deterministic, wanted in (
+        (1, False, {"L0.attn.qkv", "output"}),
+        (4, False, {"L0.attn.qkv", "output"}),
+        (512, False, {"output"}),
+        (1, True, set[str]()),
+    ):
+        plan = plan_of(path, n_tokens, 1, deterministic, isa)
+        products = [(step.label, step.spec) for step in plan if isinstance(step.spec, Matmul)]
+        fine = {label for label, spec in products if spec.act == "q8x2"}
+        assert {label for label in fine if label.startswith(("L0", "out"))} == wanted
+
+
 def test_labels_are_found_by_pattern(tiny: WriteTiny) -> None:
     plan = plan_of(tiny(), 1, 1)
     assert [step.label for step in plan.match("L*.ffn.gate_up")] == [

@@ -50,14 +50,20 @@ def read(model: treadle.Model, sequence: Any, ids: list[int], n_rows: int) -> np
     return rows
 
 
-def check(name: str, kind: str, windows: tuple[str, ...], found: list[tuple[float, float]]) -> None:
-    """Over all ``windows`` the KL is at most llama.cpp's, and as many likeliest tokens are
-    float32's, but for one in a hundred.
+def check(
+    name: str,
+    kind: str,
+    windows: tuple[str, ...],
+    found: list[tuple[float, float]],
+    share: float = 1.0,
+) -> None:
+    """Over all ``windows`` the KL is at most a share of llama.cpp's, and as many likeliest tokens
+    are float32's, but for one in a hundred.
     """
     stored = values()["llama_cpp"][name][kind]
     theirs = np.mean([stored[window] for window in windows], axis=0)
     mine = np.mean(found, axis=0)
-    assert mine[0] <= theirs[0], (mine, theirs)
+    assert mine[0] <= share * theirs[0], (mine, theirs)
     assert mine[1] >= theirs[1] - 0.01, (mine, theirs)
 
 
@@ -76,13 +82,17 @@ def test_a_prompt_is_as_near_to_float32_as_llama_cpp(
 @pytest.mark.whole_real
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_is_as_near_to_float32_as_llama_cpp(name: str, fetched: Fetched) -> None:
-    """Each token read alone, as while a text is written."""
+    """Each token read alone, as while a text is written; half as far where qkv and the output
+    matrix have activations of two bytes.
+    """
     with pair(fetched(name)) as (model, truth):
+        qkv = next(iter(model.plan(1).match("L0.attn.q*")))
+        share = 0.5 if "q8x2" in qkv.kernel else 1.0
         found = []
         for text in texts().values():
             ids = model.tokenize(text)[:N_WINDOW]
             found.append(compare(float32_logits(truth, ids), one_by_one(model, ids)))
-    check(name, "tokens", tuple(texts()), found)
+    check(name, "tokens", tuple(texts()), found, share)
 
 
 @pytest.mark.whole_real

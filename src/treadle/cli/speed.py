@@ -22,7 +22,7 @@ NAMES = {
     **ARITHMETIC,
 }  # of measured peaks
 MATRIX = "matrix"  # suffix of kernels that use matrix registers, which multiply bf16
-SEVERAL = {"bf16x2": 3, "bf16x3": 6}  # hardware products per product of split values
+SEVERAL = {"bf16x2": 3, "bf16x3": 6, "q8x2": 2}  # hardware products per product of split values
 PLAIN = "f32"  # the number type of kernels without one in their name
 # Kernels that a profile sums up under one name.
 PARTS = {"gemm": "matmul", "gated": "matmul", "gemv": "matmul", "merge": "attention"}

@@ -131,6 +131,7 @@ DOTPROD = PLAIN.above(
     "neon_dotprod",
     "dotprod",
     dot4=dot4_sdot,
+    dot4_single=True,
     tiles=replace(PLAIN.tiles, bytes=(2, 4), bytes16=(2, 4)),
 )
 I8MM = DOTPROD.above(

@@ -226,10 +226,12 @@ class Isa:
     fused: bool = False  # multiply-add is fused in hardware: it rounds once
     dot4_least: int = 0  # the smallest w of dot4: -128 for machines that multiply signed bytes
     dot4_top: int = 255  # the largest w at full speed
+    dot4_single: bool = False  # one instruction
     slow_with: frozenset[str] = frozenset()  # features of CPUs on which the previous row is faster
     # Registers have exactly ``vector_bits``, and LLVM is told so. Otherwise it assumes RISC-V's may
     # be longer than the features say, and cannot tell one register from the next.
     exact: bool = False
+    memory_operands: bool = False  # arithmetic takes an operand from memory at no cost
     halves: bool = False  # moving lanes is faster within halves of a register than across
     # Alignment of tensors in bytes; scalars are aligned to their own size, up to this. Some
     # machines load data of unknown alignment byte by byte.

@@ -113,5 +113,6 @@ VQDOT = RVV[3].above(
     f"{RVV[2].name}_vqdot",
     "experimental-zvqdotq",
     dot4=dot4_vqdot,
+    dot4_single=True,
     tiles=replace(RVV[3].tiles, bytes=(2, 3), bytes16=(2, 3), unit=4),
 )

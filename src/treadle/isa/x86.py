@@ -222,6 +222,7 @@ AVX2 = replace(
         float_lanes=32,
     ),
     fused=True,
+    memory_operands=True,
     halves=True,
     widen_f16=portable.fpext_f16,  # vcvtph2ps
     narrow_f16=portable.fptrunc_f16,  # vcvtps2ph
@@ -232,6 +233,7 @@ VNNI: dict[str, Any] = {
     "dot4": dot4_vnni,
     "dot4_least": 0,
     "dot4_top": 255,
+    "dot4_single": True,
     "shorts": None,
     "dot_words": dot_words_vnni,
 }

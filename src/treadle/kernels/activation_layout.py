@@ -15,6 +15,10 @@ the dwords. Then for every ``sub`` values comes the compensation of the weights'
 an accumulator that starts at ``comp`` ends as MAGIC_BITS + the true dot product, which are the bits
 of the float MAGIC + dot.
 
+``q8x2`` has two int8 a value, ``x = d * (128 * high + low)``, 15 bits together, for products of
+bytes that lose a hundredth of what ``q8`` does. A row is the dwords of all high parts, then those
+of all low parts; scales and compensations are as those of ``q8``.
+
 ``q16`` quantises every 256 values to -2895..2895, two i16 a dword, with an f32 scale, stored as
 ``[KB, g]`` after the dwords. Its weights have the same scales per span. ``q16n`` has the same
 layout, but the 256 values are a vector of Euclidean length 46320 at most, so that (Cauchy and
@@ -38,9 +42,21 @@ from treadle.kernels.transpose import transpose
 
 DWORD = 4  # bytes, or codes, in a dword
 BLOCK = 32  # values that share a q8 scale
+BYTES = {"q8": 1, "q8x2": 2}  # int8 parts of a value
+LOW_BITS = 7  # of a q8x2 value: low is -64..63, so that high is -127..127
+BYTE_TOP = {"q8": 127, "q8x2": 127 << LOW_BITS}  # the largest value of a block
 SPAN = 256  # values that share a q16 scale; a row's last span may be shorter
 # Dwords of a block.
-DWORDS = {"q8": 8, "q16": 16, "q16n": 16, "bf16": 16, "bf16x2": 32, "bf16x3": 48, "f32": 32}
+DWORDS = {
+    "q8": 8,
+    "q8x2": 16,
+    "q16": 16,
+    "q16n": 16,
+    "bf16": 16,
+    "bf16x2": 32,
+    "bf16x3": 48,
+    "f32": 32,
+}
 NARROW = {"bf16": 1, "bf16x2": 2, "bf16x3": 3}  # bf16 parts of a value
 N_PRODUCTS = {"bf16x2": 3, "bf16x3": 6}  # products of parts for one product of values
 TOGETHER = 16  # tokens of an unscaled group that are written at once
@@ -79,14 +95,14 @@ class ActivationLayout:
 
     @property
     def kb(self) -> int:
-        """Scales a row: one for each q8 block, or for each span of words."""
-        share = {"q8": BLOCK, "q16": SPAN, "q16n": SPAN}.get(self.kind)
+        """Scales a row: one for each block of bytes, or for each span of words."""
+        share = {"q8": BLOCK, "q8x2": BLOCK, "q16": SPAN, "q16n": SPAN}.get(self.kind)
         return -(-self.k // share) if share else 0
 
     @property
     def ks(self) -> int:
-        """q8 compensations a row."""
-        return self.kb * (BLOCK // self.sub) if self.kind == "q8" else 0
+        """Compensations a row, for bytes."""
+        return self.kb * (BLOCK // self.sub) if self.kind in BYTES else 0
 
     @property
     def row_bytes(self) -> int:
@@ -102,13 +118,18 @@ class ActivationLayout:
         return 4 * self.kd * self.group
 
     @property
+    def low_off(self) -> int:
+        """Byte offset of the low parts of q8x2 in a group."""
+        return self.d_off // BYTES["q8x2"]
+
+    @property
     def comp_off(self) -> int:
         return self.d_off + 4 * self.kb * self.group
 
     @property
     def together(self) -> int:
         """Tokens written at once, so that stores are whole vectors: part of a group."""
-        scaled = self.kind in ("q8", *WORDS)
+        scaled = self.kind in (*BYTES, *WORDS)
         return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
 
     @property
@@ -140,15 +161,18 @@ class ActivationLayout:
             return
         groups = out[: self.n_bytes(n)].reshape(-1, self.group_bytes)
         values: np.ndarray
-        if self.kind == "q8":
-            values, d = quantize_ref(x)
+        if self.kind in BYTES:
+            whole, d = quantize_ref(x, self.kind)
+            values = whole.astype(np.int8)
+            if self.kind == "q8x2":
+                values = np.concatenate(halves_ref(whole), axis=1)
         elif self.kind in WORDS:
             values, d = words_ref(x, self.kind)
             values = values[:, : 2 * self.kd]
         elif self.kind in NARROW:
-            whole = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
-            whole.reshape(n, -1)[:, : self.k] = x
-            values = np.concatenate(bf16_bits(whole, NARROW[self.kind]), axis=-1)
+            blocks = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
+            blocks.reshape(n, -1)[:, : self.k] = x
+            values = np.concatenate(bf16_bits(blocks, NARROW[self.kind]), axis=-1)
         else:
             values = x.astype(np.float32)
         row = np.zeros((groups.shape[0] * g, 4 * self.kd), np.uint8)
@@ -162,7 +186,7 @@ class ActivationLayout:
             total = np.zeros((len(scale), self.ks), np.int32)
             scale[:n] = d
             if self.ks:
-                sums = values.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
+                sums = whole.reshape(n, -1, self.sub).sum(-1, dtype=np.int32)
                 total[:n] = MAGIC_BITS - OFFSET * sums
             for off, part in ((self.d_off, scale), (self.comp_off, total)):
                 part = part.reshape(len(groups), g, -1).transpose(0, 2, 1).reshape(len(groups), -1)
@@ -192,19 +216,32 @@ class ActivationLayout:
         raw = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         each, q = (SPAN, np.int16) if self.kind in WORDS else (BLOCK, np.int8)
-        return rows.view(q)[:, : self.k] * d.repeat(each, 1)[:, : self.k].astype(np.float64)
+        codes: np.ndarray = rows.view(q)
+        if self.kind == "q8x2":
+            high, low = np.split(codes.astype(np.int32), 2, axis=1)
+            codes = (high << LOW_BITS) + low
+        scales = d.repeat(each, 1)[:, : self.k].astype(np.float64)
+        return np.asarray(codes[:, : self.k] * scales)
 
 
-def quantize_ref(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Quantise f32 ``[N, K]`` to int8 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| /
-    127``, ``q = round(x / d)``.
+def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarray]:
+    """Quantise f32 ``[N, K]`` to i32 ``[N, K]`` and scales f32 ``[N, K/32]``: ``d = max|x| / top``,
+    ``q = round(x / d)``, with the kind's ``BYTE_TOP``.
     """
+    most = BYTE_TOP[kind]
     blocks = x.astype(np.float32).reshape(x.shape[0], -1, BLOCK)
     top = np.abs(blocks).max(-1)
-    d = top * np.float32(1 / 127)
-    inverse = np.divide(np.float32(127), top, out=np.zeros_like(top), where=top > 0)
-    q = np.rint(blocks * inverse[:, :, None]).astype(np.int8)
+    d = top * np.float32(1 / most)
+    inverse = np.divide(np.float32(most), top, out=np.zeros_like(top), where=top > 0)
+    # float64: the kernel fuses this product with rounding to whole numbers.
+    q = np.rint(blocks * inverse[:, :, None].astype(np.float64)).astype(np.int32)
     return q.reshape(x.shape), d
+
+
+def halves_ref(q: np.ndarray) -> list[np.ndarray]:
+    """Split q8x2 values into their high and their low parts, int8."""
+    high = (q + (1 << (LOW_BITS - 1))) >> LOW_BITS
+    return [high.astype(np.int8), (q - (high << LOW_BITS)).astype(np.int8)]
 
 
 def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]:
@@ -335,28 +372,37 @@ def _store_one(
 ) -> None:
     """Write block ``block`` of the token at ``place`` in the group at ``group``."""
     stride = 4 * act.group
-    if act.kind == "q8":
+    apart = 0  # dwords of the row between one part of a block and the next
+    if act.kind in BYTES:
+        most = BYTE_TOP[act.kind]
         top = largest_magnitude_bits(k, values).bits(f32)
-        inverse = k.select(top > 0.0, 127.0 / k.max(top, 1e-38), k.const(0.0, f32))
+        inverse = k.select(top > 0.0, most / k.max(top, 1e-38), k.const(0.0, f32))
         scale = k.splat(inverse, values[0].ty)
         # After adding MAGIC the low bits are the nearest whole number. OFFSET times a block's sum
         # drops MAGIC's own bits.
         rounded = [(v * scale + MAGIC).bits(i32.like(v.ty)) for v in values]
         at = (block * act.group + place) * 4
-        k.store(group + act.d_off, top * (1 / 127), offset=at)
+        k.store(group + act.d_off, top * (1 / most), offset=at)
         per = BLOCK // act.sub
         for i in range(per):
             part = rounded[i * len(rounded) // per : (i + 1) * len(rounded) // per]
             at = ((block * per + i) * act.group + place) * 4
             k.store(group + act.comp_off, MAGIC_BITS - k.sum(reduce(add, part)) * OFFSET, offset=at)
-        parts = [k.concat(*(v.to(i8) for v in rounded)).bits(i32 * 8)]
+        halves = [rounded]
+        if act.kind == "q8x2":  # MAGIC_BITS ends in more zeros than LOW_BITS
+            half = 1 << (LOW_BITS - 1)
+            high = [(v + half) >> LOW_BITS for v in rounded]
+            halves = [high, [((v + half) & (2 * half - 1)) - half for v in rounded]]
+        parts = [k.concat(*(v.to(i8) for v in part)).bits(i32 * 8) for part in halves]
+        apart = act.kd // len(parts)
     elif act.kind in NARROW:
         parts = narrowed(k, act.kind, k.concat(*values))
     else:
         parts = [k.concat(*values).bits(i32 * 32)]
-    at = group + (block * DWORDS[act.kind] * stride + place * act.unit)
+    each = DWORDS[act.kind] // BYTES.get(act.kind, 1)
+    at = group + (block * each * stride + place * act.unit)
     for i, dwords in enumerate(parts):
-        to = at + i * dwords.ty.n_bytes * act.group
+        to = at + i * (apart or dwords.ty.lanes) * stride
         if act.group == 1:
             k.store(to, dwords)
             continue

@@ -3,9 +3,9 @@
 Decoding is bound by reading the weights once, so nothing is packed. mr rows are processed together
 and share each load of x::
 
-    q8, every 32 values:   sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
-    q16, every 256 values: sum[r][t] += (sum of f32(dot(code[r], x[t])) * d_w[r]) * d_x[t]
-    floats, every vector:  sum[r][t] += w[r] * x[t]
+    bytes, every 32 values: sum[r][t] += f32(dot(code[r], x[t]) + comp[t]) * d_w[r] * d_x[t]
+    q16, every 256 values:  sum[r][t] += (sum of f32(dot(code[r], x[t])) * d_w[r]) * d_x[t]
+    floats, every vector:   sum[r][t] += w[r] * x[t]
 
 Accumulators are vectors along K; their lanes are added up at the end of the row.
 """
@@ -24,7 +24,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64
-from treadle.kernels.activation_layout import BLOCK, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, BYTES, ActivationLayout
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.gemv_int16 import GemvInt16
 from treadle.kernels.matmul.gemv_q8 import Q8, accumulators, prepared_bytes
@@ -66,13 +66,13 @@ class Gemv(Matmul):
     spans: bool = False  # 256 values of K at a time; ``gemv_spans.py``
 
     def layout(self) -> ActivationLayout:
-        return ActivationLayout(self.act, self.k, sub=self.sub if self.act == "q8" else BLOCK)
+        return ActivationLayout(self.act, self.k, sub=self.sub if self.act in BYTES else BLOCK)
 
     def rows_per_item(self, lanes: int) -> int:
         return ITEM_ROWS
 
     def scratch(self, lanes: int) -> int:
-        return self.nr * prepared_bytes(self.k) if self.act == "q8" else 0
+        return self.nr * prepared_bytes(self.k, BYTES[self.act]) if self.act in BYTES else 0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         stride = self.layout().row_bytes
@@ -120,7 +120,7 @@ class Gemv(Matmul):
         y = self.rows_of_y(frame, into)
         kind = kind_of(self.fmt, k.isa, self.k) if self.spans else None
         dot: Dot
-        if self.act == "q8":
+        if self.act in BYTES:
             dot = (kind or Q8)(k, self, tokens, frame.scratch).dot
         elif self.act == "q16":
             dot = GemvInt16(k, self, tokens).dot

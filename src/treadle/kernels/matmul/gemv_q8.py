@@ -1,11 +1,17 @@
-"""gemv in bytes: the blocks of some rows times some tokens; see ``gemv.py``."""
+"""gemv in bytes: the blocks of some rows times some tokens; see ``gemv.py``.
+
+Activations of two bytes (``q8x2``) are two dots of bytes, ``dot(code, high) * 128 + dot(code,
+low)``, with the scales of one.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
-from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
+from treadle.kernels.activation_layout import BLOCK, BYTES, LOW_BITS, block_sums, scaled_comp
 from treadle.kernels.format_blocks import BlockAddress, load_scale_run, scales_of, unpack_codes
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.prefetch import Neighbours, PrefetchRuns
@@ -17,11 +23,11 @@ def accumulators(k: Builder, spec: Matmul, lanes: int) -> list[list[Var]]:
     return [[k.var(k.zero(f32 * lanes)) for _ in range(spec.nr)] for _ in range(spec.mr)]
 
 
-def prepared_bytes(k: int) -> int:
-    """Return the scratch for one token's operands: values, scales, comps and sums, none wider than
-    the codes they are multiplied by.
+def prepared_bytes(k: int, n_parts: int) -> int:
+    """Return the scratch for one token's operands: ``n_parts`` parts of its values, scales, comps
+    and sums, none wider than the codes they are multiplied by.
     """
-    return 4 * k + 64
+    return (3 + n_parts) * k + 64
 
 
 class Q8:
@@ -44,7 +50,7 @@ class Q8:
 
     def _prepare(self) -> None:
         k = self.k
-        blocks = BlockSums(self.k, self.spec, self.at_once)
+        blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)
         with k.loop(self.full) as b:
             for t, token in enumerate(self.tokens):
                 operands = blocks.operands(token, b * self.at_once)
@@ -69,17 +75,18 @@ class Q8:
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
         """Return the products of some rows with all tokens."""
         k = self.k
-        blocks = BlockSums(self.k, self.spec, self.at_once)
+        blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)
         with k.loop(self.full) as b:
             ahead.fetch(b, self.at_once)
-            blocks.add(rows, self._operands(b), b * self.at_once)
+            blocks.add(rows, lambda: self._operands(b), b * self.at_once)
         sums = blocks.totals()
         if not self.rest:
             return sums
-        one = BlockSums(k, self.spec, 1)
+        one = BlockSums(k, self.spec, 1, self.scratch)
         for i in range(self.rest):
             b = k.i64(self.full * self.at_once + i)
-            one.add(rows, [one.operands(token, b) for token in self.tokens], b)
+            given = [one.operands(token, b) for token in self.tokens]
+            one.add(rows, given.copy, b)
         return [
             [s + e for s, e in zip(row, end, strict=True)]
             for row, end in zip(sums, one.totals(), strict=True)
@@ -107,13 +114,15 @@ class BlockSums:
     comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
     """
 
-    def __init__(self, k: Builder, spec: Matmul, n: int) -> None:
+    def __init__(self, k: Builder, spec: Matmul, n: int, scratch: Val) -> None:
         assert spec.fmt.codes is not None
         self.k = k
         self.isa = k.isa
         self.spec = spec
         self.n = n
         self.act = spec.layout()
+        self.n_parts = BYTES[spec.act]
+        self.scratch = scratch
         self.fmt = spec.fmt
         self.codes = spec.fmt.codes
         # Codes too large for a dot of signed bytes are made signed, by one addition each.
@@ -146,8 +155,8 @@ class BlockSums:
 
     def operands(self, token: Val, b: Val) -> list[Val]:
         """Return the operands from a token for the blocks from ``b`` on, the same for all rows: the
-        values for each code vector; scales, for each set of lanes unless the format has its own;
-        comps if there is an offset; sums if there are minimums.
+        values for each code vector, the high parts first; scales, for each set of lanes unless the
+        format has its own; comps if there is an offset; sums if there are minimums.
         """
         k = self.k
         codes = self.codes
@@ -155,7 +164,8 @@ class BlockSums:
         act = self.act
         base = b * self.fmt.block
         per = BLOCK // self.codes.sub
-        out = [self._values(token + base, piece.fours) for piece in self.pieces]
+        places = [token + (act.low_off * part + base) for part in range(self.n_parts)]
+        out = [self._values(at, piece.fours) for at in places for piece in self.pieces]
         d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
         d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
         comp = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.comp_off)
@@ -169,36 +179,93 @@ class BlockSums:
             out.append(sums if codes.scales else once)
         return out
 
-    def add(self, rows: list[BlockAddress], operands: list[list[Val]], b: Val) -> None:
-        """Add the products of the blocks from ``b`` on; ``operands`` are those of each token."""
+    def add(
+        self, rows: list[BlockAddress], operands_of: Callable[[], list[list[Val]]], b: Val
+    ) -> None:
+        """Add the products of the blocks from ``b`` on; ``operands_of`` loads those of each
+        token.
+        """
         k = self.k
         codes = self.codes
         starts = [row.block(b) for row in rows]
+        operands = operands_of()
         scales = self._scales(starts, operands) if codes.scales else None
+        # Two parts of several vectors leave few registers: operands stay in memory.
+        anew = self.n_parts > 1 and self.isa.memory_operands
         for r, at in enumerate(starts):
+            if anew and r:
+                k.fence(self.scratch)
+                operands = operands_of()
             vectors = [self._cut(v) for v in self._codes(at)]
             for t, given in enumerate(operands):
                 values = iter(given)
-                xs = [next(values) for _ in self.pieces]
+                xs = [[next(values) for _ in self.pieces] for _ in range(self.n_parts)]
                 d = [next(values) for _ in range(1 if scales else len(self.firsts))]
-                dots: dict[tuple[int, ...], Val] = {
-                    p.subs: next(values) if self.offset else k.zero(i32 * len(p.fours))
-                    for p in self.firsts
-                }
-                for piece, x in zip(self.pieces, xs, strict=True):
-                    w = vectors[piece.vector][piece.part]
-                    top = codes.top - self.less
-                    dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, top)
+                comps = [next(values) for _ in self.firsts] if self.offset else []
+                dots = self._dots(vectors, xs, comps)
                 for i, (subs, dot) in enumerate(dots.items()):
                     if scales is not None:
-                        mine = [r * self.n_subs + sub for sub in subs]
-                        scale = k.shuffle(scales[t], scales[t], mine)
+                        lanes = [r * self.n_subs + sub for sub in subs]
+                        scale = k.shuffle(scales[t], scales[t], lanes)
                     else:
                         scale = self._loaded(at, codes.d, subs) * d[i]
                     self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
                 if codes.m:  # a minimum's product is in one lane of its block
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
+                    if anew:
+                        self.sums[r][t].v = k.pin(self.sums[r][t].v, "v")
+
+    def _dots(
+        self, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
+    ) -> dict[tuple[int, ...], Val]:
+        """Return the i32 dots of the codes with the parts of a token's values, the high ones first,
+        by the scales of their lanes. They begin with ``comps`` if there are any.
+        """
+        k = self.k
+        shorts = self.isa.shorts
+        if self.n_parts > 1 and shorts is not None:
+            room = shorts.room(self.codes.top - self.less)
+            if room:
+                return self._short_dots(room, vectors, xs, comps)
+        dots = {p.subs: k.zero(i32 * len(p.fours)) for p in self.firsts}
+        for part, mine in enumerate(xs, 1):
+            if part > 1:
+                dots = {subs: dot << LOW_BITS for subs, dot in dots.items()}
+            if part == self.n_parts and comps:
+                pairs = zip(dots.items(), comps, strict=True)
+                dots = {subs: comp if part == 1 else dot + comp for (subs, dot), comp in pairs}
+            for piece, x in zip(self.pieces, mine, strict=True):
+                w = vectors[piece.vector][piece.part]
+                top = self.codes.top - self.less
+                dots[piece.subs] = self.isa.dot4(k, dots[piece.subs], w, x, top)
+        return dots
+
+    def _short_dots(
+        self, room: int, vectors: list[list[Val]], xs: list[list[Val]], comps: list[Val]
+    ) -> dict[tuple[int, ...], Val]:
+        """The same by dots in i16, of which up to ``room`` are added up."""
+        k = self.k
+        shorts = self.isa.shorts
+        assert shorts is not None
+        dots: dict[tuple[int, ...], Val] = {}
+        for i, first in enumerate(self.firsts):
+            total = comps[i] if comps else k.zero(i32 * len(first.fours))
+            alike = [p for p, piece in enumerate(self.pieces) if piece.subs == first.subs]
+            for part, mine in enumerate(xs):
+                for at in range(0, len(alike), room):
+                    short: Val | None = None
+                    for p in alike[at : at + room]:
+                        w = vectors[self.pieces[p].vector][self.pieces[p].part]
+                        short = shorts.dot(k, short, w, mine[p])
+                    assert short is not None
+                    if part == 0:  # the high parts
+                        factor = k.const(1 << LOW_BITS, short.ty)
+                        total = shorts.scale(k, total, short, factor)
+                    else:
+                        total = shorts.widen(k, total, short)
+            dots[first.subs] = total
+        return dots
 
     def _codes(self, at: BlockAddress) -> list[Val]:
         """Return the codes of the blocks at ``at``, as the dots take them."""
@@ -221,7 +288,7 @@ class BlockSums:
         every = [*range(self.n_subs)] * rows
         out = []
         for t, given in enumerate(operands):
-            dx = given[len(self.pieces)]
+            dx = given[self.n_parts * len(self.pieces)]
             out.append(d * k.shuffle(dx, dx, every))
             if m is not None:
                 sums = k.shuffle(given[-1], given[-1], every)

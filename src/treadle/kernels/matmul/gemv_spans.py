@@ -6,7 +6,8 @@ half, a pair of vectors 32 consecutive codes of each, with one scale of x. Their
 in i16 as far as they share a scale::
 
     short   i16   dots of codes and x
-    whole   i32   sums of pairs, each times its step if sub-blocks have steps
+    whole   i32   sums of pairs, each times its step if sub-blocks have steps; of two parts of x
+                  (``q8x2``), 128 times that of the high parts plus that of the low ones
     sum     f32   + whole * scale
 
 A row's scales are unpacked before its codes are read, for many blocks together: they take many
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterable
 from treadle.formats import Format
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i8, i16, i32, u8
-from treadle.kernels.activation_layout import BLOCK, block_sums, scaled_comp
+from treadle.kernels.activation_layout import BLOCK, BYTES, LOW_BITS, block_sums, scaled_comp
 from treadle.kernels.format_blocks import BlockAddress, fields_of, scales_of, unpack_codes
 from treadle.kernels.matmul.gemv_q8 import accumulators, prepared_bytes
 from treadle.kernels.matmul.matmul import Matmul
@@ -39,9 +40,9 @@ CHUNK = 8
 # Limit in bytes of the tokens' values and magnitudes together, for signed codes: while both fit the
 # first-level cache, loading ``|x|`` is faster than computing ``|code|``.
 VALUES_AND_SIZES = 1 << 15
-# Bytes of a span in scratch. For a token: its values, its scales for each pair of vectors, and
-# eight or sixteen sums. For a row: sixteen steps, and the d of its block or its scales times a
-# token's.
+# Bytes of a span in scratch. For a token: a part of its values, its scales for each pair of
+# vectors, and eight sums in f32 or sixteen in i16. For a row: sixteen steps, and the d of its block
+# or its scales times a token's.
 VALUES = SPAN
 SPREAD = 32 * PAIRS
 SUMS = 32
@@ -84,22 +85,28 @@ class GemvSpans:
         self.n_spans = spec.k // SPAN
         self.free = scratch
         self.used = 0
-        self.values = self._places(len(tokens), VALUES)
-        fit = 2 * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
+        self.n_parts = BYTES[spec.act]
+        self.values = [self._places(len(tokens), VALUES) for _ in range(self.n_parts)]
+        fit = 2 * self.n_parts * VALUES * self.n_spans * len(tokens) <= VALUES_AND_SIZES
         sized = self.less > 0 and fit
-        self.sizes = self._places(len(tokens), VALUES) if sized else None
-        self.sums = self._places(len(tokens), SUMS)
+        self.sizes = [self._places(len(tokens), VALUES) for _ in self.values] if sized else None
+        # Sums of one byte's values fit i16; two for one scale of x.
+        self.in_shorts = self.codes.sub < BLOCK and self.n_parts == 1
+        self.sum_bytes = SUMS if self.in_shorts else SUMS * BLOCK // self.codes.sub
+        self.sums = self._places(len(tokens), self.sum_bytes)
         self.make_room()
-        assert self.used <= spec.nr * prepared_bytes(spec.k), spec.name
+        assert self.used <= spec.nr * prepared_bytes(spec.k, self.n_parts), spec.name
         with k.loop(self.n_spans) as b:
             for t, token in enumerate(tokens):
-                x = token + b * SPAN
-                for v in range(VECTORS):
-                    both = [k.load(x, i8 * RUN, offset=RUN * v + half) for half in (0, HALF)]
-                    whole = k.concat(*both)
-                    k.store(self.values[t] + b * VALUES, whole, offset=32 * v)
-                    if self.sizes:
-                        k.store(self.sizes[t] + b * VALUES, k.abs(whole), offset=32 * v)
+                for part, places in enumerate(self.values):
+                    x = token + (self.act.low_off * part + b * SPAN)
+                    for v in range(VECTORS):
+                        both = [k.load(x, i8 * RUN, offset=RUN * v + half) for half in (0, HALF)]
+                        whole = k.concat(*both)
+                        k.store(places[t] + b * VALUES, whole, offset=32 * v)
+                        if self.sizes:
+                            size = k.abs(whole)
+                            k.store(self.sizes[part][t] + b * VALUES, size, offset=32 * v)
                 self.prepare(t, b)
 
     def _places(self, n: int, size: int, spans: int = 0) -> list[Val]:
@@ -173,31 +180,47 @@ class GemvSpans:
         """Return the ``n`` compensations of the ``t``-th token for span ``b``."""
         return self.k.load(self.tokens[t] + b * (4 * n), i32 * n, offset=self.act.comp_off)
 
-    def x(self, t: int, b: Val, v: int) -> Val:
-        """Return the ``t``-th token's values for the span's ``v``-th vector of codes."""
-        return self.k.load(self.values[t] + b * VALUES, i8 * 32, offset=32 * v)
-
-    def short(self, acc: Val | None, code: Val, t: int, b: Val, v: int) -> Val:
-        """Return the i16 dots of that vector, added to ``acc``."""
+    def short(self, acc: Val | None, code: Val, part: int, t: int, b: Val, v: int) -> Val:
+        """Return the i16 dots of the span's ``v``-th vector of codes and a part of the ``t``-th
+        token's values, added to ``acc``.
+        """
         k = self.k
+        x = k.load(self.values[part][t] + b * VALUES, i8 * 32, offset=32 * v)
         size = None
         if self.sizes:
-            size = k.load(self.sizes[t] + b * VALUES, u8 * 32, offset=32 * v)
-        return self.shorts.dot(k, acc, code, self.x(t, b, v), size)
+            size = k.load(self.sizes[part][t] + b * VALUES, u8 * 32, offset=32 * v)
+        return self.shorts.dot(k, acc, code, x, size)
 
     def signed(self, codes: list[Val]) -> list[Val]:
         """Return the codes less ``less``, signed as the dots take them."""
         return [(v - self.less).bits(i8.like(v.ty)) for v in codes] if self.less else codes
 
-    def dots(self, t: int, b: Val, i: int, codes: list[Val]) -> list[Val]:
-        """Return the i16 dots of the ``i``-th pair of vectors: one vector if both may be added
-        up.
+    def dots(
+        self,
+        t: int,
+        b: Val,
+        i: int,
+        codes: list[Val],
+        widen: Callable[[Val, Val, int, bool], Val],
+    ) -> Val:
+        """Return the i32 dots of the ``i``-th pair of vectors. ``widen(whole, short, v, high)``
+        adds the i16 dots of the ``v``-th vector, or of the pair from the ``v``-th on if they may be
+        added up; those of high parts 128 times.
         """
         first, second = codes
-        made = self.short(None, first, t, b, 2 * i)
-        if self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2:
-            return [self.short(made, second, t, b, 2 * i + 1)]
-        return [made, self.short(None, second, t, b, 2 * i + 1)]
+        whole = self.k.zero(i32 * self.lanes)
+        together = self.codes.sub == BLOCK and self.shorts.room(self.codes.top - self.less) >= 2
+        for part in range(self.n_parts):
+            high = part < self.n_parts - 1
+            short = self.short(None, first, part, t, b, 2 * i)
+            if together:
+                short = self.short(short, second, part, t, b, 2 * i + 1)
+                whole = widen(whole, short, 2 * i, high)
+                continue
+            whole = widen(whole, short, 2 * i, high)
+            short = self.short(None, second, part, t, b, 2 * i + 1)
+            whole = widen(whole, short, 2 * i + 1, high)
+        return whole
 
     def pair(self, v: Val, i: int) -> Val:
         """Return the scale of a span's ``i``-th 32 values, and of the ``i``-th of its second
@@ -223,10 +246,12 @@ class SubBlockSpans(GemvSpans):
         comp = self.comps(t, b, self.n_subs)
         for i in range(PAIRS):
             k.store(self.spread[t] + b * SPREAD, self.pair(d, i), offset=32 * i)
-        if self.codes.sub < BLOCK:
-            k.store(self.sums[t] + b * SUMS, scaled_comp(1, comp).to(i16))
-        elif self.codes.has_m:
-            k.store(self.sums[t] + b * SUMS, block_sums(k, comp, -d))
+        place = self.sums[t] + b * self.sum_bytes
+        if self.in_shorts:
+            k.store(place, scaled_comp(1, comp).to(i16))
+        elif self.codes.has_m or self.offset:
+            each = k.shuffle(d, d, [i * SCALES // self.n_subs for i in range(self.n_subs)])
+            k.store(place, block_sums(k, comp, -each))
 
     def unpack(self, row: BlockAddress, r: int, first: Val, n: Val, sums: list[Var]) -> None:
         k = self.k
@@ -258,31 +283,35 @@ class SubBlockSpans(GemvSpans):
             dmin = d * self.offset
         for j, mine in enumerate(k.split(m.to(steps.ty), n)):
             less = k.splat(k.extract(dmin, j), f32 * self.lanes)
-            if codes.sub == BLOCK:
-                less = mine.to(i32).to(f32) * less
+            each = [] if self.in_shorts else k.split(mine.to(i32).to(f32), self.lanes)
+            each = [v * less for v in each]
             for t in range(len(self.tokens)):
-                place = self.sums[t] + (b + j) * SUMS
-                if codes.sub == BLOCK:
-                    made = k.load(place, f32 * n)
-                else:  # sums of neighbours that share a scale of x
+                place = self.sums[t] + (b + j) * self.sum_bytes
+                for v, factor in enumerate(each):
+                    made = k.load(place, factor.ty, offset=v * factor.ty.n_bytes)
+                    sums[t].v = k.fma(made, factor, sums[t].v)
+                if self.in_shorts:  # sums of neighbours that share a scale of x
                     whole = k.zero(i32 * (n // 2))
                     whole = self.shorts.scale(k, whole, mine, k.load(place, mine.ty))
                     made = whole.to(f32) * self.token_scales(t, b + j)
-                sums[t].v = k.fma(made, less, sums[t].v)
+                    sums[t].v = k.fma(made, less, sums[t].v)
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
         k = self.k
-        none = self.k.zero(i32 * self.lanes)
         assert self.codes.in_halves is not None
         codes = self.signed(self.codes.in_halves(k, fields_of(k, [row.block(b)])))
         steps = self._steps(r, i)
         parts = SpanSums(k)
+
+        def widen(whole: Val, short: Val, v: int, high: bool) -> Val:
+            step = steps(v // 2 if self.n_subs == SCALES else v)
+            if v % 2 == 0 and not high and self.n_parts > 1:  # the first of the low parts
+                whole = whole << LOW_BITS
+            return self.shorts.scale(k, whole, short, step)
+
         for p in range(PAIRS):
             for t in range(len(self.tokens)):
-                whole = none
-                for j, short in enumerate(self.dots(t, b, p, codes[2 * p :][:2])):
-                    step = steps(p if self.n_subs == SCALES else 2 * p + j)
-                    whole = self.shorts.scale(k, whole, short, step)
+                whole = self.dots(t, b, p, codes[2 * p :][:2], widen)
                 scale = k.load(self.spread[t] + b * SPREAD, f32 * self.lanes, offset=32 * p)
                 parts.add(t, whole, scale)
         return parts.sums
@@ -335,18 +364,20 @@ class HalfBlockSpans(GemvSpans):
 
     def multiply(self, row: BlockAddress, r: int, b: Val, i: Val) -> list[Val]:
         k = self.k
-        none = self.k.zero(i32 * self.lanes)
         n = len(self.tokens)
         places = [self.scales[r * n + t] + i * SCALED for t in range(n)]
         scales = [k.load(place, f32 * SCALES) for place in places]
         parts = SpanSums(k)
+
+        def widen(whole: Val, short: Val, v: int, high: bool) -> Val:
+            if high:
+                return self.shorts.scale(k, whole, short, k.const(1 << LOW_BITS, short.ty))
+            return self.shorts.widen(k, whole, short)
+
         for p in range(PAIRS):
             codes = self.signed(unpack_codes(k, self._blocks(row, b, (p, PAIRS + p))))
             for t in range(n):
-                whole = none
-                for short in self.dots(t, b, p, codes):
-                    whole = self.shorts.widen(k, whole, short)
-                parts.add(t, whole, self.pair(scales[t], p))
+                parts.add(t, self.dots(t, b, p, codes, widen), self.pair(scales[t], p))
         return parts.sums
 
     def _blocks(self, row: BlockAddress, b: Val, which: Iterable[int]) -> list[BlockAddress]:

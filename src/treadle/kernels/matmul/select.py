@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, NARROW, WORDS, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, BYTES, NARROW, WORDS, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
@@ -124,16 +124,18 @@ def matmul(
     *,
     alone: bool = False,
     int16: bool = False,
+    fine: bool = False,
     **fields: Any,
 ) -> Matmul:
     """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
     ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
-    weights may be multiplied as i16 (``q16n``).
+    weights may be multiplied as i16 (``q16n``). ``fine``: products whose rounding shows most in
+    the model's results; activations of a few tokens have at least 12 bits.
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, **fields)
     if table.is_gemv(fmt.name, tokens):
-        return gemv(fmt, isa, k, tokens, table, **fields)
+        return gemv(fmt, isa, k, tokens, table, fine=fine, **fields)
     matrix = table.is_matrix(fmt.name, isa, tokens)
     strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
     if strips is not None:
@@ -149,13 +151,22 @@ def few_rows(isa: Isa) -> int:
 
 
 def gemv(
-    fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    tokens: int,
+    table: TunedTable = SHIPPED,
+    *,
+    fine: bool = False,
+    **fields: Any,
 ) -> Gemv:
-    """Return the product that reads the blocks as stored, without packing."""
+    """Return the product that reads the blocks as stored, without packing. ``fine``: see
+    ``matmul``.
+    """
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
-    act = gemv_act(fmt, isa)
+    act = gemv_act(fmt, isa, fine=fine)
     kind = kind_of(fmt, isa, k)
-    if act == "q8" and kind:
+    if act in BYTES and kind:
         chosen |= {"spans": True, "mr": 1, "ahead": 0}
     chosen |= table.gemv.get((fmt.name, tokens), {})
     return Gemv(fmt.name, act, k, nr=tokens, **chosen, **fields)

@@ -5,21 +5,36 @@ from __future__ import annotations
 import numpy as np
 
 from treadle.formats import Format
+from treadle.formats.format import Codes
 from treadle.jit.language import Isa
 from treadle.kernels.activation_layout import BLOCK, DWORD
 from treadle.kernels.matmul.panel import code_size, code_top
 from treadle.kernels.matmul.tile_outer import OUTER, adds_in_i16
 
 
-def gemv_act(fmt: Format, isa: Isa) -> str:
+def gemv_act(fmt: Format, isa: Isa, *, fine: bool = False) -> str:
     """Return the activation kind of gemv. Decoding waits for memory, so float weights keep f32
     activations. Signed codes use words, as in prefill: on machines where a dot of bytes takes two
-    instructions, words take no more.
+    instructions, words take no more. ``fine``: others use two bytes a value where these cost
+    little.
     """
     if fmt.codes is None or not isa.rounds:
         return "f32"
     whole = fmt.codes.scales is None and fmt.codes.groups(fmt.block) == [[*range(BLOCK // DWORD)]]
-    return "q16" if whole and by_words(fmt, isa) else "q8"
+    if whole and by_words(fmt, isa):
+        return "q16"
+    return "q8x2" if fine and by_two_bytes(fmt.codes, isa) else "q8"
+
+
+def by_two_bytes(codes: Codes, isa: Isa) -> bool:
+    """Whether a gemv's activations may have two bytes at little cost: if a dot of bytes is one
+    instruction, or two where codes are so small that dots are added up in i16, and their scales
+    need no instruction between the two.
+    """
+    if isa.dot4_single:
+        return True
+    small = isa.shorts is not None and isa.shorts.room(code_size(codes, isa)) > 1
+    return small and codes.steps is None
 
 
 def gemm_act(fmt: Format, isa: Isa) -> str:

@@ -30,6 +30,22 @@ FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are ti
 # Rows of wide tiles, which share the unpacking of a page. The smaller size applies where larger
 # tiles would be too few for many cores. It ignores the number of cores, which must not change bits.
 WIDE_ROWS = (128, 64)
+# Matrices whose inputs are rounded less in plans for few tokens: rounding to 8 bits before them
+# makes two thirds of a text's divergence from float32 (docs/kernels.md). Those of a layer share one
+# input.
+FINE = frozenset(
+    {
+        "output",
+        "token_embd",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_qkv",
+        "attn_gate",
+        "attn_q_a",
+        "attn_kv_a_mqa",
+    }
+)
 ENOUGH_TILES = 64
 
 
@@ -110,7 +126,8 @@ class Steps:
         n = self.plan.n_outputs if outputs else self.plan.n_tokens
         fmt = self.weights.format(tensor_of(stem, "weight"))
         alone = self.deterministic
-        more = {"outputs": outputs, **fields}
+        fine = whole(stem).rpartition(".")[2] in FINE
+        more: dict[str, Any] = {"outputs": outputs, "fine": fine, **fields}
         return matmul(fmt, self.isa, k, n, self.table, alone=alone, int16=self.int16, **more)
 
     def multiply(
