@@ -25,6 +25,7 @@ OF_MODELS = {
     "imatrix",
     "rerank",
     "embed",
+    "warm",
 }
 MODES = {"--cli": "run", "--chat": "chat", "--server": "serve"}  # llamafile's
 GENERAL = {"-h", "--help", "--version"}
