@@ -155,3 +155,24 @@ def test_a_signature_is_the_standard_one() -> None:
     standard: Any = dataclasses.dataclass(frozen=True, kw_only=True)(type("Named", (), own))
     assert str(inspect.signature(Named)) == str(inspect.signature(standard))
     assert Named.__match_args__ == standard.__match_args__
+
+
+def test_the_signature_is_known_before_the_first_object() -> None:
+    @dataclass
+    class Made:
+        x: int
+        y: int = 2
+
+    class Sub(Made):
+        """No dataclass itself."""
+
+    class OwnInit(Made):
+        def __init__(self, z: int) -> None:
+            super().__init__(z)
+
+    assert list(inspect.signature(Made).parameters) == ["x", "y"]
+    assert list(inspect.signature(Sub).parameters) == ["x", "y"]
+    assert list(inspect.signature(OwnInit).parameters) == ["z"]
+    assert OwnInit(5).x == 5
+    assert (Sub(1), Sub(1).y) == (Sub(1), 2)
+    assert list(inspect.signature(Made.__init__).parameters) == ["self", "x", "y"]

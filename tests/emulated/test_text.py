@@ -99,7 +99,8 @@ def test_rows_of_experts_and_heads_lie_as_products_read_them(
     arch: str, row: str, tmp_path: Path
 ) -> None:
     """A prompt of many tokens, sorted by expert: as near the truth as eight bits of activations are
-    on this machine (0.0009 and 0.018). A row that lies elsewhere is off by whole units.
+    on this machine (0.0009 and 0.018), where all rounding is to eight bits. A row that lies
+    elsewhere is off by whole units.
     """
     path = tmp_path / "made.gguf"
     write_model(path, arch, "Q8_0", n_expert=8, n_ff_exp=64)
@@ -108,4 +109,4 @@ def test_rows_of_experts_and_heads_lie_as_products_read_them(
         truth = reference.forward(gguf, load_config(gguf), [*ids, 5])[-2:]
     here = logits_of(Cpu(ROWS["portable"], 1), path, ids, [5, 7])
     there = logits(row, path, ids, [5, 7], 2)
-    assert kl_divergence(truth, there) < 1.25 * kl_divergence(truth, here)
+    assert kl_divergence(truth, there) < 2 * kl_divergence(truth, here)

@@ -14,6 +14,9 @@ from tests.real.conftest import Fetched
 from tests.real.truth import texts, values
 
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}
+# Texts of several prompts in one batch round their inputs otherwise than one alone: a logit moves by
+# as much (docs/performance.md). Where two tokens are nearer, either may come.
+TIE = 0.23
 ASKED = ("What is the capital of France?", "And of Italy?", "Which of them is older?")
 SOME_PROMPTS = (
     "The capital of France is",
@@ -53,8 +56,13 @@ def test_greedy_texts_are_those_of_float32(
             assert made.ids == ids, (prompt, made.text)
         together = model.generate_many(prompts, max_tokens=max(map(len, expected)), **GREEDY)
         for made, ids, case in zip(together, expected, cases, strict=True):
-            assert made.ids[: len(ids)] == ids, (case["prompt"], made.text)
-            if len(ids) < len(case["ids"]):
+            if made.ids[: len(ids)] != ids:
+                assert not deterministic
+                at = next(i for i, id in enumerate(ids) if made.ids[i] != id)
+                row = model.logits([*model.tokenize(case["prompt"]), *ids[:at]])[-1]
+                gap = row[ids[at]] - row[made.ids[at]]
+                assert gap < TIE, (case["prompt"], made.text)
+            elif len(ids) < len(case["ids"]):
                 assert made.finish_reason == "stop"
 
 

@@ -2,7 +2,8 @@
 
 Before Python 3.13 the standard decorator compiles up to seven functions for each class, one by one.
 A plain run creates over 80 classes before it has read its file; they took a sixth of its CPU time.
-Here only ``__init__`` is compiled; the other methods are shared by all classes.
+Here only ``__init__`` is compiled, when the first object is made; the other methods are shared by
+all classes.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
         if cls.__setattr__ is not _refuse_to_set:  # else it inherits them
             cls.__setattr__ = _refuse_to_set
             cls.__delattr__ = _refuse_to_delete
-    cls.__init__ = _init(cls, frozen)
+    cls.__init__ = _late_init(cls, frozen)
+    cls.__signature__ = _SIGNATURE
     if "__repr__" not in own:
         cls.__repr__ = _repr
     if eq:
@@ -82,6 +84,39 @@ class _Factory:
 
 
 _FACTORY = _Factory()
+
+
+def _late_init(cls: Any, frozen: bool) -> Any:
+    """Return an ``__init__`` that compiles the class's own and puts it in its place."""
+
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        _compile_init(cls, frozen)(self, *given, **named)
+
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    __init__.__module__ = cls.__module__
+    return __init__
+
+
+def _compile_init(cls: Any, frozen: bool) -> Any:
+    made = _init(cls, frozen)
+    cls.__init__ = made
+    return made
+
+
+class _Signature:
+    """The signature of a dataclass, for ``inspect`` and ``help``."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        from inspect import signature
+
+        owner = next(base for base in owner.__mro__ if "__init__" in vars(base))
+        if not _is_dataclass(owner):  # a subclass with its own
+            raise AttributeError("__signature__")
+        made = signature(_init(owner, owner.__dataclass_params__.frozen))
+        return made.replace(parameters=list(made.parameters.values())[1:])  # without self
+
+
+_SIGNATURE = _Signature()
 
 
 def _init(cls: Any, frozen: bool) -> Any:
