@@ -14,8 +14,8 @@ from tests.real.conftest import Fetched
 from tests.real.truth import texts, values
 
 GREEDY: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.0}
-# Texts of several prompts in one batch round their inputs otherwise than one alone: a logit moves by
-# as much (docs/performance.md). Where two tokens are nearer, either may come.
+# Texts of several prompts in one batch round their inputs otherwise than one alone. A logit moves
+# by as much (docs/performance.md); where two tokens are nearer, either may come.
 TIE = 0.23
 ASKED = ("What is the capital of France?", "And of Italy?", "Which of them is older?")
 SOME_PROMPTS = (
