@@ -438,7 +438,7 @@ def test_two_bytes_are_for_few_tokens_where_they_cost_little(isa: Isa) -> None:
         assert {"Q4_0", "Q4_1", "Q5_0", "Q5_1"} <= two
         assert not two & {"Q8_0", "IQ4_NL", "IQ4_XS", "Q4_K", "Q6_K"}
     for fmt in READ:
-        for n, alone in ((16, False), (512, False), (1, True), (512, True)):
+        for n, alone in ((4, False), (16, False), (512, False), (1, True), (512, True)):
             usual = matmul(fmt, isa, k, n, alone=alone)
             assert matmul(fmt, isa, k, n, alone=alone, fine=True) == usual
 

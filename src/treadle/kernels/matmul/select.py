@@ -41,6 +41,9 @@ from treadle.kernels.spec import round_up
 # (mr, nr) of OrderedGemm's tiles, by number of tokens.
 ORDERED = {1: (4, 1), 2: (4, 2), 3: (2, 4), 4: (2, 4)}
 LARGE_BLOCK = 256  # values; see ``Tiles.gemv_large``
+# Tokens of a gemv whose activations may have two bytes: with four, arithmetic bounds the product,
+# and four streams of SmolLM2 took an eighth longer.
+FINE_TOKENS = 2
 FEW = 16  # tokens: the largest batch with one size of groups
 MANY = 512  # tokens of a batch whose size is unknown
 FEW_ROWS = 8  # rows of an expert: packing a panel takes longer than gemvs of GROUPED rows
@@ -164,7 +167,7 @@ def gemv(
     ``matmul``.
     """
     chosen: dict[str, Any] = {"mr": gemv_rows(fmt, isa, tokens), "ahead": isa.tiles.gemv_ahead}
-    act = gemv_act(fmt, isa, fine=fine)
+    act = gemv_act(fmt, isa, fine=fine and tokens <= FINE_TOKENS)
     kind = kind_of(fmt, isa, k)
     if act in BYTES and kind:
         chosen |= {"spans": True, "mr": 1, "ahead": 0}
