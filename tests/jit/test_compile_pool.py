@@ -23,6 +23,7 @@ from treadle.isa.portable import PORTABLE
 from treadle.jit import cache, compile, compile_pool, kernel
 from treadle.jit.compile_pool import FIRST, LATER, CompilePool, CompileQueue, n_processes
 from treadle.kernels.elementwise.elementwise import Embed, Norm
+from treadle.system.forked_workers import ForkedWorkers
 
 ISA = rows.ALL[-1]
 KEY = kernel.isa_key(ISA)
@@ -107,6 +108,7 @@ def test_a_killed_process_costs_nothing_but_time(victims: int, compiled_here: li
     assert kernel.compile_ahead(SPECS, ISA)
     queue = pool()._queue
     assert queue is not None
+    assert isinstance(queue.workers, ForkedWorkers)
     for worker in queue.workers.workers[:victims]:
         os.kill(worker.pid, signal.SIGKILL)
     assert all(kernel.load_kernels(SPECS, ISA).values())
@@ -119,6 +121,7 @@ def test_processes_that_give_no_sign(
     assert kernel.compile_ahead(SPECS, ISA)
     queue = pool()._queue
     assert queue is not None
+    assert isinstance(queue.workers, ForkedWorkers)
     for worker in queue.workers.workers:
         os.kill(worker.pid, signal.SIGSTOP)
     monkeypatch.setattr(compile_pool, "STUCK_S", 0.05)

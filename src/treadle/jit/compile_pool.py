@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from treadle.base import fork_safety
 from treadle.base.interrupts import interrupts_held
 from treadle.machine.topology import usable_threads
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kernels.spec import Spec
-    from treadle.system.forked_workers import ForkedWorkers
+    from treadle.system.protocol import WorkerProcesses
 
 MOST_PROCESSES = 16  # with more, the slowest kernel bounds the time, and each takes 10 MB
 STUCK_S = 60.0  # without any kernel: this process compiles, whatever the others are doing
@@ -44,7 +45,7 @@ def n_processes() -> int:
 class CompileQueue:
     """The order in which processes compile the kernels of one instruction set."""
 
-    def __init__(self, isa: Isa, workers: ForkedWorkers) -> None:
+    def __init__(self, isa: Isa, workers: WorkerProcesses) -> None:
         self.isa = isa
         self.workers = workers
         self.ranks: dict[str, int] = {}  # of pending kernels
@@ -191,10 +192,8 @@ def open_queue(
     """Fork ``n`` processes that begin with ``specs``, each as soon as it exists; return None if
     there is no memory for one, or there are too many processes.
     """
-    from treadle.system.forked_workers import ForkedWorkers
-
     try:
-        workers = ForkedWorkers(compile, n)
+        workers = SYSTEM.fork_workers(compile, n)
         queue = CompileQueue(isa, workers)
         queue.submit(specs, rank)
         workers.start()

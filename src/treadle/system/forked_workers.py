@@ -22,8 +22,6 @@ from typing import Any
 
 assert sys.platform != "win32"  # the type checker skips the rest there
 
-from treadle.system import SYSTEM
-
 IDLE_S = 10.0
 MAX_MESSAGE = 1 << 16  # bytes
 Answer = Callable[[Any], bytes]
@@ -85,10 +83,11 @@ class ForkedWorkers:
     """Up to ``n`` workers that call ``answer(message)``. Fork them only where no other thread holds
     a lock that ``answer`` needs. Raises OSError if not even one can be started.
 
-    A message is pickled, and an answer is bytes. Not thread-safe.
+    A message is pickled, an answer is bytes. Each worker calls ``begin`` first. Not thread-safe.
     """
 
-    def __init__(self, answer: Answer, n: int) -> None:
+    def __init__(self, answer: Answer, n: int, begin: Callable[[], object] = lambda: None) -> None:
+        self._begin = begin
         self._answer = answer
         self._parent = os.getpid()
         self.workers: list[ForkedWorker] = []
@@ -131,6 +130,7 @@ class ForkedWorkers:
             raise
         if not pid:
             try:
+                self._begin()
                 _become_worker((self._end.fileno(), theirs.fileno()))
                 work(self._answer, self._end, theirs)
             finally:
@@ -210,7 +210,6 @@ def _become_worker(kept: tuple[int, ...]) -> None:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent decides
-    SYSTEM.end_with_parent()
     for fd in _open_files():
         if fd not in kept and fd > 2:
             with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from treadle.system.protocol import Terminal
+    from treadle.system.protocol import Terminal, WorkerProcesses
 
 LIBC = ctypes.CDLL(None)
 WRITABLE = 0o022  # by the file's group, and by others
@@ -99,6 +99,11 @@ class Posix:
 
     def cpu_features(self) -> set[str]:
         return set()
+
+    def fork_workers(self, answer: Callable[[Any], bytes], n: int) -> WorkerProcesses:
+        from treadle.system.forked_workers import ForkedWorkers
+
+        return ForkedWorkers(answer, n, self.end_with_parent)
 
     def cpu_description(self) -> str | None:
         return None

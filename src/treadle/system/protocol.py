@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import socket
@@ -26,6 +26,32 @@ class Terminal(Protocol):
         """Return whether this process is in the terminal's foreground (not a shell's background
         job).
         """
+
+
+class WorkerProcesses(Protocol):
+    """Processes that answer messages; see ``forked_workers.py``."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether there are workers, or will be once they are started."""
+
+    def start(self) -> None:
+        """Start the workers. Raises OSError if there is none."""
+
+    def wants(self) -> int:
+        """Return how many messages to send now, so that each worker finds a next one."""
+
+    def send(self, number: int, message: Any) -> bool:
+        """Queue a message under a number of its own; False if it cannot be sent."""
+
+    def wait(self, seconds: float) -> None:
+        """Return as soon as an answer has arrived or a worker has ended."""
+
+    def receive(self) -> Iterator[tuple[int, bytes | None]]:
+        """Yield the answers that have arrived, by number of their message; None for a failure."""
+
+    def close(self) -> None:
+        """End the workers. Idempotent."""
 
 
 class System(Protocol):
@@ -81,6 +107,11 @@ class System(Protocol):
 
     def cpu_features(self) -> set[str]:
         """Return features of this CPU that LLVM may not detect, by LLVM's names."""
+
+    def fork_workers(self, answer: Callable[[Any], bytes], n: int) -> WorkerProcesses:
+        """Return up to ``n`` workers, not started, that call ``answer(message)``. Only where
+        ``FORKS``; raises OSError if that is not possible.
+        """
 
     def cpu_description(self) -> str | None:
         """Return a text that tells kinds of CPUs and their features apart; None if unknown."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from treadle.system.protocol import WorkerProcesses
+
 FOREVER = 0xFFFF_FFFF  # milliseconds
 LOCKED_BYTE = 1 << 40  # beyond every file, since other processes cannot read a locked byte
 INPUT = -10  # argument of GetStdHandle
@@ -140,6 +142,9 @@ class Windows:
             return set()  # LLVM detects them
         has = self.kernel.IsProcessorFeaturePresent
         return {name for number, name in ARM_FEATURES.items() if has(ctypes.c_uint32(number))}
+
+    def fork_workers(self, answer: Callable[[Any], bytes], n: int) -> WorkerProcesses:
+        raise OSError("processes cannot be forked on Windows")
 
     def cpu_description(self) -> str | None:
         return None
