@@ -23,6 +23,8 @@ def run(order, report, life):
     print("printed by a child")
     for line in ({"pid": os.getpid()}, {"said": order["say"]}):
         os.write(report, json.dumps(line).encode() + b"\\n")
+    if order.get("closes"):
+        os.close(report)
     if order.get("waits"):
         os.read(life, 1)  # ends with the parent
     return order.get("code", 0)
@@ -101,3 +103,11 @@ def test_children_end_with_it(server: Server) -> None:
     assert err.splitlines() == ["printed by a child"] * 2
     while any(map(is_there, pids)):
         time.sleep(0.001)
+
+
+def test_a_child_is_started_while_another_one_ends(server: Server) -> None:
+    """The end of a child's reports is seen before the child is: another is forked between them."""
+    server.start(1, closes=True, waits=True)
+    for number in (2, 3, 4):
+        server.start(number, code=number)
+        assert server.read() == {"child": number, "exit": number}

@@ -128,7 +128,8 @@ class ForkServer:
             signal.signal(number, signal.SIG_DFL)
         self._selector.close()
         for other in self.children.values():
-            os.close(other.reports)
+            if other.reports >= 0:  # else it has ended, and was not reaped yet
+                os.close(other.reports)
             os.close(other.life)
         for fd in unused:
             os.close(fd)
