@@ -24,7 +24,7 @@ from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import string_array
 from treadle.tokenizer import short_texts
 from treadle.tokenizer.bpe import BpeTokenizer
-from treadle.tokenizer.short_texts import LibraryNeeded, StringIndex, merge
+from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
 from treadle.tokenizer.spm import SpmTokenizer
 from treadle.tokenizer.tokenizer import load_tokenizer
 from treadle.tokenizer.vocab import TokenType
@@ -147,3 +147,19 @@ def test_the_leftmost_of_equal_pairs_comes_first() -> None:
     assert merge([b"a"] * 5, lambda a, b: 0 if len(a + b) == 2 else None) == [b"aa", b"aa", b"a"]
     ranks = {b"bc": 0, b"ab": 1}
     assert merge([b"a", b"b", b"c"], lambda a, b: ranks.get(a + b)) == [b"a", b"bc"]
+
+
+def test_another_thread_prepares_meanwhile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server does, while it tokenizes its first requests."""
+    for tokenizer in (short_bpe(folder), short_spm(folder)):
+        expected = tokenizer.encode("abc cc")
+        take = ShortTexts.take
+
+        def prepare_between(short: ShortTexts, text: str) -> bool:
+            tokenizer.prepare()  # noqa: B023
+            return take(short, text)  # noqa: B023
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ShortTexts, "take", prepare_between)
+            assert tokenizer.encode("abc cc") == expected
+        assert tokenizer._merger is None

@@ -147,7 +147,7 @@ class CompilePool:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many of the kernels that are waited for have been compiled, and how many they are."""
+        """The compiled ones of the kernels that are waited for, and all of these."""
         if self._queue is None:
             return 0, 0
         first = self._queue.first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from treadle.base.cached_property import cached_property
@@ -77,13 +78,12 @@ class BpeTokenizer(Tokenizer):
         """Return the ids of text. A few vocabularies put a space before a text without one."""
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
-        if self._merger is not None and self._short.take(text):
-            try:
+        merger = self._merger  # ``prepare`` may drop it in another thread
+        if merger is not None:
+            if self._short.take(text):
                 words = self._splitter.pre_tokenize_str(text)
-                return [id for word, _ in words for id in self._merger.encode(word.encode())]
-            except LibraryNeeded:
-                pass
-        if self._merger is not None:
+                with suppress(LibraryNeeded):
+                    return [id for word, _ in words for id in merger.encode(word.encode())]
             self.prepare()
         if self._lost and not self._lost.isdisjoint(text.encode()):
             text = self._without_lost(text)

@@ -8,6 +8,7 @@ seconds through message objects.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -112,12 +113,11 @@ class SpmTokenizer(Tokenizer):
         # text.
         if start and self.adds_space and not text.startswith(self._unspaced):
             text = " " + text
-        if self._merger is not None and self._short.take(text):
-            try:
-                return self._merger.encode(text)
-            except LibraryNeeded:
-                pass
-        if self._merger is not None:
+        merger = self._merger  # ``prepare`` may drop it in another thread
+        if merger is not None:
+            if self._short.take(text):
+                with suppress(LibraryNeeded):
+                    return merger.encode(text)
             self.prepare()
         ids: list[int] = self._processor.encode(text)
         if self._unk is None and self.n_vocab in ids:

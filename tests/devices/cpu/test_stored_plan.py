@@ -19,12 +19,13 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
+from treadle.jit.cache import checked_folder
 from treadle.jit.host import host_features
 from treadle.models.load import load_config
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 # Experts, latent heads, states, windows, and layers that share keys.
-ARCHS = ("llama", "qwen2moe", "deepseek2", "mamba2", "gemma3", "gemma4", "bloom")
+ARCHS = ("llama", "qwen3moe", "deepseek2", "mamba2", "gemma3", "gemma4", "bloom")
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TREADLE_PLANS", "1")
     plans = tmp_path / "plans"
 
-    def own(*, create: bool = False) -> Path:
-        if create:
-            plans.mkdir(exist_ok=True)
-        return plans
-
-    monkeypatch.setattr(stored_plan, "_folder", own)
+    monkeypatch.setattr(stored_plan, "_folder", lambda: checked_folder(plans))
     return plans
 
 
@@ -63,7 +59,8 @@ def are_stored(engine: Engine) -> set[bool]:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_same_bits(tiny: WriteTiny, arch: str) -> None:
-    path = tiny(arch)
+    sizes = {"n_expert": 8, "n_ff_exp": 64} if "moe" in arch else {}
+    path = tiny(arch, **sizes)
     first = engine(path)
     made = logits(first)
     again = engine(path)
@@ -150,6 +147,21 @@ def test_a_kernel_that_is_gone(tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch)
     again = engine(path)
     assert logits(again) == made
     assert are_stored(again) == {False}
+
+
+def test_plans_for_scarce_memory_are_lowered(
+    tiny: WriteTiny, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They call the system at an address of this process."""
+    monkeypatch.setattr(Cpu, "_is_scarce", lambda *given: True)
+    path = tiny("qwen3moe", "Q8_0", n_expert=8, n_ff_exp=64)
+    for _ in range(2):
+        made = engine(path)
+        plan = made.plan(1)
+        assert plan.match("*.fetch")
+        logits(made)
+        assert are_stored(made) == {False}
+    assert not folder.exists()
 
 
 def test_switched_off(tiny: WriteTiny, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.page_pool import Pool, StatePool
 
 # Sources that can change a plan, besides those that can change a kernel's code.
-SOURCES = ("plan", "models", "kvcache", "engine", "devices.protocol")
+SOURCES = ("plan", "models", "files", "kvcache", "engine", "devices.protocol")
 SUFFIX = ".plan"
 MAGIC = b"plan0001"
 HEAD = struct.Struct("<8s16sQQQQ")  # MAGIC, digest of the rest, bytes of each part
@@ -117,7 +117,7 @@ class StoredPlan(Plan):
         return self._n_steps
 
 
-def plan_key(request: PlanRequest, variant: str, n_threads: int, *, scarce: bool) -> str | None:
+def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
     """Return the key of a plan; None if such plans are not stored: those with adapters, of models
     that are not GGUF files, and all of them under ``TREADLE_PLANS=0``.
     """
@@ -134,7 +134,7 @@ def plan_key(request: PlanRequest, variant: str, n_threads: int, *, scarce: bool
         (cache.kv, cache.n_ctx),
         [_about(cells) for cells in _pools(cache)],
         (request.n_tokens, request.n_outputs, request.deterministic, request.output),
-        (request.int16, n_threads, scarce),
+        (request.int16, n_threads),
     )
     try:
         text = "\n".join(_described(given))
@@ -285,7 +285,7 @@ def write_plan(plan: Plan, table: StepTable, gguf: GGUF, cache: KVCache) -> None
     data = b"".join(each.tobytes() for each in computed)
     parts = [text, steps, words, data]
     with contextlib.suppress(OSError, CacheError):  # a read-only or full disk
-        folder = _folder(create=True)
+        folder = _folder()
         start = HEAD.pack(MAGIC, _digest(parts), *map(len, parts))
         write_whole(folder / f"{plan.key}{SUFFIX}", start, *parts)
         _remove_oldest(folder)
@@ -302,12 +302,9 @@ def _dtype(given: Any) -> np.dtype[Any]:
     return np.dtype(given if isinstance(given, str) else [tuple(each) for each in given])
 
 
-def _folder(*, create: bool = False) -> Path:
-    """Return the folder of plans, in that of kernels. Raises CacheError and OSError."""
-    folder = checked_folder() / "plans"
-    if create:
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+def _folder() -> Path:
+    """Return the folder of plans, in that of kernels. Raises CacheError."""
+    return checked_folder(checked_folder() / "plans")
 
 
 def _remove_oldest(folder: Path) -> None:
