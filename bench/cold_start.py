@@ -24,9 +24,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import treadle
-from treadle.api.plan_sizes import telling_plans, text_plans
+from treadle.api.engine_plans import telling_plans, text_plans
 from treadle.devices.cpu.step_loop import StepLoop
 from treadle.engine.engine import CHUNK
+from treadle.engine.prepared_plan import PlanKey
 from treadle.isa.isa import Isa
 from treadle.jit import cache
 from treadle.jit.compile import Linker, emit_object, prepare
@@ -181,18 +182,18 @@ def lower(model: treadle.Model, n_tokens: int, n_outputs: int, rank: int) -> Low
     """Lower a plan; its kernels are those that the device compiles."""
     output = model.stepper.scheduler.drafting.observer.output
     began = time.process_time()
-    plan = model.engine.lower(n_tokens, n_outputs, output)
+    plan = model.engine.lower(PlanKey(n_tokens, n_outputs, output))
     return LoweredPlan([*plan.specs(), StepLoop()], rank, time.process_time() - began)
 
 
 def uses_of(model: treadle.Model) -> dict[str, list[LoweredPlan]]:
     """The plans of each use, as they are submitted."""
-    model.engine.lower(1, 1, "logits")  # imports
+    model.engine.lower(PlanKey(1, 1, "logits"))  # imports
     prompt = min(CHUNK, model.engine.max_tokens)
     served = dict.fromkeys([*telling_plans(model), *text_plans(model)])
     return {
         "run": [lower(model, prompt, 1, FIRST), lower(model, 1, 1, LATER)],
-        "serve": [lower(model, plan.n_tokens, plan.n_outputs, FIRST) for plan in served],
+        "serve": [lower(model, plan.key.n_tokens, plan.key.n_outputs, FIRST) for plan in served],
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import treadle
 from tests.cli.conftest import Run
 from tests.conftest import WriteTiny
-from treadle.api.plan_sizes import text_plans
+from treadle.api.engine_plans import text_plans
 from treadle.jit import cache, kernel
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
-from treadle.api.plan_sizes import telling_plans, text_plans
+from treadle.api.engine_plans import telling_plans, text_plans
 from treadle.devices.cpu.device import Cpu
 from treadle.engine.engine import CHUNK
 from treadle.plan.plan import Plan
@@ -79,6 +79,6 @@ def test_plans_that_tell_about_all_others(model: treadle.Model) -> None:
     assert len(set(plans)) == len(plans)
     first, few = telling_plans(model)
     assert first == plans[0]
-    assert (first.n_tokens, first.n_outputs) == (1, 1)
-    assert (few.n_tokens, few.n_outputs) == (model.engine.few[-1], 1)
+    assert (first.key.n_tokens, first.key.n_outputs) == (1, 1)
+    assert (few.key.n_tokens, few.key.n_outputs) == (model.engine.few[-1], 1)
     assert few in plans

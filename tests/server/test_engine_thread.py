@@ -14,7 +14,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, running, talking, until
 from tests.server.test_openai import post
 from tests.server.test_streams import soon
-from treadle.api.plan_sizes import PlanSize, telling_plans, text_plans
+from treadle.api.engine_plans import EnginePlan, telling_plans, text_plans
 from treadle.engine.engine import OUTPUTS
 from treadle.errors import CompileError, FileError
 from treadle.scheduler.request import Request
@@ -366,12 +366,12 @@ def test_all_plans_are_compiled_together(
     """
     begun: list[tuple[str, int, bool]] = []
 
-    def compile_ahead(plan: PlanSize, *, later: bool = False) -> bool:
-        begun.append((threading.current_thread().name, plan.n_tokens, later))
+    def compile_ahead(plan: EnginePlan, *, later: bool = False) -> bool:
+        begun.append((threading.current_thread().name, plan.key.n_tokens, later))
         return True
 
-    monkeypatch.setattr(PlanSize, "compile_ahead", compile_ahead)
-    monkeypatch.setattr(PlanSize, "make", lambda plan: None)
+    monkeypatch.setattr(EnginePlan, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(EnginePlan, "make", lambda plan: None)
     service = Service(model, ServerSettings(log=False))
     service.engine.warms_when_idle = idle
     try:
@@ -381,10 +381,10 @@ def test_all_plans_are_compiled_together(
         service.close()
     own = threading.current_thread().name
     assert [entry for entry in begun if entry[0] == own] == [
-        (own, plan.n_tokens, False) for plan in telling_plans(model)
+        (own, plan.key.n_tokens, False) for plan in telling_plans(model)
     ]
     assert [entry[1:] for entry in begun if entry[0] != own] == [
-        (plan.n_tokens, idle and i > 0) for i, plan in enumerate(text_plans(model))
+        (plan.key.n_tokens, idle and i > 0) for i, plan in enumerate(text_plans(model))
     ]
 
 

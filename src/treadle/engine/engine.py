@@ -18,7 +18,7 @@ from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs, of_runs
 from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
-from treadle.engine.prepared_plan import PreparedPlan, plan_sizes
+from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
 from treadle.errors import ContextFullError, TreadleError
 from treadle.kernels.elementwise.top_records import RESULT
 from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
@@ -85,7 +85,7 @@ class Engine:
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool], PreparedPlan] = {}
-        self._lowered: dict[tuple[int, int, str, bool, bool], Plan] = {}  # not prepared yet
+        self._lowered: dict[PlanKey, Plan] = {}  # not prepared yet
         self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
         self._arena_bytes = 0
@@ -132,66 +132,53 @@ class Engine:
         media: bool = False,
     ) -> PreparedPlan:
         """Return the prepared plan, with adapters or without, with rows of media or without."""
-        ready = self._ready.get((n_tokens, n_outputs, output, adapted, media))
+        asked = n_tokens, n_outputs, output, adapted, media
+        ready = self._ready.get(asked)
         if ready is None:
-            sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
-            ready = self._ready.get((*sizes, output, adapted, media))
-            ready = ready or self._make(*sizes, output, adapted, media)
-            self._ready[n_tokens, n_outputs, output, adapted, media] = ready
+            key = self._key(PlanKey(*asked))
+            ready = self._ready.get(key) or self._make(key)
+            self._ready[asked] = ready
         return ready
 
-    def compile_ahead(
-        self,
-        n_tokens: int,
-        n_outputs: int,
-        output: str,
-        adapted: bool = False,
-        media: bool = False,
-        *,
-        later: bool = False,
-    ) -> bool:
+    def _key(self, asked: PlanKey) -> PlanKey:
+        """Return the plan that serves such batches."""
+        limits = self.max_tokens, OUTPUTS
+        sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
+        return PlanKey(*sizes, asked.output, asked.adapted, asked.media)
+
+    def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
         """Begin to compile the kernels of a plan before ``plan_for`` needs it, ``later`` after all
         others. Return whether other processes compile them; if not, nothing is gained.
         """
-        sizes = plan_sizes(n_tokens, n_outputs, self._sizes, (self.max_tokens, OUTPUTS), CHUNK)
-        key = (*sizes, output, adapted, media)
+        key = self._key(asked)
         if key in self._ready:
             return False
         if key not in self._lowered:
-            self._lowered[key] = self.lower(*key)
+            self._lowered[key] = self.lower(key)
         return self.device.compile_ahead(self._lowered[key], later=later)
 
-    def lower(
-        self,
-        n_tokens: int,
-        n_outputs: int,
-        output: str,
-        adapted: bool = False,
-        media: bool = False,
-    ) -> Plan:
-        """Return the plan for up to so many tokens and outputs, not compiled."""
+    def lower(self, key: PlanKey) -> Plan:
+        """Return a plan, not compiled."""
         return self.device.plan(
-            self._with_media if media else self.config,
-            self._adapted if adapted and self._adapted else self._weights,
+            self._with_media if key.media else self.config,
+            self._adapted if key.adapted and self._adapted else self._weights,
             self.cache,
-            n_tokens,
-            n_outputs,
+            key.n_tokens,
+            key.n_outputs,
             deterministic=self.deterministic,
-            output=output,
+            output=key.output,
         )
 
-    def _make(
-        self, n_tokens: int, n_outputs: int, output: str, adapted: bool, media: bool
-    ) -> PreparedPlan:
+    def _make(self, key: PlanKey) -> PreparedPlan:
         began = time.perf_counter()
         device = self.device
-        config = self._with_media if media else self.config
-        plan = self._lowered.pop((n_tokens, n_outputs, output, adapted, media), None)
+        config = self._with_media if key.media else self.config
+        plan = self._lowered.pop(key, None)
         if plan is None:
-            plan = self.lower(n_tokens, n_outputs, output, adapted, media)
+            plan = self.lower(key)
             if device.compile_ahead(plan) and main_output(config) == "logits":
-                next_tokens = CHUNK if n_tokens == 1 else 1  # a text follows a prompt
-                self.compile_ahead(next_tokens, 1, output, adapted, later=True)
+                n_next = CHUNK if key.n_tokens == 1 else 1  # a text follows a prompt
+                self.compile_ahead(PlanKey(n_next, 1, key.output, key.adapted), later=True)
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)
@@ -201,7 +188,7 @@ class Engine:
         run = RunInputs(plan, self.cache, self._ropes, device, config.media)
         ready = PreparedPlan(plan, run)
         ready.place(self._arena, device)
-        self._ready[n_tokens, n_outputs, output, adapted, media] = ready
+        self._ready[key] = ready
         self.kernels.seconds += time.perf_counter() - began
         return ready
 

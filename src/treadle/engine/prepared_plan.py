@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,18 @@ from treadle.plan.plan import Buffer, DeviceMemory, Plan
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
+
+
+class PlanKey(NamedTuple):
+    """One of an engine's plans: the most tokens and outputs of a batch, its output; with adapters
+    or without, with rows of media or without.
+    """
+
+    n_tokens: int
+    n_outputs: int
+    output: str
+    adapted: bool = False
+    media: bool = False
 
 
 class PreparedPlan:

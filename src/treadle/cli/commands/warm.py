@@ -42,7 +42,7 @@ def command(
     Give the same options as later: --kv, --threads, --device, --lora, --draft and --mmproj change
     which kernels are needed. Kernels are for this machine's kind of CPU.
     """
-    from treadle.api.plan_sizes import compile_plans
+    from treadle.api.engine_plans import compile_plans
 
     folder = writable_cache()
     began = time.perf_counter()

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treadle.api.plan_sizes import PlanSize, media_plans, telling_plans, text_plans
+from treadle.api.engine_plans import EnginePlan, media_plans, telling_plans, text_plans
 from treadle.errors import FileError
 from treadle.jit.kernel import compile_processes_held, end_compile_processes
 from treadle.server.requests.client_slots import ClientSlots
@@ -199,7 +199,7 @@ class EngineThread:
         for plan in media_plans(self.model):
             self._make(plan)
 
-    def _make(self, plan: PlanSize) -> None:
+    def _make(self, plan: EnginePlan) -> None:
         if not self._stopping:
             plan.make()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from treadle.engine.engine import CHUNK, OUTPUTS
+from treadle.engine.prepared_plan import PlanKey
 from treadle.jit.kernel import compile_processes_held
 from treadle.models.graphs import main_output
 
@@ -15,33 +16,26 @@ if TYPE_CHECKING:
     from treadle.plan.plan import Plan
 
 
-class PlanSize(NamedTuple):
-    """One plan: the arguments of ``Engine.plan_for``."""
+class EnginePlan(NamedTuple):
+    """One plan of an engine."""
 
     engine: Engine
-    n_tokens: int
-    n_outputs: int
-    output: str
-    adapted: bool
-    media: bool = False
+    key: PlanKey
 
     def lower(self) -> Plan:
         """Return the plan, not compiled."""
-        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
-        return self.engine.lower(*size)
+        return self.engine.lower(self.key)
 
     def make(self) -> None:
         """Lower and compile it."""
-        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
-        self.engine.plan_for(*size)
+        self.engine.plan_for(*self.key)
 
     def compile_ahead(self, *, later: bool = False) -> bool:
         """Begin to compile it in other processes; see ``Engine.compile_ahead``."""
-        size = self.n_tokens, self.n_outputs, self.output, self.adapted, self.media
-        return self.engine.compile_ahead(*size, later=later)
+        return self.engine.compile_ahead(self.key, later=later)
 
 
-def text_plans(model: Model) -> Iterator[PlanSize]:
+def text_plans(model: Model) -> Iterator[EnginePlan]:
     """Yield the plans of every batch size, those of a single text first: the model's, then those of
     its draft model.
     """
@@ -55,7 +49,7 @@ def text_plans(model: Model) -> Iterator[PlanSize]:
             for n_tokens, n_outputs in _sizes(engine):
                 if main_output(engine.config) != "logits":
                     output = "embedding"
-                yield PlanSize(engine, n_tokens, n_outputs, output, adapted)
+                yield EnginePlan(engine, PlanKey(n_tokens, n_outputs, output, adapted))
 
 
 def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
@@ -70,13 +64,13 @@ def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
                 yield n_tokens, n_outputs
 
 
-def telling_plans(model: Model) -> tuple[PlanSize, PlanSize]:
+def telling_plans(model: Model) -> tuple[EnginePlan, EnginePlan]:
     """Return two plans whose kernels tell whether all plans have been compiled before: that of a
     single text, and the largest for few tokens, which only several texts need.
     """
     first, *others = (plan for plan in text_plans(model) if plan.engine is model.engine)
-    few = [plan for plan in others if plan.n_tokens < plan.engine.max_tokens]
-    return first, max(few, key=lambda plan: (plan.n_tokens, -plan.n_outputs), default=first)
+    few = [plan for plan in others if plan.key.n_tokens < plan.engine.max_tokens]
+    return first, max(few, key=lambda plan: (plan.key.n_tokens, -plan.key.n_outputs), default=first)
 
 
 def compile_plans(model: Model) -> None:
@@ -95,10 +89,11 @@ def compile_plans(model: Model) -> None:
                 plan.make()
 
 
-def media_plans(model: Model) -> Iterator[PlanSize]:
+def media_plans(model: Model) -> Iterator[EnginePlan]:
     """Yield the plans of prompts with rows of pictures or sounds."""
     engine = model.engine
     output = model.stepper.scheduler.drafting.observer.output
     for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
         if n_tokens <= engine.max_tokens:
-            yield PlanSize(engine, n_tokens, 1, output, bool(engine.adapters), media=True)
+            key = PlanKey(n_tokens, 1, output, bool(engine.adapters), media=True)
+            yield EnginePlan(engine, key)
