@@ -450,7 +450,7 @@ class Engine:
             ready.write_media()
         if not ready.run.late:
             return run()
-        first = ready.plan.first_masked
+        first = ready.first_masked
         end = len(ready.plan)
         if not run(range(first)):
             return False

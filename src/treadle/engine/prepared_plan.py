@@ -33,6 +33,7 @@ class PreparedPlan:
     def __init__(self, plan: Plan, run: RunInputs) -> None:
         self.plan = plan
         self.run = run
+        self.first_masked = plan.first_masked  # read in each run that has late masks
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""
