@@ -133,7 +133,8 @@ def matmul(
     """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
     ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
     weights may be multiplied as i16 (``q16n``). ``fine``: products whose rounding shows most in
-    the model's results; activations of a few tokens have at least 12 bits.
+    the model's results: up to FINE_TOKENS tokens have activations of 15 bits, where that costs
+    little.
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, **fields)
