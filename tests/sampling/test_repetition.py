@@ -43,7 +43,7 @@ def of_probabilities(p: list[float]) -> Candidates:
 def test_llama_cpp_penalty_vectors(
     p: Floats, ids: list[int], expected: Floats, knobs: tuple[float, float, float]
 ) -> None:
-    got = probabilities(penalties(of_probabilities(p), ids, *knobs).logits)
+    got = probabilities(penalties(of_probabilities(p), ids, *knobs))
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -55,7 +55,7 @@ def test_llama_cpp_dry_vectors(
     knobs: tuple[float, float, int],
     breakers: Breakers,
 ) -> None:
-    got = probabilities(dry(of_probabilities(p), ids, *knobs, breakers).logits)
+    got = probabilities(dry(of_probabilities(p), ids, *knobs, breakers))
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -136,9 +136,9 @@ def test_dry(
 
 def test_dry_penalty_never_overflows() -> None:
     c = Candidates(np.zeros(3, np.float32))
-    got = dry(c, [1] * 3000, 5.0, 1.75, 2, {}).logits
-    assert got[1] < -1e37
-    assert np.isfinite(got).all()
+    got = dry(c, [1] * 3000, 5.0, 1.75, 2, {})
+    assert got.logits[1] < -1e37
+    assert np.isfinite(got.logits).all()
     assert probabilities(got).tolist() == [0.5, 0, 0.5]
 
 

@@ -29,7 +29,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def as_dict(c: Candidates) -> dict[int, float]:
-    p = probabilities(c.logits)
+    p = probabilities(c)
     return {c.token(i): float(p[i]) for i in range(len(p))}
 
 

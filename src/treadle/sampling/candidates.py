@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Candidates:
     @property
     def peak(self) -> float:
         """The highest logit."""
-        return float(self.logits[0] if self.descending else self.logits.max())
+        return float(self.logits[0] if self.descending else np.maximum.reduce(self.logits))
 
     def take(self, at: Ints, *, descending: bool = False) -> Candidates:
         """The candidates at positions ``at``, in that order."""
@@ -84,18 +85,18 @@ def largest(keys: npt.NDArray[Any], k: int) -> Ints:
     return order
 
 
-def weights(logits: Floats) -> Doubles:
+def weights(c: Candidates) -> Doubles:
     """``exp(logit - highest)`` [n]: unnormalised probabilities."""
-    w = logits.astype(np.float64)
-    peak = w.max(initial=-np.inf)
-    if not np.isfinite(peak):
+    peak = c.peak if len(c.logits) else -math.inf
+    if not math.isfinite(peak):
         raise SamplingError("the samplers ruled out every token")
+    w = c.logits.astype(np.float64)
     w -= peak
     return np.exp(w, out=w)
 
 
-def probabilities(logits: Floats) -> Doubles:
-    """The softmax of ``logits`` [n]."""
-    p = weights(logits)
-    p /= p.sum()
+def probabilities(c: Candidates) -> Doubles:
+    """The softmax of the logits [n]."""
+    p = weights(c)
+    p /= np.add.reduce(p)  # the method sum() is a Python function around it
     return p

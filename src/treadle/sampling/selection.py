@@ -47,10 +47,11 @@ class Selector(Protocol):
 
 def draw(w: Doubles, u: float) -> int:
     """Draw a position of ``w`` [n], with probability by weight; u is random in [0, 1)."""
-    cumulated = np.cumsum(w)
-    if not 0 < cumulated[-1] < math.inf:
+    cumulated = w.cumsum()
+    total = float(cumulated[-1])
+    if not 0 < total < math.inf:
         raise SamplingError("the samplers ruled out every token")
-    at = int(np.searchsorted(cumulated, u * cumulated[-1], side="right"))
+    at = int(cumulated.searchsorted(u * total, side="right"))
     return at if at < len(w) else int(np.flatnonzero(w)[-1])  # u * sum may round up to the sum
 
 
@@ -67,7 +68,7 @@ class Dist:
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
         """Return the token id."""
-        return c.token(draw(weights(c.logits), uniforms.next()))
+        return c.token(draw(weights(c), uniforms.next()))
 
 
 class Mirostat:
@@ -87,7 +88,7 @@ class Mirostat:
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
         """Return the token id."""
         c = self._keep(c.alive())
-        p = probabilities(c.logits)
+        p = probabilities(c)
         at = draw(p, uniforms.next())
         self.mu -= self._eta * (-math.log2(p[at]) - self._tau)
         return c.token(at)
@@ -101,7 +102,7 @@ class Mirostat:
         return c.take(largest(c.logits, min(k, len(c.logits))), descending=True)
 
     def _keep_2(self, c: Candidates) -> Candidates:
-        p = probabilities(c.logits)
+        p = probabilities(c)
         at = np.flatnonzero(p >= 2.0 ** min(-self.mu, 0.0))
         return c.take(at if len(at) else largest(c.logits, 1))
 
@@ -138,7 +139,7 @@ class AdaptiveP:
 
     def __call__(self, c: Candidates, ids: Sequence[int], uniforms: Uniforms) -> int:
         """Return the token id."""
-        p = probabilities(c.logits)
+        p = probabilities(c)
         if self._target < 0:
             return c.token(draw(p, uniforms.next()))
         self._learn(ids)

@@ -33,9 +33,9 @@ def top_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
     """
     if p >= 1:
         return c
-    mass = probabilities(c.logits)
+    mass = probabilities(c)
     if c.descending:
-        reached = int(np.searchsorted(np.cumsum(mass), p)) + 1
+        reached = int(mass.cumsum().searchsorted(p)) + 1
         return c.head(min(max(reached, min_keep), len(mass)))
     return c.take(_leaders(c.logits, mass, p, min_keep, above=False))
 
@@ -48,7 +48,7 @@ def typical(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
     if p >= 1:
         return c
     c = c.alive()
-    w = weights(c.logits)
+    w = weights(c)
     log_p = c.logits.astype(np.float64) - (c.peak + math.log(w.sum()))
     mass = np.exp(log_p)
     entropy = -float((mass * log_p).sum())
@@ -89,8 +89,11 @@ def min_p(c: Candidates, p: float, min_keep: int = 0) -> Candidates:
     """The candidates at least p times as likely as the likeliest, which always stays."""
     if p <= 0:
         return c
-    at = np.flatnonzero(c.logits >= c.peak + math.log(p))
+    likely = c.logits >= c.peak + math.log(p)
     least = max(min_keep, 1)
+    if c.descending and (n := int(np.count_nonzero(likely))) >= least:
+        return c.head(n)
+    at = np.flatnonzero(likely)
     if len(at) < least:
         return c.take(largest(c.logits, least), descending=True)
     return c.take(at, descending=c.descending)
@@ -113,7 +116,7 @@ def xtc(c: Candidates, threshold: float, min_keep: int = 0) -> Candidates:
 
     With fewer than two such candidates, nothing changes. The chain decides how often this runs.
     """
-    p = probabilities(c.logits)
+    p = probabilities(c)
     top = np.flatnonzero(p >= threshold)
     if len(top) < 2 or len(p) - (len(top) - 1) < min_keep:
         return c
@@ -137,7 +140,7 @@ def infill(
     none is left, only ``end`` remains, or the likeliest token if there is no ``end``.
     """
     c = c.take(largest(c.logits, _LOOKED_AT), descending=True)
-    p = probabilities(c.logits)
+    p = probabilities(c)
     n = len(p)
     ids = [c.token(i) for i in range(n)]
     ends = np.array([id in eog for id in ids])
