@@ -423,6 +423,14 @@ SPANS = [
     Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
 ]
 GEMVS += SPANS
+# Four rows' scales in one register: minimums, offsets, signs; pairs of blocks and one left over.
+GEMVS += [
+    Gemv("Q4_1", "q8", 352, 4, 1, segments=2, ahead=1024),
+    Gemv("Q4_1", "q8", 128, 4, 4, bias=True),
+    Gemv("Q5_0", "q8", 352, 4, 2, residual=True),
+    Gemv("Q5_1", "q8", 576, 4, 4, ahead=1024),
+    Gemv("IQ4_NL", "q8", 352, 4, 1),
+]
 # Activations of two bytes: blocks beside each other and left over, codes with and without a sign,
 # with offsets and minimums, scales for 32 and 16, and codes from grids.
 TWO_BYTES = [

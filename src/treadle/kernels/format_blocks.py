@@ -231,6 +231,26 @@ def load_scales(
     return k.isa.widen_f16(k, halves)
 
 
+def across_scales(k: Builder, blocks: list[BlockAddress]) -> tuple[Val, Val | None]:
+    """Return the f16 scales of blocks that need not be adjacent as f32, and their minimums or None.
+    Where a block has its minimum right behind its scale, both are loaded at once.
+    """
+    fmt = blocks[0].fmt
+    codes = blocks[0].codes
+    n = len(blocks)
+    if not codes.m:
+        return load_scales(k, blocks, codes.d), None
+    (part, d_at), (m_part, m_at) = fmt.place(codes.d), fmt.place(codes.m)
+    if part != m_part or m_at != d_at + 2:
+        return load_scales(k, blocks, codes.d), load_scales(k, blocks, codes.m)
+    words = k.zero(i32 * n)
+    for lane, at in enumerate(blocks):
+        words = k.insert(words, at.load(k, codes.d, i32), lane)
+    halves = words.bits(f16 * (2 * n))
+    d, m = (k.shuffle(halves, halves, range(first, 2 * n, 2)) for first in (0, 1))
+    return k.isa.widen_f16(k, d), k.isa.widen_f16(k, m)
+
+
 def load_scale_run(k: Builder, at: BlockAddress, n: int, field: str, lanes: Sequence[int]) -> Val:
     """The same for ``n`` adjacent blocks: one load and one shuffle if a register holds all their
     scales and nothing past their end.

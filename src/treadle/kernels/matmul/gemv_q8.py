@@ -12,7 +12,13 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import Ty, f32, i8, i32
 from treadle.kernels.activation_layout import BLOCK, BYTES, LOW_BITS, block_sums, scaled_comp
-from treadle.kernels.format_blocks import BlockAddress, load_scale_run, scales_of, unpack_codes
+from treadle.kernels.format_blocks import (
+    BlockAddress,
+    across_scales,
+    load_scale_run,
+    scales_of,
+    unpack_codes,
+)
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.prefetch import Neighbours, PrefetchRuns
 from treadle.kernels.reduce import reduce_all
@@ -112,6 +118,12 @@ class BlockSums:
     dots    i32   b0 b0 b0 b0 | b1 b1 b1 b1
     scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
     comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
+
+    Where dots are added up in i16, blocks have one f16 scale, and four rows' scales of two blocks
+    fill a register (``across``), they are unpacked together. A row's are then spread from it, and
+    products of minimums or offsets are those of all four rows::
+
+    scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
     """
 
     def __init__(self, k: Builder, spec: Matmul, n: int, scratch: Val) -> None:
@@ -135,8 +147,13 @@ class BlockSums:
         kinds = {piece.subs: piece for piece in reversed(self.pieces)}
         self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
         self.sums = accumulators(k, spec, len(self.pieces[0].fours))
-        if self.codes.minimums:  # one accumulator for all rows, in order
-            self.minimums = [k.var(k.zero(f32 * (spec.mr * self.n_subs))) for _ in range(spec.nr)]
+        n_scales = spec.mr * self.n_subs
+        plain = self.codes.scales is None and k.isa.shorts is not None
+        self.across = plain and n > 1 and n_scales == k.isa.lanes
+        # One accumulator for all rows, with a lane for each of their scales.
+        self.apart = self.codes.minimums or (self.across and (self.codes.has_m or self.offset > 0))
+        if self.apart:
+            self.minimums = [k.var(k.zero(f32 * n_scales)) for _ in range(spec.nr)]
 
     def _plan(self) -> list[CodeVector]:
         lanes = self.isa.lanes
@@ -169,6 +186,12 @@ class BlockSums:
         d = k.load(token + (base // BLOCK) * 4, f32 * max(1, n_subs // per), offset=act.d_off)
         d = k.shuffle(d, d, [i // per for i in range(n_subs)]) if per > 1 else d
         comp = k.load(token + (base // codes.sub) * 4, i32 * n_subs, offset=act.comp_off)
+        if self.across:
+            lanes = [sub for sub in range(n_subs) for _ in range(self.spec.mr)]
+            terms = [d]
+            terms += [scaled_comp(self.offset, comp).to(f32)] if self.offset else []
+            terms += [block_sums(k, comp, d)] if codes.has_m else []
+            return out + [k.shuffle(term, term, lanes) for term in terms]
         out += [d] if codes.scales else [k.shuffle(d, d, piece.subs) for piece in self.firsts]
         if self.offset:
             scaled = scaled_comp(self.offset, comp)
@@ -189,7 +212,11 @@ class BlockSums:
         codes = self.codes
         starts = [row.block(b) for row in rows]
         operands = operands_of()
-        scales = self._scales(starts, operands) if codes.scales else None
+        scales: list[Val] | None = None
+        if self.across:
+            scales = self._scales_across(starts, operands)
+        elif codes.scales:
+            scales = self._scales(starts, operands)
         # Two parts of several vectors leave few registers: operands stay in memory.
         anew = self.n_parts > 1 and self.isa.memory_operands
         for r, at in enumerate(starts):
@@ -201,16 +228,17 @@ class BlockSums:
                 values = iter(given)
                 xs = [[next(values) for _ in self.pieces] for _ in range(self.n_parts)]
                 d = [next(values) for _ in range(1 if scales else len(self.firsts))]
-                comps = [next(values) for _ in self.firsts] if self.offset else []
+                begins = self.offset and not self.across
+                comps = [next(values) for _ in self.firsts] if begins else []
                 dots = self._dots(vectors, xs, comps)
                 for i, (subs, dot) in enumerate(dots.items()):
                     if scales is not None:
-                        lanes = [r * self.n_subs + sub for sub in subs]
+                        lanes = [self._lane(r, sub) for sub in subs]
                         scale = k.shuffle(scales[t], scales[t], lanes)
                     else:
                         scale = self._loaded(at, codes.d, subs) * d[i]
                     self.sums[r][t].v = k.fma(dot.to(f32), scale, self.sums[r][t].v)
-                if codes.m:  # a minimum's product is in one lane of its block
+                if codes.m and not self.across:  # a minimum's product is in one lane of its block
                     m = self._loaded(at, codes.m, self.pieces[0].subs)
                     self.sums[r][t].v = k.fma(m, next(values), self.sums[r][t].v)
                     if anew:
@@ -224,7 +252,7 @@ class BlockSums:
         """
         k = self.k
         shorts = self.isa.shorts
-        if self.n_parts > 1 and shorts is not None:
+        if (self.n_parts > 1 or self.across) and shorts is not None:
             room = shorts.room(self.codes.top - self.less)
             if room:
                 return self._short_dots(room, vectors, xs, comps)
@@ -259,7 +287,7 @@ class BlockSums:
                         w = vectors[self.pieces[p].vector][self.pieces[p].part]
                         short = shorts.dot(k, short, w, mine[p])
                     assert short is not None
-                    if part == 0:  # the high parts
+                    if part < self.n_parts - 1:  # the high parts
                         factor = k.const(1 << LOW_BITS, short.ty)
                         total = shorts.scale(k, total, short, factor)
                     else:
@@ -295,6 +323,28 @@ class BlockSums:
                 self.minimums[t].v = k.fma(m, sums, self.minimums[t].v)
         return out
 
+    def _scales_across(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
+        """Return the same for formats with an f16 scale a block, and perhaps an f16 minimum. The
+        products of minimums or of an offset are accumulated.
+
+        The rows' scales of one block are in the lanes of one half, so that a row's are spread
+        within each half.
+        """
+        k = self.k
+        d, m = across_scales(k, [at.block(i) for i in range(self.n) for at in starts])
+        out = []
+        for t, given in enumerate(operands):
+            dx, *terms = given[self.n_parts * len(self.pieces) :]
+            out.append(d * dx)
+            factors = [out[-1]] * (self.offset > 0) + ([] if m is None else [m])
+            for factor, term in zip(factors, terms, strict=True):
+                self.minimums[t].v = k.fma(factor, term, self.minimums[t].v)
+        return out
+
+    def _lane(self, r: int, sub: int) -> int:
+        """Return the lane of a row's scale in the register with those of all rows."""
+        return sub * self.spec.mr + r if self.across else r * self.n_subs + sub
+
     def _loaded(self, at: BlockAddress, field: str, subs: tuple[int, ...]) -> Val:
         return load_scale_run(self.k, at, self.n, field, subs)
 
@@ -325,7 +375,7 @@ class BlockSums:
         out: list[list[Val]] = [[] for _ in range(rows)]
         for t in range(self.spec.nr):
             sums = [self.sums[r][t].v for r in range(rows)]
-            if self.codes.minimums:
+            if self.apart:
                 sums = [self._with(s, self.minimums[t].v, r) for r, s in enumerate(sums)]
             lanes = sums[0].ty.lanes  # as many as fit one reduction
             for first in range(0, rows, lanes):
@@ -340,7 +390,9 @@ class BlockSums:
         k = self.k
         n = self.n_subs
         lanes = total.ty.lanes
-        mine = k.split(k.shuffle(minimums, minimums, range(r * n, r * n + n)), min(n, lanes))
+        mine = k.split(
+            k.shuffle(minimums, minimums, [self._lane(r, i) for i in range(n)]), min(n, lanes)
+        )
         for part in mine:
             if n < lanes:
                 part = k.shuffle(part, k.zero(part.ty), [min(i, n) for i in range(lanes)])
