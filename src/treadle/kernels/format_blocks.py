@@ -232,12 +232,15 @@ def load_scales(
 
 
 def across_scales(k: Builder, blocks: list[BlockAddress]) -> tuple[Val, Val | None]:
-    """Return the f16 scales of blocks that need not be adjacent as f32, and their minimums or None.
-    Where a block has its minimum right behind its scale, both are loaded at once.
+    """Return the f32 scales of blocks that need not be adjacent, and their minimums or None. Where
+    a block has its minimum right behind its scale, both are loaded at once.
     """
     fmt = blocks[0].fmt
     codes = blocks[0].codes
     n = len(blocks)
+    if codes.scales is not None:
+        d, m = codes.scales(k, k.isa, fields_of(k, blocks, 1))
+        return d, m
     if not codes.m:
         return load_scales(k, blocks, codes.d), None
     (part, d_at), (m_part, m_at) = fmt.place(codes.d), fmt.place(codes.m)

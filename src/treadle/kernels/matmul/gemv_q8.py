@@ -119,8 +119,8 @@ class BlockSums:
     scales  f32   d0 d0 d0 d0 | d1 d1 d1 d1      (subs)
     comps   i32   c0  0  0  0 | c1  0  0  0      (starts); the same for minimums' sums
 
-    Where dots are added up in i16, blocks have one f16 scale, and four rows' scales of two blocks
-    fill a register (``across``), they are unpacked together. A row's are then spread from it, and
+    Where dots are added up in i16, blocks have one scale, and four rows' scales of two blocks fill
+    a register (``across``), they are unpacked together. A row's are then spread from it, and
     products of minimums or offsets are those of all four rows::
 
     scales  f32   r0 r1 r2 r3 | r0 r1 r2 r3
@@ -148,8 +148,9 @@ class BlockSums:
         self.firsts = [piece for piece in self.pieces if kinds[piece.subs] is piece]
         self.sums = accumulators(k, spec, len(self.pieces[0].fours))
         n_scales = spec.mr * self.n_subs
-        plain = self.codes.scales is None and k.isa.shorts is not None
-        self.across = plain and n > 1 and n_scales == k.isa.lanes
+        one_scale = self.fmt.block == self.codes.sub == BLOCK
+        fits = n > 1 and n_scales == k.isa.lanes
+        self.across = one_scale and fits and k.isa.shorts is not None
         # One accumulator for all rows, with a lane for each of their scales.
         self.apart = self.codes.minimums or (self.across and (self.codes.has_m or self.offset > 0))
         if self.apart:
@@ -324,8 +325,8 @@ class BlockSums:
         return out
 
     def _scales_across(self, starts: list[BlockAddress], operands: list[list[Val]]) -> list[Val]:
-        """Return the same for formats with an f16 scale a block, and perhaps an f16 minimum. The
-        products of minimums or of an offset are accumulated.
+        """Return the same for formats with one scale a block, and perhaps a minimum. The products
+        of minimums or of an offset are accumulated.
 
         The rows' scales of one block are in the lanes of one half, so that a row's are spread
         within each half.

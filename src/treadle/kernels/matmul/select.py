@@ -204,7 +204,9 @@ def gemv_rows(fmt: Format, isa: Isa, tokens: int) -> int:
     if fmt.block >= LARGE_BLOCK:
         return min(rows, large.get(tokens, 1))
     if fmt.codes and fmt.dtype.itemsize < fmt.block:  # codes narrower than a byte
-        return rows if isa.shorts else min(rows, 8 // tokens)
+        if isa.shorts and fmt.block == fmt.codes.sub == BLOCK:
+            return isa.lanes // 2  # their scales of two blocks fill a register
+        return min(rows, 8 // tokens)
     return rows
 
 
