@@ -467,10 +467,12 @@ def test_spans_of_a_row_where_dots_are_two_steps_of_256_bits() -> None:
         spec = select.gemv(by_name(w), ROWS[row], k, tokens)
         return spec.spans, spec.mr
 
-    for w in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q4_0", "Q5_1", "IQ4_NL", "MXFP4"):
+    for w in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"):
         assert [rows(w, tokens) for tokens in (1, 2, 4)] == [(True, 1)] * 3, w
+    for w in ("Q4_0", "Q5_1", "IQ4_NL", "MXFP4"):  # alone they meet four rows, scales together
+        assert [rows(w, tokens) for tokens in (1, 2, 4)] == [(False, 4), (True, 1), (True, 1)], w
+        assert [rows(w, tokens, k=352) for tokens in (1, 2, 4)] == [(False, 4)] * 3, w
     assert not any(rows("Q8_0", tokens)[0] for tokens in (1, 2, 4))  # these meet words
-    assert not rows("Q4_0", 1, k=352)[0]  # no whole spans
     assert not any(rows(w, 1)[0] for w in ("F16", "IQ3_S", "TQ2_0", "NVFP4"))
     others = [name for name in ROWS if name != "avx2"]
     assert not any(rows("Q4_K", 2, row=name)[0] for name in others)
@@ -484,7 +486,8 @@ def test_rows_are_runs_where_that_was_measured() -> None:
 
     assert all(ahead(w, 1) for w in ("Q8_0", "BF16", "F16", "F32", "NVFP4"))
     assert all(ahead("BF16", tokens) for tokens in (2, 4))
-    assert not any(ahead(w, 1) for w in ("Q4_K", "Q6_K", "Q4_0", "IQ4_XS"))
+    assert not any(ahead(w, 1) for w in ("Q4_K", "Q6_K", "IQ4_XS"))
+    assert not any(ahead(w, 2) for w in ("Q4_0", "MXFP4"))
     assert all(ahead("Q8_0", tokens) for tokens in (2, 4))
     assert ahead("Q4_K", 1, "avx512_vnni")
     assert not ahead("Q8_0", 1, "avx2_vnni")
