@@ -286,6 +286,13 @@ class CpuOps(Materializer, Ops):
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
 
+    def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
+        if not self.steps.weights.directions:
+            return x
+        from treadle.plan.lowering.control import emit_control  # few models have control vectors
+
+        return emit_control(self, label, x, layer)
+
     def attend(
         self,
         label: str,
