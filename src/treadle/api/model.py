@@ -129,9 +129,9 @@ def load(
     each a path or a path and a scale; ``control_vectors``: each a path or a
     ``treadle.ControlVector``, or one of these and a strength; ``control_vector_layers``: the first
     and the last layer that they change; ``mmproj``: the projector file that turns pictures and
-    sounds into rows, None for the one of a Hugging Face folder or in the same folder as the model, False
-    for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a CPU;
-    ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that they
+    sounds into rows, None for the one of a Hugging Face folder or in the same folder as the model,
+    False for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a
+    CPU; ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that they
     may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
     second; ``isa``: name of an instruction set, None for the best of this machine;
     ``progress(stage, done, total)`` is called during long work.
@@ -384,8 +384,8 @@ class Model:
         lora: Mapping[Any, float] | None = None,
         control_vectors: Mapping[Any, float] | None = None,
     ) -> Session:
-        """Return a new session; ``lora`` and ``control_vectors`` as in ``generate``; ``close`` frees
-        it.
+        """Return a new session; ``lora`` and ``control_vectors`` as in ``generate``. ``close``
+        frees it.
         """
         return Session(self.engine, adapter_scales(lora, control_vectors, self.engine))
 

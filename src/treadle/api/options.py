@@ -226,8 +226,8 @@ def adapter_scales(
         made += tuple(each for each in strengths if each[1])
     if session is not None and made != session.seq.lora:
         raise TreadleError(
-            "the session uses other adapters or control vectors: set them with model.session(lora=, "
-            "control_vectors=)"
+            "the session uses other adapters or control vectors: set them with "
+            "model.session(lora=, control_vectors=)"
         )
     return made
 
