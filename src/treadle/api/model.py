@@ -131,8 +131,8 @@ def load(
     and the last layer that they change; ``mmproj``: the projector file that turns pictures and
     sounds into rows, None for the one of a Hugging Face folder or in the same folder as the model,
     False for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a
-    CPU; ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that they
-    may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
+    CPU; ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that
+    they may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
     second; ``isa``: name of an instruction set, None for the best of this machine;
     ``progress(stage, done, total)`` is called during long work.
 
