@@ -82,7 +82,7 @@ def test_every_option_has_a_name_of_its_own() -> None:
     others = {"TREADLE_TUNE", "TREADLE_BUNDLE", "TREADLE_BUNDLES", "TREADLE_MODELS"}
     found: list[str] = []
     for name in COMMANDS:
-        command: click.Command = import_module(f"treadle.cli.commands.{name}").command
+        command: click.Command = import_module(f"treadle.cli.commands.{name.replace('-', '_')}").command
         for words, each in commands_of(command, name):
             prefix = f"TREADLE_{words.upper().replace(' ', '_')}_"
             found += [v for param in each.params for v in variables_of(param, prefix)]

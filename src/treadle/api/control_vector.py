@@ -44,7 +44,7 @@ def load_control_vectors(
     Raises FileError for a file that is damaged or does not fit the model, TreadleError for other
     values and for a vector without a direction in ``layers``.
     """
-    span = None if layers is None else checked_layers(layers, engine.config.n_layer)
+    span = None if layers is None else checked_layers(layers)
     vectors: list[ControlVector] = []
     strengths: list[float] = []
     for one in given:
@@ -67,16 +67,16 @@ def load_control_vectors(
     engine.cache.lora += own
 
 
-def checked_layers(layers: object, n_layer: int) -> tuple[int, int]:
+def checked_layers(layers: object) -> tuple[int, int]:
     """Return the first and the last layer of a range. Raises TreadleError unless these are whole
-    numbers from 1 to the model's last layer, in order.
+    numbers from 1 on, in order.
     """
     pair = tuple(layers) if isinstance(layers, (tuple, list)) else ()
     if len(pair) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in pair):
         first, last = pair
-        if 1 <= first <= last < n_layer:
+        if 1 <= first <= last:
             return first, last
-    expected = f"the first and the last layer, from 1 to {n_layer - 1}"
+    expected = "the first and the last layer, from 1 on"
     raise TreadleError(f"control_vector_layers={layers!r:.40}: expected {expected}")
 
 

@@ -171,7 +171,9 @@ def add_control_vectors(
     each = [*given.items()] if isinstance(given, Mapping) else listed("control_vectors", given)
     if not each:
         if layers is not None:
-            raise TreadleError("control_vector_layers needs control_vectors")
+            raise TreadleError(
+                "control_vector_layers (--control-vector-layer-range) needs control_vectors"
+            )
         return
     from treadle.api.control_vector import load_control_vectors
 
