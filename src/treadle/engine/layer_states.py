@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 from treadle.base.interrupts import interrupts_held
 from treadle.engine.batch import BatchItem, RunInputs
-from treadle.errors import TreadleError, UnsupportedError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import round_up
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.sequence import Sequence as CachedSequence
+    from treadle.models.config import Config
     from treadle.plan.plan import Buffer, Plan
 
 Floats = npt.NDArray[np.float32]
@@ -41,10 +42,14 @@ class LayerStates:
     """Reads the hidden states behind each layer for texts.
 
     They are those of the model with its default adapters, without control vectors. Raises
-    UnsupportedError for a model whose plans do not have them as rows of f32.
+    UnsupportedError for an encoder, whose plans may have the states in the layout of a product
+    alone, and for a model in stages.
     """
 
     def __init__(self, engine: Engine) -> None:
+        if not (engine.config.causal and engine.has_states):
+            what = "an encoder" if engine.has_states else "a model in pipeline stages"
+            raise UnsupportedError(f"the states behind the layers of {what}: not supported")
         self._engine = engine
         n_adapters = len(engine.adapters)
         self._lora = tuple(each for each in engine.cache.lora if each[0] < n_adapters)
@@ -62,7 +67,13 @@ class LayerStates:
         result: list[Floats] = []
         for group in self._engine.together(texts):
             wanted = n_last[len(result) : len(result) + len(group)]
-            result += self._run(group, wanted)
+            try:
+                result += self._run(group, wanted)
+            except ContextFullError:
+                if len(group) == 1:
+                    raise
+                for ids, n in zip(group, wanted, strict=True):  # too many pages at once
+                    result += self._run([ids], [n])
         return result
 
     def _run(self, texts: Sequence[Sequence[int]], wanted: Sequence[int]) -> list[Floats]:
@@ -123,28 +134,21 @@ class _LayerPlan:
     def __init__(self, plan: Plan, run: RunInputs, engine: Engine) -> None:
         self.source = plan  # kept alive, so that its id() is not reused
         self.plan = replace(plan, steps=[*plan.steps], offsets={}, arena_bytes=0)
-        self.ends = layer_ends(self.plan, engine.config.n_embd)
+        self.ends = layer_ends(self.plan, engine.config)
         self.plan.place()
         self.arena = engine.device.memory(self.plan.arena_bytes)
         self.program = engine.device.ready(self.plan, self.arena, run.memory)
 
 
-def layer_ends(plan: Plan, n_embd: int) -> list[LayerEnd]:
-    """Return the end of each layer of a plan. Raises UnsupportedError, with the label of the step,
-    for one that does not write rows of f32.
+def layer_ends(plan: Plan, config: Config) -> list[LayerEnd]:
+    """Return the end of each layer of a decoder's plan: its last step that writes rows of f32 as
+    wide as the states. Steps behind that pack them for the next layer.
     """
-    last: dict[int, int] = {}
+    row_bytes = 4 * round_up(config.n_embd * config.n_streams, COLUMNS)
+    ends: dict[int, LayerEnd] = {}
     for i, step in enumerate(plan.steps):
-        if (found := OF_LAYER.match(step.label)) is not None:
-            last[int(found[1])] = i
-    ends: list[LayerEnd] = []
-    for layer in sorted(last):
-        step = plan.steps[last[layer]]
+        found = OF_LAYER.match(step.label)
         buffer = step.writes[0] if step.writes else None
-        n_bytes = 4 * round_up(n_embd, COLUMNS)
-        if buffer is None or buffer.dtype != "f4" or buffer.row_bytes % n_bytes:
-            raise UnsupportedError(
-                f"{step.label}: it does not write the layer's states as f32 rows"
-            )
-        ends.append(LayerEnd(last[layer], buffer))
-    return ends
+        if found and buffer is not None and (buffer.dtype, buffer.row_bytes) == ("f4", row_bytes):
+            ends[int(found[1])] = LayerEnd(i, buffer)
+    return [ends[layer] for layer in range(config.n_layer)]

@@ -22,7 +22,7 @@ def emit_control(ops: CpuOps, label: str, x: Rows, layer: int) -> Rows:
     weights = steps.weights
     if not any(layer in directions for directions in weights.directions):
         return x
-    rows = ops.floats(x)
+    rows = ops.summand(x)
     n_vectors = len(weights.directions)
     n_embd = ops.config.n_embd
     steps.emit(

@@ -262,7 +262,7 @@ class CpuOps(Materializer, Ops):
         separate step.
         """
         steps = self.steps
-        residual = self._summand(x)
+        residual = self.summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, expected a multiple of {COLUMNS}"
