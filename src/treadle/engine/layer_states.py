@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -133,9 +132,8 @@ class _LayerPlan:
 
     def __init__(self, plan: Plan, run: RunInputs, engine: Engine) -> None:
         self.source = plan  # kept alive, so that its id() is not reused
-        self.plan = replace(plan, steps=[*plan.steps], offsets={}, arena_bytes=0)
+        self.plan = plan.with_steps(plan.steps)
         self.ends = layer_ends(self.plan, engine.config)
-        self.plan.place()
         self.arena = engine.device.memory(self.plan.arena_bytes)
         self.program = engine.device.ready(self.plan, self.arena, run.memory)
 
