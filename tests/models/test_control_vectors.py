@@ -166,7 +166,7 @@ def test_directions_are_those_of_transformers_states(
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
     """Of two sequences in one batch, the states of one move by its vector, behind the layer that
-    has one. ``LayerStates`` reads the same rows.
+    has one. ``LayerStateReader`` reads the same rows.
     """
     path = tmp_path / "model.gguf"
     write_model(path, arch, n_layer=4)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.validate import listed, one_of, token_ids
-from treadle.engine.layer_states import Floats, LayerStates
+from treadle.engine.layer_states import Floats, LayerStateReader
 from treadle.errors import TreadleError
 from treadle.models.control_vector import ControlVector, checked_directions, checked_strength
 
@@ -106,7 +106,7 @@ def make_control_vector(
         if one_of(value, known) is None:
             raise TreadleError(f"{setting}={value!r:.40}: expected {' or '.join(known)}")
     pairs = _pairs(model, positive, negative)
-    states = LayerStates(model.engine)
+    states = LayerStateReader(model.engine)
     rows: list[list[Floats]] = [[] for _ in range(model.config.n_layer)]
     per_run = max(1, model.engine.max_tokens // max(len(ids) for pair in pairs for ids in pair))
     step = max(1, per_run // 2)

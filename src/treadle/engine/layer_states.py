@@ -37,7 +37,7 @@ class LayerEnd(NamedTuple):
     buffer: Buffer
 
 
-class LayerStates:
+class LayerStateReader:
     """Reads the hidden states behind each layer for texts.
 
     They are those of the model with its default adapters, without control vectors. Raises

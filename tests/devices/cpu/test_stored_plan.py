@@ -17,7 +17,7 @@ from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.stored_plan import StoredPlan
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
-from treadle.engine.layer_states import LayerStates
+from treadle.engine.layer_states import LayerStateReader
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.cache import checked_folder
@@ -90,9 +90,9 @@ def test_a_plan_can_be_shown_without_a_run(tiny: WriteTiny) -> None:
 def test_states_behind_layers_are_read_of_one(tiny: WriteTiny) -> None:
     """Of a plain plan with the same steps, which is not stored in its place."""
     path = tiny()
-    expected = LayerStates(engine(path)).read([IDS], [2])[0]
+    expected = LayerStateReader(engine(path)).read([IDS], [2])[0]
     again = engine(path)
-    reader = LayerStates(again)
+    reader = LayerStateReader(again)
     assert np.array_equal(reader.read([IDS], [2])[0], expected)
     assert [type(own.source) for own in reader._plans.values()] == [StoredPlan]
     assert again.device._to_store == {}
