@@ -180,6 +180,7 @@ def test_without_control_vectors_not_a_bit_changes(model: Model, base: Path) -> 
             assert np.array_equal(one, other) == (i % 2 == 0)
 
 
+@pytest.mark.slow
 def test_beside_adapters(base: Path, tmp_path: Path) -> None:
     """In one batch: an adapter, a vector, both, none; each as it is alone, up to rounding."""
     lora = write_gguf(tmp_path / "one.gguf", draw_pairs(base, 4, 4))
@@ -218,6 +219,7 @@ def test_beside_adapters(base: Path, tmp_path: Path) -> None:
                 assert session.seq.lora == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_threads_do_not_change_a_bit(tiny: WriteTiny, deterministic: bool) -> None:
     path = tiny("llama", "Q8_0")
@@ -278,20 +280,22 @@ def test_page_files_are_of_their_vectors(base: Path, tmp_path: Path) -> None:
     """In another process, as it were: by the directions, not by a name or a place in a list."""
     folder = tmp_path / "pages"
     renamed = ControlVector("other", draw(1).directions)
-    for given, hits in (
+    cases: list[tuple[list[Any], int]] = [
         ([draw(1)], 0),
         ([draw(2)], 0),
         ([(draw(2), 0.0), renamed], 2 * PAGE),
         ([(draw(1), 0.5)], 0),
         ([draw(1).within(1, 1)], 0),
         ([], 0),
-    ):
+    ]
+    for given, hits in cases:
         with treadle.load(base, control_vectors=given, threads=1, cache_dir=folder) as model:
             made = model.generate(IDS, max_tokens=1)
             made.finish()
             assert made.timings.n_cached == hits, given
 
 
+@pytest.mark.slow
 def test_session_files_name_their_vectors(base: Path, tmp_path: Path) -> None:
     path = tmp_path / "saved"
     load: dict[str, Any] = {"threads": 1, "deterministic": True, "kv": "f32"}
@@ -310,7 +314,7 @@ def test_session_files_name_their_vectors(base: Path, tmp_path: Path) -> None:
         assert session.seq.lora == ((0, float(np.float32(0.3))),)
         assert np.array_equal(session.feed(IDS[-1:]), expected)
     with (
-        treadle.load(base, lora=lora, control_vectors=[draw(2)], **load) as model,
+        treadle.load(base, lora=[lora], control_vectors=[draw(2)], **load) as model,
         model.load_session(path) as session,
     ):
         assert session.seq.lora == ((1, float(np.float32(0.3))),)
@@ -415,7 +419,7 @@ def test_a_sessions_vectors_stay(model: Model) -> None:
 
 
 def test_names(base: Path) -> None:
-    loaded = [draw(1), draw(1), (draw(2), 0)]
+    loaded: list[Any] = [draw(1), draw(1), (draw(2), 0)]
     with treadle.load(base, control_vectors=loaded, threads=1, kv="f32") as model:
         assert [one.name for one in model.engine.control_vectors] == ["v1", "v1-2", "v2"]
         assert model.engine.cache.lora == ((0, 1.0), (1, 1.0))
@@ -444,7 +448,7 @@ def test_names(base: Path) -> None:
     ],
 )
 def test_pairs_that_make_no_sense(
-    model: Model, positive: Any, negative: Any, more: dict[str, str], why: str
+    model: Model, positive: Any, negative: Any, more: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(TreadleError, match=why):
         treadle.make_control_vector(model, positive, negative, **more)
@@ -602,15 +606,17 @@ BODY: dict[str, Any] = {"prompt": "def f(", "temperature": 0, "max_tokens": 8}
 def test_a_call_chooses(caller: TestClient, steered: Model) -> None:
     said = []
     for strengths in ({}, {"calm": 1.0}, {"calm": -0.5, "wild": 0.25}, None):
-        more = {} if strengths is None else {"control_vectors": strengths}
+        more: dict[str, Any] = {} if strengths is None else {"control_vectors": strengths}
         found = post(caller, "/v1/completions", **BODY, **more)
         said.append(found["choices"][0]["text"])
         assert said[-1] == text(steered, strengths)
     assert len({*said}) > 2
-    bare, usual = (
-        post(caller, "/v1/embeddings", input=[5, 6, 7], **more)["data"][0]["embedding"]
-        for more in ({"control_vectors": {}}, {})
-    )
+    vectors = []
+    settings: list[dict[str, Any]] = [{"control_vectors": {}}, {}]
+    for more in settings:
+        found = post(caller, "/v1/embeddings", input=[5, 6, 7], **more)
+        vectors.append(found["data"][0]["embedding"])
+    bare, usual = vectors
     assert bare != usual == steered.embed([[5, 6, 7]])[0].tolist()
 
 

@@ -106,7 +106,7 @@ def test_equals_transformers_with_hooks(name: str, tmp_path: Path) -> None:
     theirs, path = made_of(name, tmp_path)
     with treadle.load(path, threads=2) as model:
         first, second = draw(model, 1), draw(model, 2).within(2, 2)
-    loaded = [(first, 0.5), second]
+    loaded: list[Any] = [(first, 0.5), second]
     with treadle.load(path, threads=2, kv="f32", control_vectors=loaded) as model:
         allowed = rounding(model.config)
         ways = {"usual": {"v1": 0.5, "v2": 1.0}, "other": {"v1": -2.0}, "none": {}}

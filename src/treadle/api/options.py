@@ -166,9 +166,11 @@ def add_control_vectors(
     """Load control vectors into an engine before its first run, after its adapters; see
     ``api.control_vector.load_control_vectors``.
     """
-    if isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions"):
-        given = [given]
-    each = [*given.items()] if isinstance(given, Mapping) else listed("control_vectors", given)
+    alone = isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions")
+    if isinstance(given, Mapping):
+        each = [*given.items()]
+    else:
+        each = [given] if alone else listed("control_vectors", given)
     if not each:
         if layers is not None:
             raise TreadleError(

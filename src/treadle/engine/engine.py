@@ -176,7 +176,7 @@ class Engine:
         """Return the plan that serves such batches."""
         limits = self.max_tokens, OUTPUTS
         sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
-        return PlanKey(*sizes, *asked[2:])
+        return PlanKey(*sizes, asked.output, asked.adapted, asked.media, asked.steered)
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
         """Begin to compile the kernels of a plan before ``plan_for`` needs it, ``later`` after all

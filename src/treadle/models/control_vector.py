@@ -97,7 +97,7 @@ class ControlVector:
         """Write a GGUF file as llama.cpp does, whole or not at all. Raises FileError if it exists
         without ``force`` or cannot be written, TreadleError for a vector without directions.
         """
-        from treadle.files.gguf_writer import GGUFWriter, ValueType
+        from treadle.files.gguf import GGUFWriter, ValueType
         from treadle.files.target import check_target
 
         rows = checked_directions(f"control vector {self.name!r:.80}", self.directions)

@@ -95,6 +95,7 @@ def test_states_behind_layers_are_read_of_one(tiny: WriteTiny) -> None:
     reader = LayerStateReader(again)
     assert np.array_equal(reader.read([IDS], [2])[0], expected)
     assert [type(own.source) for own in reader._plans.values()] == [StoredPlan]
+    assert isinstance(again.device, Cpu)
     assert again.device._to_store == {}
 
 

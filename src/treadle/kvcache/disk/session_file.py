@@ -47,6 +47,8 @@ from treadle.version import __version__
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.control_vector import ControlVector
+    from treadle.models.lora import Adapter
 
 FORMAT = "treadle session"
 VERSION = "2"
@@ -58,8 +60,10 @@ CONTROL_VECTOR = "control vector"
 IDS = "I32"
 BYTES = "U8"
 # fields of Config that do not change keys and values of text
-NOT_OF_KEYS = ("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media")
-NOT_OF_KEYS += ("residual_scale",)  # epsilons and the embeddings' scale have it
+NOT_OF_KEYS = (
+    *("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media"),
+    "residual_scale",  # epsilons and the embeddings' scale tell it
+)
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
@@ -170,7 +174,7 @@ def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
 
 
 def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
-    loaded = [*engine.adapters, *engine.control_vectors]
+    loaded: list[Adapter | ControlVector] = [*engine.adapters, *engine.control_vectors]
     each = ((loaded[i], scale) for i, scale in seq.lora)
     lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
     n_adapters = len(engine.adapters)
