@@ -167,6 +167,7 @@ def add_control_vectors(
     ``api.control_vector.load_control_vectors``.
     """
     alone = isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions")
+    each: list[Any]
     if isinstance(given, Mapping):
         each = [*given.items()]
     else:
