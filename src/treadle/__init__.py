@@ -16,6 +16,8 @@
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
 - ``load_session(path, model)`` reads such a file
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
+- ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
+  pairs of texts
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
 """
@@ -29,6 +31,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treadle.api.control_vector import make_control_vector
     from treadle.api.generation import Generation
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         TreadleError,
         UnsupportedError,
     )
+    from treadle.models.control_vector import ControlVector
     from treadle.sampling import Sampling
 
 __all__ = [  # noqa: RUF022 - in the order that a reader wants
@@ -61,6 +65,8 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "load_session",
     "Reply",
     "run_tools",
+    "ControlVector",
+    "make_control_vector",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -86,6 +92,8 @@ _LAZY = {
     "load_session": "treadle.api.model",
     "Reply": "treadle.api.tool_chat",
     "run_tools": "treadle.api.tool_chat",
+    "ControlVector": "treadle.models.control_vector",
+    "make_control_vector": "treadle.api.control_vector",
 }
 _MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
 

@@ -70,7 +70,7 @@ def test_every_command_that_begins_with_a_model_is_known() -> None:
     from importlib import import_module
 
     for name in COMMANDS:
-        params = import_module(f"treadle.cli.commands.{name}").command.params
+        params = import_module(f"treadle.cli.commands.{name.replace('-', '_')}").command.params
         first = next((p.name for p in params if p.param_type_name == "argument"), None)
         takes = first in ("model", "models", "words") and name != "bundle"
         assert takes == (name in start.OF_MODELS), name

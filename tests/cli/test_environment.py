@@ -82,9 +82,10 @@ def test_every_option_has_a_name_of_its_own() -> None:
     others = {"TREADLE_TUNE", "TREADLE_BUNDLE", "TREADLE_BUNDLES", "TREADLE_MODELS"}
     found: list[str] = []
     for name in COMMANDS:
-        command: click.Command = import_module(f"treadle.cli.commands.{name}").command
+        module = import_module(f"treadle.cli.commands.{name.replace('-', '_')}")
+        command: click.Command = module.command
         for words, each in commands_of(command, name):
-            prefix = f"TREADLE_{words.upper().replace(' ', '_')}_"
+            prefix = f"TREADLE_{words.upper().replace(' ', '_').replace('-', '_')}_"
             found += [v for param in each.params for v in variables_of(param, prefix)]
     assert len(found) == len(set(found)) > 300
     assert not others.intersection(found)

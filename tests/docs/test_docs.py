@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import click
@@ -269,11 +270,16 @@ def resolve(word: str) -> bool:
 # -- the command line ---------------------------------------------------------------------
 
 
+def module_of(command: str) -> ModuleType:
+    """The module of a command."""
+    return importlib.import_module(f"treadle.cli.commands.{command.replace('-', '_')}")
+
+
 def commands() -> dict[str, set[str]]:
     """Every command and its options, short and long."""
     found = {}
     for command in COMMANDS:
-        made: click.Command = importlib.import_module(f"treadle.cli.commands.{command}").command
+        made: click.Command = module_of(command).command
         inner = list(made.commands.values()) if isinstance(made, click.Group) else []
         params = [param for one in (made, *inner) for param in one.params]
         options = [o for p in params for o in (*p.opts, *p.secondary_opts) if o.startswith("-")]
@@ -286,7 +292,7 @@ def of_options() -> frozenset[str]:
     """The variables of all options."""
     found: set[str] = set()
     for name in COMMANDS:
-        made: click.Command = importlib.import_module(f"treadle.cli.commands.{name}").command
+        made: click.Command = module_of(name).command
         for words, each in commands_of(made, name):
             argument = WITH_ARGUMENTS.get(words)
             for param in each.params:

@@ -27,6 +27,7 @@ from treadle.kernels.elementwise.altup import (
 )
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
@@ -709,6 +710,7 @@ LORAS = [
     LoraUp("F16", 3, 1),
     LoraUp("BF16", 3, 2),
 ]
+DIRECTIONS = [AddDirections(64), AddDirections(37), AddDirections(320, 4)]
 # Format, experts, those of a token, adapters, by tiles; width, groups, rows of tokens; strips.
 EXPERT_LORAS = [
     ExpertAdapterWeights(3),
@@ -771,6 +773,7 @@ ALL: list[Spec] = [
     *HEADS,
     *LORAS,
     *EXPERT_LORAS,
+    *DIRECTIONS,
 ]
 
 

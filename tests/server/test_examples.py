@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,12 @@ def test_openai_client(process: Served) -> None:
     server = process()
     told = run("openai_client", server.url).splitlines()
     assert json.loads(told[-1]) in ("red", "green", "blue")
+
+
+@pytest.mark.slow
+def test_steer(one_kernel_cache: Path) -> None:
+    """Programs with docstrings become rare below zero."""
+    told = re.findall(r"^([+-]\d): (\d) of 8", run("steer"), re.MULTILINE)
+    counts = {int(strength): int(n) for strength, n in told}
+    assert [*counts] == [-4, -2, 0, 2]
+    assert counts[-4] + 4 <= counts[0] <= counts[2] + 1

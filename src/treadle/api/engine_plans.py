@@ -46,10 +46,13 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
     for engine, output in engines:
         has_adapters = bool(engine.adapters)  # if deterministic, only these plans are run
         for adapted in {has_adapters, has_adapters and engine.deterministic}:
-            for n_tokens, n_outputs in _sizes(engine):
-                if main_output(engine.config) != "logits":
-                    output = "embedding"
-                yield EnginePlan(engine, PlanKey(n_tokens, n_outputs, output, adapted))
+            for steered in {False, bool(engine.control_vectors)}:
+                for n_tokens, n_outputs in _sizes(engine):
+                    if main_output(engine.config) != "logits":
+                        output = "embedding"
+                    sizes = n_tokens, n_outputs
+                    key = PlanKey(*sizes, output, adapted, steered=steered)
+                    yield EnginePlan(engine, key)
 
 
 def _sizes(engine: Engine) -> Iterator[tuple[int, int]]:
@@ -95,5 +98,5 @@ def media_plans(model: Model) -> Iterator[EnginePlan]:
     output = model.stepper.scheduler.drafting.observer.output
     for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
         if n_tokens <= engine.max_tokens:
-            key = PlanKey(n_tokens, 1, output, bool(engine.adapters), media=True)
-            yield EnginePlan(engine, key)
+            adapted, steered = bool(engine.adapters), bool(engine.control_vectors)
+            yield EnginePlan(engine, PlanKey(n_tokens, 1, output, adapted, True, steered))

@@ -19,13 +19,14 @@ from treadle.api.model_path import find_path
 from treadle.api.options import (
     RULES,
     SAMPLING_FIELDS,
+    adapter_scales,
     add_adapters,
+    add_control_vectors,
     alternatives,
     build_sampling,
     check_choices,
     check_session,
     choose_context,
-    lora_scales,
     read_sizes,
     shared,
     speller,
@@ -53,6 +54,7 @@ from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
+    from treadle.api.control_vector import ControlVectors
     from treadle.api.media import ModelMedia
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.messages import ChatMessages
@@ -90,6 +92,8 @@ def load(
     speculate: bool | None = None,
     draft: str | os.PathLike[str] | None = None,
     lora: Adapters = (),
+    control_vectors: ControlVectors = (),
+    control_vector_layers: tuple[int, int] | None = None,
     mmproj: str | os.PathLike[str] | bool | None = None,
     image_max_tokens: int | None = None,
     media_urls: bool | Sequence[str] = True,
@@ -122,11 +126,13 @@ def load(
     files of ``cache_bytes`` at most; ``speculate``: draft from n-grams of the sequence itself and
     check drafts in the same step, None: only for models with layers of their own that predict
     further tokens; ``draft``: a smaller draft model with the same vocabulary; ``lora``: adapters,
-    each a path or a path and a scale; ``mmproj``: the projector file that turns pictures and sounds
-    into rows, None for the one of a Hugging Face folder or in the same folder as the model, False
-    for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a CPU;
-    ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that they
-    may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
+    each a path or a path and a scale; ``control_vectors``: each a path or a
+    ``treadle.ControlVector``, or one of these and a strength; ``control_vector_layers``: the first
+    and the last layer that they change; ``mmproj``: the projector file that turns pictures and
+    sounds into rows, None for the one of a Hugging Face folder or in the same folder as the model,
+    False for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a
+    CPU; ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that
+    they may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
     second; ``isa``: name of an instruction set, None for the best of this machine;
     ``progress(stage, done, total)`` is called during long work.
 
@@ -159,6 +165,8 @@ def load(
         speculate=speculate,
         draft=draft,
         lora=lora,
+        control_vectors=control_vectors,
+        control_vector_layers=control_vector_layers,
         mmproj=mmproj,
         image_max_tokens=image_max_tokens,
         media_urls=media_urls,
@@ -207,6 +215,8 @@ class Model:
         speculate: bool | None,
         draft: str | os.PathLike[str] | None,
         lora: Adapters,
+        control_vectors: ControlVectors,
+        control_vector_layers: tuple[int, int] | None,
         mmproj: str | os.PathLike[str] | bool | None,
         image_max_tokens: int | None,
         media_urls: bool | Sequence[str],
@@ -245,6 +255,7 @@ class Model:
         )
         self.isa = self.engine.device.isa
         add_adapters(lora, self.engine)
+        add_control_vectors(control_vectors, control_vector_layers, self.engine)
         if cache_dir is not None:
             from treadle.kvcache.disk.page_store import PageStore
 
@@ -367,9 +378,16 @@ class Model:
         if self.defaults.reasoning_budget_message and (thought := self._thought):
             check_message(self.defaults.reasoning_budget_message, thought)
 
-    def session(self, *, lora: Mapping[Any, float] | None = None) -> Session:
-        """Return a new session; ``lora`` as in ``generate``; ``close`` frees it."""
-        return Session(self.engine, lora_scales(lora, self.engine))
+    def session(
+        self,
+        *,
+        lora: Mapping[Any, float] | None = None,
+        control_vectors: Mapping[Any, float] | None = None,
+    ) -> Session:
+        """Return a new session; ``lora`` and ``control_vectors`` as in ``generate``. ``close``
+        frees it.
+        """
+        return Session(self.engine, adapter_scales(lora, control_vectors, self.engine))
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Load a session from a file of ``Session.save``, without recomputing any token.
@@ -379,7 +397,7 @@ class Model:
         """
         from treadle.kvcache.disk.session_file import load_session
 
-        session = self.session(lora={})
+        session = self.session(lora={}, control_vectors={})
         load_session(path, self.engine, session.seq, self.stepper.scheduler.make_room)
         return session
 
@@ -415,6 +433,7 @@ class Model:
         logprobs: int | None = None,
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
+        control_vectors: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
         media: Sequence[Any] | None = None,
         **fields: Any,
@@ -429,6 +448,7 @@ class Model:
         must match (Rust's syntax); ``constraint``: your own ``treadle.sampling.TokenConstraint``;
         ``session``: whose tokens and adapters to use; ``logprobs``: number of alternatives per
         token in ``Generation.logprobs``, 0 for the token alone; ``lora``: scales of adapters by
+        name, in place of those of ``load``; ``control_vectors``: strengths of control vectors by
         name, in place of those of ``load``; ``cache_prompt``: False to recompute the whole prompt;
         ``media``: pictures and sounds, each a path, bytes, an image of Pillow's or an array, which
         stand where a text prompt has ``<__media__>``, or before it if it has none.
@@ -449,6 +469,7 @@ class Model:
             logprobs=logprobs,
             constraint=constraint,
             lora=lora,
+            control_vectors=control_vectors,
             cache_prompt=cache_prompt,
             media=media,
             **fields,
@@ -469,6 +490,7 @@ class Model:
         logprobs: int | None = None,
         constraint: TokenConstraint | None = None,
         lora: Mapping[Any, float] | None = None,
+        control_vectors: Mapping[Any, float] | None = None,
         cache_prompt: bool = True,
         media: Sequence[Any] | None = None,
         plan: AnswerPlan | None = None,
@@ -539,7 +561,7 @@ class Model:
             client=client,
             look_ahead=look_ahead,
             speculate=self.speculate,
-            lora=lora_scales(lora, self.engine, session),
+            lora=adapter_scales(lora, control_vectors, self.engine, session),
             reuse=flag("cache_prompt", cache_prompt),
             media=None if rows is None else rows.encoders,
             system_end=system_end,

@@ -1,4 +1,4 @@
-"""Checks of API arguments: settings by name, sessions, adapters."""
+"""Checks of API arguments: settings by name, sessions, adapters, control vectors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
 
 if TYPE_CHECKING:
+    from treadle.api.control_vector import ControlVectors
     from treadle.api.model import Model
     from treadle.api.session import Session
     from treadle.convert.lora.lora import Adapters
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Given = TypeVar("Given")
-Scales = Mapping[Any, float] | None  # of adapters, by name or number
+Scales = Mapping[Any, float] | None  # of adapters or control vectors, by name or number
 WHOLE_TEXT = 8192  # the same for non-causal models, which process a text at once
 SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
 RULES = ("grammar", "json_schema", "regex", "constraint")  # at most one per request
@@ -159,6 +160,29 @@ def add_adapters(given: Adapters, engine: Engine) -> None:
         load_adapters(each, engine)
 
 
+def add_control_vectors(
+    given: ControlVectors, layers: tuple[int, int] | None, engine: Engine
+) -> None:
+    """Load control vectors into an engine before its first run, after its adapters; see
+    ``api.control_vector.load_control_vectors``.
+    """
+    alone = isinstance(given, str | bytes | os.PathLike) or hasattr(given, "directions")
+    each: list[Any]
+    if isinstance(given, Mapping):
+        each = [*given.items()]
+    else:
+        each = [given] if alone else listed("control_vectors", given)
+    if not each:
+        if layers is not None:
+            raise TreadleError(
+                "control_vector_layers (--control-vector-layer-range) needs control_vectors"
+            )
+        return
+    from treadle.api.control_vector import load_control_vectors
+
+    load_control_vectors(each, layers, engine)
+
+
 def shared(settings: dict[str, Any]) -> dict[str, Any]:
     """Prepare settings for use by many requests: iterators become lists. Raises TreadleError for
     settings that cannot be shared.
@@ -175,30 +199,61 @@ def check_session(session: Session | None, engine: Engine) -> None:
         raise TreadleError("the session belongs to another model")
 
 
-def lora_scales(given: Scales, engine: Engine, session: Session | None = None) -> Lora:
-    """Return the scales of an engine's adapters, given by name or number; None: those of the
-    ``session``, or the defaults. Raises TreadleError for an adapter that is not loaded, an invalid
-    scale, or a session with other adapters.
-    """
-    names = [adapter.name for adapter in engine.adapters]
-    if given is None:
-        return engine.cache.lora if session is None else session.seq.lora
-    if not isinstance(given, Mapping):
-        raise TreadleError(f"lora={given!r:.60}: expected a dict of adapters and their scales")
-    from treadle.models.lora import lora_scale  # imported late: rarely needed
+def adapter_scales(
+    lora: Scales, control_vectors: Scales, engine: Engine, session: Session | None = None
+) -> Lora:
+    """Return the scales of an engine's adapters, and the strengths of its control vectors, given by
+    name or number; None: those of the ``session``, or the defaults.
 
-    found: dict[int, float] = {}
-    for key, scale in given.items():
-        at = names.index(key) if isinstance(key, str) and key in names else key
-        index = as_integer(at)
+    Raises TreadleError for an adapter or a control vector that is not loaded, an invalid number, or
+    a session with others.
+    """
+    usual = engine.cache.lora if session is None else session.seq.lora
+    if lora is None and control_vectors is None:
+        return usual
+    n_adapters = len(engine.adapters)
+    made = tuple(each for each in usual if each[0] < n_adapters)
+    if lora is not None:
+        from treadle.models.lora import lora_scale  # imported late: rarely needed
+
+        names = [adapter.name for adapter in engine.adapters]
+        scales = _by_number("lora", "adapter", names, lora)
+        checked = ((at, lora_scale(f"adapter {key!r:.60}", own)) for at, key, own in scales)
+        made = tuple(each for each in checked if each[1])
+    if control_vectors is None:
+        made += tuple(each for each in usual if each[0] >= n_adapters)
+    else:
+        from treadle.models.control_vector import checked_strength
+
+        names = [vector.name for vector in engine.control_vectors]
+        scales = _by_number("control_vectors", "control vector", names, control_vectors)
+        strengths = ((n_adapters + at, checked_strength(key, own)) for at, key, own in scales)
+        made += tuple(each for each in strengths if each[1])
+    if session is not None and made != session.seq.lora:
+        raise TreadleError(
+            "the session uses other adapters or control vectors: set them with "
+            "model.session(lora=, control_vectors=)"
+        )
+    return made
+
+
+def _by_number(
+    setting: str, kind: str, names: Sequence[str], given: Any
+) -> list[tuple[int, Any, Any]]:
+    """Return the number, the key and the value of each entry of ``setting``, by number. Of several
+    keys of one number, the last counts.
+    """
+    if not isinstance(given, Mapping):
+        what = "scales" if setting == "lora" else "strengths"
+        raise TreadleError(f"{setting}={given!r:.60}: expected a dict of {kind}s and their {what}")
+    found: dict[int, tuple[Any, Any]] = {}
+    for key, value in given.items():
+        index = as_integer(names.index(key) if isinstance(key, str) and key in names else key)
         if index is None or not 0 <= index < len(names):
-            have = f"loaded are {', '.join(names)}" if names else "none is loaded (use lora=)"
-            raise TreadleError(f"no adapter {key!r:.60}: {have}")
-        found[index] = lora_scale(f"adapter {key!r:.60}", scale)
-    lora = tuple((at, found[at]) for at in sorted(found) if found[at])
-    if session is not None and lora != session.seq.lora:
-        raise TreadleError("the session uses other adapters: set them with model.session(lora=)")
-    return lora
+            have = f"loaded are {', '.join(names)}" if names else f"none is loaded (use {setting}=)"
+            raise TreadleError(f"no {kind} {key!r:.60}: {have}")
+        found[index] = key, value
+    return [(at, *found[at]) for at in sorted(found)]
 
 
 def build_sampling(

@@ -55,6 +55,7 @@ SECTIONS = {
         "convert": "Convert any checkpoint to one GGUF file.",
         "quantize": "Write a model file in smaller formats.",
         "imatrix": "Compute an importance matrix from a text.",
+        "control-vector": "Make a control vector from pairs of texts.",
         "bundle": "Pack treadle and a model into one executable file.",
     },
 }
@@ -96,8 +97,9 @@ class Commands(click.Group):
         name, command, rest = super().resolve_command(ctx, args)
         if name:
             with garbage_kept():
-                command = import_module(f"treadle.cli.commands.{name}").command
-            prefix = f"TREADLE_{name.upper()}_"
+                module = name.replace("-", "_")
+                command = import_module(f"treadle.cli.commands.{module}").command
+            prefix = f"TREADLE_{module.upper()}_"
             if _HELP & set(rest) or any(variable.startswith(prefix) for variable in os.environ):
                 from treadle.cli.environment import name_variables
 

@@ -23,6 +23,7 @@ OF_MODELS = {
     "tokenize",
     "perplexity",
     "imatrix",
+    "control-vector",
     "rerank",
     "embed",
     "warm",

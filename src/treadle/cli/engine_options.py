@@ -21,6 +21,7 @@ ARGS = "treadle.serve.args"  # key in click's ``meta``: the command's arguments
 OF_ENGINES = frozenset(
     (
         *("threads", "context", "n_ctx", "kv", "kv_bytes", "lora", "device", "sequences"),
+        *("control_vectors", "control_vector_layers"),
         *("mmproj", "no_mmproj", "image_max_tokens", "cache_dir", "cache_bytes"),
         *("speculate", "draft", "deterministic", "max_tokens", "max_requests", "max_queue_s"),
         *("chat_template", "chat_template_kwargs", "reasoning", "reasoning_budget"),

@@ -49,7 +49,7 @@ def commands_of(command: click.Command, name: str) -> Iterator[tuple[str, click.
 
 def prefix_of(words: str) -> str:
     """Return what a command's variables begin with: ``TREADLE_CLUSTER_SERVE_``."""
-    return f"{PREFIX}{words.upper().replace(' ', '_')}_"
+    return f"{PREFIX}{words.upper().translate({32: '_', 45: '_'})}_"
 
 
 def variables_of(param: click.Parameter, prefix: str, argument: str | None = None) -> list[str]:

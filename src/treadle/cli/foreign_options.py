@@ -46,6 +46,7 @@ ADVICE = {
     "--draft-max": _MEASURED,
     "--spec-draft-n-max": _MEASURED,
     "--lora-scaled": "use --lora FILE=SCALE",
+    "--control-vector-scaled": "use --control-vector FILE:STRENGTH",
     "-rea": "use --reasoning",
     "--reasoning-effort": 'use --chat-template-kwargs \'{"reasoning_effort": "LEVEL"}\'',
     "--reasoning-format": "a request's field reasoning_format has it; by default reasoning is "

@@ -316,12 +316,60 @@ def adapter(text: str) -> tuple[str, float]:
     return path, scale
 
 
+def control_vector(text: str) -> tuple[str, float]:
+    """Parse ``FILE:STRENGTH``, or FILE alone for a strength of 1. A file name may contain ``:``.
+    Raises click.BadParameter for a strength out of range.
+    """
+    path, _, word = text.rpartition(":")
+    try:
+        strength = float(word)
+    except ValueError:
+        return text, 1.0
+    if not path:
+        return text, 1.0
+    from treadle.models.control_vector import checked_strength
+
+    try:
+        checked_strength(path, strength)
+    except TreadleError as error:
+        raise click.BadParameter(str(error)) from None
+    return path, strength
+
+
+def layer_range(text: str) -> tuple[int, int]:
+    """Parse ``A:B``, two whole numbers. Raises click.BadParameter."""
+    first, _, last = text.partition(":")
+    try:
+        return int(first), int(last)
+    except ValueError:
+        raise click.BadParameter(f"{text!r:.40}: expected A:B, as in 10:20") from None
+
+
 LORA = click.option(
     "--lora",
     metavar="FILE[=SCALE]",
     type=adapter,
     multiple=True,
     help="Add an adapter (LoRA), a GGUF file or a folder of PEFT's; may be repeated.",
+)
+
+
+CONTROL_VECTORS = (
+    click.option(
+        "--control-vector",
+        "control_vectors",
+        metavar="FILE[:STRENGTH]",
+        type=control_vector,
+        multiple=True,
+        help="Add a control vector, a GGUF file, to the hidden states; may be repeated.",
+    ),
+    click.option(
+        "--control-vector-layer-range",
+        "control_vector_layers",
+        metavar="A:B",
+        type=layer_range,
+        help="Layers that control vectors change, both included; by default all that they have.",
+    ),
 )
 
 
@@ -375,6 +423,7 @@ LOAD = (
         help="KV cache size in MiB; the context may be longer.",
     ),
     LORA,
+    *CONTROL_VECTORS,
     DEVICE,
 )
 MMPROJ = click.option(
@@ -455,7 +504,10 @@ DRAFT = click.option(
     metavar="MODEL",
     help="Draft model for speculative decoding: a smaller model with the same vocabulary.",
 )
-OF_LOAD = ("threads", "context", "kv", "kv_bytes", "lora", "device")
+OF_LOAD = (
+    *("threads", "context", "kv", "kv_bytes", "lora", "device"),
+    *("control_vectors", "control_vector_layers"),
+)
 OF_MEDIA = ("mmproj", "no_mmproj", "image_max_tokens")
 OF_PLANS = (*OF_LOAD, *OF_MEDIA, "speculate", "draft")
 OF_WRITING = (*OF_LOAD, *OF_MEDIA, "cache_dir", "cache_bytes", "speculate", "draft")

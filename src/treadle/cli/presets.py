@@ -37,8 +37,10 @@ from treadle.server.router.served_model import MemoryRequest, ServedModel
 
 TABLES = ("defaults", "models")
 OWN = ("model", "aliases", "pinned", "idle")  # keys that are no options of ``serve``
-FILES = ("mmproj", "draft", "lora", "chat_template", "mcp")  # parameters that may name a file
-MUST_BE_THERE = ("mmproj", "lora", "mcp")  # those that name nothing else
+# Parameters that may name a file, those that name nothing else, and those with a number behind it.
+FILES = ("mmproj", "draft", "lora", "control_vectors", "chat_template", "mcp")
+MUST_BE_THERE = ("mmproj", "lora", "control_vectors", "mcp")
+SCALED = {"lora": "=", "control_vectors": ":"}
 FOLDERS = ("cache_dir", "slot_save_path")
 # Names of other programs, which are too far from ours for a guess.
 OTHERS = {"path": "model", "file": "model", "name": "aliases", "alias": "aliases"}
@@ -201,11 +203,12 @@ class PresetReader:
         if param.name in FOLDERS:
             return str((self.path.parent / Path(text).expanduser()).absolute())
         if param.name in FILES and not text.startswith("hf:"):
-            file, _, scale = text.rpartition("=") if param.name == "lora" else (text, "", "")
+            mark = SCALED.get(str(param.name), "")
+            file, _, scale = text.rpartition(mark) if mark else (text, "", "")
             file = file or text
             beside = self.path.parent / Path(file).expanduser()
             if beside.exists():
-                return str(beside.absolute()) + (f"={scale}" if file != text else "")
+                return str(beside.absolute()) + (f"{mark}{scale}" if file != text else "")
             if param.name in MUST_BE_THERE or (param.name == "draft" and not is_model(text)):
                 raise self.error(where, f"no such file: {beside}", "")
         return text

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from treadle.kvcache.media import MediaEntry, MediaRegistry
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
+    from treadle.models.control_vector import ControlVector
     from treadle.models.lora import Adapter
 
 CHUNK = N_BATCH  # tokens of short texts per run
@@ -84,7 +85,8 @@ class Engine:
         self.check_files = gguf.check
         self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
-        self._ready: dict[tuple[int, int, str, bool, bool], PreparedPlan] = {}
+        self.control_vectors: tuple[ControlVector, ...] = ()
+        self._ready: dict[tuple[int, int, str, bool, bool, bool], PreparedPlan] = {}
         self._lowered: dict[PlanKey, Plan] = {}  # not prepared yet
         self._with_media = replace(config, with_media=True)
         self._arena = device.memory(0)
@@ -105,8 +107,8 @@ class Engine:
     def plan(self, n_tokens: int = 1, n_outputs: int = 1, output: str = "") -> Plan:
         """Return the plan for such batches with ``output``, by default the graph's main one."""
         made = output or main_output(self.config)
-        adapted = bool(self.cache.lora)
-        return self.plan_for(n_tokens, n_outputs, made, adapted).plan
+        adapted, steered = self._uses(self.cache.lora)
+        return self.plan_for(n_tokens, n_outputs, made, adapted, steered=steered).plan
 
     def adapt(self, adapters: Ids[Adapter]) -> None:
         """Enable adapters for sequences (``Sequence.lora``); call before any run. Batches without
@@ -116,12 +118,39 @@ class Engine:
         """
         self.adapters = tuple(adapters)
         ranks = [adapter.ranks for adapter in adapters]
-        self._adapted = replace(self._weights, adapters=ranks)
+        self._adapted = replace(self._weights, adapters=ranks, n_scales=len(ranks))
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
         made = main_output(self.config)
         self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
             adapter.check(self._adapted.met)
+
+    def steer(self, vectors: Ids[ControlVector]) -> None:
+        """Enable control vectors for sequences: in ``Sequence.lora`` they follow the adapters. Call
+        after ``adapt`` and before any run. Batches without control vectors keep their plans.
+
+        Raises FileError for a vector that does not fit the model.
+        """
+        for vector in vectors:
+            vector.check(self.config)
+        self.control_vectors = tuple(vectors)
+        self.cache.tree.marks += tuple(vector.mark for vector in vectors)
+        if self._adapted is not None:
+            self._adapted = replace(self._adapted, n_scales=len(self.cache.tree.marks))
+
+    def _uses(self, lora: Lora) -> tuple[bool, bool]:
+        """Return whether a sequence with these scales has adapters, and control vectors."""
+        n = len(self.adapters)
+        return bool(lora) and lora[0][0] < n, bool(lora) and lora[-1][0] >= n
+
+    def _weights_of(self, key: PlanKey) -> Weights:
+        """Return the weights that a plan is made of."""
+        weights = self._adapted if key.adapted and self._adapted else self._weights
+        if not key.steered:
+            return weights
+        directions = [vector.directions for vector in self.control_vectors]
+        n_scales = len(self.cache.tree.marks)
+        return replace(weights, directions=directions, n_scales=n_scales)
 
     def plan_for(
         self,
@@ -130,9 +159,12 @@ class Engine:
         output: str,
         adapted: bool = False,
         media: bool = False,
+        steered: bool = False,
     ) -> PreparedPlan:
-        """Return the prepared plan, with adapters or without, with rows of media or without."""
-        asked = n_tokens, n_outputs, output, adapted, media
+        """Return the prepared plan, with adapters or without, with rows of media or without, with
+        control vectors or without.
+        """
+        asked = n_tokens, n_outputs, output, adapted, media, steered
         ready = self._ready.get(asked)
         if ready is None:
             key = self._key(PlanKey(*asked))
@@ -144,7 +176,7 @@ class Engine:
         """Return the plan that serves such batches."""
         limits = self.max_tokens, OUTPUTS
         sizes = plan_sizes(asked.n_tokens, asked.n_outputs, self._sizes, limits, CHUNK)
-        return PlanKey(*sizes, asked.output, asked.adapted, asked.media)
+        return PlanKey(*sizes, asked.output, asked.adapted, asked.media, asked.steered)
 
     def compile_ahead(self, asked: PlanKey, *, later: bool = False) -> bool:
         """Begin to compile the kernels of a plan before ``plan_for`` needs it, ``later`` after all
@@ -161,7 +193,7 @@ class Engine:
         """Return a plan, not compiled."""
         return self.device.plan(
             self._with_media if key.media else self.config,
-            self._adapted if key.adapted and self._adapted else self._weights,
+            self._weights_of(key),
             self.cache,
             key.n_tokens,
             key.n_outputs,
@@ -178,7 +210,8 @@ class Engine:
             plan = self.lower(key)
             if device.compile_ahead(plan) and main_output(config) == "logits":
                 n_next = CHUNK if key.n_tokens == 1 else 1  # a text follows a prompt
-                self.compile_ahead(PlanKey(n_next, 1, key.output, key.adapted), later=True)
+                following = PlanKey(n_next, 1, key.output, key.adapted, steered=key.steered)
+                self.compile_ahead(following, later=True)
         # One arena serves all plans; if a plan needs more, all are placed in a new one.
         if self._arena_bytes < plan.arena_bytes:
             self._arena = device.memory(plan.arena_bytes)
@@ -478,6 +511,7 @@ class Engine:
         media = False
         # always with adapters, so that results are bit-identical
         adapted = self.deterministic and self._adapted is not None
+        steered = False
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
@@ -490,7 +524,10 @@ class Engine:
             self._check_rows(entries)
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
-            adapted = adapted or bool(seq.lora)
+            if seq.lora:
+                has_adapters, has_vectors = self._uses(seq.lora)
+                adapted = adapted or has_adapters
+                steered = steered or has_vectors
             seqs.add(id(seq))
         if len(seqs) < len(parts):
             raise TreadleError("batch: two items use the same sequence")
@@ -500,7 +537,7 @@ class Engine:
                 f"expected 1 to {self.max_tokens} tokens and at most {OUTPUTS} outputs"
             )
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
-        return self.plan_for(n_tokens, n_outputs, output, adapted, media)
+        return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
 
     def _check_rows(self, entries: Iterable[MediaEntry]) -> None:
         """Raise TreadleError for media whose rows are not there, or have the wrong width."""

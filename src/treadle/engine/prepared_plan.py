@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 class PlanKey(NamedTuple):
     """One of an engine's plans: the most tokens and outputs of a batch, its output; with adapters
-    or without, with rows of media or without.
+    or without, with rows of media or without, with control vectors (``steered``) or without.
     """
 
     n_tokens: int
@@ -25,6 +25,7 @@ class PlanKey(NamedTuple):
     output: str
     adapted: bool = False
     media: bool = False
+    steered: bool = False
 
 
 class PreparedPlan:

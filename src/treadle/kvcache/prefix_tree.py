@@ -14,7 +14,8 @@ from treadle.kernels.attention.records import PAGE
 from treadle.kvcache.page_pool import GONE, Pool
 from treadle.kvcache.state_slots import NONE, StateSlots
 
-Lora = tuple[tuple[int, float], ...]  # adapters by number, ascending, each with its scale
+# Adapters by number, ascending, each with its scale; control vectors are numbered behind adapters.
+Lora = tuple[tuple[int, float], ...]
 EVICTED = 1 << 16  # evicted nodes that are remembered
 
 
@@ -72,7 +73,7 @@ class PageTree:
         self.windows = [pool for pool in pools if pool.window]
         self.root = PageNode(None, (), [])
         self.roots: dict[Lora, PageNode] = {(): self.root}  # keys and values differ with adapters
-        self.marks: tuple[bytes, ...] = ()  # digests of the adapters
+        self.marks: tuple[bytes, ...] = ()  # digests of the adapters, and of the control vectors
         # least recently used first
         self.leaves: OrderedDict[PageNode, None] = OrderedDict()
         self.kept: dict[

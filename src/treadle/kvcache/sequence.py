@@ -26,7 +26,7 @@ class Sequence:
     n_state: int = 0  # number of ids that its state includes
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
-    lora: Lora = ()  # its adapters
+    lora: Lora = ()  # its adapters and control vectors
     # After pictures whose tokens share positions: the index from which on position minus index is
     # so much (``media.py``).
     shifts: list[tuple[int, int]] = field(default_factory=list)

@@ -190,6 +190,7 @@ class Config:
     n_buckets: int = 0  # distance buckets of a relative attention bias (T5); 0: none
     clamp: float = 0.0  # queries, keys and values are clamped to -clamp..clamp; 0.0: off
     value_scale: float = 1.0  # values are multiplied by it
+    residual_scale: float = 1.0  # the residual stream is kept divided by it
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all

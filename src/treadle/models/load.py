@@ -146,6 +146,12 @@ def _find_arch(gguf: GGUF) -> Arch:
         )
         raise UnsupportedError(f"{gguf.path}: {what}")
     name = gguf.metadata.get("general.architecture")
+    if name == "controlvector":
+        what = (
+            "a control vector, not a model: load its model and pass this file with "
+            "--control-vector (control_vectors=...)"
+        )
+        raise UnsupportedError(f"{gguf.path}: {what}")
     if not isinstance(name, str):
         raise FileError(
             "is missing" if name is None else f"is {name!r}",

@@ -155,6 +155,12 @@ class Ops(ABC):
         """Return ``x + h``, times the single value of the tensor ``gain``, if given."""
 
     @abstractmethod
+    def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
+        """Return ``x``, the states behind a layer, with the control vectors of the rows' sequences
+        added. May overwrite ``x``.
+        """
+
+    @abstractmethod
     def once(self, label: str, make: Callable[[Ops], Rows]) -> Rows:
         """Return rows that several layers use; ``make`` is called only the first time."""
 

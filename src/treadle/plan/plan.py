@@ -7,8 +7,8 @@ A plan is built once for a kind of batch (how many tokens and outputs at most). 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, fields
 from fnmatch import fnmatchcase
 from math import comb, prod
 from operator import attrgetter
@@ -225,6 +225,16 @@ class Plan:
 
     def emit(self, step: Step) -> None:
         self.steps.append(step)
+
+    def with_steps(self, steps: Sequence[Step]) -> Plan:
+        """Return a plan of other steps with the same inputs and outputs, placed. It is a plain one,
+        also of a plan that a device has stored.
+        """
+        given = {of.name: getattr(self, of.name) for of in fields(Plan)}
+        given |= {"steps": [*steps], "offsets": {}, "arena_bytes": 0, "key": ""}
+        plan = Plan(**given)
+        plan.place()
+        return plan
 
     def match(self, pattern: str) -> list[Step]:
         """Return the steps whose label matches a shell pattern such as ``L5.*``."""

@@ -37,6 +37,7 @@ from treadle.server.http.log import log
 from treadle.server.http.path_prefix import PathPrefix
 from treadle.server.protocols import (
     anthropic,
+    control_vectors,
     embeddings,
     kept_stream_actions,
     llamacpp,
@@ -99,6 +100,7 @@ POST: dict[str, Handler] = {
     "/apply-template": llamacpp.apply_template,
     "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
+    "/control-vectors": control_vectors.change,
     "/props": llamacpp.change_props,
     "/v1/streams/lookup": kept_stream_actions.look_up,
     "/v1/mcp/call": tool_servers.call,
@@ -112,6 +114,7 @@ GET: dict[str, Handler] = {
     "/metrics": metrics.metrics,
     "/props": llamacpp.props,
     "/lora-adapters": lora_adapters.show,
+    "/control-vectors": control_vectors.show,
     "/slots": slot_actions.slots,
     "/v1/mcp/tools": tool_servers.tools,
     "/v1/models": models.models,

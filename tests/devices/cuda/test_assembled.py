@@ -23,6 +23,7 @@ from treadle.devices.cuda.launch_args import shared_of, threads_of
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.moe.dispatch import Combine
@@ -53,6 +54,7 @@ SPECS: list[Spec] = [
     instead(SPREAD["convolution"], Convolution(8192, 4)),
     instead(SPREAD["lora_down"], LoraDown("F16", 4096)),
     instead(SPREAD["lora_up"], LoraUp("F16", 3, 64)),
+    instead(SPREAD["add_directions"], AddDirections(4096)),
     SimtMamba2(128, 64, 128, 8),
     SimtRoute(16, 2, "softmax", jitter=0.01),
     SimtRoute(512, 10, "sigmoid", norm=True, bias=True),

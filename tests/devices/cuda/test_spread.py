@@ -15,6 +15,7 @@ from tests.kernels import (
     test_channels,
     test_clamp,
     test_column_norm,
+    test_control,
     test_elementwise,
     test_experts,
     test_lora,
@@ -32,6 +33,7 @@ from tests.kernels.registry import (
     CLAMPS,
     COLUMN_NORMS,
     COMBINES,
+    DIRECTIONS,
     EMBEDS,
     GATHERS,
     LORAS,
@@ -57,6 +59,7 @@ from treadle.kernels.spec import Spec
 
 TESTS: dict[str, Any] = {  # by op: the CPU's test
     "add": test_sums.test_add,
+    "add_directions": test_control.test_add_directions,
     "add_rows": test_sums.test_add_rows,
     "channel_rates": test_channels.test_channel_rates,
     "clamp": test_clamp.test_clamp,
@@ -77,6 +80,7 @@ TESTS: dict[str, Any] = {  # by op: the CPU's test
 }
 SHARED_OUT: list[Any] = [
     *some([s for s in SUMS if isinstance(s, Add)], 1),
+    *some(DIRECTIONS, 2),
     *some([s for s in SUMS if isinstance(s, AddRows)], 3),
     *some(test_states.of(ChannelRates), 2),
     *some(CLAMPS, 1),

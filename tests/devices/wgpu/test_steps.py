@@ -26,6 +26,7 @@ from treadle.kernels.elementwise.top_logits import PARTIAL, JoinTop, TopLogitsKe
 from treadle.kernels.elementwise.top_records import RESULT, TOTAL_ERROR, LogitsQuery
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
+from treadle.models.control_vector import ControlVector
 from treadle.models.load import load_config
 from treadle.plan.plan import Const, Plan, Step
 
@@ -199,6 +200,20 @@ def test_steps_are_as_their_twins(case: str, device: Wgpu, tiny: WriteTiny) -> N
     met |= check(device, engine, [BatchItem(a, ids[70:72]), BatchItem(b, ids[12:13], 0)])
     met |= check(device, engine, [BatchItem(a, ids[72:73], 1, (LogitsQuery(None, total=True),))])
     assert {"embed", "norm", "gemv", "gemm", "rope", "attention", "top", "top_join"} <= met
+    engine.close()
+
+
+def test_control_vectors(device: Wgpu, tiny: WriteTiny) -> None:
+    """Two vectors for one sequence of a batch, more rows than a record has; none for the other."""
+    engine = engine_on(device, tiny("llama", "F32", n_layer=2), "f32")
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((2, engine.config.n_embd)).astype(np.float32)
+    engine.steer([ControlVector(f"v{i}", {1: row}) for i, row in enumerate(rows)])
+    a = engine.cache.sequence(lora=((0, 0.5), (1, -2.0)))
+    b = engine.cache.sequence()
+    for sizes in ((40, 7), (1, 1)):
+        parts = [BatchItem(seq, text(n)) for seq, n in zip((a, b), sizes, strict=True)]
+        assert "add_directions" in check(device, engine, parts)
     engine.close()
 
 

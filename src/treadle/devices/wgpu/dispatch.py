@@ -18,6 +18,7 @@ PRINTERS: dict[str, Printer] = {
     "pack": rows.pack,
     "add": rows.add,
     "add_rows": rows.add_rows,
+    "add_directions": rows.add_directions,
     "softcap": rows.softcap,
     "pooling": rows.pooling,
     "gemv": products.gemv,

@@ -9,16 +9,18 @@ from treadle.devices.wgpu.weights import reading, units
 from treadle.errors import UnsupportedError
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
 from treadle.kernels.elementwise.pooling import TINY, Pooling
 from treadle.kernels.elementwise.softcap import Softcap
-from treadle.kernels.spec import PART
+from treadle.kernels.spec import LORA, PART
 
 if TYPE_CHECKING:
     from treadle.kernels.activation_layout import ActivationLayout
     from treadle.plan.plan import Step
 
 PART_WORDS = PART.itemsize // WORD
+LORA_WORDS = LORA.itemsize // WORD
 # Beyond 15, tanh is 1 in f32, and its exponentials overflow.
 FUNCTIONS = {
     "copy": "return x;",
@@ -318,6 +320,40 @@ def add_rows(step: Step) -> list[Dispatch]:
     )
     shader = Shader(spec.name, ADD_ROWS, constants, ("x", "stride"), ("w",))
     args = {"x": step.args["x"], "stride": step.args["stride"]}
+    return [Dispatch(shader, args, _rows(step), {"w": step.args["w"]})]
+
+
+ADD_DIRECTIONS = """
+fn main() {
+  let at = run[LORAS] / 4u + wg.x * LORA_WORDS;
+  let scales = at + run[at + 4u] / 4u + a.first;
+  for (var v = 0u; v < a.n_vectors; v++) {
+    let scale = bitcast<f32>(run[scales + v]);
+    if (scale != 0.0) {
+      for (var n = 0u; n < run[at + 2u]; n++) {
+        let x = a.x + (run[at] + n) * a.stride;
+        for (var i = t; i < K * N_STREAMS; i += THREADS) {
+          put_f32(x + i, word_f32(x + i) + scale * bitcast<f32>(w[v * K + i % K]));
+        }
+      }
+    }
+  }
+}
+"""
+
+
+def add_directions(step: Step) -> list[Dispatch]:
+    """Dispatch one workgroup for the rows of a LORA record."""
+    spec = step.spec
+    assert isinstance(spec, AddDirections)
+    constants = (
+        ("K", spec.k),
+        ("N_STREAMS", spec.n_streams),
+        ("LORAS", field("loras")),
+        ("LORA_WORDS", LORA_WORDS),
+    )
+    args = {name: step.args[name] for name in ("x", "stride", "first", "n_vectors")}
+    shader = Shader(spec.name, ADD_DIRECTIONS, constants, tuple(args), ("w",))
     return [Dispatch(shader, args, _rows(step), {"w": step.args["w"]})]
 
 

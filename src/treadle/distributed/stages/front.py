@@ -16,6 +16,7 @@ from treadle.kvcache.cache import KVCache, Sequence
 
 if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.control_vector import ControlVector
     from treadle.models.lora import Adapter
 
 TRIES = 3  # of one run, before its error is raised
@@ -69,6 +70,10 @@ class FrontEngine(Engine):
     def adapt(self, adapters: Ids[Adapter]) -> None:
         """Raise UnsupportedError: stages have no adapters."""
         raise UnsupportedError("adapters are not supported with pipeline stages")
+
+    def steer(self, vectors: Ids[ControlVector]) -> None:
+        """Raise UnsupportedError: stages have no control vectors."""
+        raise UnsupportedError("control vectors are not supported with pipeline stages")
 
     def _run(
         self,

@@ -5,7 +5,8 @@
     __metadata__   format, version: what the file is; treadle: the version that wrote it
                    model: a fingerprint of the model; kv, page: type and page size
                    sha256.NAME: of each tensor's bytes
-                   lora: adapters of the session, [{name, mark, scale}] as JSON; from version 3 on
+                   lora: adapters and control vectors of the session, [{name, mark, scale}] as
+                   JSON, with a kind, "control vector", for these; from version 3 on
                    media: its pictures and sounds (``kvcache/media.py``) as JSON; version 4 only
     ids            I32 [n]             the tokens
     kv_global      U8 [pages, bytes]   pages of the full-attention layers
@@ -46,17 +47,23 @@ from treadle.version import __version__
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.control_vector import ControlVector
+    from treadle.models.lora import Adapter
 
 FORMAT = "treadle session"
 VERSION = "2"
 # format versions of sessions with adapters, and with pictures: older readers refuse the file
 ADAPTED = "3"
 WITH_MEDIA = "4"
+CONTROL_VECTOR = "control vector"
 # safetensors types
 IDS = "I32"
 BYTES = "U8"
 # fields of Config that do not change keys and values of text
-NOT_OF_KEYS = ("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media")
+NOT_OF_KEYS = (
+    *("arch", "optional", "factors", "ignored", "n_ctx_train", "media", "with_media"),
+    "residual_scale",  # epsilons and the embeddings' scale tell it
+)
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in the fingerprint
 Octets = np.ndarray  # uint8
 
@@ -158,15 +165,22 @@ def about_of(engine: Engine, kind: str = FORMAT, version: str = VERSION) -> dict
 
 
 def _about_text(engine: Engine, seq: Sequence) -> dict[str, str]:
-    """Return the metadata of a session with its adapters; a mark is a digest of adapter weights."""
+    """Return the metadata of a session with its adapters and control vectors; a mark is a digest of
+    their weights.
+    """
     about = _about_lora(engine, seq) if seq.lora else about_of(engine)
     media = engine.media.describe(seq.ids)
     return about | {"version": WITH_MEDIA, "media": media} if media else about
 
 
 def _about_lora(engine: Engine, seq: Sequence) -> dict[str, str]:
-    each = ((engine.adapters[i], scale) for i, scale in seq.lora)
+    loaded: list[Adapter | ControlVector] = [*engine.adapters, *engine.control_vectors]
+    each = ((loaded[i], scale) for i, scale in seq.lora)
     lora = [{"name": a.name, "mark": a.mark.hex(), "scale": scale} for a, scale in each]
+    n_adapters = len(engine.adapters)
+    for entry, (i, _) in zip(lora, seq.lora, strict=True):
+        if i >= n_adapters:
+            entry["kind"] = CONTROL_VECTOR
     return about_of(engine, version=ADAPTED) | {"lora": json.dumps(lora)}
 
 
@@ -258,27 +272,37 @@ def _check_about(file: SafeTensors, expected: dict[str, str]) -> None:
 
 
 def _read_lora(file: SafeTensors, engine: Engine) -> Lora:
-    """Return the session's adapters by index in this model."""
+    """Return the session's adapters and control vectors by index in this model."""
     if "lora" not in file.metadata:
         return ()
     found: dict[int, float] = {}
-    marks = [adapter.mark.hex() for adapter in engine.adapters]
+    marks = [mark.hex() for mark in engine.cache.tree.marks]
     where: dict[str, Any] = {"path": file.path, "offset": 8, "where": "__metadata__.lora"}
     try:
         given = [
-            (str(each["name"]), str(each["mark"]), float(each["scale"]))
+            (str(each["name"]), str(each["mark"]), float(each["scale"]), each.get("kind"))
             for each in json.loads(file.metadata["lora"])
         ]
-        if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale in given):
+        if not all(abs(scale) <= np.finfo(np.float32).max for _, _, scale, _ in given):
             raise ValueError("a scale that float32 cannot represent")
-    except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+    except (
+        LookupError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        ValueError,
+        RecursionError,
+    ) as error:
         expected = "a list of adapters, each with name, mark and scale"
         raise FileError("is damaged", expected=expected, **where) from error
-    for name, mark, scale in given:
+    for name, mark, scale, kind in given:
         at = [i for i, own in enumerate(marks) if own == mark and i not in found]
         if not at:
-            what = f"the session used the adapter {name!r:.80}, but no such adapter is loaded"
-            raise FileError(what, expected="a model loaded with it (lora=, --lora)", **where)
+            what, option = "adapter", "lora=, --lora"
+            if kind == CONTROL_VECTOR:
+                what, option = CONTROL_VECTOR, "control_vectors=, --control-vector"
+            what = f"the session used the {what} {name!r:.80}, but no such {what} is loaded"
+            raise FileError(what, expected=f"a model loaded with it ({option})", **where)
         found[at[0]] = scale
     return tuple(sorted(found.items()))
 

@@ -41,6 +41,7 @@ def build(g: Ops, halves: Halves = halves_of) -> Rows:
     x = first(g)
     for i in g.config.here:
         x = build_layer(g, i, x, *halves(g.config.layers[i]))
+        x = g.steer(f"L{i}.control", x, layer=i)
         if g.config.with_media and i < g.config.media.n_deepstack:
             x = g.call("media_rows", f"L{i}.media", x, level=i + 1)
     return x

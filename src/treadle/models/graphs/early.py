@@ -24,6 +24,7 @@ def build(g: Ops) -> Rows:
         scores = g.linear(f"L{i}.ffn.router", x, f"blk.{i}.ffn_gate_inp")
         mixer, ffn = halves_of(g.config.layers[i])
         x = build_layer(g, i, x, mixer, replace(ffn, build=partial(_fed, scores=scores)))
+        x = g.steer(f"L{i}.control", x, layer=i)
     return x
 
 

@@ -96,7 +96,7 @@ def build(g: Ops) -> Rows:
     """Build the layers; return the mean of the streams after the last."""
     x = spread(g, g.embed("token_embd", "token_embd", g.config.embd_scale))
     for i in g.config.here:
-        x = _layer(g, i, x)
+        x = g.steer(f"L{i}.control", _layer(g, i, x), layer=i)
     return joined(g, x)
 
 

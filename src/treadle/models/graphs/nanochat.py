@@ -31,6 +31,7 @@ def build(g: Ops) -> Rows:
         x = g.norm("token_embd_norm", x, "")
     for i in g.config.here:
         x = build_layer(g, i, x, *halves_of(g.config.layers[i]))
+        x = g.steer(f"L{i}.control", x, layer=i)
     return x
 
 

@@ -110,6 +110,7 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),
         clamp=_clamp(keys, arch),
         value_scale=keys.number("attention.value_scale", 0.0, lo=0.0) or 1.0,
+        residual_scale=residual,
         alibi=keys.number(ALIBI, 0.0, lo=0.0, hi=64.0),
         logit_scale=1.0 / logit_scale if arch.divide_logits else logit_scale,
         logit_softcap=keys.number("final_logit_softcapping", 0.0, lo=0.0),

@@ -44,11 +44,11 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
     return result
 
 
-def lora_inputs(n_tokens: int, n_adapters: int) -> dict[str, Input]:
-    """Return the inputs with each sequence's adapter scales; ``loras`` point into
-    ``lora_scales``.
+def lora_inputs(n_tokens: int, n_scales: int) -> dict[str, Input]:
+    """Return the inputs with each sequence's scales of adapters and control vectors; ``loras``
+    point into ``lora_scales``.
     """
-    scales = Input(F32, (n_tokens, n_adapters))
+    scales = Input(F32, (n_tokens, n_scales))
     return {"loras": Input(LORA, (n_tokens,)), "lora_scales": scales}
 
 

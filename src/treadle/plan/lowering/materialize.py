@@ -164,7 +164,7 @@ class Materializer:
         self._norm_step(label, x, act, self.floats(source), out)
         return out
 
-    def _summand(self, x: Rows) -> Buffer:
+    def summand(self, x: Rows) -> Buffer:
         """Return ``x`` in f32, in rows padded like a product's."""
         wide = self.steps.floats(f"{x.label}.rows", x.width)
         act = ActivationLayout("f32", x.width)

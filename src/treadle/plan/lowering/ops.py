@@ -262,7 +262,7 @@ class CpuOps(Materializer, Ops):
         separate step.
         """
         steps = self.steps
-        residual = self._summand(x)
+        residual = self.summand(x)
         if residual.row_bytes != steps.floats("", x.width).row_bytes:
             raise UnsupportedError(
                 f"{x.label}: a sum of rows of {x.width}, expected a multiple of {COLUMNS}"
@@ -285,6 +285,13 @@ class CpuOps(Materializer, Ops):
         grid = Grid(1, "n_tokens")
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
+
+    def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
+        if not self.steps.weights.directions:
+            return x
+        from treadle.plan.lowering.control import emit_control  # few models have control vectors
+
+        return emit_control(self, label, x, layer)
 
     def attend(
         self,

@@ -110,8 +110,8 @@ class Steps:
         tile = max(1, rows // shared)
         self.plan = Plan(n_tokens, n_outputs, query_tile=tile, few_tokens=few)
         self.plan.inputs = inputs_of(self.plan, cache, [rope.dims for rope in config.ropes])
-        if weights.adapters:
-            self.plan.inputs |= lora_inputs(n_tokens, len(weights.adapters))
+        if weights.n_scales:
+            self.plan.inputs |= lora_inputs(n_tokens, weights.n_scales)
         self.plan.tensors = frozenset(weights.gguf.tensors)
         self.plan.tensors_ignored = frozenset(config.ignored)
         # The host builds the rope tables of every run from these.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.files.tensor import Tensor
     from treadle.formats import Format
-    from treadle.models.lora import LowRank
+    from treadle.models.lora import Floats, LowRank
 
 
 def whole(name: TensorName) -> str:
@@ -52,6 +52,10 @@ class Weights:
     consts: dict[TensorName, tuple[Const, ...]] = field(default_factory=dict)
     # Each adapter's low-rank matrices by tensor name; and these packed (``lora.py``).
     adapters: Sequence[Mapping[str, LowRank]] = ()
+    # Control vectors' directions by layer, and the number of a sequence's scales: those of all
+    # adapters of the model, then those of its control vectors.
+    directions: Sequence[Mapping[int, Floats]] = ()
+    n_scales: int = 0
     packed: dict[tuple[TensorName, ...], Any] = field(default_factory=dict)
     # Tensors derived from rows of the file's, in memory; see ``latent_heads.py``.
     derived: dict[str, Tensor] = field(default_factory=dict)
@@ -94,7 +98,7 @@ class Weights:
         (result,) = self.consts[key]
         return result
 
-    def numbers(self, key: str, values: Sequence[float]) -> Const:
+    def numbers(self, key: str, values: Sequence[float] | Floats) -> Const:
         """Return numbers that are not from a tensor, as f32, cached by ``key``."""
         if key not in self.consts:
             self.consts[key] = (self.storage.weights(key, np.array(values, np.float32)),)

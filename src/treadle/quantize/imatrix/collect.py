@@ -218,8 +218,7 @@ class _TappedPlan:
     def __init__(self, plan: Plan, run: RunInputs, device: Device) -> None:
         self.source = plan  # kept alive, so that its id() is not reused
         steps, self.taps = _with_taps(plan)
-        self.plan = replace(plan, steps=steps, offsets={}, arena_bytes=0)
-        self.plan.place()
+        self.plan = plan.with_steps(steps)
         self._arena = device.memory(self.plan.arena_bytes)
         self.program = device.ready(self.plan, self._arena, run.memory)
 

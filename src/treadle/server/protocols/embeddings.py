@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.api.embedding import EUCLIDEAN, NOTHING, Embedder, scaled
-from treadle.api.options import lora_scales
 from treadle.errors import TreadleError
 from treadle.server.http.api_errors import ApiError, within
 from treadle.server.http.body_fields import Table, flag, one_of, read_fields, refused, whole, wrong
@@ -22,6 +21,8 @@ from treadle.server.requests.generation_request import (
     item_ids,
     most_characters,
     room,
+    scales_of,
+    strengths,
 )
 from treadle.server.requests.ignored_fields import EMBEDDINGS as IGNORED
 from treadle.server.requests.ignored_fields import ignored_fields
@@ -37,7 +38,12 @@ MAX_INPUTS = 2048
 CUT: Table = {"dimensions": whole(1)}
 # API names of poolings, and ``Config``'s.
 POOLINGS = {"mean": "mean", "cls": "first", "last": "last", "none": "none"}
-READ: Table = {"lora": adapters, "pooling": one_of(*POOLINGS), "default_prompt": flag}
+READ: Table = {
+    "lora": adapters,
+    "control_vectors": strengths,
+    "pooling": one_of(*POOLINGS),
+    "default_prompt": flag,
+}
 
 
 def _is_cut(name: str, value: Any) -> bool:
@@ -170,7 +176,7 @@ def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
         raise ApiError(
             400, f"pooling: {pooling} is not supported: this model uses {name}", param="pooling"
         )
-    lora = lora_scales(given.get("lora"), model.engine)
+    lora = scales_of(given, model.engine)
     try:
         return Embedder(
             model,

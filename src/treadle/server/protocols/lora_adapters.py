@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request as HttpRequest
 
-from treadle.api.options import lora_scales
+from treadle.api.options import adapter_scales
 from treadle.server.http.http_io import Json, Response, read_any
 from treadle.server.requests.generation_request import adapters
 from treadle.server.requests.service import service_of
@@ -26,5 +26,5 @@ async def change(request: HttpRequest) -> Response:
     """``POST /lora-adapters``: set the scales of later requests; adapters not named get 0."""
     engine = service_of(request).model.engine
     body = await read_any(request)
-    engine.cache.lora = lora_scales(adapters("body", body), engine)
+    engine.cache.lora = adapter_scales(adapters("body", body), None, engine)
     return Json({"success": True})

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.options import lora_scales
 from treadle.api.rerank import Pair, Reranker
 from treadle.errors import UnsupportedError
 from treadle.server.http.api_errors import ApiError, within
@@ -22,6 +21,8 @@ from treadle.server.requests.generation_request import (
     check_text,
     most_characters,
     room,
+    scales_of,
+    strengths,
 )
 from treadle.server.requests.ignored_fields import RERANK as IGNORED
 from treadle.server.requests.ignored_fields import ignored_fields
@@ -41,6 +42,7 @@ FIELDS: Table = {
     "return_documents": flag,
     "return_text": flag,
     "lora": adapters,
+    "control_vectors": strengths,
 }
 
 
@@ -81,7 +83,7 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
     documents = _documents(body.get(name), name)
     if "query" not in given:
         raise ApiError(400, "query: expected a string", param="query")
-    lora = lora_scales(given.get("lora"), service.model.engine)
+    lora = scales_of(given, service.model.engine)
     model = service.model
     per_document = given.get("max_tokens_per_doc")
     most = room(model) if per_document else most_tokens(model, given)

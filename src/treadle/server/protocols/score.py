@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treadle.api.options import lora_scales
 from treadle.api.rerank import Pair, Reranker
 from treadle.errors import UnsupportedError
 from treadle.server.http.api_errors import ApiError, within
@@ -30,6 +29,8 @@ from treadle.server.requests.generation_request import (
     check_length,
     check_text,
     most_characters,
+    scales_of,
+    strengths,
 )
 from treadle.server.requests.ignored_fields import SCORE as IGNORED
 from treadle.server.requests.ignored_fields import ignored_fields
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
 # vLLM's names of the two sides, older and newer ones.
 FIRST = ("text_1", "queries", "data_1")
 SECOND = ("text_2", "documents", "data_2")
-FIELDS: Table = {**TRUNCATE, "use_activation": flag, "activation": flag, "lora": adapters}
+FIELDS: Table = {
+    **TRUNCATE,
+    "use_activation": flag,
+    "activation": flag,
+    "lora": adapters,
+    "control_vectors": strengths,
+}
 
 
 async def score(request: HttpRequest) -> Response:
@@ -103,7 +110,7 @@ async def _reranked(
 ) -> tuple[list[float], int]:
     """Return each pair's score, between 0 and 1 unless ``use_activation`` is false."""
     model = service.model
-    lora = lora_scales(given.get("lora"), model.engine)
+    lora = scales_of(given, model.engine)
     try:
         reranker = Reranker(model, lora)
     except UnsupportedError as error:
@@ -152,7 +159,8 @@ async def _cosines(
     given: Mapping[str, Any],
 ) -> tuple[list[float], int]:
     """Return the cosine of the angle between the vectors of each pair."""
-    embedder = embedder_of(service.model, {"normalize": True, "lora": given.get("lora")})
+    more = {name: given.get(name) for name in ("lora", "control_vectors")}
+    embedder = embedder_of(service.model, {"normalize": True, **more})
     most = most_tokens(service.model, given)
     left, n_left = await embed(service, first, embedder, names[0], most=most)
     right, n_right = await embed(service, second, embedder, names[1], most=most)

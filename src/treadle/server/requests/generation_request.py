@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
+from treadle.api.options import adapter_scales
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import is_number
 from treadle.chat.media_parts import MARKER
@@ -40,6 +41,8 @@ from treadle.server.requests.token_rules import TokenRules, read_rules
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
+    from treadle.engine.engine import Engine
+    from treadle.kvcache.prefix_tree import Lora
     from treadle.scheduler.request import Request
 
 MAX_N = 128  # outputs of one prompt
@@ -105,6 +108,7 @@ SYNONYMS = {
 GUIDED = ("guided_json", "guided_regex")  # vLLM's names of constraints
 
 _ADAPTER: Table = {"id": whole(0), "scale": number(-1e6, 1e6)}
+_STRENGTH = number(-1e6, 1e6)
 _PROMPT: Table = {"prompt_string": text, "multimodal_data": array}
 
 
@@ -119,6 +123,17 @@ def adapters(name: str, value: Any) -> dict[int, float]:
             raise ApiError(400, f"{name}: adapter {given['id']} is listed twice", param=name)
         result[given["id"]] = given.get("scale", 0.0)
     return result
+
+
+def scales_of(given: Mapping[str, Any], engine: Engine) -> Lora:
+    """Return the scales that a request's fields ``lora`` and ``control_vectors`` give."""
+    return adapter_scales(given.get("lora"), given.get("control_vectors"), engine)
+
+
+def strengths(name: str, value: Any) -> dict[str, float]:
+    """Read ``{NAME: STRENGTH}``: control vectors' strengths; those not named are off."""
+    given = mapping(name, value)
+    return {key: _STRENGTH(f"{name}.{key}", own) for key, own in given.items()}
 
 
 ANY_OBJECT: Mapping[str, Any] = {"json_schema": {"type": "object"}}
@@ -174,6 +189,7 @@ COMMON: Table = {
     "sse_ping_interval": number(-1, 1e6),
     "grammar_lazy": refused("not supported: a grammar applies from the first token", False),
     "lora": adapters,
+    "control_vectors": strengths,
     "post_sampling_probs": refused(
         "not supported: log-probabilities are those before sampling", False
     ),
@@ -326,8 +342,9 @@ def _asked(
         "stop": _stop(given.get("stop", [])),
         "sampling": _sampling(body, given, model, defaults),
     }
-    if "lora" in given:
-        settings["lora"] = given["lora"]
+    for name in ("lora", "control_vectors"):
+        if name in given:
+            settings[name] = given[name]
     return GenerationRequest(
         [],
         settings,

@@ -13,8 +13,8 @@ KV_BYTES = {"f16": 1.0, "bf16": 1.0, "f32": 2.0, "q8_0": 0.54, "q4_0": 0.29}  # 
 @dataclass(frozen=True)
 class MemoryRequest:
     """The memory that options ask for. Of the KV cache: bytes, or sequences of a context, or tokens
-    of all sequences together; ``kv`` is the type of keys and values. ``files``: of a draft model
-    and of adapters.
+    of all sequences together; ``kv`` is the type of keys and values. ``files``: of a draft model,
+    of adapters and of control vectors.
     """
 
     kv: str | None = None
@@ -30,7 +30,8 @@ class MemoryRequest:
         bytes is not one: the router has its own.
         """
         n_tokens = loading.get("kv_tokens")
-        adapters = (path for path, _ in loading.get("lora") or ())
+        named = *(loading.get("lora") or ()), *(loading.get("control_vectors") or ())
+        adapters = (path for path, _ in named)
         return cls(
             kv=loading.get("kv"),
             context=loading.get("context"),

@@ -17,6 +17,7 @@ from treadle.jit.sharing import Sharing
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.clamp import Clamp
 from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.elementwise.pooling import Pooling
 from treadle.kernels.elementwise.softcap import Softcap
@@ -67,7 +68,7 @@ def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
 
 
 # An item is a row of the model's width, a row of a head, or some channels.
-ROWS = (Add, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
+ROWS = (Add, AddDirections, AddRows, Clamp, Combine, Embed, OutputGate, Gather, Pooling, Softcap)
 LORAS = (LoraDown, LoraUp, ExpertDown, ExpertUp)
 PARTS = (ChannelRates, ColumnNorm, Convolution, Rates, UnitHeads, *LORAS)
 SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
