@@ -14,6 +14,8 @@
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
 - ``Reply``: what ``chat`` returns where the model may call functions
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
+- ``Trace``: what a model's steps write, as ``StepValues``; ``Model.attention`` gives
+  ``AttentionWeights``, ``Model.lens`` ``LensLogits``
 - ``load_session(path, model)`` reads such a file
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from treadle.api.generation import Generation
+    from treadle.api.hooks import AttentionWeights, LensLogits, StepValues, Trace
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
     from treadle.api.tool_chat import Reply, run_tools
@@ -61,6 +64,10 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "load_session",
     "Reply",
     "run_tools",
+    "Trace",
+    "StepValues",
+    "AttentionWeights",
+    "LensLogits",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -86,6 +93,10 @@ _LAZY = {
     "load_session": "treadle.api.model",
     "Reply": "treadle.api.tool_chat",
     "run_tools": "treadle.api.tool_chat",
+    "Trace": "treadle.api.hooks",
+    "StepValues": "treadle.api.hooks",
+    "AttentionWeights": "treadle.api.hooks",
+    "LensLogits": "treadle.api.hooks",
 }
 _MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
 

@@ -51,7 +51,9 @@ def lens_table(found: LensLogits) -> str:
     best = logits.argmax(-1)
     top = logits.max(-1)
     share = 1 / np.exp(logits - top[..., None]).sum(-1, dtype=np.float64)
-    heads = [f"<th style='{STYLE}'>{escape(found.piece_of(found.ids[at]))}</th>" for at in positions]
+    heads = [
+        f"<th style='{STYLE}'>{escape(found.piece_of(found.ids[at]))}</th>" for at in positions
+    ]
     lines = [f"<tr><th>after layer</th>{''.join(heads)}</tr>"]
     for layer, tokens, shares in zip(found.layers, best.tolist(), share.tolist(), strict=True):
         name = str(layer - 1) if layer else "(embeddings)"

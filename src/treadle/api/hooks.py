@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from dataclasses import field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from treadle.errors import TreadleError, UnsupportedError
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.weights_ref import attention_weights
 from treadle.kvcache.page_pool import GONE
-from treadle.plan.step_rows import FloatRows, HookPoint, state_rows
+from treadle.plan.step_rows import FloatRows, HookPoint, StepRows, state_rows
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.intp]
 PatchFunction = Callable[..., "npt.ArrayLike | None"]
-MOST_SHOWN = 40  # tokens in a notebook's picture
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class StepValues:
     sequences: Ints
     parts: Mapping[str, slice] = field(default_factory=dict)
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if dtype is None and not copy:
             return self.values
         return np.array(self.values, dtype)
@@ -86,8 +86,8 @@ class StepValues:
         return self._rows(self.sequences == number)
 
     def _rows(self, keep: np.ndarray) -> StepValues:
-        rows = (array[keep] for array in (self.tokens, self.positions, self.sequences))
-        return StepValues(self.label, self.values[keep], self.axes, *rows, self.parts)
+        of_rows = self.tokens[keep], self.positions[keep], self.sequences[keep]
+        return StepValues(self.label, self.values[keep], self.axes, *of_rows, self.parts)
 
 
 class TracedRun(Mapping[str, StepValues]):
@@ -178,10 +178,15 @@ class Trace(Hook):
             raise TreadleError(f"{label!r}: no run had this step while the trace was entered")
         if len(found) == 1:
             return found[0]
-        arrays = [(each.tokens, each.positions, each.sequences) for each in found]
-        values = np.concatenate([each.values for each in found])
-        rows = (np.concatenate(each) for each in zip(*arrays, strict=True))
-        return StepValues(label, values, found[0].axes, *rows, found[0].parts)
+        return StepValues(
+            label,
+            np.concatenate([each.values for each in found]),
+            found[0].axes,
+            np.concatenate([each.tokens for each in found]),
+            np.concatenate([each.positions for each in found]),
+            np.concatenate([each.sequences for each in found]),
+            found[0].parts,
+        )
 
     def __repr__(self) -> str:
         return f"Trace({', '.join(self.labels)}; {len(self.runs)} runs)"
@@ -282,9 +287,7 @@ class Patch(Hook):
         self._changed.clear()
 
 
-def as_patch(
-    pattern: str, function: PatchFunction
-) -> Callable[[StepValues], npt.ArrayLike | None]:
+def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], npt.ArrayLike | None]:
     """Return a function of what a step wrote: ``function`` is called with the array, and with the
     ``StepValues`` if it has a second parameter without a default. Raises TreadleError.
     """
@@ -351,7 +354,7 @@ def chosen_layers(layers: Sequence[int] | str | None, n_layer: int) -> list[int]
     return found
 
 
-def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, FloatRows]]:
+def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]:
     """Return the places of a plan's states: after how many steps, and their rows. Raises
     UnsupportedError for a graph whose layers pass on several streams.
     """
@@ -373,7 +376,10 @@ class StateReader(Hook):
         states = states_of(plan, self._config.n_embd, self._config.arch.name)
         for layer, found in self.found.items():
             end, rows = states[layer]
-            yield end, lambda run, rows=rows, found=found: found.append(run.read(rows))
+            yield end, partial(self._keep, found, rows)
+
+    def _keep(self, found: list[Floats], rows: StepRows, run: HookedRun) -> None:
+        found.append(run.read(rows))
 
 
 def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) -> Floats:
@@ -422,7 +428,7 @@ class AttentionWeights:
     pieces: list[str]
     axes: tuple[str, ...] = ("head", "query", "key")
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if dtype is None and not copy:
             return self.weights
         return np.array(self.weights, dtype)
@@ -460,10 +466,10 @@ class AttentionReader(Hook):
     def calls(self, plan: Plan, points: Sequence[HookPoint]) -> Iterable[tuple[int, Call]]:
         for i, step in enumerate(plan.steps):
             if isinstance(step.spec, Attention) and step.label.split(".")[0] == self._label:
-                yield i, lambda run, step=step: self._compute(run, step)
+                yield i, partial(self._compute, step)
                 return
 
-    def _compute(self, run: HookedRun, step: Step) -> None:
+    def _compute(self, step: Step, run: HookedRun) -> None:
         spec = step.spec
         assert isinstance(spec, Attention)
         width = spec.n_head * spec.head_dim
@@ -477,9 +483,7 @@ class AttentionReader(Hook):
         self.found.append(made)
 
 
-def page_reader(
-    pool: Pool, seq: CachedSequence, step: Step
-) -> Callable[[int], np.ndarray | None]:
+def page_reader(pool: Pool, seq: CachedSequence, step: Step) -> Callable[[int], np.ndarray | None]:
     """Return a function that reads a layer's part of a sequence's i-th page."""
     pages = seq.pages[pool.index]
     offset = step.args["layer_off"]
@@ -542,7 +546,7 @@ class LensLogits:
     piece_of: Callable[[int], str] = field(repr=False)
     axes: tuple[str, ...] = ("layer", "token", "vocab")
 
-    def __array__(self, dtype: npt.DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if dtype is None and not copy:
             return self.logits
         return np.array(self.logits, dtype)
@@ -555,17 +559,18 @@ class LensLogits:
     @property
     def best(self) -> Ints:
         """The likeliest token of each state, ``[n_layers, n_tokens]``."""
-        return self.logits.argmax(-1)
+        best: Ints = self.logits.argmax(-1)
+        return best
 
     def probabilities(self, token: int) -> Floats:
         """Return the probability of a token by each state, ``[n_layers, n_tokens]``."""
         top = self.logits.max(-1)
         total = np.exp(self.logits - top[..., None]).sum(-1, dtype=np.float64)
-        return (np.exp(self.logits[..., token] - top) / total).astype(np.float32)
+        return np.asarray(np.exp(self.logits[..., token] - top) / total, np.float32)
 
     def ranks(self, token: int) -> Ints:
         """Return how many tokens are likelier than one, by each state, ``[n_layers, n_tokens]``."""
-        return (self.logits > self.logits[..., token, None]).sum(-1)
+        return np.asarray((self.logits > self.logits[..., token, None]).sum(-1), np.intp)
 
     def __repr__(self) -> str:
         n_layers, n_tokens, _ = self.shape
@@ -594,19 +599,19 @@ class LensReader(Hook):
         states = states_of(plan, self._config.n_embd, self._config.arch.name)
         for layer, (end, rows) in enumerate(states):
             if layer in self._layers:
-                yield end, lambda run, layer=layer, rows=rows: self._keep(run, layer, rows)
+                yield end, partial(self._keep, layer, rows)
         end, last = states[-1]
         logits = plan.outputs.get("logits")
         if logits is not None:
             written = [i for i, step in enumerate(plan.steps) if logits in step.writes]
             tail = range(end, written[-1] + 1)
-            yield end, lambda run: self._compute(run, last, tail)
+            yield end, partial(self._compute, last, tail)
 
-    def _keep(self, run: HookedRun, layer: int, rows: FloatRows) -> None:
+    def _keep(self, layer: int, rows: StepRows, run: HookedRun) -> None:
         which = run.rows_of("n_outputs")
         self._states[layer] = run.read(rows)[which]
 
-    def _compute(self, run: HookedRun, last: FloatRows, tail: range) -> None:
+    def _compute(self, last: StepRows, tail: range, run: HookedRun) -> None:
         ready = run.ready
         n = run.count("n_outputs")
         if not n:

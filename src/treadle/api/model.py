@@ -797,9 +797,7 @@ class Model:
 
         return Trace(self.hooks, labels)
 
-    def patch(
-        self, functions: Mapping[str, PatchFunction]
-    ) -> AbstractContextManager[None]:
+    def patch(self, functions: Mapping[str, PatchFunction]) -> AbstractContextManager[None]:
         """Return a context manager that changes what steps write, in every run of the model while
         it is entered, other threads' included::
 

@@ -152,14 +152,14 @@ class Hook(ABC):
         """Whether it takes part at this label."""
         return False
 
-    def begin(self, run: HookedRun) -> None:
+    def begin(self, run: HookedRun) -> None:  # noqa: B027
         """Called before a run; again if a signal stopped the run and it is repeated."""
 
-    def end(self, run: HookedRun) -> None:
+    def end(self, run: HookedRun) -> None:  # noqa: B027
         """Called after a run that was not stopped."""
 
-    def truncated(self, seq: Sequence, n: int) -> None:
-        """Called before a sequence is cut to its first ``n`` tokens: drafted tokens were wrong."""
+    def truncated(self, seq: Sequence, n: int) -> None:  # noqa: B027
+        """Called before a sequence is cut to its first ``n`` tokens, as after a wrong draft."""
 
 
 class HookedCache(KVCache):
@@ -173,7 +173,7 @@ class HookedCache(KVCache):
     private: WeakSet[Sequence]
 
     @property
-    def store(self) -> PageStoreLike | None:  # type: ignore[override]
+    def store(self) -> PageStoreLike | None:
         """The page files; None beside hooks."""
         kept: PageStoreLike | None = self.__dict__["store"]
         return None if self.hooks.active else kept
@@ -373,9 +373,10 @@ class EngineHooks:
         """Make the engine and its cache hooked ones. The cache stays one: it keeps private
         sequences apart for as long as they live.
         """
-        engine = self._engine
-        if type(engine) is Engine:
-            if type(engine.cache) is KVCache:
+        engine: Any = self._engine
+        kind: type = type(engine)
+        if kind is Engine:
+            if engine.cache.__class__ is not HookedCache:
                 engine.cache.__class__ = HookedCache
                 engine.cache.private = WeakSet()
                 engine.cache.hooks = self
@@ -388,8 +389,10 @@ class EngineHooks:
 
     def _remove(self) -> None:
         """Make the engine an ordinary one again, if no hook is in use."""
-        if isinstance(self._engine, HookedEngine) and not self.active:
-            self._engine.__class__ = Engine
+        engine: Any = self._engine
+        kind: type = type(engine)
+        if kind is HookedEngine and not self.active:
+            engine.__class__ = Engine
 
     def _change(self, active: list[Hook]) -> None:
         self.active = sorted(active, key=lambda hook: not hook.changes)

@@ -65,9 +65,7 @@ class StepRows(ABC):
         """Return the first ``n`` rows, ``[n, *shape]``, as a copy."""
 
     @abstractmethod
-    def write(
-        self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats
-    ) -> None:
+    def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
         """Replace the first rows by ``values [n, *shape]``."""
 
 
@@ -87,9 +85,7 @@ class FloatRows(StepRows):
         values = parts[0].copy() if len(parts) == 1 else np.concatenate(parts, axis=1)
         return values.reshape(n, *self.shape)
 
-    def write(
-        self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats
-    ) -> None:
+    def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
         n = len(values)
         at = offsets[self.buffer]
         rows = self._rows(memory, at, n).copy()
@@ -111,9 +107,7 @@ class PackedRows(StepRows):
         raw = memory.read(offsets[self.buffer], self.layout.n_bytes(n))
         return self.layout.read_ref(raw, n).astype(np.float32).reshape(n, *self.shape)
 
-    def write(
-        self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats
-    ) -> None:
+    def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
         n = len(values)
         raw = np.zeros(self.layout.n_bytes(n), np.uint8)
         self.layout.write_ref(raw, values.reshape(n, -1))
@@ -139,9 +133,7 @@ class RoutingRows(StepRows):
         np.put_along_axis(values, chosen.astype(np.intp), weights, 1)
         return values
 
-    def write(
-        self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats
-    ) -> None:
+    def write(self, memory: DeviceMemory, offsets: Mapping[Buffer, int], values: Floats) -> None:
         """Choose the experts of the largest magnitudes; the others' weights are lost."""
         chosen = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.n_used]
         weights = np.take_along_axis(values, chosen, 1)
@@ -199,11 +191,10 @@ def _end(plan: Plan, at: int, buffer: Buffer) -> int:
     label = plan.steps[at].label
     end = at + 1
     for i, step in enumerate(plan.steps[end:], end):
-        if buffer in step.writes and step.label.startswith(f"{label}."):
-            if step.label.endswith(COMPLETES):
-                end = i + 1
-                continue
-        if buffer in step.reads or buffer in step.writes:
+        touches = buffer in step.reads or buffer in step.writes
+        if touches and step.label.startswith(f"{label}.") and step.label.endswith(COMPLETES):
+            end = i + 1
+        elif touches:
             break
     return end
 
