@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -46,6 +45,7 @@ Call = Callable[["HookedRun"], None]
 # Prefixes of a plan's output in its key, by lowering.
 OBSERVED = "observed "
 UNFUSED = "unfused "
+SHORT = 32  # steps times tokens of a piece that a signal does not stop, as that takes as long
 FUSIBLE = ".gate_up"  # suffix of labels whose step may be fused with the next one
 
 
@@ -272,7 +272,7 @@ class HookedEngine(Engine):
             plan = ready.plan
         else:
             plan = self._lowered.get(key) or self._lowered.setdefault(key, self.lower(key))
-        points = hook_points(plan, self.config.n_embd)
+        points = self.hooks.points(plan)
         return list(dict.fromkeys(point.label for point in points))
 
     def read_text(self, ids: Ids[int], first: int | None = None) -> None:
@@ -312,7 +312,12 @@ class HookedEngine(Engine):
         """Run the steps of a plan from hook point to hook point."""
         run = self._current
         hooks = self.hooks
-        walk = partial(self.device.run, ready.program, times=times, stoppable=stoppable)
+        n_tokens = run.count("n_tokens")
+
+        def walk(steps: range) -> bool:
+            stops = stoppable and len(steps) * n_tokens > SHORT
+            return self.device.run(ready.program, steps, times=times, stoppable=stops)
+
         if ready.run.media is not None:
             ready.write_media()
         for hook in hooks.active:
@@ -348,6 +353,8 @@ class EngineHooks:
         self.active: list[Hook] = []
         self.changes = False
         self.fused = True
+        # By the number of a plan, which is kept alive, so that the number is not used again.
+        self._points: dict[int, tuple[Plan, list[HookPoint]]] = {}
         self._stops: dict[PreparedPlan, list[tuple[int, Call]]] = {}
         self._numbers: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._n_sequences = 0
@@ -425,11 +432,19 @@ class EngineHooks:
             self._n_sequences += 1
         return number
 
+    def points(self, plan: Plan) -> list[HookPoint]:
+        """Return the hook points of a plan."""
+        found = self._points.get(id(plan))
+        if found is None:
+            found = plan, hook_points(plan, self._engine.config.n_embd)
+            self._points[id(plan)] = found
+        return found[1]
+
     def stops(self, ready: PreparedPlan) -> list[tuple[int, Call]]:
         """Return the calls of all hooks in runs of a plan, in the order of its steps."""
         found = self._stops.get(ready)
         if found is None:
-            points = hook_points(ready.plan, self._engine.config.n_embd)
+            points = self.points(ready.plan)
             calls = [call for hook in self.active for call in hook.calls(ready.plan, points)]
             found = self._stops[ready] = sorted(calls, key=lambda call: call[0])
         return found

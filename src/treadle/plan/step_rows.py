@@ -276,7 +276,7 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
 def _part(name: str) -> str:
     """Return the short name of a matrix: that of ``blk.5.attn_q.weight`` is "q"."""
     stem = name.removesuffix(".weight").rpartition(".")[2]
-    return re.sub(r"^(attn|ffn)_", "", stem)
+    return stem.removeprefix("attn_").removeprefix("ffn_")
 
 
 def _axis(label: str, width: int, n_embd: int) -> str:
