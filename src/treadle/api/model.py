@@ -789,8 +789,8 @@ class Model:
         named axes, and each row's token, position and sequence; ``t.runs`` has each run by itself.
 
         Texts that begin beside a trace use no cached prefix, so all of their tokens have rows;
-        tokens that a session holds already have none, and neither has the last token of an answer,
-        which no run reads. Rows of rejected drafts are in ``t.runs`` alone. Raises TreadleError for
+        tokens that a session holds already have none, and neither has the token that reaches
+        ``max_tokens``, which no run reads. Rows of rejected drafts are in ``t.runs`` alone. Raises TreadleError for
         a label that no step has, UnsupportedError with ``distributed`` models.
         """
         from treadle.api.hooks import Trace

@@ -266,9 +266,9 @@ def _products(step: Step, spec: Matmul, count: str, n_embd: int) -> StepRows | N
         start += height
     axis = _axis(step.label, start, n_embd)
     if len(names) == 1:
-        axis = {"output": "vocab", "token_embd": "vocab", "gate_inp": "expert"}.get(
-            _part(names[0]), axis
-        )
+        stem = names[0].removesuffix(".weight")
+        axis = "vocab" if stem in ("output", "token_embd") else axis
+        axis = "expert" if stem.endswith("ffn_gate_inp") else axis
     shared = parts if len(names) > 1 and len(parts) == len(names) else {}
     return FloatRows(args["y"], count, (first, axis), (start,), columns, parts=shared)
 
