@@ -220,9 +220,9 @@ class Trace(Hook):
             self.runs.append(self._run)
         self._run = None
 
-    def truncated(self, seq: CachedSequence, n: int) -> None:
+    def truncated(self, number: int, n: int) -> None:
         if n:  # 0: its text has ended
-            self._drop(self._hooks.number_of(seq), n)
+            self._drop(number, n)
 
     def _drop(self, number: int, position: int) -> None:
         """Drop the rows of a sequence from a position on, from the last run back to one without

@@ -158,8 +158,10 @@ class Hook(ABC):
     def end(self, run: HookedRun) -> None:  # noqa: B027
         """Called after a run that was not stopped."""
 
-    def truncated(self, seq: Sequence, n: int) -> None:  # noqa: B027
-        """Called before a sequence is cut to its first ``n`` tokens, as after a wrong draft."""
+    def truncated(self, number: int, n: int) -> None:  # noqa: B027
+        """Called before a sequence is cut to its first ``n`` tokens, as after a wrong draft.
+        ``number``: of a sequence that hooks have met.
+        """
 
 
 class HookedCache(KVCache):
@@ -225,8 +227,9 @@ class HookedCache(KVCache):
             super().retire(seq)
 
     def truncate(self, seq: Sequence, n: int) -> None:
-        for hook in self.hooks.active:
-            hook.truncated(seq, n)
+        if self.hooks.active and (number := self.hooks.numbers.get(seq)) is not None:
+            for hook in self.hooks.active:
+                hook.truncated(number, n)
         super().truncate(seq, n)
 
 
@@ -345,7 +348,7 @@ class EngineHooks:
     """The hooks of one engine.
 
     active: those in use, first those that change values. changes: whether any does. fused: whether
-    plans may use kernels that hide a label.
+    plans may use kernels that hide a label. numbers: of the sequences that hooks have met.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -356,7 +359,7 @@ class EngineHooks:
         # By the number of a plan, which is kept alive, so that the number is not used again.
         self._points: dict[int, tuple[Plan, list[HookPoint]]] = {}
         self._stops: dict[PreparedPlan, list[tuple[int, Call]]] = {}
-        self._numbers: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self.numbers: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
         self._n_sequences = 0
 
     @contextmanager
@@ -426,9 +429,9 @@ class EngineHooks:
 
     def number_of(self, seq: Sequence) -> int:
         """Return the number of a sequence, from 0 on in the order in which hooks met them."""
-        number = self._numbers.get(seq)
+        number = self.numbers.get(seq)
         if number is None:
-            number = self._numbers[seq] = self._n_sequences
+            number = self.numbers[seq] = self._n_sequences
             self._n_sequences += 1
         return number
 
