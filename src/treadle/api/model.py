@@ -790,8 +790,8 @@ class Model:
 
         Texts that begin beside a trace use no cached prefix, so all of their tokens have rows;
         tokens that a session holds already have none, and neither has the token that reaches
-        ``max_tokens``, which no run reads. Rows of rejected drafts are in ``t.runs`` alone. Raises TreadleError for
-        a label that no step has, UnsupportedError with ``distributed`` models.
+        ``max_tokens``, which no run reads. Rows of rejected drafts are in ``t.runs`` alone. Raises
+        TreadleError for a label that no step has, UnsupportedError with ``distributed`` models.
         """
         from treadle.api.hooks import Trace
 

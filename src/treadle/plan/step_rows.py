@@ -16,6 +16,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
+from treadle.kernels.spec import Spec
 from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
@@ -209,32 +211,42 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
     if step.grid.count in AXES:
         count = step.grid.count
     first = AXES[count]
+    ops = _ops_of(type(spec))
     if isinstance(spec, Matmul):
         return _products(step, spec, count, n_embd)
-    if spec.op == "attention":
+    if "attention" in ops:
         return _heads(args["out"], spec.n_head, spec.dims_v)
-    if spec.op == "rope":
+    if "rope" in ops:
         return _heads(args["qkv"], spec.n_head, spec.head_dim)
-    if spec.op == "latent":
+    if "latent" in ops:
         return _heads(args["out"], spec.n_head, spec.head_dim)
-    if spec.op == "route":
+    if "route" in ops:
         axes = (first, "expert")
         return RoutingRows(args["weights"], count, axes, (spec.n,), args["chosen"], spec.n_used)
-    is_norm_sum = spec.op == "norm" and (spec.add or spec.rows)
+    is_norm_sum = "norm" in ops and (spec.add or spec.rows)
     if hasattr(spec, "layout") and not is_norm_sum:
         if getattr(spec, "per", 1) > 1 or getattr(spec, "counted", False):
             return None  # rows of experts
-        if getattr(spec, "heads", 1) > 1 or spec.op == "gather":
+        if getattr(spec, "heads", 1) > 1 or "gather" in ops:
             return None
         axes = (first, _axis(step.label, spec.k, n_embd))
         return PackedRows(args["out"], count, axes, (spec.k,), spec.layout())
-    if spec.op not in OF_K:
+    if ops.isdisjoint(OF_K):
         return None
     name = next(name for name in ("out", "y", "x") if name in spec.args.writes)
     width = spec.k * getattr(spec, "heads", 1)
     column = args.get("out_column", args.get("column", 0)) or 0
     axes = (first, _axis(step.label, width, n_embd))
     return FloatRows(args[name], count, axes, (width,), ((column, width),))
+
+
+@cache
+def _ops_of(kind: type[Spec]) -> frozenset[str]:
+    """Return the ops of a kernel and of those that it stands for: GPUs have kernels of their own,
+    derived from the CPU's.
+    """
+    bases = (base for base in kind.__mro__ if issubclass(base, Spec))
+    return frozenset(base.op for base in bases if "op" in vars(base))
 
 
 def _heads(buffer: Buffer, n_head: int, dims: int) -> StepRows:

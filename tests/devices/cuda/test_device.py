@@ -20,8 +20,8 @@ from tests.devices.cuda.fake_cuda import FakeCuda
 from tests.devices.cuda.machine import EVERYTHING, some
 from tests.devices.cuda.served import write_demo
 from tests.engine.test_engine import decode, expected_of_mixed, mixed, prefill, text
+from tests.hooked import check_alike, hooked_rows
 from tests.kvcache.test_cache import check_pages
-from tests.tiny import rounding
 from treadle.devices.cuda import libcuda
 from treadle.devices.cuda.launch_args import PerBlock, scratch_bytes
 from treadle.devices.cuda.libcuda import CudaDriver
@@ -260,25 +260,8 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tiny: WriteTin
 
 def test_hooks_are_those_of_the_cpu(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
     path = tiny("llama", "F32", n_layer=2)
-    ids = text(12)
-
-    def without_head(values: np.ndarray) -> None:
-        values[:, 1] = 0
-
-    found = []
-    for device in ("cuda", "cpu"):
-        with model_on(device, path) as model:
-            with model.trace("L1.ffn.silu", "L0.attn") as t:
-                model.logits(ids)
-            rows = [t["L1.ffn.silu"].values, t["L0.attn"].values]
-            rows += [model.states(ids, layers="all"), model.attention(ids, 1).weights]
-            rows += [model.lens(ids, positions=[-1]).logits]
-            with model.patch({"L0.attn": without_head}):
-                rows.append(model.logits(ids))
-            found.append(rows)
-            share = rounding(model.config)
-    for gpu, cpu in zip(*found, strict=True):
-        assert np.abs(gpu - cpu).max() <= share * np.abs(cpu).max()
+    with model_on("cuda", path) as gpu, model_on("cpu", path) as cpu:
+        check_alike(hooked_rows(gpu, text(12)), hooked_rows(cpu, text(12)))
 
 
 # -- the driver by ctypes -------------------------------------------------------------------------
