@@ -271,6 +271,30 @@ def test_patched_routing(references: dict[str, Reference]) -> None:
         assert_near(t["L1"].values, expected, rounding(model.config))
 
 
+ARCHS: dict[str, dict[str, int]] = {
+    **{key: {} for key in ("llama", "deepseek2", "falcon-h1", "rwkv7", "t5encoder", "kimi-linear")},
+    **{key: {"window": 16} for key in ("gemma3n", "gemma4")},
+    **{key: {"n_expert": 4, "n_ff_exp": 64} for key in ("qwen3moe", "smallthinker")},
+}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_step_is_written_back_as_it_was_read(arch: str, tiny: WriteTiny) -> None:
+    """A patch of all labels that returns copies changes no bit."""
+    with treadle.load(tiny(arch, "F32", **ARCHS[arch]), threads=2, kv="f32") as model:
+
+        def read(ids: list[int]) -> np.ndarray:
+            return model.logits(ids) if model.config.causal else model.embed([ids])
+
+        for ids in (IDS, IDS[:1]):
+            plain = read(ids)
+            with model.patch({"*": np.copy}), model.trace("*") as t:
+                assert np.array_equal(read(ids), plain)
+            for label in t.labels:
+                assert np.isfinite(t[label].values).all(), label
+                assert len(t[label]) in (len(ids), 1)
+
+
 # -- traces ----------------------------------------------------------------------------------------
 
 
@@ -469,7 +493,9 @@ def test_errors_say_what_is_wrong(tiny: WriteTiny) -> None:
         assert type(model.engine.cache).__mro__[1] is KVCache
     with (
         treadle.load(tiny("mamba2", "F32", n_layer=2), threads=1) as model,
-        pytest.raises(treadle.UnsupportedError, match="layer 0 has no attention"),
+        pytest.raises(
+            treadle.UnsupportedError, match="layer 0 has no attention: its mixer is mamba2"
+        ),
     ):
         model.attention(IDS, 0)
     with (

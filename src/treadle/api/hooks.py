@@ -456,11 +456,9 @@ class AttentionReader(Hook):
 
     stops_early = True
 
-    def __init__(self, model: Model, layer: int) -> None:
-        config = model.config
-        self._layer = config.layers[layer]
+    def __init__(self, layer: int, pool: Pool) -> None:
         self._label = f"L{layer}"
-        self._pool = model.engine.cache.pool_of(self._layer.kv_from)
+        self._pool = pool
         self.found: list[Floats] = []
 
     def calls(self, plan: Plan, points: Sequence[HookPoint]) -> Iterable[tuple[int, Call]]:
@@ -505,10 +503,12 @@ def attention(model: Model, ids: Sequence[int], layer: int) -> AttentionWeights:
     if not -n_layer <= number < n_layer:
         raise TreadleError(f"layer={number}: expected 0 to {n_layer - 1}, or negative")
     number %= n_layer
-    if not model.config.layers[number].n_head_kv:
-        mixer = model.config.layers[number].mixer or "no mixer"
-        raise UnsupportedError(f"layer {number} has no attention: it is {mixer}")
-    reader = AttentionReader(model, number)
+    source = model.config.layers[number].kv_from
+    pool = next((each for each in model.engine.cache.pools if source in each.layers), None)
+    if pool is None:
+        mixer = model.config.layers[number].mixer or "nothing"
+        raise UnsupportedError(f"layer {number} has no attention: its mixer is {mixer}")
+    reader = AttentionReader(number, pool)
     read_text(model, given, reader)
     n = len(given)
     weights = np.zeros((len(reader.found[0]), n, n), np.float32)

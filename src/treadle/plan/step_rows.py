@@ -235,7 +235,8 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
         return None
     name = next(name for name in ("out", "y", "x") if name in spec.args.writes)
     width = spec.k * getattr(spec, "heads", 1)
-    column = args.get("out_column", args.get("column", 0)) or 0
+    # Of a step that does not write in place, ``column`` is where it reads.
+    column = args.get("out_column", 0) if name == "out" else args.get("column", 0)
     axes = (first, _axis(step.label, width, n_embd))
     return FloatRows(args[name], count, axes, (width,), ((column, width),))
 
