@@ -211,7 +211,8 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
     if step.grid.count in AXES:
         count = step.grid.count
     first = AXES[count]
-    ops = _ops_of(type(spec))
+    kind: type[Spec] = type(step.spec)
+    ops = _ops_of(kind)
     if isinstance(spec, Matmul):
         return _products(step, spec, count, n_embd)
     if "attention" in ops:
