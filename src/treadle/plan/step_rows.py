@@ -16,7 +16,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import field
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -211,8 +210,7 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
     if step.grid.count in AXES:
         count = step.grid.count
     first = AXES[count]
-    kind: type[Spec] = type(step.spec)
-    ops = _ops_of(kind)
+    ops = _ops_of(type(step.spec))
     if isinstance(spec, Matmul):
         return _products(step, spec, count, n_embd)
     if "attention" in ops:
@@ -242,7 +240,6 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
     return FloatRows(args[name], count, axes, (width,), ((column, width),))
 
 
-@cache
 def _ops_of(kind: type[Spec]) -> frozenset[str]:
     """Return the ops of a kernel and of those that it stands for: GPUs have kernels of their own,
     derived from the CPU's.
