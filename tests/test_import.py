@@ -49,7 +49,8 @@ def test_importing_treadle_is_light() -> None:
 def test_what_one_comes_for_is_shown_first() -> None:
     """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
     names = run("import json, treadle; print(json.dumps(dir(treadle)))")
-    classes = ["ControlVector", "Generation", "Model", "Reply", "Sampling", "Session"]
+    classes = ["AttentionWeights", "ControlVector", "Generation", "LensLogits", "Model", "Reply"]
+    classes += ["Sampling", "Session", "StepValues", "Trace"]
     functions = ["load", "load_session", "make_control_vector", "run_tools"]
     assert names == [*classes, "__version__", "errors", *functions]
     first = run("import json, treadle; print(json.dumps(treadle.__all__[:6]))")
@@ -70,6 +71,7 @@ def test_every_exception_is_here_and_in_errors() -> None:
 
     lazy = {"load", "Model", "Sampling", "Generation", "Session", "load_session"}
     lazy |= {"Reply", "run_tools", "ControlVector", "make_control_vector"}
+    lazy |= {"Trace", "StepValues", "AttentionWeights", "LensLogits"}
     kinds = {
         name
         for name, kind in vars(treadle.errors).items()

@@ -14,6 +14,8 @@
 - ``Generation``: what ``generate`` and ``chat`` return, an iterator of pieces of text
 - ``Reply``: what ``chat`` returns where the model may call functions
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
+- ``Trace``: what a model's steps write, as ``StepValues``; ``Model.attention`` gives
+  ``AttentionWeights``, ``Model.lens`` ``LensLogits``
 - ``load_session(path, model)`` reads such a file
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from treadle.api.control_vector import make_control_vector
     from treadle.api.generation import Generation
+    from treadle.api.hooks import AttentionWeights, LensLogits, StepValues, Trace
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
     from treadle.api.tool_chat import Reply, run_tools
@@ -67,6 +70,10 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "run_tools",
     "ControlVector",
     "make_control_vector",
+    "Trace",
+    "StepValues",
+    "AttentionWeights",
+    "LensLogits",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -94,6 +101,10 @@ _LAZY = {
     "run_tools": "treadle.api.tool_chat",
     "ControlVector": "treadle.models.control_vector",
     "make_control_vector": "treadle.api.control_vector",
+    "Trace": "treadle.api.hooks",
+    "StepValues": "treadle.api.hooks",
+    "AttentionWeights": "treadle.api.hooks",
+    "LensLogits": "treadle.api.hooks",
 }
 _MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
 

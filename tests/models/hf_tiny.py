@@ -54,6 +54,14 @@ def compute_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float64]:
     """What transformers computes for one prompt: logits, float64 [n_tokens, n_vocab], or an
     encoder's last states.
     """
+    made = run(model, ids)
+    rows: npt.NDArray[np.float64] = getattr(made, "logits", made[0])[0].numpy()
+    assert rows.dtype == np.float64
+    return rows
+
+
+def run(model: Any, ids: list[int], **wanted: Any) -> Any:
+    """What transformers computes for one prompt, in float64; ``wanted``: as its models take it."""
     import torch
     from transformers.models.gemma3 import modeling_gemma3
 
@@ -63,10 +71,7 @@ def compute_logits(model: Any, ids: list[int]) -> npt.NDArray[np.float64]:
             # transformers 5.23 keeps Gemma 3's setting but forgets to hand it to its own attention
             attention = functools.partial(modeling_gemma3.eager_attention_forward, softcap=cap)
             patch.setattr(modeling_gemma3, "eager_attention_forward", attention)
-        made = model(torch.tensor([ids]))
-        rows: npt.NDArray[np.float64] = getattr(made, "logits", made[0])[0].numpy()
-    assert rows.dtype == np.float64
-    return rows
+        return model(torch.tensor([ids]), **wanted)
 
 
 def require_transformers() -> None:

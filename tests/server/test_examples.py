@@ -46,6 +46,28 @@ def test_search(one_kernel_cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_lens(one_kernel_cache: Path) -> None:
+    """The last line follows from those before it."""
+    first, *lines, last = run("lens", "def add(a, b):\n    return").splitlines()
+    answer = first.removeprefix("answer: ")
+    assert len(lines) == 11
+    right = [line.endswith(f"likeliest {answer}") for line in lines]
+    assert right[-1]
+    wrong = max(i for i, each in enumerate(right) if not each)
+    assert last == f"decided after layer {wrong}"
+
+
+@pytest.mark.slow
+def test_ablate_head(one_kernel_cache: Path) -> None:
+    first, *lines = run("ablate_head", "def add(a, b):\n    return").splitlines()
+    assert first.startswith("answer: ")
+    found = [float(line.split(": ")[1].removesuffix(" without it")) for line in lines]
+    assert len(found) == 8
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.5  # some head matters
+
+
+@pytest.mark.slow
 def test_batch(one_kernel_cache: Path, tmp_path: Path) -> None:
     source = tmp_path / "lines.txt"
     target = tmp_path / "answers.jsonl"

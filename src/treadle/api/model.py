@@ -54,7 +54,10 @@ from treadle.scheduler.scheduler import Scheduler
 from treadle.scheduler.stepping import CooperativeStepper
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from treadle.api.control_vector import ControlVectors
+    from treadle.api.hooks import AttentionWeights, LensLogits, PatchFunction, Trace
     from treadle.api.media import ModelMedia
     from treadle.api.tool_chat import Reply, Tool
     from treadle.chat.messages import ChatMessages
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from treadle.chat.tools.answer_plan import AnswerPlan
     from treadle.convert.lora.lora import Adapters
     from treadle.devices.protocol import Device
+    from treadle.engine.hooks import EngineHooks
     from treadle.grammar.compiled_cache import Grammars
     from treadle.grammar.json_schema import Schema
     from treadle.media.marks import MediaMarks
@@ -738,10 +742,19 @@ class Model:
             with self.session() as session:
                 return session.logits(ids)
 
-    def states(self, ids: Sequence[int]) -> np.ndarray:
-        """Return the last normed states, float32 ``[n_tokens, n_embd]``. Raises
-        ContextFullError.
+    def states(
+        self, ids: Sequence[int], *, layers: Sequence[int] | str | None = None
+    ) -> np.ndarray:
+        """Return the last normed states, float32 ``[n_tokens, n_embd]``. With ``layers``, the
+        states between layers (the residual stream, not normed), ``[n_layers, n_tokens, n_embd]``:
+        number 0 is before the first layer, number 5 after five layers (``hidden_states[5]`` of
+        transformers), -1 after the last one, "all" for every number. Raises ContextFullError,
+        UnsupportedError.
         """
+        if layers is not None:
+            from treadle.api.hooks import layer_states
+
+            return layer_states(self, ids, layers)
         ids = token_ids(ids)
         with self.engine.lock:
             self.make_room(len(ids))
@@ -775,6 +788,86 @@ class Model:
         reranker = Reranker(self)
         given = listed("documents", documents)
         return reranker.scores(query, given, truncate=truncate)
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    @cached_property
+    def hooks(self) -> EngineHooks:
+        """The hooks of the engine, none at first."""
+        from treadle.engine.hooks import EngineHooks
+
+        return EngineHooks(self.engine)
+
+    def trace(self, *labels: str) -> Trace:
+        """Return a context manager that collects what steps write, in every run of the model while
+        it is entered, other threads' included::
+
+            with model.trace("L5.ffn.down", "L*.attn") as t:
+                model.generate("Once upon a time", max_tokens=8).finish()
+            t["L5.ffn.down"].values  # float32 [n_tokens, n_embd]
+
+        ``labels``: those of the plan's steps (``treadle plan``), with ``*`` for any characters;
+        "L5" for the states after layer 5. ``t[label]`` is a ``StepValues`` of all runs: values with
+        named axes, and each row's token, position and sequence; ``t.runs`` has each run by itself.
+
+        Texts that begin beside a trace use no cached prefix, so all of their tokens have rows;
+        tokens that a session holds already have none, and neither has the token that reaches
+        ``max_tokens``, which no run reads. Rows of rejected drafts are in ``t.runs`` alone. Raises
+        TreadleError for a label that no step has, UnsupportedError with ``distributed`` models.
+        """
+        from treadle.api.hooks import Trace
+
+        return Trace(self.hooks, labels)
+
+    def patch(self, functions: Mapping[str, PatchFunction]) -> AbstractContextManager[None]:
+        """Return a context manager that changes what steps write, in every run of the model while
+        it is entered, other threads' included::
+
+            def without_head_3(values):
+                values[:, 3] = 0
+
+            with model.patch({"L5.attn": without_head_3}):
+                print(model.generate("Once upon a time", max_tokens=8).finish())
+
+        ``functions``: by label, as in ``trace``. Each is called after its step in every run, with
+        the values, float32, a row for each token, and a ``StepValues`` if it has a second parameter
+        without a default. It changes them in place, or returns others of the same shape. They are
+        written back in the step's own type, which may round them to 8 bits.
+
+        Patched keys and values are never reused: texts that begin beside a patch use no cached
+        prefix, and no later text uses theirs. A session keeps the patched tokens that it holds.
+        Raises TreadleError for a label that no step has, and in the run for a result of another
+        shape; a function's own errors end the run, as if it had not begun.
+        """
+        from treadle.api.hooks import patched
+
+        return patched(self.hooks, functions)
+
+    def attention(self, ids: Sequence[int], layer: int) -> AttentionWeights:
+        """Return the attention weights of a layer, float32 ``[n_head, n_tokens, n_tokens]``, by
+        head, query and key. They are computed of the queries, and of the keys as the cache has them
+        (``load(kv=...)``). Raises ContextFullError, UnsupportedError for a layer without attention.
+        """
+        from treadle.api.hooks import attention
+
+        return attention(self, ids, layer)
+
+    def lens(
+        self,
+        ids: Sequence[int],
+        *,
+        layers: Sequence[int] | str | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> LensLogits:
+        """Return a logit lens: the logits that the states between layers give with the model's last
+        norm and output matrix, float32 ``[n_layers, n_tokens, n_vocab]``.
+
+        ``layers``: as in ``states``, None for all; ``positions``: indices in ``ids``, such as [-1]
+        for the last token, None for all. Raises ContextFullError, UnsupportedError.
+        """
+        from treadle.api.hooks import lens
+
+        return lens(self, ids, layers, positions)
 
     def _read(self, text: str) -> list[int]:
         if not (ids := self.tokenize(text)):

@@ -18,11 +18,15 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.plan.plan import DeviceMemory, Plan, Storage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from treadle.isa.isa import Isa
     from treadle.jit.kernel import CompileStats
     from treadle.kernels.matmul.select import TunedTable
     from treadle.kvcache.cache import KVCache
     from treadle.models.config import Config
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.steps import Steps
     from treadle.plan.lowering.weights import Weights
 
 
@@ -38,9 +42,16 @@ class PlanRequest:
     deterministic: bool
     output: str
     int16: bool = False
+    is_stored: ClassVar[bool] = True  # whether a device may keep the plan for other processes
 
     def build(
-        self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
+        self,
+        isa: Isa,
+        n_threads: int,
+        table: TunedTable | None = None,
+        *,
+        scarce: bool = False,
+        lowering: Callable[[Steps], CpuOps] | None = None,
     ) -> Plan:
         """Lower the graph for ``isa``; see ``build_plan``. ``table``: None for the shipped one."""
         from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
@@ -59,6 +70,7 @@ class PlanRequest:
             output=self.output,
             scarce=scarce,
             int16=self.int16,
+            lowering=lowering,
         )
 
 
@@ -119,6 +131,10 @@ class Device(Storage):
         return self._plan(
             PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output, int16)
         )
+
+    def lower(self, request: PlanRequest) -> Plan:
+        """Lower what ``request`` says; see ``plan``."""
+        return self._plan(request)
 
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
         """Begin to compile a plan's kernels in other processes, ``later`` after all others, where

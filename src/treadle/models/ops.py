@@ -154,6 +154,12 @@ class Ops(ABC):
     def add(self, x: Rows, h: Rows, *, gain: str = "") -> Rows:
         """Return ``x + h``, times the single value of the tensor ``gain``, if given."""
 
+    def layer(self, i: int, x: Rows) -> Rows:
+        """Return ``x``, the states before layer ``i``, or after the last one. A lowering for hooks
+        keeps them in f32 (``plan/lowering/observed.py``).
+        """
+        return x
+
     @abstractmethod
     def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
         """Return ``x``, the states behind a layer, with the control vectors of the rows' sequences

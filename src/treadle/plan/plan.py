@@ -209,6 +209,9 @@ class Plan:
     query_tile: int = 1  # query tokens of an attention item, for more than few_tokens
     few_tokens: int = 0  # sequences with at most so many: one token an item, long histories split
     tensors_ignored: frozenset[str] = frozenset()
+    # In plans for hooks: the number of steps after which the states before each layer are complete,
+    # and after the last layer, and their buffer (``lowering/observed.py``).
+    states: list[tuple[int, Buffer]] = field(default_factory=list)
     key: str = ""  # of everything that the plan was made of, if a device may store it
 
     @property

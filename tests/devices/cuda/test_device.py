@@ -20,6 +20,7 @@ from tests.devices.cuda.fake_cuda import FakeCuda
 from tests.devices.cuda.machine import EVERYTHING, some
 from tests.devices.cuda.served import write_demo
 from tests.engine.test_engine import decode, expected_of_mixed, mixed, prefill, text
+from tests.hooked import check_alike, hooked_rows
 from tests.kvcache.test_cache import check_pages
 from treadle.devices.cuda import libcuda
 from treadle.devices.cuda.launch_args import PerBlock, scratch_bytes
@@ -252,6 +253,15 @@ def test_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tiny: WriteTin
             model.logits(text(3))
     with pytest.raises(TreadleError, match=r"no memory for .*KiB free.*lower context="):
         treadle.load(path, device="cuda", context=4096, n_sequences=9)
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+
+def test_hooks_are_those_of_the_cpu(drivers: list[EmulatedDriver], tiny: WriteTiny) -> None:
+    path = tiny("llama", "F32", n_layer=2)
+    with model_on("cuda", path) as gpu, model_on("cpu", path) as cpu:
+        check_alike(hooked_rows(gpu, text(12)), hooked_rows(cpu, text(12)))
 
 
 # -- the driver by ctypes -------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tests import reference
 from tests.conftest import WriteTiny
 from tests.devices.wgpu.test_steps import engine_on
 from tests.engine.test_engine import close, text
+from tests.hooked import check_alike, hooked_rows
 from tests.tiny import rounding
 from treadle.api.session import Session
 from treadle.devices.wgpu.device import Wgpu, told
@@ -200,6 +201,14 @@ def test_load_names_it(device: Wgpu, tiny: WriteTiny) -> None:
         treadle.load(path, device="wgpu:1")
     with pytest.raises(UnsupportedError, match="remove it for a GPU"):
         treadle.load(path, device="wgpu", isa="avx2")
+
+
+def test_hooks_are_those_of_the_cpu(device: Wgpu, tiny: WriteTiny) -> None:
+    path = tiny("llama", "F16", n_layer=2)
+    ids = text(12)
+    usual: dict[str, Any] = {"kv": "f32", "context": 64}
+    with treadle.load(path, device="wgpu", **usual) as gpu, treadle.load(path, **usual) as cpu:
+        check_alike(hooked_rows(gpu, ids), hooked_rows(cpu, ids))
 
 
 def test_doctor_tells_of_it(device: Wgpu) -> None:

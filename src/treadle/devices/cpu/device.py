@@ -117,11 +117,13 @@ class Cpu(Device):
         memory.write(to, memory.read(start, n_bytes))
 
     def _plan(self, request: PlanRequest) -> Plan:
-        has_experts = any(at.experts for at in request.config.layers)
+        has_experts = any([at.experts for at in request.config.layers])
         scarce = has_experts and self._is_scarce(request.weights.gguf)
         # A scarce plan is not stored: it has the address of a system call, which another process
         # has elsewhere, and its lowering advises the system about pages.
-        key = None if scarce else plan_key(request, self.variant, self.n_threads)
+        key = None
+        if request.is_stored and not scarce:
+            key = plan_key(request, self.variant, self.n_threads)
 
         def lower() -> Plan:
             plan = request.build(self.isa, self.n_threads, self.table, scarce=scarce)

@@ -39,12 +39,14 @@ def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
 def build(g: Ops, halves: Halves = halves_of) -> Rows:
     """Build this stage's layers; return the states after the last. ``halves``: a layer's halves."""
     x = first(g)
-    for i in g.config.here:
-        x = build_layer(g, i, x, *halves(g.config.layers[i]))
+    here = g.config.here
+    n_deepstack = g.config.media.n_deepstack if g.config.with_media else 0
+    for i in here:
+        x = build_layer(g, i, g.layer(i, x), *halves(g.config.layers[i]))
         x = g.steer(f"L{i}.control", x, layer=i)
-        if g.config.with_media and i < g.config.media.n_deepstack:
+        if i < n_deepstack:
             x = g.call("media_rows", f"L{i}.media", x, level=i + 1)
-    return x
+    return g.layer(here.stop, x)
 
 
 def first(g: Ops) -> Rows:

@@ -21,11 +21,12 @@ def build(g: Ops) -> Rows:
     """Build a decoder whose layers begin with the router."""
     x = first(g)
     for i in g.config.here:
+        x = g.layer(i, x)
         scores = g.linear(f"L{i}.ffn.router", x, f"blk.{i}.ffn_gate_inp")
         mixer, ffn = halves_of(g.config.layers[i])
         x = build_layer(g, i, x, mixer, replace(ffn, build=partial(_fed, scores=scores)))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return x
+    return g.layer(g.config.here.stop, x)
 
 
 def _fed(g: Ops, i: int, h: Rows, scores: Rows) -> Rows:

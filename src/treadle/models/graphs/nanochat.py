@@ -30,9 +30,9 @@ def build(g: Ops) -> Rows:
     if not g.config.here.start:
         x = g.norm("token_embd_norm", x, "")
     for i in g.config.here:
-        x = build_layer(g, i, x, *halves_of(g.config.layers[i]))
+        x = build_layer(g, i, g.layer(i, x), *halves_of(g.config.layers[i]))
         x = g.steer(f"L{i}.control", x, layer=i)
-    return x
+    return g.layer(g.config.here.stop, x)
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:

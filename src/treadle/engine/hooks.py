@@ -1,0 +1,453 @@
+"""Hooks: code that reads or changes what a plan's steps write, between the steps of a run.
+
+While hooks are in use, an engine is a ``HookedEngine``: it runs plans of their own
+(``plan/lowering/observed.py``), each in pieces that end at hook points, and calls the hooks in
+between. Without hooks an engine is the ``Engine`` that it was: no run tests for them.
+
+Keys and values that are computed beside hooks are not shared with other sequences, because a hook
+may have changed them; and texts that begin beside hooks use no cached prefix, because its tokens
+are not run. ``HookedCache`` keeps both apart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable
+from collections.abc import Sequence as Ids
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary, WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.base.cached_property import cached_property
+from treadle.base.fast_dataclass import dataclass
+from treadle.base.interrupts import interrupts_held
+from treadle.devices.protocol import PlanRequest
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import OUTPUTS, Engine
+from treadle.engine.prepared_plan import PlanKey, PreparedPlan
+from treadle.errors import UnsupportedError
+from treadle.kvcache.cache import KVCache, Sequence
+from treadle.models.graphs import main_output
+from treadle.plan.lowering.observed import ObservedOps, UnfusedOps
+from treadle.plan.step_rows import HookPoint, StepRows, hook_points
+
+if TYPE_CHECKING:
+    from treadle.isa.isa import Isa
+    from treadle.kernels.matmul.select import TunedTable
+    from treadle.kvcache.prefix_tree import Lora, PageStoreLike
+    from treadle.plan.plan import Plan
+
+Ints = npt.NDArray[np.intp]
+Call = Callable[["HookedRun"], None]
+# Prefixes of a plan's output in its key, by lowering.
+OBSERVED = "observed "
+UNFUSED = "unfused "
+SHORT = 32  # steps times tokens of a piece that a signal does not stop, as that takes as long
+FUSIBLE = ".gate_up"  # suffix of labels whose step may be fused with the next one
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedRequest(PlanRequest):
+    """A request for a plan with hooks. ``fused``: whether it may use kernels that hide a label."""
+
+    is_stored: ClassVar[bool] = False
+    fused: bool = True
+
+    def build(
+        self,
+        isa: Isa,
+        n_threads: int,
+        table: TunedTable | None = None,
+        *,
+        scarce: bool = False,
+        lowering: Callable[..., Any] | None = None,
+    ) -> Plan:
+        made = ObservedOps if self.fused else UnfusedOps
+        return super().build(isa, n_threads, table, scarce=scarce, lowering=made)
+
+
+class HookedRun:
+    """One run of an engine, as hooks see it.
+
+    ready: its plan, in memory. parts: the batch. starts: the tokens that each part's sequence held
+    before. numbers: the number of each part's sequence.
+    """
+
+    def __init__(
+        self,
+        engine: HookedEngine,
+        ready: PreparedPlan,
+        parts: Ids[BatchItem],
+        starts: Ids[int],
+        numbers: Ids[int],
+    ) -> None:
+        self.engine = engine
+        self.ready = ready
+        self.parts = parts
+        self.starts = starts
+        self.numbers = numbers
+
+    @cached_property
+    def tokens(self) -> Ints:
+        """The token id of each row, ``[n_tokens]``."""
+        return np.array([id for part in self.parts for id in part.ids], np.intp)
+
+    @cached_property
+    def positions(self) -> Ints:
+        """The index of each row's token in its sequence, ``[n_tokens]``."""
+        each = zip(self.parts, self.starts, strict=True)
+        return np.concatenate([np.arange(at, at + len(part.ids)) for part, at in each])
+
+    @cached_property
+    def sequences(self) -> Ints:
+        """The number of each row's sequence, ``[n_tokens]``."""
+        return np.repeat(np.array(self.numbers, np.intp), [len(part.ids) for part in self.parts])
+
+    def rows_of(self, count: str) -> Ints | slice:
+        """Return the token rows that rows counted by ``count`` belong to: all, those with outputs,
+        or the last one of each sequence.
+        """
+        if count == "n_tokens":
+            return slice(None)
+        ends = np.cumsum([len(part.ids) for part in self.parts])
+        if count == "n_parts":
+            return ends - 1
+        each = zip(self.parts, ends, strict=True)
+        return np.concatenate([np.arange(end - part.n_outputs, end) for part, end in each])
+
+    def count(self, count: str) -> int:
+        """Return the number of rows that a field of RUN_STATE counts."""
+        return self.ready.run[count]
+
+    def read(self, rows: StepRows) -> npt.NDArray[np.float32]:
+        """Return what a step wrote, as a copy."""
+        ready = self.ready
+        return rows.read(ready.arena, ready.plan.offsets, self.count(rows.count))
+
+    def write(self, rows: StepRows, values: npt.NDArray[np.float32]) -> None:
+        """Replace what a step wrote, in its own type."""
+        rows.write(self.ready.arena, self.ready.plan.offsets, values)
+
+
+class Hook(ABC):
+    """Takes part in runs. The methods are called under the engine's lock.
+
+    changes: whether it changes values; such hooks are called before those that only read.
+    stops_early: whether the steps after its last call need not run.
+    """
+
+    changes: bool = False
+    stops_early: bool = False
+
+    @abstractmethod
+    def calls(self, plan: Plan, points: Ids[HookPoint]) -> Iterable[tuple[int, Call]]:
+        """Return the calls that it wants in runs of ``plan``, each with the number of steps after
+        which it comes. ``points`` are the plan's.
+        """
+
+    def is_hooked(self, label: str) -> bool:
+        """Whether it takes part at this label."""
+        return False
+
+    def begin(self, run: HookedRun) -> None:  # noqa: B027
+        """Called before a run; again if a signal stopped the run and it is repeated."""
+
+    def end(self, run: HookedRun) -> None:  # noqa: B027
+        """Called after a run that was not stopped."""
+
+    def truncated(self, number: int, n: int) -> None:  # noqa: B027
+        """Called before a sequence is cut to its first ``n`` tokens, as after a wrong draft.
+        ``number``: of a sequence that hooks have met.
+        """
+
+
+class HookedCache(KVCache):
+    """A cache whose *private* sequences neither use others' pages nor share their own.
+
+    hooks: those in use. Texts that begin beside hooks are private, and so is every sequence whose
+    tokens were run beside a hook that changes values.
+    """
+
+    hooks: EngineHooks
+    private: WeakSet[Sequence]
+
+    @property
+    def store(self) -> PageStoreLike | None:
+        """The page files; None beside hooks."""
+        kept: PageStoreLike | None = self.__dict__["store"]
+        return None if self.hooks.active else kept
+
+    @store.setter
+    def store(self, store: PageStoreLike | None) -> None:
+        self.__dict__["store"] = store
+
+    def make_private(self, seq: Sequence) -> None:
+        """Part a sequence from the prefix tree; it keeps its tokens."""
+        if seq not in self.private:
+            seq.alone = True
+            seq.nodes.clear()
+            self.private.add(seq)
+
+    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+        made = super().sequence(() if self.hooks.active else ids, lora)
+        if self.hooks.active:
+            self.make_private(made)
+        return made
+
+    def revive(self, lora: Lora | None = None) -> Sequence:
+        if self.hooks.active and lora is not None:
+            self.abandoned.close()
+            return self.sequence((), lora)
+        return super().revive(lora)
+
+    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+        if self.hooks.changes:
+            self.make_private(seq)
+        return super().match(seq, ids)
+
+    def fork(self, seq: Sequence) -> Sequence:
+        made = super().fork(seq)
+        if seq in self.private:
+            self.make_private(made)
+        return made
+
+    def let_go(self, seq: Sequence) -> None:
+        if seq in self.private:
+            self.reserve(seq, 0)
+        else:
+            super().let_go(seq)
+
+    def retire(self, seq: Sequence) -> None:
+        if seq in self.private:
+            seq.close()
+        else:
+            super().retire(seq)
+
+    def truncate(self, seq: Sequence, n: int) -> None:
+        if self.hooks.active and (number := self.hooks.numbers.get(seq)) is not None:
+            for hook in self.hooks.active:
+                hook.truncated(number, n)
+        super().truncate(seq, n)
+
+
+class HookedEngine(Engine):
+    """An engine while hooks are in use."""
+
+    hooks: EngineHooks
+    cache: HookedCache
+    _current: HookedRun
+
+    def plan_for(
+        self,
+        n_tokens: int,
+        n_outputs: int,
+        output: str,
+        adapted: bool = False,
+        media: bool = False,
+    ) -> PreparedPlan:
+        marked = (OBSERVED if self.hooks.fused else UNFUSED) + output
+        return super().plan_for(n_tokens, n_outputs, marked, adapted, media)
+
+    def lower(self, key: PlanKey) -> Plan:
+        fused = key.output.startswith(OBSERVED)
+        return self.device.lower(
+            ObservedRequest(
+                self._with_media if key.media else self.config,
+                self._adapted if key.adapted and self._adapted else self._weights,
+                self.cache,
+                key.n_tokens,
+                key.n_outputs,
+                self.deterministic,
+                key.output.removeprefix(OBSERVED if fused else UNFUSED),
+                fused=fused,
+            )
+        )
+
+    def labels(self) -> list[str]:
+        """Return the labels of the points of a decoding step, and those of steps without one."""
+        adapted = bool(self.cache.lora)
+        marked = OBSERVED + main_output(self.config)
+        key = self._key(PlanKey(1, 1, marked, adapted))
+        if (ready := self._ready.get(key)) is not None:
+            plan = ready.plan
+        else:
+            plan = self._lowered.get(key) or self._lowered.setdefault(key, self.lower(key))
+        points = self.hooks.points(plan)
+        return list(dict.fromkeys(point.label for point in points))
+
+    def read_text(self, ids: Ids[int], first: int | None = None) -> None:
+        """Run a text in a sequence of its own, for hooks. ``first``: compute the logits of the
+        tokens from this one on; None for those of none.
+
+        Raises ContextFullError.
+        """
+        output = main_output(self.config) if first is None else "logits"
+        with interrupts_held() as held, self.lock:
+            seq = self.cache.sequence()
+            try:
+                self.cache.check_context(len(ids))
+                self.cache.reserve(seq, len(ids))
+                with held.allow():
+                    before = len(ids) if first is None else first
+                    for chunk in self.cache.chunks(ids[:before], self.max_tokens):
+                        self._run([BatchItem(seq, chunk, 0)], lambda ready: None, None, output)
+                    for chunk in self.cache.chunks(ids[before:], min(self.max_tokens, OUTPUTS)):
+                        part = BatchItem(seq, chunk, len(chunk))
+                        self._run([part], lambda ready: None, None, output)
+            finally:
+                seq.close()
+
+    def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
+        starts = super()._prepare(ready, parts)
+        if self.hooks.changes:
+            for part in parts:
+                self.cache.make_private(part.seq)
+        numbers = [self.hooks.number_of(part.seq) for part in parts]
+        self._current = HookedRun(self, ready, parts, starts, numbers)
+        return starts
+
+    def _walk(
+        self, ready: PreparedPlan, times: list[float] | None, *, stoppable: bool = False
+    ) -> bool:
+        """Run the steps of a plan from hook point to hook point."""
+        run = self._current
+        hooks = self.hooks
+        n_tokens = run.count("n_tokens")
+
+        def walk(steps: range) -> bool:
+            stops = stoppable and len(steps) * n_tokens > SHORT
+            return self.device.run(ready.program, steps, times=times, stoppable=stops)
+
+        if ready.run.media is not None:
+            ready.write_media()
+        for hook in hooks.active:
+            hook.begin(run)
+        stops = hooks.stops(ready)
+        if ready.run.late:
+            late = ready.first_masked, lambda _: ready.run.write_late()
+            stops = sorted([*stops, late], key=lambda stop: stop[0])
+        at = 0
+        for end, call in stops:
+            if end > at and not walk(range(at, end)):
+                return False
+            at = max(at, end)
+            call(run)
+        n_steps = len(ready.plan)
+        early = times is None and all(hook.stops_early for hook in hooks.active)
+        if at < n_steps and not early and not walk(range(at, n_steps)):
+            return False
+        for hook in hooks.active:
+            hook.end(run)
+        return True
+
+
+class EngineHooks:
+    """The hooks of one engine.
+
+    active: those in use, first those that change values. changes: whether any does. fused: whether
+    plans may use kernels that hide a label. numbers: of the sequences that hooks have met.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.active: list[Hook] = []
+        self.changes = False
+        self.fused = True
+        # By the number of a plan, which is kept alive, so that the number is not used again.
+        self._points: dict[int, tuple[Plan, list[HookPoint]]] = {}
+        self._stops: dict[PreparedPlan, list[tuple[int, Call]]] = {}
+        self.numbers: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._n_sequences = 0
+
+    @contextmanager
+    def using(self, hook: Hook) -> Generator[HookedEngine, None, None]:
+        """Use a hook in the engine's runs, those of other threads included.
+
+        Raises UnsupportedError for an engine whose steps run elsewhere.
+        """
+        engine = self._engine
+        try:
+            with engine.lock:
+                hooked = self._install()
+                self._change([*self.active, hook])
+            yield hooked
+        finally:
+            with engine.lock:
+                self._change([each for each in self.active if each is not hook])
+                self._remove()
+
+    def _install(self) -> HookedEngine:
+        """Make the engine and its cache hooked ones. The cache stays one: it keeps private
+        sequences apart for as long as they live.
+        """
+        engine: Any = self._engine
+        kind: type = type(engine)
+        if kind is Engine:
+            if engine.cache.__class__ is not HookedCache:
+                engine.cache.__class__ = HookedCache
+                engine.cache.private = WeakSet()
+                engine.cache.hooks = self
+            engine.__class__ = HookedEngine
+            engine.hooks = self
+        if not isinstance(engine, HookedEngine):
+            what = "the steps of a model on several machines run in other processes"
+            raise UnsupportedError(f"hooks are not supported here: {what}")
+        return engine
+
+    def _remove(self) -> None:
+        """Make the engine an ordinary one again, if no hook is in use."""
+        engine: Any = self._engine
+        kind: type = type(engine)
+        if kind is HookedEngine and not self.active:
+            engine.__class__ = Engine
+
+    def _change(self, active: list[Hook]) -> None:
+        self.active = sorted(active, key=lambda hook: not hook.changes)
+        self.changes = any(hook.changes for hook in active)
+        self._stops.clear()
+        self.fused = True
+        if self.active:
+            engine = self._engine
+            assert isinstance(engine, HookedEngine)
+            fusible = [label for label in engine.labels() if label.endswith(FUSIBLE)]
+            self.fused = not any(hook.is_hooked(label) for hook in active for label in fusible)
+
+    def labels(self) -> list[str]:
+        """Return the labels that hooks can take part at, in the order of the steps."""
+        engine = self._engine
+        with engine.lock:
+            if self.active:
+                assert isinstance(engine, HookedEngine)
+                return engine.labels()
+            try:
+                return self._install().labels()
+            finally:
+                self._remove()
+
+    def number_of(self, seq: Sequence) -> int:
+        """Return the number of a sequence, from 0 on in the order in which hooks met them."""
+        number = self.numbers.get(seq)
+        if number is None:
+            number = self.numbers[seq] = self._n_sequences
+            self._n_sequences += 1
+        return number
+
+    def points(self, plan: Plan) -> list[HookPoint]:
+        """Return the hook points of a plan."""
+        found = self._points.get(id(plan))
+        if found is None:
+            found = plan, hook_points(plan, self._engine.config.n_embd)
+            self._points[id(plan)] = found
+        return found[1]
+
+    def stops(self, ready: PreparedPlan) -> list[tuple[int, Call]]:
+        """Return the calls of all hooks in runs of a plan, in the order of its steps."""
+        found = self._stops.get(ready)
+        if found is None:
+            points = self.points(ready.plan)
+            calls = [call for hook in self.active for call in hook.calls(ready.plan, points)]
+            found = self._stops[ready] = sorted(calls, key=lambda call: call[0])
+        return found
