@@ -1,5 +1,7 @@
-"""Every kernel of a plan beside its numpy twin: a run of the plan is stopped before a step, what the
-step reads is copied, the step runs, and its twin computes from the copy.
+"""Every kernel of a plan beside its numpy twin.
+
+A run of the plan is stopped before a step, what the step reads is copied, the step runs, and its
+twin computes from the copy.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.kernels.attention.latent_steps import LatentStore
+from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.moe.page_in_experts import Fetch
-from treadle.plan.plan import Const
+from treadle.plan.plan import Buffer, Const
 from treadle.selftest.twin_results import WRITTEN_CONSTANTS, Compared, Cut, Evidence, compare
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from treadle.plan.plan import DeviceMemory, Plan, Step
 
 NO_RESULT = (Fetch,)  # kernels that advise the system, and compute nothing
+STORES = (RopeStore, LatentStore)  # kernels that write to pages
 
 
 @dataclass(frozen=True)
@@ -91,16 +96,15 @@ def signature(step: Step) -> tuple[Any, ...]:
 def check_steps(
     of: PlanRun, wanted: Callable[[Step], bool], cut: Cut | None = None
 ) -> Iterator[KernelCheck]:
-    """Run a plan, and yield the comparison of each step that is ``wanted``. The caller holds what
-    the plan's run needs (an engine's lock, pages).
+    """Run a plan up to the last step that is ``wanted``, and yield the comparison of each of them.
+    The caller holds what the plan's run needs (an engine's lock, pages).
     """
     cut = cut or Cut()
     lives = of.plan.lifetimes()
-    steps = of.plan.steps
     if of.before is not None:
         of.before()
     done = 0
-    for i, step in enumerate(steps):
+    for i, step in enumerate(of.plan.steps):
         if isinstance(step.spec, NO_RESULT) or not wanted(step):
             continue
         if done < i:
@@ -110,26 +114,28 @@ def check_steps(
             if lives[buffer][0] == i:  # no earlier step has written a part of it
                 poison = np.full(buffer.n_bytes, 0xFF, np.uint8)
                 of.arena.write(of.plan.offsets[buffer], poison)
-        before = of.arena.read(0, of.plan.arena_bytes).copy()
-        constants = _constants(step)
-        evidence = Evidence(of.plan, step, of.run, of.device.isa, before, constants)
+        evidence = Evidence(step, of.run, of.device.isa, _buffers(of, step), _changing(step))
         times: list[float] = []
         of.device.run(of.program, range(i, i + 1), times=times)
-        after = of.arena.read(0, of.plan.arena_bytes).copy()
-        evidence.finish(after, _constants(step))
+        evidence.finish(_buffers(of, step, written=True), _changing(step))
         yield summary(step, compare(evidence, cut), of.name, sum(times))
-    if done < len(steps):
-        of.device.run(of.program, range(done, len(steps)))
 
 
-def _constants(step: Step) -> dict[str, np.ndarray]:
-    """Return copies of the constants that a step changes, by argument name, and of pages that it
-    reads.
+def _buffers(of: PlanRun, step: Step, *, written: bool = False) -> dict[Buffer, np.ndarray]:
+    """Return copies of the buffers that a step reads or writes, or of those ``written`` alone."""
+    buffers = set(step.writes) if written else {*step.reads}
+    read = of.arena.read
+    return {b: read(of.plan.offsets[b], b.n_bytes).copy() for b in buffers}
+
+
+def _changing(step: Step) -> dict[str, np.ndarray]:
+    """Return copies of the constants that a step changes, by argument name: states, and the pages
+    of steps that store keys and values.
     """
     found = {}
     for name in WRITTEN_CONSTANTS:
         arg = step.args.get(name)
-        if isinstance(arg, Const):
+        if isinstance(arg, Const) and (name != "pool" or isinstance(step.spec, STORES)):
             found[name] = arg.memory.read(0, arg.memory.n_bytes).copy()
     return found
 
@@ -202,7 +208,7 @@ def run_twins(
             size = max(1, most // spec.k)
             for first in range(0, max(args.rows), size):
 
-                def choose(m: int, first: int = first) -> np.ndarray:
+                def choose(m: int, first: int = first, size: int = size) -> np.ndarray:
                     return np.arange(first, min(first + size, m))
 
                 for part in products(spec, args, run, choose, residual, bounded=False):
@@ -214,4 +220,3 @@ def run_twins(
                 spec.run_ref(args, run)
         if progress is not None:
             progress(i)
-

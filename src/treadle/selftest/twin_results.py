@@ -59,7 +59,7 @@ from treadle.selftest.rounding_bounds import (
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
     from treadle.kernels.spec import Spec
-    from treadle.plan.plan import Plan, Step
+    from treadle.plan.plan import Step
 
 # Twins of these read the bits of their f32 arguments, so these stay f32.
 READS_BITS = (
@@ -71,7 +71,7 @@ READS_BITS = (
     "clamp_between",
     "sparse_gate",
 )
-WRITTEN_CONSTANTS = ("pool", "states")  # arguments that a step changes for good
+WRITTEN_CONSTANTS = ("pool", "states")  # arguments that steps change for good
 SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are not compared
 
 
@@ -148,37 +148,35 @@ class Compared:
 class Evidence:
     """One step's arguments before it ran, as its twin takes them, and what the kernel wrote.
 
-    ``before`` and ``after``: the arena's bytes; ``constants``: by argument name, the bytes of the
-    constants that the step changes, before and after. ``run``: the run's inputs.
+    ``before``: the bytes of each buffer that the step reads or writes; ``changing``: by argument
+    name, those of the constants that it changes. ``run``: the run's inputs.
     """
 
     def __init__(
         self,
-        plan: Plan,
         step: Step,
         run: Any,
         isa: Isa,
-        before: np.ndarray,
-        constants_before: dict[str, np.ndarray],
+        before: dict[Buffer, np.ndarray],
+        changing: dict[str, np.ndarray],
     ) -> None:
-        self.plan = plan
         self.step = step
         self.spec: Any = step.spec
         self.run = run
         self.isa = isa
-        self._before = before
-        self._constants_before = constants_before
-        self._after: np.ndarray = before
-        self.constants_after: dict[str, np.ndarray] = {}
+        self.before = before
+        self.changing = changing
+        self._after: dict[Buffer, np.ndarray] = {}
+        self.changed: dict[str, np.ndarray] = {}  # the constants afterwards
 
-    def finish(self, after: np.ndarray, constants_after: dict[str, np.ndarray]) -> None:
+    def finish(self, after: dict[Buffer, np.ndarray], changed: dict[str, np.ndarray]) -> None:
         """Add what the kernel has written."""
         self._after = after
-        self.constants_after = constants_after
+        self.changed = changed
 
-    def args(self, *, poisoned: bool = True) -> SimpleNamespace:
+    def args(self, without: str = "") -> SimpleNamespace:
         """Return new arguments for the twin: f32 buffers as float64, so that it rounds nothing;
-        outputs as NaN (0xFF in other types).
+        outputs as NaN (0xFF in other types). ``without``: an output that is left out.
         """
         spec = self.spec
         wide = spec.op not in READS_BITS
@@ -189,17 +187,26 @@ class Evidence:
             if isinstance(arg, (tuple, list)):
                 return [view(name, one) for one in arg]
             if isinstance(arg, Const):
-                known = self._constants_before.get(name)
-                return arg.array if known is None else known.copy()
+                known = self.changing.get(name)
+                if known is not None:
+                    return known.copy()
+                # Of pages the device may have the only array.
+                cells = name in WRITTEN_CONSTANTS
+                return arg.memory.read(0, arg.memory.n_bytes) if cells else arg.array
             if not isinstance(arg, Buffer):
                 return arg
+            if name == without:
+                return None
             if arg not in made:
-                at = self.plan.offsets[arg]
-                raw = self._before[at : at + arg.n_bytes].copy()
-                if arg in outputs and poisoned:
-                    raw[:] = 0xFF
-                array = raw.view(arg.dtype)
-                made[arg] = array.astype(np.float64) if wide and array.dtype == "f4" else array
+                if arg in outputs:
+                    float_ = np.dtype("f8" if wide and arg.dtype == "f4" else arg.dtype)
+                    n = arg.n_bytes // np.dtype(arg.dtype).itemsize
+                    array = np.full(n * float_.itemsize, 0xFF, np.uint8).view(float_)
+                else:
+                    array = self.before[arg].copy().view(arg.dtype)
+                    with np.errstate(invalid="ignore"):  # NaN of earlier steps' memory
+                        array = array.astype("f8") if wide and arg.dtype == "f4" else array
+                made[arg] = array
             return made[arg]
 
         given = self.step.args.items()
@@ -209,8 +216,7 @@ class Evidence:
     def written(self, name: str) -> np.ndarray:
         """Return what the kernel wrote to an argument, in the buffer's type."""
         buffer = self.step.args[name]
-        at = self.plan.offsets[buffer]
-        return self._after[at : at + buffer.n_bytes].view(buffer.dtype)
+        return self._after[buffer].view(buffer.dtype)
 
     def twin(self, spec: Spec | None = None, run: Any = None, **more: Any) -> SimpleNamespace:
         """Run a twin, by default the step's on all of it; return its arguments afterwards."""
@@ -302,16 +308,16 @@ def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
 
 def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[Compared]:
     """The states of a recurrence that its twin has changed."""
-    if "states" not in evidence.constants_after:
+    if "states" not in evidence.changed:
         return
-    before = evidence._constants_before["states"]
+    before = evidence.changing["states"]
     changed = args.states.view(np.float32) != before.view(np.float32)
     actual, expected = (
         a.view(np.float32)[changed].astype(np.float64)
-        for a in (evidence.constants_after["states"], args.states)
+        for a in (evidence.changed["states"], args.states)
     )
     yield Compared("states", actual, expected, _estimate(evidence.spec, expected, unit))
-    other = evidence.constants_after["states"].view(np.float32)[~changed]
+    other = evidence.changed["states"].view(np.float32)[~changed]
     kept = before.view(np.float32)[~changed]
     wrong = (other.view(np.uint32) != kept.view(np.uint32)).astype(np.float64)
     if wrong.any():  # a state of another sequence was written
@@ -500,7 +506,8 @@ def _pack(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     act = spec.layout()
     absolute = np.full(exact.shape, TINY)
     if spec.fn != "copy":
-        rows = args.x.view(np.float32).reshape(-1, args.stride).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            rows = args.x.view(np.float32).reshape(-1, args.stride).astype(np.float64)
         x = rows[:n, : spec.k]
         gate: Any = 1.0
         if spec.gated:
@@ -648,16 +655,14 @@ def products(
 
 def _matmul(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: Matmul = evidence.spec
-    args = evidence.args()
+    args = evidence.args(without="y")
     y = evidence.written("y").reshape(-1, args.stride)
     residual = None
     if spec.residual:
         residual = np.asarray(args.residual, np.float64).reshape(-1, args.stride)
     met = list(enumerate(spec.met_ref(args, evidence.run)))
     some = [met[i] for i in cut.some(len(met), cut.experts)]
-    made = products(
-        spec, args, evidence.run, lambda m: cut.rows_of(m, spec.k), residual, met=some
-    )
+    made = products(spec, args, evidence.run, lambda m: cut.rows_of(m, spec.k), residual, met=some)
     for part in made:
         column = args.column[part.segment] + (part.head * args.y_pitch if spec.heads else 0)
         columns = column + part.chosen
@@ -668,7 +673,7 @@ def _matmul(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: Gated = evidence.spec
-    args = evidence.args()
+    args = evidence.args(without="y")
     act = spec.result()
     unit = SPAN if act.kind in ("q16", "q16n") else BLOCK
     product = replace(
@@ -676,17 +681,13 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     )
     met = list(enumerate(product.met_ref(args, evidence.run)))
     some = [met[i] for i in cut.some(len(met), cut.experts)]
-    made = products(
-        product, args, evidence.run, lambda m: cut.rows_of(m, spec.k, unit), met=some
-    )
+    made = products(product, args, evidence.run, lambda m: cut.rows_of(m, spec.k, unit), met=some)
     raw = evidence.written("y")
     for gate in made:
         up = next(made)
         value = ACTIVATIONS[spec.fn].exact(gate.values)
         exact = gated(spec.fn, gate.values, up.values)
-        off = gated_error(
-            spec.fn, gate.values, up.values, value, exact, (gate.error, up.error)
-        )
+        off = gated_error(spec.fn, gate.values, up.values, value, exact, (gate.error, up.error))
         if act.kind in ("q8", "q8x2"):  # a block's scale is as far off as its largest value may be
             off = off + off.reshape(len(off), -1, BLOCK).max(-1).repeat(BLOCK, -1)
         part = replace(act, k=len(gate.chosen), group=1, sub=BLOCK, unit=4)
@@ -700,14 +701,12 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 # -- attention -------------------------------------------------------------------------------------
 
 
-def _pages(
-    evidence: Evidence, args: SimpleNamespace, relative: float
-) -> Iterator[Compared]:
+def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterator[Compared]:
     """Keys and values that a step has stored, one whole unit of the page's format off at most, for
-    rounding may fall either way; and bytes of other pages, which it may not change.
+    rounding may fall either way; and other pages, which it may not change.
     """
     spec = evidence.spec
-    actual = evidence.constants_after["pool"]
+    actual = evidence.changed["pool"]
     for name, which in (("keys", 0), ("values", 1)):
         found = []
         for pool in (actual, args.pool):
@@ -729,12 +728,11 @@ def _pages(
             block = np.abs(b).reshape(len(b), -1, BLOCK).max(-1).repeat(BLOCK, -1)
             unit = block / (8 if spec.page.fmt.packed else 127) * (1 + 4 * relative)
         yield Compared(name, a, b, unit + 2 * relative * top + TINY)
-    same = np.flatnonzero(args.pool == evidence._constants_before["pool"])
-    wrong = (actual[same] != args.pool[same]).astype(np.float64)
-    # Where rounding fell the other way, a byte that the twin left as it was may have changed.
-    n_written = len(evidence.run.kv_indices(spec.pool)) * spec.page.layer_bytes // PAGE
-    if wrong.sum() > n_written:
-        yield Compared("other pages", wrong, np.zeros_like(wrong), np.full(wrong.shape, 0.5))
+    before = evidence.changing["pool"]
+    changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
+    changed[[int(slot) // PAGE for slot in evidence.run.kv_indices(spec.pool)]] = False
+    wrong = changed.astype(np.float64)
+    yield Compared("other pages", wrong, np.zeros_like(wrong), np.full(wrong.shape, 0.5))
 
 
 def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
