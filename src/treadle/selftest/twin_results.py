@@ -41,6 +41,7 @@ from treadle.kernels.moe.dispatch import Combine, Gather
 from treadle.kernels.moe.route import Route, Sort
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
+from treadle.kernels.spec import f32_values
 from treadle.plan.plan import Buffer, Const
 from treadle.selftest.rounding_bounds import (
     TINY,
@@ -256,22 +257,17 @@ def _floats(
         stride = "stride"
     width = int(getattr(args, stride, 0) or 0) or len(expected)
     if len(expected) % width == 0 and (len(expected) // width) > 0:
-        rows, columns = (np.flatnonzero(a) for a in _spans(there.reshape(-1, width)))
+        rows, columns = (np.flatnonzero(there.reshape(-1, width).any(axis)) for axis in (1, 0))
         block = np.ix_(rows, columns)
         shape = -1, width
-        found = [
-            np.broadcast_to(a, expected.shape).reshape(shape)[block]
-            for a in (actual, expected, allowed)
-        ]
-        inside = there.reshape(shape)[block]
-        found[1] = np.where(inside, found[1], found[0])  # between written rows: not compared
-        return Compared(name, *found, rows, columns, n_cut)
+        a, e, t = (
+            np.broadcast_to(each, expected.shape).reshape(shape)[block]
+            for each in (actual, expected, allowed)
+        )
+        e = np.where(there.reshape(shape)[block], e, a)  # between written rows: not compared
+        return Compared(name, a, e, t, rows, columns, n_cut)
     allowed = np.broadcast_to(allowed, expected.shape)
     return Compared(name, actual[there], expected[there], allowed[there], n_cut=n_cut)
-
-
-def _spans(there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return there.any(1), there.any(0)
 
 
 def _estimate(spec: Any, expected: np.ndarray, unit: float = 2.0**-21) -> np.ndarray:
@@ -302,8 +298,13 @@ def _whole(evidence: Evidence, args: SimpleNamespace, name: str) -> Compared:
     expected = np.asarray(getattr(args, name)).reshape(-1)
     actual = evidence.written(name).reshape(-1)
     there = expected.view(np.uint8).reshape(len(expected), -1).min(1, initial=255) < 255
-    values = (a[there].astype(np.float64) for a in (actual, expected))
-    return Compared(name, *values, np.full(int(there.sum()), 0.5))
+    return _exactly(name, actual[there], expected[there])
+
+
+def _exactly(name: str, actual: np.ndarray, expected: np.ndarray) -> Compared:
+    """Compare whole numbers."""
+    tolerance = np.full(expected.shape, 0.5)
+    return Compared(name, actual.astype(np.float64), expected.astype(np.float64), tolerance)
 
 
 def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[Compared]:
@@ -321,7 +322,7 @@ def _states(evidence: Evidence, args: SimpleNamespace, unit: float) -> Iterator[
     kept = before.view(np.float32)[~changed]
     wrong = (other.view(np.uint32) != kept.view(np.uint32)).astype(np.float64)
     if wrong.any():  # a state of another sequence was written
-        yield Compared("states of others", wrong, np.zeros_like(wrong), np.full(wrong.shape, 0.5))
+        yield _exactly("states of others", wrong, np.zeros_like(wrong))
 
 
 def _chunked(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -365,7 +366,9 @@ def _embed(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """
 
     def bound(expected: np.ndarray) -> np.ndarray:
-        return 3 * U32 * (np.abs(expected) + np.nanmax(np.abs(expected), initial=0.0)) + TINY
+        size = np.abs(expected)
+        made: np.ndarray = 3 * U32 * (size + np.nanmax(size, initial=0.0)) + TINY
+        return made
 
     yield _floats(evidence, evidence.twin(), "x", bound)
 
@@ -457,8 +460,7 @@ def _compensations(raw: np.ndarray, act: ActivationLayout, n: int, name: str) ->
         high, low = np.split(quants, 2, axis=1)
         quants = (high << LOW_BITS) + low
     expected = MAGIC_BITS - OFFSET * quants.reshape(n, act.ks, act.sub).sum(-1, dtype=np.int32)
-    values = (a.astype(np.float64) for a in (sums, expected))
-    return Compared(f"{name}: sums", *values, np.full(sums.shape, 0.5))
+    return _exactly(f"{name}: sums", sums, expected)
 
 
 def _norm(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -467,7 +469,7 @@ def _norm(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     args = evidence.args()
     n = int(run["n_outputs" if spec.outputs else "n_tokens"])
     which = run.output_rows if spec.outputs else slice(n)
-    x = args.x.reshape(-1, args.stride)[which, : spec.k].astype(np.float64)
+    x = f32_values(args.x).reshape(-1, args.stride)[which, : spec.k].astype(np.float64)
     w = args.w[: spec.k] if spec.weight else np.ones(spec.k)
     relative = norm_error(spec.k, evidence.isa) + U32
     off = centring_error(spec, evidence.isa, x, w)
@@ -732,7 +734,7 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
     changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
     changed[[int(slot) // PAGE for slot in evidence.run.kv_indices(spec.pool)]] = False
     wrong = changed.astype(np.float64)
-    yield Compared("other pages", wrong, np.zeros_like(wrong), np.full(wrong.shape, 0.5))
+    yield _exactly("other pages", wrong, np.zeros_like(wrong))
 
 
 def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -906,12 +908,12 @@ def _top(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     actual = evidence.written("out").view(np.uint8)[:n_bytes].view(record)
     names = ("values", "ids") if joined else ("keys", "ids")
     for name in names:
-        values = (a[name].astype(np.float64) for a in (actual, expected))
-        yield Compared(name, *values, np.full(expected[name].shape, TINY))
+        a, e = (each[name].astype(np.float64) for each in (actual, expected))
+        yield Compared(name, a, e, np.full(e.shape, TINY))
     queries = list(evidence.run.sampled(args.n))
     wanted = np.repeat([bool(total) for *_, total in queries], n // max(len(queries), 1))
-    sums = [a["total"][wanted].astype(np.float64) for a in (actual, expected)]
-    yield Compared("total", *sums, np.abs(sums[1]) * TOTAL_ERROR + TINY)
+    a, e = (each["total"][wanted].astype(np.float64) for each in (actual, expected))
+    yield Compared("total", a, e, np.abs(e) * TOTAL_ERROR + TINY)
 
 
 def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -932,7 +934,7 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     tied = (np.abs(found - exact) <= allowed).all(-1) & (chosen[0] != chosen[1]).any(-1)
     gaps = np.abs(np.diff(exact, axis=-1)).min(-1, initial=np.inf)
     tied &= gaps <= 32 * U32 * np.abs(exact).max(-1, initial=0.0)
-    yield Compared("chosen", *(c[~tied] for c in chosen), np.full(chosen[0][~tied].shape, 0.5))
+    yield _exactly("chosen", *(c[~tied] for c in chosen))
 
 
 def _bytes(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
