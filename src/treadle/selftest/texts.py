@@ -13,8 +13,8 @@ float64, computed elsewhere, each far ahead of all others.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,8 +45,9 @@ LEAST_COSINE = 0.99  # of an encoder's vectors
 
 @dataclass(frozen=True)
 class TextCheck:
-    """A text of kernels and twins. ``text``: what the kernels wrote; None for random tokens.
+    """A text of kernels and twins: the ids that the kernels wrote, or that an encoder read.
 
+    text: these in letters; None without a vocabulary.
     apart: root mean square of the logits' differences, as a share of their spread, in one plan; of
         an encoder 1 minus the cosine of its vector and the twins'.
     of_plans: the same between a token at a time and many at once.
@@ -54,9 +55,9 @@ class TextCheck:
     problem: what is wrong, in a sentence; empty if nothing is. skipped: why the twins did not run.
     """
 
-    n_tokens: int
-    text: str | None
-    apart: float
+    ids: tuple[int, ...]
+    text: str | None = None
+    apart: float = 0.0
     of_plans: float = 0.0
     known: bool = False
     problem: str = ""
@@ -72,21 +73,35 @@ def check_text(model: Model, *, quick: bool = False, progress: Progress | None =
         return _check_vector(engine, n_weights, most, progress)
     known = known_text(model)
     ids = list(known.prompt) if known else _prompt(model)
+    compare = n_weights <= most
+    found = text_of(engine, ids, known, compare=compare, progress=progress)
+    skipped = "" if compare or found.problem else _too_many(n_weights)
+    return replace(found, text=_decoded(model, found.ids), skipped=skipped)
+
+
+def text_of(
+    engine: Engine,
+    ids: list[int],
+    known: KnownText | None = None,
+    *,
+    compare: bool = True,
+    progress: Progress | None = None,
+) -> TextCheck:
+    """Write a text after a prompt's ids, and compare it with a known one, and with the twins."""
     made, ours = greedy(engine, ids, len(known.ids) if known else N_TOKENS)
-    text = _decoded(model, made)
-    if known and made != list(known.ids):
+    result = TextCheck(tuple(made), known=known is not None)
+    if known and result.ids != known.ids:
         at = next(i for i, (a, b) in enumerate(zip(made, known.ids, strict=True)) if a != b)
         problem = (
             f"the known text is not written: token {at} is {made[at]}, expected {known.ids[at]}, "
             f"which is ahead by {known.lead} at least"
         )
-        return TextCheck(len(made), text, 0.0, known=True, problem=problem)
-    if n_weights > most:
-        skipped = _too_many(n_weights)
-        return TextCheck(len(made), text, 0.0, known=bool(known), skipped=skipped)
+        return replace(result, problem=problem)
+    if not compare:
+        return result
     together, theirs = _logits(engine, ids, made, progress)
     apart, of_plans, problem = judged(ours, together, theirs, made)
-    return TextCheck(len(made), text, apart, of_plans, bool(known), problem)
+    return replace(result, apart=apart, of_plans=of_plans, problem=problem)
 
 
 def _too_many(n_weights: int) -> str:
@@ -139,9 +154,9 @@ def _prompt(model: Model) -> list[int]:
     return _random_ids(model.engine)
 
 
-def _decoded(model: Model, ids: list[int]) -> str | None:
+def _decoded(model: Model, ids: Sequence[int]) -> str | None:
     try:
-        return str(model.tokenizer.decode(ids))
+        return str(model.tokenizer.decode(list(ids)))
     except TreadleError:
         return None
 
@@ -238,7 +253,7 @@ def _check_vector(
     """Compare an encoder's vector of some random tokens with the twins'."""
     ids = _random_ids(engine)
     if n_weights > most:
-        return TextCheck(len(ids), None, 0.0, skipped=_too_many(n_weights))
+        return TextCheck(tuple(ids), skipped=_too_many(n_weights))
     ours = engine.embed([ids])[0].astype(np.float64)
     key = PlanKey(len(ids), 1, "embedding", bool(engine.adapters) and engine.deterministic)
     found = run_by_twins(engine, key, ids, 0, "embedding", len(ours), progress)
@@ -247,7 +262,7 @@ def _check_vector(
     problem = ""
     if not cosine >= LEAST_COSINE:
         problem = f"the vector's cosine with the twins' is {cosine:.6f}, expected {LEAST_COSINE}"
-    return TextCheck(len(ids), None, 1 - cosine, problem=problem)
+    return TextCheck(tuple(ids), apart=1 - cosine, problem=problem)
 
 
 # -- known texts -----------------------------------------------------------------------------------

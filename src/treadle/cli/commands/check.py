@@ -149,7 +149,7 @@ def summary(report: CheckReport) -> list[str]:
             what = f"not compared: {said.skipped}"
         shown = "" if said.text is None else f": {printable(said.text)!r}"
         far = f", logits {said.apart:.2%} apart" if said.apart else ""
-        lines.append(f"text: {said.n_tokens} tokens, {what}{far}{shown}")
+        lines.append(f"text: {len(said.ids)} tokens, {what}{far}{shown}")
     if report.speeds is not None:
         lines += [f"speed: {speed_text(run)}" for run in report.speeds.runs]
         share = report.speeds.cpu_share
