@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treadle.devices.protocol import Device, DeviceProgram
     from treadle.plan.plan import DeviceMemory, Plan, Step
 
+Note = Callable[[str], object]
 NO_RESULT = (Fetch,)  # kernels that advise the system, and compute nothing
 STORES = (RopeStore, LatentStore)  # kernels that write to pages
 
@@ -94,10 +95,14 @@ def signature(step: Step) -> tuple[Any, ...]:
 
 
 def check_steps(
-    of: PlanRun, wanted: Callable[[Step], bool], cut: Cut | None = None
+    of: PlanRun,
+    wanted: Callable[[Step], bool],
+    cut: Cut | None = None,
+    note: Note | None = None,
 ) -> Iterator[KernelCheck]:
     """Run a plan up to the last step that is ``wanted``, and yield the comparison of each of them.
-    The caller holds what the plan's run needs (an engine's lock, pages).
+    The caller holds what the plan's run needs (an engine's lock, pages). ``note`` is called with
+    the name of each kernel, and where it runs, before it runs.
     """
     cut = cut or Cut()
     lives = of.plan.lifetimes()
@@ -116,9 +121,14 @@ def check_steps(
                 of.arena.write(of.plan.offsets[buffer], poison)
         evidence = Evidence(step, of.run, of.device.isa, _buffers(of, step), _changing(step))
         times: list[float] = []
+        if note is not None:
+            note(f"{step.kernel} ({step.label}, {of.name})")
         of.device.run(of.program, range(i, i + 1), times=times)
         evidence.finish(_buffers(of, step, written=True), _changing(step))
-        yield summary(step, compare(evidence, cut), of.name, sum(times))
+        with np.errstate(all="ignore"):  # what an earlier fault has left
+            result = summary(step, compare(evidence, cut), of.name, sum(times))
+        if result.n_values:  # a batch may have nothing for a step, such as no parts to merge
+            yield result
 
 
 def _buffers(of: PlanRun, step: Step, *, written: bool = False) -> dict[Buffer, np.ndarray]:
@@ -147,13 +157,14 @@ def summary(step: Step, compared: Iterator[Compared], where: str, seconds: float
     first: WrongValue | None = None
     for each in compared:
         n_cut += each.n_cut
-        n_values += each.actual.size
-        if not each.actual.size:
+        n_compared = int(each.compared.sum())
+        if not n_compared:
             continue
         excess = each.excess()
         at = np.unravel_index(int(excess.argmax()), excess.shape)
         share = float(excess[at])
-        if n_values == each.actual.size or share > worst[0]:
+        n_values += n_compared
+        if n_values == n_compared or share > worst[0]:
             off = abs(float(each.actual[at]) - float(each.expected[at]))
             worst = share, off, float(each.tolerance[at])
         wrong = excess > 1

@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.errors import CompileError, DeviceError
 from treadle.selftest.batches import MANY, batch_of
-from treadle.selftest.kernel_check import KernelCheck, PlanRun, Selection, check_steps
+from treadle.selftest.kernel_check import (
+    NO_RESULT,
+    KernelCheck,
+    Note,
+    PlanRun,
+    Selection,
+    check_steps,
+)
 from treadle.selftest.machine_facts import machine_facts
 from treadle.selftest.speeds import SpeedCheck, measure_speeds
 from treadle.selftest.texts import TextCheck, check_text
@@ -37,7 +45,7 @@ class CheckReport:
     machine: facts of the CPU, the system and the versions; no names of users, files or hosts.
     kernels: each kernel beside its twin. threads: bits on several numbers of threads. text: a text
     beside the twins', or a known one. speeds: beside this machine's peaks; None if not measured.
-    cut: what was left out, in words.
+    cut: what was left out, in words. errors: parts that ended with an error.
     """
 
     machine: dict[str, Any]
@@ -48,6 +56,7 @@ class CheckReport:
     text: TextCheck | None = None
     speeds: SpeedCheck | None = None
     cut: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -67,7 +76,7 @@ class CheckReport:
         for part in (self.threads, self.text):
             if part is not None and part.problem:
                 found.append(part.problem)
-        return found
+        return [*found, *self.errors]
 
     @property
     def passed(self) -> bool:
@@ -87,20 +96,44 @@ class CheckReport:
 
 
 def check_model(
-    model: Model, *, quick: bool = False, progress: Progress | None = None
+    model: Model,
+    *,
+    quick: bool = False,
+    progress: Progress | None = None,
+    note: Note | None = None,
 ) -> CheckReport:
     """Check everything of ``model`` on this machine; see ``CheckReport``.
 
-    ``quick``: fewer batch sizes, fewer values, no speeds. Load the model with ``n_sequences=4``, so
-    that batches of several texts fit. Raises CompileError, CacheError and FileError as runs do.
+    ``quick``: fewer batch sizes, fewer values, no speeds. ``note`` is called with the name of each
+    kernel before it runs: if it ends the process, the last one did. Load the model with
+    ``n_sequences=4``, so that batches of several texts fit. A kernel that cannot be compiled, and a
+    device that fails, are failures of the report. Raises CacheError and FileError as runs do.
     """
     began = time.perf_counter()
     report = CheckReport(machine_facts(model), model_facts(model), quick)
-    check_kernels(model, report, progress)
-    report.threads = check_threads(model, quick=quick, progress=progress)
-    report.text = check_text(model, quick=quick, progress=progress)
-    if not quick:
+
+    def add_threads() -> None:
+        report.threads = check_threads(model, quick=quick, progress=progress)
+
+    def add_text() -> None:
+        report.text = check_text(model, quick=quick, progress=progress)
+
+    def add_speeds() -> None:
         report.speeds = measure_speeds(model, progress)
+
+    parts = {
+        "kernels": lambda: check_kernels(model, report, progress, note),
+        "threads": add_threads,
+        "text": add_text,
+        "speeds": add_speeds,
+    }
+    if quick:
+        del parts["speeds"]
+    for name, part in parts.items():
+        try:
+            part()
+        except (CompileError, DeviceError) as error:
+            report.errors.append(f"{name}: {error}")
     report.seconds = time.perf_counter() - began
     return report
 
@@ -126,7 +159,12 @@ def model_facts(model: Model) -> dict[str, Any]:
 # -- kernels --------------------------------------------------------------------------------------
 
 
-def check_kernels(model: Model, report: CheckReport, progress: Progress | None = None) -> None:
+def check_kernels(
+    model: Model,
+    report: CheckReport,
+    progress: Progress | None = None,
+    note: Note | None = None,
+) -> None:
     """Add each kernel of the model's plans to ``report.kernels``."""
     from treadle.api.engine_plans import media_plans, text_plans
 
@@ -139,14 +177,20 @@ def check_kernels(model: Model, report: CheckReport, progress: Progress | None =
     many = QUICK_MANY if report.quick else MANY
     cut = QUICK if report.quick else Cut()
     selection = Selection()
+    named: set[str] = set()
     for done, plan in enumerate(plans):
         if progress is not None:
             progress("check kernels", done, len(plans))
-        found = check_plan(plan.engine, plan.key, selection, cut, many, report.cut)
+        found = check_plan(plan.engine, plan.key, selection, cut, many, report.cut, note)
         report.kernels += found
+        named |= {spec.name for spec in plan.lower().specs() if not isinstance(spec, NO_RESULT)}
     for tower, of in enumerate(tower_runs(model)):
+        named |= {spec.name for spec in of.plan.specs()}
         selection.batch = ("tower", tower)
-        report.kernels += check_steps(of, selection, cut)
+        report.kernels += check_steps(of, selection, cut, note)
+    idle = named - {kernel.kernel for kernel in report.kernels}
+    if idle:
+        report.cut.append(f"kernels that no batch had work for: {', '.join(sorted(idle))}")
     n_cut = sum(kernel.n_cut for kernel in report.kernels)
     if n_cut:
         n_values = sum(kernel.n_values for kernel in report.kernels)
@@ -174,6 +218,7 @@ def check_plan(
     cut: Cut,
     many: int = MANY,
     remarks: list[str] | None = None,
+    note: Note | None = None,
 ) -> list[KernelCheck]:
     """Return the results of one plan's kernels that ``selection`` has not seen."""
     rng = np.random.default_rng(0)
@@ -189,7 +234,7 @@ def check_plan(
         of = PlanRun(
             engine.device, ready.plan, ready.program, ready.arena, ready.run, batch.name, before
         )
-        found = list(check_steps(of, selection, cut))
+        found = list(check_steps(of, selection, cut, note))
         engine.check_files()
         return found
 

@@ -42,16 +42,17 @@ def check_threads(
     """Compare a prompt's logits and those of some tokens after it on 1, 2, and all threads."""
     from treadle.devices.cpu.device import Cpu
 
-    if not isinstance(model.engine.device, Cpu):
-        return ThreadCheck((), 0, skipped=f"{model.engine.device.isa.name} has no threads of ours")
+    ours = model.engine.device
+    if not isinstance(ours, Cpu):
+        return ThreadCheck((), 0, skipped=f"{ours.isa.name} has no threads of ours")
     counts = thread_counts(model.n_threads)
-    isa = model.engine.device.isa
+    device_type = type(ours)
 
     @contextmanager
     def engine_of(n_threads: int) -> Iterator[Engine]:
         kv = model.engine.cache.kv
         n_ctx = min(model.n_ctx, 2 * PROMPT)
-        device = Cpu(isa, n_threads)
+        device = device_type(ours.isa, n_threads)
         made = Engine(model.gguf, model.config, device, n_ctx=n_ctx, kv=kv)
         with closing(made):
             yield made

@@ -127,12 +127,19 @@ class Compared:
     columns: np.ndarray | None = None
     n_cut: int = 0
 
+    @property
+    def compared(self) -> np.ndarray:
+        """Whether each value is compared: not where the twin's, or a neighbour that its tolerance
+        depends on, is no number. Then an input was none, which an earlier step has to answer for.
+        """
+        return ~(np.isnan(self.expected) | np.isnan(self.tolerance))
+
     def excess(self) -> np.ndarray:
-        """Return each error as a share of its tolerance; infinite where one value is no number."""
+        """Return each error as a share of its tolerance; infinite where the kernel's value alone is
+        no number, 0 where nothing is compared.
+        """
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            same = (self.actual == self.expected) | (
-                np.isnan(self.actual) & np.isnan(self.expected)
-            )
+            same = (self.actual == self.expected) | ~self.compared
             share = np.where(same, 0.0, np.abs(self.actual - self.expected) / self.tolerance)
         made: np.ndarray = np.where(np.isnan(share), np.inf, share)
         return made

@@ -13,7 +13,7 @@ from treadle.cli.load import load_model
 from treadle.cli.model_type import ModelType
 from treadle.cli.options import plan_load_options
 from treadle.cli.ui.progress import ProgressBar
-from treadle.cli.ui.table import print_json, print_table, printable, say, scaled
+from treadle.cli.ui.table import print_json, print_table, printable, remark, say, scaled
 from treadle.errors import FileError
 
 if TYPE_CHECKING:
@@ -39,6 +39,12 @@ OPTIONAL = ("step", "batches ", "values ", "off by ", "allowed ", "ms ")
     flag_value=STDOUT,
     help="Print one JSON object, or write it to FILE.json beside the table.",
 )
+@click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Name each kernel on standard error before it runs: if the process dies, the last did it.",
+)
 @plan_load_options
 @click.pass_context
 def command(
@@ -46,6 +52,7 @@ def command(
     model: str | None,
     quick: bool,
     json_to: str | None,
+    verbose: bool,
     load: dict[str, Any],
 ) -> None:
     """Prove that this machine computes what it should: every kernel that MODEL's plans use against
@@ -61,7 +68,7 @@ def command(
         json_to = STDOUT
     if json_to not in (None, STDOUT):
         check_place(json_to)
-    report = examine(model, load, quick=quick)
+    report = examine(model, load, quick=quick, verbose=verbose)
     if json_to == STDOUT:
         print_json(report.as_dict())
     else:
@@ -83,7 +90,9 @@ def check_place(name: str) -> None:
         raise FileError("cannot be written", path=name)
 
 
-def examine(model: str | None, load: dict[str, Any], *, quick: bool) -> CheckReport:
+def examine(
+    model: str | None, load: dict[str, Any], *, quick: bool, verbose: bool = False
+) -> CheckReport:
     """Load a model and check it. Raises TreadleError if it cannot be loaded."""
     from treadle.selftest.model_check import check_model
 
@@ -91,7 +100,7 @@ def examine(model: str | None, load: dict[str, Any], *, quick: bool) -> CheckRep
         ProgressBar() as progress,
         load_model(model, progress, room=ROOM, n_sequences=TEXTS, **load) as loaded,
     ):
-        return check_model(loaded, quick=quick, progress=progress)
+        return check_model(loaded, quick=quick, progress=progress, note=remark if verbose else None)
 
 
 def print_report(report: CheckReport) -> None:
