@@ -108,11 +108,11 @@ def print_report(report: CheckReport) -> None:
     from treadle.selftest.model_check import results_by_kernel
 
     here = report.machine
-    say(
+    about = (
         f"{here['cpu'] or here['architecture']}, {here['isa']}, {here['threads']} threads, "
-        f"{here['system']} {here['system_release']}, {here['python']}, treadle {here['treadle']}",
-        indent="  ",
+        f"{here['system']} {here['system_release']}, {here['python']}, treadle {here['treadle']}"
     )
+    say(printable(about), indent="  ")
     rows = [row_of(results) for results in results_by_kernel(report.kernels)]
     if rows:
         headers = ["kernel", *OPTIONAL, "of allowed ", "result"]
