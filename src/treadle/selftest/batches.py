@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.kernels.attention.records import PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import LogitsQuery

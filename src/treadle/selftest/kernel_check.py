@@ -7,11 +7,11 @@ twin computes from the copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.moe.page_in_experts import Fetch

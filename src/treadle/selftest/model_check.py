@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CompileError, DeviceError
 from treadle.selftest.batches import MANY, batch_of
 from treadle.selftest.kernel_check import (

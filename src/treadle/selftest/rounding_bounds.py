@@ -165,7 +165,7 @@ def product_error(
     elif spec.act in BYTES:
         chain = (2 if codes and codes.has_m else 1) * layout.ks + 8 + (spec.act == "q8x2")
     values = np.abs(weights)
-    rounded = spec.act == "bf16" and spec.w != "BF16"
+    rounded = spec.act == "bf16" and spec.fmt.act != "bf16"  # the weights are none yet
     largest: Any = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
     if spec.act == "q16n":
         largest = _half_words(x, values)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.models.graphs import main_output
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import TreadleError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
 from treadle.machine.topology import affinity

@@ -11,12 +11,13 @@ Where a product has many rows or experts, or attention many items, the twin comp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.activation_layout import BLOCK, SPAN, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.kernels.attention.int16_tile import LIMIT
@@ -132,7 +133,8 @@ class Compared:
         """Whether each value is compared: not where the twin's, or a neighbour that its tolerance
         depends on, is no number. Then an input was none, which an earlier step has to answer for.
         """
-        return ~(np.isnan(self.expected) | np.isnan(self.tolerance))
+        made: np.ndarray = ~(np.isnan(self.expected) | np.isnan(self.tolerance))
+        return made
 
     def excess(self) -> np.ndarray:
         """Return each error as a share of its tolerance; infinite where the kernel's value alone is
@@ -592,7 +594,7 @@ def _pack_heads(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 
 
 @dataclass
-class Product:
+class PartialProduct:
     """A part of a product: rows of y ``to``, rows ``chosen`` of segment ``segment``'s matrix of
     ``height`` rows; float64 ``values`` and their ``error``, both ``[n, m]``.
     """
@@ -615,7 +617,7 @@ def products(
     met: Sequence[Any] | None = None,
     *,
     bounded: bool = True,
-) -> Iterator[Product]:
+) -> Iterator[PartialProduct]:
     """Yield the products of a matrix product, as ``Matmul.run_ref`` makes them, of the rows that
     ``choose`` returns for a height. ``met``: a part of ``spec.met_ref``'s entries, numbered.
     ``bounded``: with the errors; else these are zero.
@@ -659,7 +661,7 @@ def products(
                 more = residual[np.ix_(to, column + chosen)]
                 values = values + more
                 error = error + 2 * U32 * np.abs(more)
-            yield Product(number, i, to, chosen, m, values, error + TINY)
+            yield PartialProduct(number, i, to, chosen, m, values, error + TINY)
 
 
 def _matmul(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
