@@ -8,9 +8,9 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import COLUMN_NORMS
-from tests.kernels.test_elementwise import centring_error, norm_error
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.column_norm import ColumnNorm
+from treadle.selftest.rounding_bounds import centring_error, norm_error
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)

@@ -28,32 +28,20 @@ from treadle.kernels.activation_layout import (
     MAGIC_BITS,
     NARROW,
     OFFSET,
-    SPAN,
-    WORD_LENGTH,
-    WORD_MOST,
-    WORD_TOP,
     WORDS,
     ActivationLayout,
     halves_ref,
     quantize_ref,
 )
-from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
 from treadle.kernels.spec import round_up
-
-
-def norm_error(k: int, isa: Isa) -> float:
-    """Relative error of one normed value: half of the mean square's, then eps, sqrt, 1 / and two
-    products.
-    """
-    return (sum_chain(k, isa) / 2 + 8) * U32
-
-
-def sum_chain(k: int, isa: Isa) -> int:
-    """Additions of one value's way into a row's sum, at most."""
-    chain = -(-k // (4 * isa.lanes)) + 2 + isa.lanes.bit_length()
-    # By a block: those of a thread's vectors, of its lanes, of the warp's values, of the warps.
-    return max(chain, 4 + 2 + 5 + 16) if isa.simt else chain
+from treadle.selftest.rounding_bounds import (
+    TWIN_ERROR,
+    activation_error,
+    centring_error,
+    norm_error,
+    stored_error,
+)
 
 
 def check_act(
@@ -69,27 +57,9 @@ def check_act(
     """
     n = len(exact)
     stored = act.read_ref(out, n)
-    tolerance = np.abs(exact) * relative + absolute
-    if act.kind in NARROW:  # what is left of 2**-9 of it is rounded to 2**-9, and so on
-        tolerance += np.abs(exact) * 2.0 ** (1 - 9 * NARROW[act.kind]) * (1 + relative) + 2.0**-126
+    tolerance = stored_error(act, exact, relative, absolute)
     if act.kind in BYTES:
-        most = BYTE_TOP[act.kind]
-        top = np.abs(exact).reshape(n, -1, BLOCK).max(-1, keepdims=True)
-        step = np.broadcast_to(top / most, (n, act.kb, BLOCK)).reshape(n, -1)
-        # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
-        tolerance += step * (0.5 + most * (4 * U32 + relative))
         check_sums(out, act, n, what)
-    if act.kind in WORDS:
-        padded = np.zeros((n, act.kb * SPAN))
-        padded[:, : act.k] = np.abs(exact)
-        spans = padded.reshape(n, -1, SPAN)
-        top = spans.max(-1)
-        if act.kind == "q16n":
-            length = np.maximum(np.linalg.norm(spans, axis=-1), top * (WORD_LENGTH / WORD_MOST))
-            tolerance += (length / WORD_LENGTH).repeat(SPAN, -1)[:, : act.k] * (0.5 + 2.0**-8)
-        else:
-            step = (top / WORD_TOP).repeat(SPAN, -1)[:, : act.k]
-            tolerance += step * (0.5 + WORD_TOP * (4 * U32 + relative))
     assert_close(stored, exact, tolerance, what)
     check_padding(out, act, n)
 
@@ -147,22 +117,6 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
 
 
 # -- Norm -----------------------------------------------------------------------------------------
-
-
-def centring_error(spec: Norm | ColumnNorm, isa: Isa, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """What LayerNorm adds for rows ``x``, float64 ``[.., k]``. The mean is off by ``e``: a chain's
-    gamma of the mean size; so each value by ``e`` and a rounding of its own, and the variance by
-    twice as much of the mean distance.
-    """
-    if not spec.centred:
-        return np.zeros_like(x)
-    e = (sum_chain(spec.k, isa) + 2) * U32 * np.abs(x).mean(-1, keepdims=True)
-    d = np.abs(x - x.mean(-1, keepdims=True))
-    each = e + U32 * d
-    var = (d**2).mean(-1, keepdims=True) + spec.eps
-    off = (each * d).mean(-1, keepdims=True) / var + (each**2).mean(-1, keepdims=True) / var
-    bound: np.ndarray = (each + d * off) / np.sqrt(var) * np.abs(w)
-    return bound
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -259,21 +213,10 @@ def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) ->
     given = {"stride": stride, "up": up, **others, "apart": apart if spec.apart else None}
     plain.run_ref(plain.args(x=x, out=exact_out, **given), run)
     exact = plain.layout().read_ref(exact_out, n)
-    # e**y is good to 2 u of its own plus, where the machine has no FMA, the reduction's; then 1
-    # +, 1 /, and two products. GELU's inner polynomial is rounded before the exponential: |y| <=
-    # 87 times 3 u; that of the error function, y**2 / 2 <= 87, once, and P adds 16 (test_math).
-    relative = {
-        "copy": 0.0,
-        "silu": 10 * U32,
-        "gelu": (10 + 3 * 87) * U32,
-        "gelu_quick": (10 + 2 * 87) * U32,  # 1.702, and its product, are rounded
-        "gelu_erf": (26 + 2 * 87) * U32,
-        "relu": 0.0,
-        "relu2": U32,
-    }[spec.fn] + 2 * U32
+    relative = activation_error(spec.fn)
     # The twin's 1 + tanh cancels for negative y, where the kernel's sigmoid does not.
     gate = ups[:, up : up + spec.k] if spec.gated else 1.0
-    absolute = np.abs(x[:, : spec.k] * gate) * 2.0**-53 + 1e-37
+    absolute = np.abs(x[:, : spec.k] * gate) * TWIN_ERROR + 1e-37
     for front in (False, True):
         rows_ = memory.copy(x, name="x", front=front)
         out = memory.array(act.n_bytes(n), name="out", front=front)

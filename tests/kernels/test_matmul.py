@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.kernels import registry, rows
-from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.harness import Memory, Run, assert_close, call
 from tests.kernels.registry import GEMMS, GEMVS
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
@@ -31,8 +31,6 @@ from treadle.kernels.activation_layout import (
     BYTES,
     DWORD,
     SPAN,
-    WORD_LENGTH,
-    WORD_MOST,
     WORDS,
     ActivationLayout,
     words_ref,
@@ -49,6 +47,7 @@ from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.spec import round_up
+from treadle.selftest.rounding_bounds import product_error
 
 HEIGHTS = (1, 5, 50, 105)
 
@@ -516,78 +515,20 @@ def random(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[in
 
 
 def bound(problem: Problem) -> np.ndarray:
-    """The derived error of every y.
-
-    q8: a term is an exact integer (below 2**24; of q8x2 below 2**28, and rounded once more) times
-    d_w d_x, rounded once; blocks are added in
-    a chain, in gemv also across 8 lanes, in one of which the comp ``offset * sum(x)``
-    begins. A minimum adds a term and two roundings to each block. Floats: gemm adds K products in
-    a chain; gemv fewer. bf16 weights that arrive as another format are rounded first, as the twin
-    does, but of an f32 that may differ in its last bit: one in some ten thousand (none, most often;
-    three are allowed for) comes out at the next bf16, 2**-8 off at most. q16: a span is one term,
-    and its words are the twin's; for q16n the twin has the file's weights, and each word is half a
-    unit off. In gemv the weights are the file's, eight blocks are a chain that the span's scale
-    then multiplies, and lanes are added up. At the end come bias and residual.
-
-    Where a block has scales of its own, what a code and its offset or minimum add apart is not
-    asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
-    near their end (else a smaller scale would do), so offset and minimum are at most the size of
-    its largest weight or a little more, and code and offset or minimum together below three times
-    that; 32 weights are two of the sub-blocks of 16 with different scales, and the larger counts;
-    of a larger group with one scale, the largest of the group.
-    """
+    """The derived error of every y; see ``product_error``."""
     spec = problem.spec
     layout = spec.layout()
     raw = np.zeros(layout.n_bytes(problem.n), np.uint8)
     layout.write_ref(raw, problem.x)
-    x = np.abs(layout.read_ref(raw, problem.n))
-    codes = spec.fmt.codes
-    chain = spec.k
-    if isinstance(spec, Gemv) and spec.act == "q16":
-        chain = layout.kb + SPAN // BLOCK + 8
-    elif spec.act in WORDS:
-        chain = layout.kb + 8
-    elif spec.act in BYTES:
-        chain = (2 if codes and codes.has_m else 1) * layout.ks + 8 + (spec.act == "q8x2")
+    x = layout.read_ref(raw, problem.n)
     out = np.full((problem.n, problem.stride), np.nan)
     for w, b, m, column in zip(
         problem.weights, problem.biases, problem.heights, problem.columns, strict=True
     ):
-        values = np.abs(spec.fmt.dequantize_rows(w)).astype(np.float64)
-        rounded = spec.act == "bf16" and spec.w != "BF16"
-        largest = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
-        if spec.act == "q16n":
-            largest = _halves(x, values)
-        elif spec.act == "q16":
-            pass
-        elif codes and codes.scales:
-            group = spec.fmt.block if spec.fmt.parts else 32
-            top = values.reshape(m, -1, group).max(-1).repeat(group, -1)
-            values = values + 3 * top
-        elif codes:
-            blocks = w.reshape(-1).view(spec.fmt.dtype).reshape(m, -1)
-            fields = {
-                name: np.abs(blocks[name].astype(np.float64)) for name in ("d", codes.m) if name
-            }
-            per_block = fields["d"] * 2 * codes.offset + (2 * fields[codes.m] if codes.m else 0)
-            values = values + per_block.repeat(32, -1)
-        # Two bf16 each: three chains, without the product of what is below 2**-9 of either. Three:
-        # six, without products of what is below 2**-9 of one and 2**-18 of the other.
-        left_out, chains = {"bf16x2": (2.0**-18, 3), "bf16x3": (2.0**-25, 6)}.get(
-            spec.act, (0.0, 1)
-        )
-        total = (x @ values.T) * ((chains * chain + 4) * U32 + left_out) + largest
-        total += 2 * U32 * (np.abs(b) + np.abs(problem.residual[:, column : column + m]))
-        out[:, column : column + m] = total + 2 * U32 * (x @ values.T)
+        values = spec.fmt.dequantize_rows(w).astype(np.float64)
+        added = np.abs(b) + np.abs(problem.residual[:, column : column + m])
+        out[:, column : column + m] = product_error(spec, x, values, w, added)
     return out
-
-
-def _halves(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """What products miss at most with weights that are off by half a word of q16n."""
-    missing = (0, 0), (0, -x.shape[1] % SPAN)
-    tokens, rows_ = (np.pad(a, missing).reshape(len(a), -1, SPAN) for a in (x, weights))
-    length = np.maximum(np.linalg.norm(rows_, axis=-1), rows_.max(-1) * (WORD_LENGTH / WORD_MOST))
-    return np.asarray(tokens.sum(-1) @ length.T * (0.5 / WORD_LENGTH) * (1 + 2.0**-15))
 
 
 @pytest.mark.slow

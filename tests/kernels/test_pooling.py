@@ -11,10 +11,10 @@ import pytest
 
 from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.test_elementwise import norm_error
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.pooling import Pooling
 from treadle.kernels.spec import PART
+from treadle.selftest.rounding_bounds import norm_error
 
 SPECS = [
     Pooling(how, k, unit)

@@ -13,7 +13,7 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
 from tests.kernels.registry import SPARSE_GATES, STREAMS
-from tests.kernels.test_elementwise import check_act, norm_error, sum_chain
+from tests.kernels.test_elementwise import check_act
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.altup import (
     AddBeside,
@@ -26,6 +26,7 @@ from treadle.kernels.elementwise.altup import (
 )
 from treadle.kernels.elementwise.sparse_gate import SparseGate
 from treadle.kernels.spec import Spec, round_up
+from treadle.selftest.rounding_bounds import norm_error, sum_chain
 
 N = 5  # tokens
 Given = dict[str, Any]

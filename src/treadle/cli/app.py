@@ -48,6 +48,7 @@ SECTIONS = {
         "bench": "Benchmark prefill and decode speed against this machine's peaks.",
         "perplexity": "Measure the perplexity and KL divergence of a model on a text.",
         "doctor": "Report what this machine can do, and what limits it.",
+        "check": "Prove that this machine computes what it should.",
         "tune": "Find and save the fastest tile sizes for this machine.",
         "kernels": "List the compiled kernels, or show the code of one.",
     },

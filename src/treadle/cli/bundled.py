@@ -27,6 +27,7 @@ OF_MODELS = {
     "rerank",
     "embed",
     "warm",
+    "check",
 }
 MODES = {"--cli": "run", "--chat": "chat", "--server": "serve"}  # llamafile's
 GENERAL = {"-h", "--help", "--version"}

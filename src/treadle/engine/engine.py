@@ -501,6 +501,16 @@ class Engine:
         ready.run.write_late()
         return ready.plan, ready.run
 
+    def lay_out(self, key: PlanKey, parts: Ids[BatchItem]) -> tuple[PreparedPlan, list[int]]:
+        """Lay out a batch in the plan ``key``, which has room for it, to run it step by step.
+        Return the plan and the sequences' lengths before. The caller holds ``lock`` and truncates
+        the sequences to these afterwards, or commits them to the cache.
+        """
+        ready = self.plan_for(*key)
+        starts = self._prepare(ready, parts)
+        ready.run.write_late()
+        return ready, starts
+
     def _plan_of(self, parts: Ids[BatchItem], output: str = "logits") -> PreparedPlan:
         """Check a batch's sizes and ids; return its plan."""
         if self._closed:

@@ -279,6 +279,11 @@ def _floats(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls) if field.type in ("float", float))
 
 
+def f32_values(x: np.ndarray) -> np.ndarray:
+    """Return a twin's argument as floats: f32 activations that another step packed are bytes."""
+    return x.view(np.float32) if x.dtype == np.uint8 else x
+
+
 def round_up(n: int, multiple: int) -> int:
     """Round ``n`` up to a multiple of ``multiple``."""
     return -(-n // multiple) * multiple

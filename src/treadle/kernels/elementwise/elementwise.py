@@ -17,7 +17,7 @@ from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, em
 from treadle.kernels.activations import ACTIVATIONS, activated, gated
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.panel import load_values
-from treadle.kernels.spec import Args, Frame, Spec, parts
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, parts
 
 SLICE = 1024  # values of a row in an item: decoding's single row then feeds several threads
 SCALES_BYTES = 64  # scratch for the scales of rows that a norm writes at once
@@ -182,9 +182,11 @@ class Norm(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_outputs" if self.outputs else "n_tokens"])
-        rows = args.x.reshape(-1, args.stride)[
-            run.output_rows if self.outputs else slice(n), : self.k
-        ].astype(np.float64)
+        rows = (
+            f32_values(args.x)
+            .reshape(-1, args.stride)[run.output_rows if self.outputs else slice(n), : self.k]
+            .astype(np.float64)
+        )
         if self.centred:
             rows = rows - rows.mean(-1, keepdims=True)
         y = rows / np.sqrt((rows**2).mean(-1, keepdims=True) + self.eps)

@@ -12,7 +12,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import Args, Frame, Spec, numbered
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, numbered
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ScaleByExpert(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        x = args.x.reshape(-1, args.stride)[:n, : self.k]
+        x = f32_values(args.x).reshape(-1, args.stride)[:n, : self.k]
         out = args.out.reshape(-1, args.out_stride)[:n, : self.k]
         best = args.scores.reshape(-1, args.scores_stride)[:n, : self.n].max(-1, keepdims=True)
         out[:] = x * activated("sigmoid", best.astype(np.float64))

@@ -1,0 +1,147 @@
+"""Batches that exercise a plan: prompts, texts that go on, long histories; from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.engine.batch import BatchItem
+from treadle.kernels.attention.records import PAGE, SPLIT
+from treadle.kernels.elementwise.top_records import LogitsQuery
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.engine.prepared_plan import PlanKey, PreparedPlan
+    from treadle.kvcache.cache import Sequence
+
+MANY = 150  # tokens of a batch in a plan for many; their number does not change kernels
+OUTPUTS = 20  # rows of logits in a plan for many
+HISTORY = PAGE + 5  # tokens before those of a text that goes on
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """A plan with a batch in it. ``cut``: what the batch leaves out, in words."""
+
+    ready: PreparedPlan
+    n_tokens: int
+    n_outputs: int
+    n_texts: int
+    cut: str = ""
+    parts: list[BatchItem] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The batch, in words: ``3 texts, 4 tokens``."""
+        texts = "text" if self.n_texts == 1 else "texts"
+        tokens = "token" if self.n_tokens == 1 else "tokens"
+        return f"{self.n_texts} {texts}, {self.n_tokens} {tokens}"
+
+
+def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
+    """Return the tokens of a batch for the plan of up to ``n_most``: a number that no tile divides,
+    above those of the next smaller plan.
+    """
+    below = max((size for size in engine.few if size < n_most), default=0)
+    if n_most <= 4:
+        return n_most
+    return max(below + 1, min(n_most - 1, many))
+
+
+@contextmanager
+def batch_of(
+    engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
+) -> Iterator[LaidOut]:
+    """Lay out a batch of random tokens in the plan ``key``. The caller holds the engine's lock;
+    afterwards the sequences are gone.
+    """
+    of_logits = key.output in ("logits", "ahead")
+    n_tokens = n_tokens_of(engine, key.n_tokens, many)
+    below = max((size for size in engine.few if size < key.n_outputs), default=0)
+    n_outputs = min(n_tokens, max(below + 1, min(key.n_outputs, OUTPUTS)))
+    seqs: list[Sequence] = []
+    try:
+        parts = []
+        sizes = _sizes(engine, n_tokens) if of_logits else _texts(engine, n_tokens, key.n_outputs)
+        left = n_outputs
+        for i, n in enumerate(sizes):
+            seq = _sequence(engine, rng, i, n, goes_on=of_logits)
+            seqs.append(seq)
+            wanted = min(left - min(left, len(sizes) - 1 - i), n) if of_logits else 0
+            left -= wanted
+            parts.append(BatchItem(seq, _ids(engine, rng, n), wanted, _queries(engine, rng, i)))
+        ready, starts = engine.lay_out(key, parts)
+        cut = ""
+        if n_tokens < key.n_tokens and key.n_tokens > 4:
+            cut = f"{n_tokens} of up to {key.n_tokens} tokens"
+        yield LaidOut(ready, n_tokens, n_outputs, len(parts), cut, parts)
+        for part, start in zip(parts, starts, strict=True):
+            engine.cache.truncate(part.seq, start)
+    finally:
+        for seq in seqs:
+            seq.close()
+
+
+def _sizes(engine: Engine, n_tokens: int) -> list[int]:
+    """Return the tokens of each text: some that go on by a token, and a prompt."""
+    room = engine.cache.n_sequences
+    if n_tokens <= 2 or room < 3:
+        return [1] * n_tokens if n_tokens <= min(2, room) else [n_tokens]
+    return [1, 1, n_tokens - 2]
+
+
+def _texts(engine: Engine, n_tokens: int, most: int) -> list[int]:
+    """Return the tokens of each text of an encoder's batch."""
+    if most < 2 or n_tokens < 3 or engine.cache.n_sequences < 2:
+        return [n_tokens]
+    return [n_tokens // 3, n_tokens - n_tokens // 3]
+
+
+def _ids(engine: Engine, rng: np.random.Generator, n: int) -> list[int]:
+    found: list[int] = rng.integers(0, engine.config.n_vocab, n).tolist()
+    return found
+
+
+def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQuery, ...]:
+    """Return what a sampler asks for: the largest logits with their sum, and under a mask."""
+    plain = LogitsQuery(total=True)
+    if i % 2:
+        return (plain,)
+    n_bytes = -(-engine.config.n_vocab // 64) * 8
+    mask = rng.integers(0, 256, n_bytes, np.uint8).tobytes()
+    return plain, LogitsQuery(mask=mask, total=True)
+
+
+def _sequence(
+    engine: Engine, rng: np.random.Generator, i: int, n: int, *, goes_on: bool
+) -> Sequence:
+    """Return a sequence with a history: the first a long one, whose keys are split, the others a
+    short one.
+    """
+    cache = engine.cache
+    seq = cache.sequence()
+    if engine.adapters:
+        seq.lora = tuple((a, 1.0) for a in range(len(engine.adapters)))
+    room = min(engine.n_ctx, cache.n_tokens // max(1, cache.n_sequences)) - n - 1
+    length = min(HISTORY, room, engine.max_tokens)
+    if not goes_on or not engine.config.causal or length < 1:
+        return seq
+    engine.run([BatchItem(seq, _ids(engine, rng, length), 0)])
+    whole = length // PAGE * PAGE
+    longer = min(SPLIT + 2 * PAGE + 3, room) - length
+    plain = not cache.states and not any(p.window or p.chunk for p in cache.pools)
+    if i or not whole or longer < PAGE or not plain:
+        return seq
+    # Keys and values of the tokens in between are copies: only their number matters here.
+    sources = [list(pages[: whole // PAGE]) for pages in seq.pages]
+    held = [len(pages) for pages in seq.pages]
+    cache.extend(seq, _ids(engine, rng, longer))
+    for pool, pages, begin, source in zip(cache.pools, seq.pages, held, sources, strict=True):
+        for at in range(begin - 1, len(pages)):
+            pool.copy(source[at % len(source)], pages[at])
+    return seq

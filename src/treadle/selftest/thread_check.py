@@ -1,0 +1,111 @@
+"""The same bits on any number of threads: which thread takes which item may change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import Engine
+from treadle.machine.topology import affinity
+from treadle.models.graphs import main_output
+
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+
+PROMPT = 41  # tokens: more than any plan for few but the largest
+N_DECODED = 4
+REPEATS = 3  # of each run: threads race for items in another order each time
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ThreadCheck:
+    """Whether results had the same bits on ``counts`` threads. ``skipped``: why it was not asked.
+
+    problem: what differed, in a sentence; empty if nothing did.
+    """
+
+    counts: tuple[int, ...]
+    n_values: int
+    problem: str = ""
+    skipped: str = ""
+
+
+def check_threads(
+    model: Model, *, quick: bool = False, progress: Progress | None = None
+) -> ThreadCheck:
+    """Compare a prompt's logits and those of some tokens after it on 1, 2, and all threads."""
+    from treadle.devices.cpu.device import Cpu
+
+    ours = model.engine.device
+    if not isinstance(ours, Cpu):
+        return ThreadCheck((), 0, skipped=f"{ours.isa.name} has no threads of ours")
+    counts = thread_counts(model.n_threads)
+    device_type = type(ours)
+
+    @contextmanager
+    def engine_of(n_threads: int) -> Iterator[Engine]:
+        kv = model.engine.cache.kv
+        n_ctx = min(model.n_ctx, 2 * PROMPT)
+        device = device_type(ours.isa, n_threads)
+        made = Engine(model.gguf, model.config, device, n_ctx=n_ctx, kv=kv)
+        with closing(made):
+            yield made
+
+    results = []
+    for i, n in enumerate(counts):
+        if progress is not None:
+            progress("check threads", i, len(counts))
+        with engine_of(n) as engine:
+            results += [(n, run) for run in runs_of(engine, 1 if quick else REPEATS)]
+    if progress is not None:
+        progress("check threads", len(counts), len(counts))
+    return compared(results, counts)
+
+
+def thread_counts(n_threads: int) -> tuple[int, ...]:
+    """Return the counts to compare: 1, 2, those of the model, and one for each processor."""
+    return tuple(sorted({1, 2, n_threads, len(affinity())}))
+
+
+def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
+    """Yield the results of the same texts, ``repeats`` times: logits, or an encoder's vector."""
+    rng = np.random.default_rng(7)
+    n = min(PROMPT, engine.n_ctx - N_DECODED - 1)
+    ids = rng.integers(0, engine.config.n_vocab, n + N_DECODED).tolist()
+    for _ in range(repeats):
+        if main_output(engine.config) != "logits":
+            yield engine.embed([ids[:n]])
+            continue
+        seq = engine.cache.sequence()
+        try:
+            rows = []
+            for part in (ids[:n], *([token] for token in ids[n:])):
+                with engine.lock:
+                    rows.append(engine.run([BatchItem(seq, part)])[-1].copy())
+            yield np.stack(rows)
+        finally:
+            seq.close()
+            engine.cache.forget()  # the next run computes the prompt again
+
+
+def compared(results: Sequence[tuple[int, np.ndarray]], counts: Sequence[int]) -> ThreadCheck:
+    """Compare all results with the first, bit by bit."""
+    first = results[0][1]
+    problem = ""
+    for n_threads, found in results:
+        differ = (found.view(np.uint32) != first.view(np.uint32)).any(-1)
+        if differ.any() and not problem:
+            run = int(np.flatnonzero(differ)[0])
+            what = "the prompt's result" if run == 0 else f"decoded token {run}"
+            row = int(np.flatnonzero(found[run].view(np.uint32) != first[run].view(np.uint32))[0])
+            problem = (
+                f"{n_threads} threads give other bits than {results[0][0]}: {what}, value {row}: "
+                f"{found[run][row]:.9g}, expected {first[run][row]:.9g}"
+            )
+    return ThreadCheck(tuple(counts), sum(found.size for _, found in results), problem)
