@@ -29,6 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treadle import openai as openai
     from treadle.api.generation import Generation
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
@@ -87,7 +88,11 @@ _LAZY = {
     "Reply": "treadle.api.tool_chat",
     "run_tools": "treadle.api.tool_chat",
 }
-_MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
+_MODULES = {
+    "errors": "treadle.errors",
+    "cluster": "treadle.distributed.cluster",
+    "openai": "treadle.openai",
+}
 
 
 def __getattr__(name: str) -> Any:
