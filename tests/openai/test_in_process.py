@@ -280,8 +280,8 @@ def test_many_coroutines(model: treadle.Model) -> None:
             ]
             endless = {**TEXT, "max_tokens": 450, "ignore_eos": True, "stream": True}
             async with client.stream("POST", "/v1/completions", json=endless) as response:
-                async for _ in response.aiter_raw():
-                    break
+                parts = response.aiter_raw()
+                await anext(parts)
                 made = await asyncio.gather(*posts)
             cancelled = asyncio.ensure_future(client.post("/v1/completions", json=TEXT))
             await asyncio.sleep(0)
