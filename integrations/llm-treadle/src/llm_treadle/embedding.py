@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import llm
+from llm.models import EmbeddingModel
 
 from llm_treadle.loaded import loaded_model
 from llm_treadle.registry import Entry
 from treadle.errors import TreadleError
 
 
-class TreadleEmbedding(llm.EmbeddingModel):
+class TreadleEmbedding(EmbeddingModel):
     """An embedding model: one vector of length 1 a text."""
 
     supports_text = True

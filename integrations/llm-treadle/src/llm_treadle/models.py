@@ -207,6 +207,7 @@ class _Described:
     can_stream = True
     supports_schema = True
     supports_tools = True
+    attachment_types: set[str] | frozenset[str]
 
     def __init__(self, entry: Entry) -> None:
         self.model_id = entry.name

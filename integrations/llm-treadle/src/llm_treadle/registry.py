@@ -44,7 +44,7 @@ class Entry:
 
 def registry_file() -> Path:
     """Return the path of the file of registered models."""
-    return llm.user_dir() / "treadle.json"
+    return Path(llm.user_dir()) / "treadle.json"
 
 
 def read_facts(path: Path) -> ModelFacts:

@@ -9,7 +9,7 @@ import lm_eval_treadle
 
 def main() -> None:
     """Run lm-eval's command line."""
-    assert lm_eval_treadle.TreadleLM
+    assert lm_eval_treadle.__all__  # imported, and so registered
     cli_evaluate()
 
 
