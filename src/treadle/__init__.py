@@ -16,6 +16,7 @@
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
 - ``load_session(path, model)`` reads such a file
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
+- ``openai``: OpenAI's client for a model of this process
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
 """
