@@ -84,7 +84,9 @@ def test_tools(client: openai.OpenAI) -> None:
     made = client.chat.completions.create(
         model="any", messages=HI, tools=[tool], tool_choice="required", parallel_tool_calls=False
     )
-    (call,) = made.choices[0].message.tool_calls or ()
+    calls = made.choices[0].message.tool_calls
+    assert calls is not None
+    (call,) = calls
     assert call.type == "function"
     assert call.function.name == "paint"
     Colour.model_validate_json(call.function.arguments)

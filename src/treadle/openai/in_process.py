@@ -260,7 +260,8 @@ class Exchange:
         """
         warmed = asyncio.wrap_future(self._server.service.engine.warmed)
         gone = asyncio.ensure_future(self._request.gone.wait())
-        await asyncio.wait([warmed, gone], return_when=asyncio.FIRST_COMPLETED)
+        waiting: list[asyncio.Future[Any]] = [warmed, gone]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
         if self._request.gone.is_set():
             raise GoneError
