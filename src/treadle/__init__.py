@@ -20,6 +20,7 @@
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
   pairs of texts
+- ``openai``: OpenAI's client for a model of this process
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
 """
@@ -33,6 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treadle import openai as openai
     from treadle.api.control_vector import make_control_vector
     from treadle.api.generation import Generation
     from treadle.api.hooks import AttentionWeights, LensLogits, StepValues, Trace
@@ -106,7 +108,11 @@ _LAZY = {
     "AttentionWeights": "treadle.api.hooks",
     "LensLogits": "treadle.api.hooks",
 }
-_MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
+_MODULES = {
+    "errors": "treadle.errors",
+    "cluster": "treadle.distributed.cluster",
+    "openai": "treadle.openai",
+}
 
 
 def __getattr__(name: str) -> Any:

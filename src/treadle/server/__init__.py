@@ -3,6 +3,8 @@
 ::
 
     app.py       routes; middleware that every HTTP request passes
+    openai_routes.py
+                 OpenAI's endpoints by path, for app.py and for ``treadle.openai``
     serve.py     the server process: socket, ready line, signals
     static.py    the web page: files in page/, which a browser runs
     http/        connections, bodies in, JSON and events out, API errors, the log

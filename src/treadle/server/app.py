@@ -35,6 +35,7 @@ from treadle.server.http.api_keys import (
 from treadle.server.http.http_io import Json, Response
 from treadle.server.http.log import log
 from treadle.server.http.path_prefix import PathPrefix
+from treadle.server.openai_routes import OPENAI_DELETE, OPENAI_GET, OPENAI_POST
 from treadle.server.protocols import (
     anthropic,
     control_vectors,
@@ -43,7 +44,6 @@ from treadle.server.protocols import (
     llamacpp,
     lora_adapters,
     metrics,
-    models,
     ollama,
     rerank,
     score,
@@ -52,16 +52,6 @@ from treadle.server.protocols import (
     tool_servers,
 )
 from treadle.server.protocols.answer_fields import reuse
-from treadle.server.protocols.openai import (
-    chat,
-    chat_servers,
-    completions,
-    control,
-    response_lookup,
-    response_servers,
-    responses,
-)
-from treadle.server.protocols.openai.answer import counter
 from treadle.server.requests.request_media import prompt_text
 from treadle.server.requests.request_stream import RequestStream
 from treadle.server.requests.service import Service
@@ -72,14 +62,7 @@ if TYPE_CHECKING:
 Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 POST: dict[str, Handler] = {
-    "/v1/chat/completions": chat_servers.chat_completions,
-    "/v1/chat/completions/control": control.control,
-    "/v1/completions": completions.completions,
-    "/v1/embeddings": embeddings.embeddings,
-    "/v1/chat/completions/input_tokens": counter(chat.read_chat),
-    "/v1/completions/input_tokens": counter(completions.read_completion),
-    "/v1/responses": response_servers.responses,
-    "/v1/responses/input_tokens": counter(responses.read_response),
+    **OPENAI_POST,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
     "/api/chat": ollama.chat,
@@ -98,7 +81,6 @@ POST: dict[str, Handler] = {
     "/tokenize": llamacpp.tokenize,
     "/detokenize": llamacpp.detokenize,
     "/apply-template": llamacpp.apply_template,
-    "/v1/responses/{id}/cancel": response_lookup.cancel,
     "/lora-adapters": lora_adapters.change,
     "/control-vectors": control_vectors.change,
     "/props": llamacpp.change_props,
@@ -106,6 +88,7 @@ POST: dict[str, Handler] = {
     "/v1/mcp/call": tool_servers.call,
 }
 GET: dict[str, Handler] = {
+    **OPENAI_GET,
     "/": ollama.root,
     "/api/version": ollama.version,
     "/api/tags": ollama.tags,
@@ -117,16 +100,12 @@ GET: dict[str, Handler] = {
     "/control-vectors": control_vectors.show,
     "/slots": slot_actions.slots,
     "/v1/mcp/tools": tool_servers.tools,
-    "/v1/models": models.models,
-    "/v1/models/{name:path}": models.one_model,
-    "/v1/responses/{id}": response_lookup.show,
-    "/v1/responses/{id}/input_items": response_lookup.input_items,
     "/v1/stream": kept_stream_actions.resume,
     "/version": server_facts.version,
     "/tokenizer_info": server_facts.tokenizer_info,
 }
 DELETE: dict[str, Handler] = {
-    "/v1/responses/{id}": response_lookup.delete,
+    **OPENAI_DELETE,
     "/v1/stream": kept_stream_actions.stop,
 }
 NOT_YET = (  # paths that clients know and treadle does not implement

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
-from starlette.requests import Request as HttpRequest
+from typing import TYPE_CHECKING, Any
 
 from treadle.server.http.http_io import Json, Response, utc
 from treadle.server.protocols import ollama
 from treadle.server.requests.generation_request import room
 from treadle.server.requests.service import Service, service_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
 
 
 def describe(service: Service) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from starlette.requests import Request as HttpRequest
-
 from treadle.api.embedding import Embedder
 from treadle.chat.messages import PlacedPart, parts_of
 from treadle.chat.tools import OutputPiece, ParsedOutput
@@ -51,6 +49,8 @@ from treadle.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from starlette.requests import Request as HttpRequest
 
     from treadle.api.model import Model
 

@@ -8,9 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-from starlette.requests import Request as HttpRequest
+from typing import TYPE_CHECKING, Any
 
 from treadle.chat.tools import OutputPiece
 from treadle.chat.tools.arguments import arguments_of
@@ -54,6 +52,9 @@ from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.response_store import StoredResponse
 from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service
+
+if TYPE_CHECKING:
+    from starlette.requests import Request as HttpRequest
 
 ECHOED = ("instructions", "max_output_tokens", "metadata", "temperature", "top_p", "user")
 
