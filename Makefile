@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format clean
+.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format release-check notebooks clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -91,6 +91,14 @@ types-elsewhere: $(VENV)/.stamp-test
 	$(VENV)/bin/mypy --platform win32 --cache-dir .mypy_cache/win32 src/treadle
 	$(VENV)/bin/mypy --platform freebsd14 --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores --cache-dir .mypy_cache/freebsd src/treadle
 
+# The sdist, the wheel from it, both installed; the workflows and the image's recipe linted.
+release-check: $(VENV)/.stamp-release
+	$(VENV)/bin/python -m pytest tests/release tests/test_packaging.py tests/tools/test_release.py
+
+# Run the notebooks, and write them with their outputs.
+notebooks: $(VENV)/.stamp-notebooks
+	$(VENV)/bin/python tools/run_notebooks.py notebooks/*.ipynb
+
 format: $(VENV)/.stamp-test
 	$(VENV)/bin/ruff check --fix
 	$(VENV)/bin/ruff format
@@ -114,6 +122,14 @@ $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.stamp-test: $(VENV)/.stamp-package
 	@echo "installing the quick tests' tools into $(VENV): 170 MB more, a minute or two"
 	$(PIP) install --no-compile --editable ".[test]"
+	touch $@
+
+$(VENV)/.stamp-release: $(VENV)/.stamp-test
+	$(PIP) install --no-compile --editable ".[release]"
+	touch $@
+
+$(VENV)/.stamp-notebooks: $(VENV)/.stamp-package
+	$(PIP) install --no-compile --editable ".[notebooks]"
 	touch $@
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and

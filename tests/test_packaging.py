@@ -73,7 +73,9 @@ def test_the_metadata(metadata: email.message.Message) -> None:
     assert licences == {"LICENSE", *(library.files[1].name for library in LIBRARIES)}
     assert metadata["Requires-Python"] == ">=3.10"
     assert "Apache License" in (ROOT / "LICENSE").read_text()
-    assert metadata["Version"] in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {metadata['Version'].partition('.dev')[0]}, " in (ROOT / "CHANGELOG.md").read_text()
+    pythons = {row.rpartition(" ")[2] for row in metadata.get_all("Classifier", [])}
+    assert {"3.10", "3.14", "CPython", "Typed"} <= pythons
 
 
 def required(metadata: email.message.Message) -> set[str]:

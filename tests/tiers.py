@@ -33,8 +33,9 @@ HEAVY = {
     "anthropic",
     "ollama",
     "mcp",
+    "IPython",
 }
-OUTSIDE = ("devices/wgpu", "emulated", "page", "real")
+OUTSIDE = ("devices/wgpu", "emulated", "notebooks", "page", "real", "release")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")
 TAKEN = re.compile(r"^ *from tests\.([\w.]+) import", re.MULTILINE)
 MAY_IMPORT = (ast.Import, ast.ImportFrom, ast.Tuple, ast.Call)  # see _imports_heavy

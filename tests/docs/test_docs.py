@@ -217,7 +217,7 @@ def test_names_in_modules_that_are_named_exist(page: Path) -> None:
         assert any(map(defined.search, named)), f"{page.name}: {first}.{second}"
 
 
-EXTENSIONS = {"h", "json", "jsonl", "py", "toml"}
+EXTENSIONS = {"h", "json", "jsonl", "py", "toml", "yml"}
 NO_MODULES = {
     "asyncio",
     "dataclasses",

@@ -32,6 +32,9 @@ class Generation:
     threads, or alternately by one, are batched together. Each runs at most a few pieces ahead of
     its reader.
 
+    At the end of a notebook's cell it is shown while it is generated; with ``logprobs`` the tokens
+    are then coloured by their probabilities.
+
     ``async for`` works too: each step runs in a thread. Cancelling it ends the generation after the
     current step (at most a token or one batch of the prompt), with the session consistent.
     """
@@ -59,6 +62,16 @@ class Generation:
         end = f"finish_reason {self.finish_reason!r}" if self.finish_reason else "not finished"
         text = repr(self.text) if len(self.text) <= 60 else f"{self.text[:59]!r}..."
         return f"Generation({text}, {len(self.ids)} tokens, {end})"
+
+    def _repr_html_(self) -> str:
+        from treadle.api.notebook import answer_html
+
+        return answer_html(self)
+
+    def _ipython_display_(self) -> None:
+        from treadle.api.notebook import display
+
+        display(self)
 
     def __iter__(self) -> Iterator[str]:
         return self

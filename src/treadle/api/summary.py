@@ -32,12 +32,21 @@ def table(path: Path, engine: Engine) -> str:
     """Return the facts as an HTML table. Names come from files, so everything is escaped."""
     from html import escape  # 5 ms, and only notebooks need it
 
+    facts = card(path, engine)
+    name = engine.gguf.metadata.get("general.name")
+    title = name if isinstance(name, str) and name.strip() else path.stem
+    if "state" not in facts:
+        facts["trained context"] = f"{engine.config.n_ctx_train} tokens"
     rows = "".join(
-        f"<tr><th style='text-align:left'>{escape(key)}</th>"
+        f"<tr><th style='text-align:left;font-weight:normal;opacity:0.65'>{escape(key)}</th>"
         f"<td style='text-align:left'>{escape(value)}</td></tr>"
-        for key, value in card(path, engine).items()
+        for key, value in facts.items()
     )
-    return f"<table><caption>treadle.Model</caption>{rows}</table>"
+    caption = f"<b>{escape(title)}</b> <span style='opacity:0.65'>treadle.Model</span>"
+    return (
+        "<table style='border:1px solid rgba(128,128,128,0.4)'>"
+        f"<caption style='caption-side:top;text-align:left'>{caption}</caption>{rows}</table>"
+    )
 
 
 def bytes_by_type(tensors: Iterable[Tensor]) -> dict[str, int]:
