@@ -1,0 +1,207 @@
+"""Pages of the reference, made from the tables and signatures that the program itself uses."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+import treadle
+from treadle.cli.app import COMMANDS, SECTIONS
+from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, variables_of
+
+CLASSES = ("Model", "Generation", "Reply", "Session", "Sampling")
+FUNCTIONS = ("load", "load_session", "run_tools")
+# Modules of the server, and whose calls they answer.
+PROTOCOLS = {
+    "anthropic": "Anthropic",
+    "completions": "OpenAI",
+    "chat": "OpenAI",
+    "chat_servers": "OpenAI",
+    "answer": "OpenAI",
+    "control": "llama.cpp",
+    "embeddings": "OpenAI",
+    "endpoints": "treadle",
+    "kept_stream_actions": "llama.cpp",
+    "llamacpp": "llama.cpp",
+    "lora_adapters": "llama.cpp",
+    "metrics": "Prometheus",
+    "models": "OpenAI",
+    "ollama": "Ollama",
+    "rerank": "Jina, Cohere",
+    "response_lookup": "OpenAI",
+    "response_servers": "OpenAI",
+    "responses": "OpenAI",
+    "score": "vLLM",
+    "server_facts": "vLLM",
+    "slot_actions": "llama.cpp",
+    "tool_servers": "treadle",
+}
+
+
+def pages() -> dict[str, str]:
+    """Return the texts of all pages, by their paths from ``docs/`` on."""
+    found = {
+        "reference/python.md": python(),
+        "reference/errors.md": errors(),
+        "reference/http.md": http(),
+    }
+    for words, command in every_command():
+        found[f"reference/commands/{words.replace(' ', '-')}.md"] = command_page(words, command)
+    return found
+
+
+# -- the library ------------------------------------------------------------------------------
+
+
+def python() -> str:
+    """Return the page of the public names; mkdocstrings puts signatures and docstrings in."""
+    lines = ["# treadle in Python", ""]
+    lines += ["All public names. [The library](../library.md) shows how they are used.", ""]
+    for title, names in (("Functions", FUNCTIONS), ("Classes", CLASSES)):
+        lines += [f"## {title}", ""]
+        for name in names:
+            lines += [f"::: {place(name)}", ""]
+    return "\n".join(lines)
+
+
+def errors() -> str:
+    """Return the page of the exceptions: the tree, then each."""
+    text = inspect.getdoc(treadle.errors) or ""
+    head, tree, rest = text.split("\n\n", 2)
+    del head, tree
+    drawn, _, note = rest.partition("\n\n")
+    names = [name for name in treadle.__all__ if name.endswith("Error")]
+    lines = ["# Errors", ""]
+    lines += ["All that treadle raises on purpose is a `treadle.TreadleError`.", ""]
+    lines += ["```text", inspect.cleandoc(drawn), "```", "", note.replace("``", "`"), ""]
+    lines += ["A command prints an error on one line, `treadle: error: ...`, and ends with code 1;"]
+    lines += ["[The server](../server.md#errors) has the status and the code of each.", ""]
+    for name in names:
+        lines += [f"::: treadle.errors.{name}", ""]
+    return "\n".join(lines)
+
+
+def place(name: str) -> str:
+    """Return the dotted name of the object that a public name of the package is."""
+    found = getattr(treadle, name)
+    return f"{found.__module__}.{found.__qualname__}"
+
+
+# -- commands ---------------------------------------------------------------------------------
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands with their words, in the order of ``treadle --help``."""
+    for name in COMMANDS:
+        module = importlib.import_module(f"treadle.cli.commands.{name}")
+        yield from commands_of(module.command, name)
+
+
+def command_page(words: str, command: click.Command) -> str:
+    """Return the page of one command: usage, help, and a table of its options."""
+    context = click.Context(command, info_name=f"treadle {words}")
+    usage = " ".join(command.collect_usage_pieces(context))
+    lines = [f"# treadle {words}", "", *paragraphs(command.help or ""), ""]
+    lines += ["```text", f"treadle {words} {usage}", "```", ""]
+    section = "inspect" if words == "diff" else words.split()[0]
+    lines += [f"[The command line](../../command-line.md#{section}) says more.", ""]
+    rows = list(option_rows(words, command, context))
+    if rows:
+        lines += ["| option | default | what it does | variable |", "|---|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return a help text as Markdown; click folds its lines, and ``\\b`` keeps those of a block."""
+    lines = []
+    for block in inspect.cleandoc(text).split("\n\n"):
+        if block.startswith("\b"):
+            lines += ["```text", block.removeprefix("\b").strip("\n"), "```", ""]
+        else:
+            lines += [cell(" ".join(block.split())), ""]
+    return lines
+
+
+def option_rows(words: str, command: click.Command, context: click.Context) -> Iterator[str]:
+    """Yield a row for each option that ``--help`` shows."""
+    prefix = prefix_of(words)
+    for param in command.params:
+        record = param.get_help_record(context)
+        if record is None or not isinstance(param, click.Option):
+            continue
+        spelled, text = record
+        default = re.search(r"\s*\[default: ([^\];]*)[^\]]*\]", text)
+        text = re.sub(r"\s*\[default: [^\]]*\]", "", text)
+        names = variables_of(param, prefix, WITH_ARGUMENTS.get(words))
+        own = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
+        variables = ", ".join(f"`{name}`" for name in dict.fromkeys([*names, *own]))
+        shown = default[1] if default else ""
+        yield f"| `{code(spelled)}` | {cell(shown)} | {cell(text)} | {variables} |"
+
+
+def code(text: str) -> str:
+    """Return a text for a span of code in a cell."""
+    return text.replace("|", "\\|")
+
+
+def cell(text: str) -> str:
+    """Return a help text for a cell: no bars, no HTML."""
+    text = re.sub(r"(?<!`)<(\S[^>`]*)>(?!`)", r"`<\1>`", " ".join(text.split()))
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+# -- endpoints --------------------------------------------------------------------------------
+
+
+def http() -> str:
+    """Return the page of the endpoints, from the tables of the server and of the router."""
+    from treadle.server.app import DELETE, GET, NOT_YET, POST, UNCOUNTED
+    from treadle.server.router.app import OWN
+
+    tables = (("POST", POST), ("GET", GET), ("DELETE", DELETE))
+    known = {(method, path) for method, table in tables for path in table}
+    lines = ["# HTTP endpoints", ""]
+    lines += ["The paths of `treadle serve`. Each is there with and without `/v1`."]
+    lines += ["[The server](../server.md) has their fields and limits.", ""]
+    lines += ["| method | path | whose | |", "|---|---|---|---|"]
+    lines += [
+        endpoint_row(method, path, handler)
+        for method, table in tables
+        for path, handler in table.items()
+    ]
+    lines += ["", "## With several models", ""]
+    lines += ["What [a server of several models](../router.md) has besides.", ""]
+    lines += ["| method | path | |", "|---|---|---|"]
+    lines += [
+        f"| {method} | `{path}` | {meaning(handler)} |"
+        for (method, path), handler in OWN.items()
+        if (method, path) not in known
+    ]
+    lines += ["", "## Paths that are refused", ""]
+    lines += ["Clients know these; a server of one model answers 501 with their name.", ""]
+    lines += [f"- `{path}`" for path in NOT_YET]
+    lines += ["", "## Paths that limits of keys do not count", ""]
+    lines += [f"- `{path}`" for path in UNCOUNTED]
+    return "\n".join([*lines, ""])
+
+
+def endpoint_row(method: str, path: str, handler: Any) -> str:
+    """Return the row of an endpoint. ``handler``: the function that answers it."""
+    module = handler.__module__.rpartition(".")[2]
+    name = PROTOCOLS[module]
+    if path == "/embedding":
+        name = "llama.cpp"
+    return f"| {method} | `{path}` | {name} | {meaning(handler)} |"
+
+
+def meaning(handler: Any) -> str:
+    """Return the first sentence of a handler's docstring, without the path that it begins with."""
+    text = " ".join((inspect.getdoc(handler) or "").split("\n\n")[0].split())
+    text = re.sub(r"^``[A-Z]+ [^`]*``[:,]? ?", "", text).strip(" .")
+    text = text.replace("``", "`")
+    return cell(text[:1].upper() + text[1:])
