@@ -2,7 +2,9 @@
 
 A fence that says ``python`` is run, in the order of the page and in one namespace per page; one
 that says ``python no-run`` is not. A fence that says ``output`` is what the one before it prints.
-README's example needs a model that can chat, and is run by ``tests/test_readme.py``.
+README's example needs a model that can chat, and is run by ``tests/test_readme.py``; the recipes,
+whose commands are run too, by ``tests/docs/test_pages.py``; pages of ``INTEGRATIONS`` by the tests
+of their packages.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, vari
 from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
 MODEL = ROOT / "src" / "treadle" / "data" / "demo.gguf"
 # Files that programs of a page find beside them, besides model.gguf; of shared/data.
 BESIDE = {
@@ -39,6 +41,7 @@ BESIDE = {
 ONLY_ON = {"add-an-isa.md": ("x86_64", "AMD64")}  # its row is one of x86
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of block --"
+KINDS = {"", "python", "python no-run", "bash", "bash no-run", "output", "json", "text", "toml"}
 
 
 class Block(NamedTuple):
@@ -61,11 +64,23 @@ def prose(page: Path) -> str:
 
 
 def name(page: Path) -> str:
-    return page.name
+    """The path from ``docs/`` on, or the name of a page beside it."""
+    docs = ROOT / "docs"
+    return page.relative_to(docs).as_posix() if page.is_relative_to(docs) else page.name
 
 
+def is_recipe(page: Path) -> bool:
+    """Whether the page's commands are run too, by ``tests/docs/test_pages.py``."""
+    return name(page).split("/")[0] in RECIPES
+
+
+RECIPES = ("start", "how-to", "coming-from", "home.md", "which-model.md")
 PROGRAMS = [
-    p for p in PAGES if p.parent.name == "docs" and any(b.kind == "python" for b in blocks(p))
+    page
+    for page in PAGES
+    if page.parent.name == "docs"
+    and not is_recipe(page)
+    and any(block.kind == "python" for block in blocks(page))
 ]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
 
@@ -123,9 +138,8 @@ def with_output(page: Path) -> Iterator[tuple[Block, str | None]]:
 
 @EVERY_PAGE
 def test_fences_are_of_a_known_kind(page: Path) -> None:
-    kinds = {"", "python", "python no-run", "output", "json"}
     for block in blocks(page):
-        assert block.kind in kinds, f"{page}:{block.line}: {block.kind!r}"
+        assert block.kind in KINDS, f"{page}:{block.line}: {block.kind!r}"
         if block.kind == "python no-run":
             compile(block.text, f"{page}:{block.line}", "exec")
 
@@ -152,9 +166,17 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for page in ROOT.glob("docs/*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    """Of a folder that has an index of its own the page is in that, and the index in the first."""
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        index = page.parent / "index.md"
+        if page == index:
+            page = index.parent / "index.md"
+            index = docs / "index.md"
+        if not index.exists():
+            index = docs / "index.md"
+        target = page.relative_to(index.parent).as_posix()
+        assert page == index or f"({target})" in index.read_text("utf-8"), name(page)
 
 
 @EVERY_PAGE
@@ -238,6 +260,7 @@ NO_MODULES |= {
     "timings",
     "v",
 }  # objects
+NO_MODULES |= {"made", "pipe", "tokenizer"}  # objects of other programs' examples
 NO_MODULES |= {
     "cls",
     "dense_2",
@@ -322,6 +345,12 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
 FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
+FOREIGN |= {  # vLLM's
+    *("--api-key", "--enable-auto-tool-choice", "--enable-lora", "--kv-cache-dtype"),
+    *("--limit-mm-per-prompt", "--lora-modules", "--max-model-len", "--max-num-seqs"),
+    *("--reasoning-parser", "--served-model-name", "--speculative-config"),
+    *("--tensor-parallel-size", "--tool-call-parser"),
+}
 FOREIGN |= {  # llama-server's
     *("--context-shift", "--media-path", "--no-slots", "--spec-synth-rates", "--tags", "--tools"),
     "--ui-mcp-proxy",

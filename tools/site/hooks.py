@@ -90,4 +90,6 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     source = OUTSIDE.get(page.file.src_uri)
     if source is not None:
         text = markdown.links_from_root(text)
+    if page.file.src_uri == "reference/index.md":
+        text += reference.contents()
     return markdown.for_site(text, page.file.src_uri)

@@ -8,6 +8,7 @@ import re
 FENCE = re.compile(r"^ *(`{3,})")
 ITEM = re.compile(r"^( *)([-*]|\d+\.)( +)(?=\S)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+WHOLE_LINK = re.compile(r"\[([^\]\[]+)\]\(([^)\s]+)\)")
 # Documents beside docs/, by their paths from the root, and the pages of the site that they are.
 BESIDE = {"README.md": "home.md", "CONTRIBUTING.md": "contributing.md"}
 BESIDE["CHANGELOG.md"] = "changelog.md"
@@ -102,11 +103,12 @@ def _prose_lines(lines: list[str], path: str) -> list[str]:
         if line.lstrip().startswith("|"):  # in a span of code a cell's bar needs no backslash
             line = re.sub(r"`[^`]*`", lambda span: span[0].replace("\\|", "&#124;"), line)
             line = re.sub(r"`([^`]*&#124;[^`]*)`", r"<code>\1</code>", line)
-        found.append(LINK.sub(lambda link: _link(link, path), line))
+        found.append(WHOLE_LINK.sub(lambda link: _link(link, path), line))
     return found
 
 
 def _link(found: re.Match[str], path: str) -> str:
+    """Return a link for the site: to a page of it, or, if the file is no part of it, its path."""
     target, mark, anchor = found[2].partition("#")
     if re.match(r"[a-z]+:", target) or not target:
         return found[0]
@@ -114,5 +116,7 @@ def _link(found: re.Match[str], path: str) -> str:
     inside = posixpath.normpath(posixpath.join("docs", folder, target))
     if inside in BESIDE:
         here = posixpath.relpath(BESIDE[inside], folder or ".")
-        return f"{found[1]}{here}{mark}{anchor}{found[3]}"
+        return f"[{found[1]}]({here}{mark}{anchor})"
+    if not inside.startswith("docs/"):
+        return f"{found[1]} (`{inside}`)"
     return found[0]

@@ -6,14 +6,17 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
 
 import treadle
 from treadle.cli.app import COMMANDS, SECTIONS
-from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, variables_of
+from treadle.cli.environment import commands_of, prefix_of
 
+COMMAND_LINE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 CLASSES = ("Model", "Generation", "Reply", "Session", "Sampling")
 FUNCTIONS = ("load", "load_session", "run_tools")
 # Modules of the server, and whose calls they answer.
@@ -55,6 +58,22 @@ def pages() -> dict[str, str]:
     return found
 
 
+def contents() -> str:
+    """Return what the first page of the reference adds on the site: the pages of ``pages``."""
+    lines = ["", "## Made from the sources", ""]
+    lines += ["- [Every public name](python.md), [every exception](errors.md)"]
+    lines += ["- [Every HTTP endpoint](http.md)", ""]
+    for title, commands in SECTIONS.items():
+        lines += [f"### {title}", ""]
+        for words, command in every_command():
+            if words.split()[0] in commands:
+                file = f"commands/{words.replace(' ', '-')}.md"
+                text = command.get_short_help_str(100)
+                lines += [f"- [`treadle {words}`]({file}): {cell(text)}"]
+        lines += [""]
+    return "\n".join(lines)
+
+
 # -- the library ------------------------------------------------------------------------------
 
 
@@ -79,7 +98,7 @@ def errors() -> str:
     lines = ["# Errors", ""]
     lines += ["All that treadle raises on purpose is a `treadle.TreadleError`.", ""]
     lines += ["```text", inspect.cleandoc(drawn), "```", "", note.replace("``", "`"), ""]
-    lines += ["A command prints an error on one line, `treadle: error: ...`, and ends with code 1;"]
+    lines += ["A command prints an error on one line, `treadle: error: ...`, and ends with code 1."]
     lines += ["[The server](../server.md#errors) has the status and the code of each.", ""]
     for name in names:
         lines += [f"::: treadle.errors.{name}", ""]
@@ -108,12 +127,21 @@ def command_page(words: str, command: click.Command) -> str:
     usage = " ".join(command.collect_usage_pieces(context))
     lines = [f"# treadle {words}", "", *paragraphs(command.help or ""), ""]
     lines += ["```text", f"treadle {words} {usage}", "```", ""]
-    section = "inspect" if words == "diff" else words.split()[0]
-    lines += [f"[The command line](../../command-line.md#{section}) says more.", ""]
-    rows = list(option_rows(words, command, context))
+    section = words.split()[0]
+    if section in sections():
+        lines += [f"[The command line](../../command-line.md#{section}) says more.", ""]
+    rows = list(option_rows(command, context))
     if rows:
-        lines += ["| option | default | what it does | variable |", "|---|---|---|---|", *rows, ""]
+        lines += ["| option | default | what it does |", "|---|---|---|", *rows, ""]
+        lines += [f"Every option has a variable that sets it: `{prefix_of(words)}` and its long name"]
+        lines += ["([the rules](../../command-line.md#variables-of-options)).", ""]
     return "\n".join(lines)
+
+
+@cache
+def sections() -> set[str]:
+    """Return the commands that docs/command-line.md has a section for."""
+    return set(re.findall(r"^## (\w+)$", COMMAND_LINE.read_text("utf-8"), re.MULTILINE))
 
 
 def paragraphs(text: str) -> list[str]:
@@ -127,9 +155,8 @@ def paragraphs(text: str) -> list[str]:
     return lines
 
 
-def option_rows(words: str, command: click.Command, context: click.Context) -> Iterator[str]:
+def option_rows(command: click.Command, context: click.Context) -> Iterator[str]:
     """Yield a row for each option that ``--help`` shows."""
-    prefix = prefix_of(words)
     for param in command.params:
         record = param.get_help_record(context)
         if record is None or not isinstance(param, click.Option):
@@ -137,11 +164,8 @@ def option_rows(words: str, command: click.Command, context: click.Context) -> I
         spelled, text = record
         default = re.search(r"\s*\[default: ([^\];]*)[^\]]*\]", text)
         text = re.sub(r"\s*\[default: [^\]]*\]", "", text)
-        names = variables_of(param, prefix, WITH_ARGUMENTS.get(words))
-        own = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
-        variables = ", ".join(f"`{name}`" for name in dict.fromkeys([*names, *own]))
         shown = default[1] if default else ""
-        yield f"| `{code(spelled)}` | {cell(shown)} | {cell(text)} | {variables} |"
+        yield f"| `{code(spelled)}` | {cell(shown)} | {cell(text)} |"
 
 
 def code(text: str) -> str:
