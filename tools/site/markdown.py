@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable
 
+Moved = Callable[[str, str], tuple[str, str]]
 FENCE = re.compile(r"^ *(`{3,})")
 ITEM = re.compile(r"^( *)([-*]|\d+\.)( +)(?=\S)")
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
@@ -16,10 +18,12 @@ BESIDE["CHANGELOG.md"] = "changelog.md"
 KINDS = {"": "text", "output": "text", "bash": "bash", "python": "python"}
 
 
-def for_site(text: str, path: str) -> str:
-    """Return a page's text for the site. ``path``: the page's, from ``docs/`` on."""
+def for_site(text: str, path: str, moved: Moved) -> str:
+    """Return a page's text for the site. ``path``: the page's, from ``docs/`` on; ``moved``: from
+    page and anchor of a link to those of the site.
+    """
     lines = _lists(text.split("\n"))
-    return "\n".join(_prose_lines(lines, path))
+    return "\n".join(_prose_lines(lines, path, moved))
 
 
 def links_from_root(text: str) -> str:
@@ -83,7 +87,7 @@ def _indented(line: str, levels: list[int]) -> str:
     return " " * (4 * len(levels) + max(0, own - columns)) + text
 
 
-def _prose_lines(lines: list[str], path: str) -> list[str]:
+def _prose_lines(lines: list[str], path: str, moved: Moved) -> list[str]:
     """Return the lines with languages in fences, and with links and table cells rewritten."""
     found: list[str] = []
     fence = ""
@@ -103,20 +107,40 @@ def _prose_lines(lines: list[str], path: str) -> list[str]:
         if line.lstrip().startswith("|"):  # in a span of code a cell's bar needs no backslash
             line = re.sub(r"`[^`]*`", lambda span: span[0].replace("\\|", "&#124;"), line)
             line = re.sub(r"`([^`]*&#124;[^`]*)`", r"<code>\1</code>", line)
-        found.append(WHOLE_LINK.sub(lambda link: _link(link, path), line))
+        line = WHOLE_LINK.sub(lambda link: _unlinked(link, path), line)
+        found.append(LINK.sub(lambda link: _link(link, path, moved), line))
     return found
 
 
-def _link(found: re.Match[str], path: str) -> str:
-    """Return a link for the site: to a page of it, or, if the file is no part of it, its path."""
+def _link(found: re.Match[str], path: str, moved: Moved) -> str:
+    """Return the target of a link as the site has it. A link's text may end on this line."""
     target, mark, anchor = found[2].partition("#")
-    if re.match(r"[a-z]+:", target) or not target:
+    if re.match(r"[a-z]+:", target):
         return found[0]
     folder = posixpath.dirname(path)
-    inside = posixpath.normpath(posixpath.join("docs", folder, target))
+    inside = _inside(path, target)
     if inside in BESIDE:
-        here = posixpath.relpath(BESIDE[inside], folder or ".")
-        return f"[{found[1]}]({here}{mark}{anchor})"
-    if not inside.startswith("docs/"):
-        return f"{found[1]} (`{inside}`)"
-    return found[0]
+        page = BESIDE[inside]
+        own = anchor
+    else:
+        page, own = moved(inside.removeprefix("docs/"), anchor)
+        if (page, own) == (inside.removeprefix("docs/"), anchor):
+            return found[0]
+    here = "" if page == path else posixpath.relpath(page, folder or ".")
+    return f"{found[1]}{here}{'#' if own or not here else ''}{own}{found[3]}"
+
+
+def _unlinked(found: re.Match[str], path: str) -> str:
+    """Return the text of a link to a file that is no part of the site, with the file's path."""
+    target = found[2].partition("#")[0]
+    inside = _inside(path, target)
+    if re.match(r"[a-z]+:", target) or inside in BESIDE or inside.startswith("docs/"):
+        return found[0]
+    return f"{found[1]} (`{inside}`)"
+
+
+def _inside(path: str, target: str) -> str:
+    """Return the path of a link's target, from the root of the project on."""
+    if not target:
+        return f"docs/{path}"
+    return posixpath.normpath(posixpath.join("docs", posixpath.dirname(path), target))
