@@ -1,8 +1,9 @@
 """The pages of the site do what they say: their commands and programs run, in the page's order.
 
-Models have the pages' names in a hub cache of the test's own, so that ``hf:`` names need no network;
-their files are small ones. A fence ``bash`` or ``python`` is run; one that says ``no-run`` is parsed:
-its commands and options exist. ``treadle serve`` alone in a block is started in the background.
+Models have the pages' names in a hub cache of the test's own, so that ``hf:`` names need no
+network; their files are small ones. A fence ``bash`` or ``python`` is run; one that says ``no-run``
+is parsed: its commands and options exist. ``treadle serve`` alone in a block is started in the
+background. The files of the skill for coding agents are pages too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from tests.docs.test_docs import MODEL, ROOT, Block, blocks, name
 from treadle.cli.app import COMMANDS
 
 DOCS = ROOT / "docs"
+SKILL = ROOT / "skills" / "treadle"
 PAGES = [page for page in test_docs.PAGES if test_docs.is_recipe(page)]
+PAGES += sorted(SKILL.glob("*.md"))
 RUN = [page for page in PAGES if any(b.kind in ("bash", "python") for b in blocks(page))]
 SERVE = re.compile(r"treadle serve [^|&\n]*\n")
 RUNNER = Path(__file__).with_name("page_runner.py")
@@ -191,7 +194,7 @@ def parse(words: list[str], line: str) -> None:
     if isinstance(command, click.Group):
         command = command.commands[rest[0]]
         rest = rest[1:]
-    known = {option: param for param in command.params for option in (*param.opts, *param.secondary_opts)}
+    known = {each for param in command.params for each in (*param.opts, *param.secondary_opts)}
     for word in rest:
         if word == "--":
             break
@@ -200,6 +203,37 @@ def parse(words: list[str], line: str) -> None:
             assert option in known, f"{line}: {option}"
     context = click.Context(command, info_name=words[0], resilient_parsing=True)
     command.parse_args(context, rest)
+
+
+def test_the_skill_is_as_agents_read_it() -> None:
+    """A name, a description of at most 1024 characters, and links to files beside it."""
+    text = (SKILL / "SKILL.md").read_text("utf-8")
+    front = re.match(r"---\nname: (\S+)\ndescription: ([^\n]+)\n---\n", text)
+    assert front is not None
+    assert front[1] == SKILL.name
+    assert len(front[2]) <= 1024
+    linked = set(re.findall(r"\]\((\w+\.md)\)", text))
+    assert linked == {page.name for page in SKILL.glob("*.md")} - {"SKILL.md"}
+    assert len(text.splitlines()) < 200
+
+
+def test_messages_that_the_skill_quotes_are_those_of_treadle() -> None:
+    table = (SKILL / "errors.md").read_text("utf-8")
+    first = [row.split("|")[1] for row in table.splitlines() if row.startswith("| ")]
+    quoted = [text for cell in first for text in re.findall("`([^`]+)`", cell)]
+    assert len(quoted) > 10
+    # Literals in pieces over several lines are one; names in an f-string are as they are written.
+    sources = [re.sub(r'"\s+f?"', "", text) for text in test_docs.sources().values()]
+    for text in quoted:
+        words = text.removeprefix("architecture 'x': ")
+        assert any(words in source for source in sources), text
+
+
+@pytest.mark.parametrize("page", sorted(SKILL.glob("*.md")), ids=name)
+def test_what_the_skill_names_exists(page: Path) -> None:
+    test_docs.test_commands_and_options_that_are_named_exist(page)
+    test_docs.test_modules_and_variables_that_are_named_exist(page)
+    test_docs.test_fences_are_of_a_known_kind(page)
 
 
 def test_the_runner_needs_what_is_here() -> None:

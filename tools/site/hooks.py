@@ -3,17 +3,17 @@
 - ``on_config`` puts existing pages in place of patterns in the navigation.
 - ``on_files`` adds the reference and the two documents that lie beside ``docs/``.
 - ``on_page_markdown`` rewrites what GitHub and Python-Markdown read differently.
+- ``on_post_build`` refuses a site that would ask another server for a part of a page.
 """
 
 from __future__ import annotations
 
-import fnmatch
+import re
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
@@ -22,11 +22,14 @@ for folder in (ROOT, ROOT / "src"):
     sys.path.insert(0, str(folder))
 
 from tools.site import markdown, reference  # noqa: E402 - after the path
+from tools.site.navigation import Navigation  # noqa: E402
 from tools.site.split import Parts, split  # noqa: E402
 
 OUTSIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 HOME = "home.md"  # the first page; docs/index.md is the list of documents
-WHOLE = ("index.md", "home.md", "changelog.md", "models.md")  # lists are not split
+# Lists, and recipes whose steps are one program, are not split.
+WHOLE = ("index.md", "home.md", "changelog.md", "models.md", "add-an-isa.md")
+FOREIGN = re.compile(r"""<(script|link|img|iframe|source)\b[^>]*(src|href)=["'](https?:)?//""")
 parts = Parts()  # of the build that is running
 
 
@@ -39,47 +42,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     vars(parts).update(vars(made))
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     pages |= {*OUTSIDE, *reference.pages()}
-    named = {path for path in _paths(config.nav or []) if "*" not in path}
-    config.nav = _expanded(config.nav or [], sorted(pages - named))
+    config.nav = Navigation(pages, parts).expanded(config.nav or [])
     return config
-
-
-def _paths(nav: Iterable[Any]) -> Iterator[str]:
-    for entry in nav:
-        if isinstance(entry, str):
-            yield entry
-        else:
-            for value in entry.values():
-                yield from [value] if isinstance(value, str) else _paths(value)
-
-
-def _expanded(nav: Iterable[Any], free: list[str]) -> list[Any]:
-    """Return the navigation without patterns; a section that has no page is left out. Pages that a
-    pattern fits are removed from ``free``: the first pattern takes them.
-    """
-    found: list[Any] = []
-    for entry in nav:
-        if isinstance(entry, str) and "*" in entry:
-            same_folder = [page for page in free if page.count("/") == entry.count("/")]
-            fitting = fnmatch.filter(same_folder, entry)
-            found += map(_with_parts, fitting)
-            free[:] = [page for page in free if page not in fitting]
-        elif isinstance(entry, str):
-            found.append(_with_parts(entry))
-        else:
-            ((title, value),) = entry.items()
-            inner = value if isinstance(value, str) else _expanded(value, free)
-            if inner:
-                found.append({title: inner})
-    return found
-
-
-def _with_parts(page: str) -> str | dict[str, list[str]]:
-    """Return a page's entry: a section, if the document has parts."""
-    if page not in parts.pages:
-        return page
-    title = parts.texts[page].lstrip().partition("\n")[0].removeprefix("# ")
-    return {title: [page, *parts.pages[page]]}
 
 
 def _outside(source: str) -> str:
@@ -117,3 +81,11 @@ def on_page_markdown(text: str, page: Page, config: MkDocsConfig, files: Files) 
     if page.file.src_uri == "reference/index.md":
         text += reference.contents()
     return markdown.for_site(text, page.file.src_uri, parts.target)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Refuse a site that needs a network: a part of a page that lies on another server."""
+    for page in sorted(Path(config.site_dir).rglob("*.html")):
+        found = FOREIGN.search(page.read_text("utf-8"))
+        if found is not None:
+            raise PluginError(f"{page}: a part of another server: {found[0]}")

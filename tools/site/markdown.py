@@ -59,9 +59,10 @@ def _lists(lines: list[str]) -> list[str]:
                 levels.pop()
         item = ITEM.match(line)
         if item:
-            if not levels and found and found[-1].strip():
-                if not ITEM.match(found[-1].lstrip()) and not found[-1].startswith("    "):
-                    found.append("")
+            before = found[-1] if found else ""
+            text_before = before.strip() and not before.startswith("    ")
+            if not levels and text_before and not ITEM.match(before.lstrip()):
+                found.append("")
             found.append(_indented(line, levels))
             levels.append(item.end())
             continue
@@ -114,7 +115,7 @@ def _prose_lines(lines: list[str], path: str, moved: Moved) -> list[str]:
 
 def _link(found: re.Match[str], path: str, moved: Moved) -> str:
     """Return the target of a link as the site has it. A link's text may end on this line."""
-    target, mark, anchor = found[2].partition("#")
+    target, _, anchor = found[2].partition("#")
     if re.match(r"[a-z]+:", target):
         return found[0]
     folder = posixpath.dirname(path)

@@ -133,7 +133,9 @@ def command_page(words: str, command: click.Command) -> str:
     rows = list(option_rows(command, context))
     if rows:
         lines += ["| option | default | what it does |", "|---|---|---|", *rows, ""]
-        lines += [f"Every option has a variable that sets it: `{prefix_of(words)}` and its long name"]
+        lines += [
+            f"Every option has a variable that sets it: `{prefix_of(words)}` and its long name"
+        ]
         lines += ["([the rules](../../command-line.md#variables-of-options)).", ""]
     return "\n".join(lines)
 

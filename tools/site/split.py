@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+LONG = 2000  # words of a document that is split
 MOST = 1200  # words of a page: five minutes
+SHORT = 600  # words of a document's beginning, with its first section, that stay together
 FENCE = re.compile(r"^ *`{3,}")
 HEADING = re.compile(r"^(#+) (.+)$")
 
@@ -53,23 +55,25 @@ class Parts:
 
 
 def split(documents: Mapping[str, str]) -> Parts:
-    """Split the documents, by path, that have more than ``MOST`` words and several sections."""
+    """Split the documents, by path, that have more than ``LONG`` words and several sections."""
     parts = Parts()
     for path, text in documents.items():
-        if len(text.split()) > MOST:
+        if len(text.split()) > LONG:
             _split(path, text, parts)
     return parts
 
 
 def _split(path: str, text: str, parts: Parts) -> None:
     head, *sections = sections_of(text.split("\n"), 2)
+    if sections and head.n_words + sections[0].n_words < SHORT:
+        head.lines += sections.pop(0).lines
     groups = list(_grouped([piece for each in sections for piece in _pieces(each)]))
     if len(groups) < 2:
         return
     stem = path.removesuffix(".md")
     rows = []
     for group in groups:
-        title = ", ".join(section.title for section in group)
+        title = title_of(group)
         name = f"{stem}/{slug(group[0].title)}.md"
         lines = _raised(group[0].lines) if len(group) == 1 else [f"# {title}", ""]
         if len(group) == 1:
@@ -88,8 +92,7 @@ def _split(path: str, text: str, parts: Parts) -> None:
 
 
 def sections_of(lines: Iterable[str], level: int) -> list[Section]:
-    """Split at headings of a level. The first section is what stands before them; fences have none.
-    """
+    """Split at headings of a level. The first section is what stands before them; fences have none."""
     found = [Section("", [])]
     fenced = False
     for line in lines:
@@ -129,6 +132,20 @@ def _grouped(sections: Iterable[Section]) -> Iterator[list[Section]]:
         yield group
 
 
+def title_of(group: Iterable[Section]) -> str:
+    """Return the title of sections that are one page; that of a section around them comes once."""
+    found = ""
+    outer = ""
+    for section in group:
+        around, mark, own = section.title.partition(": ")
+        if mark and around == outer:
+            found += f", {own}"
+        else:
+            found += f"; {section.title}" if outer else f"{', ' if found else ''}{section.title}"
+        outer = around if mark else section.title
+    return found.replace("; ", ", ")
+
+
 def _raised(lines: Iterable[str]) -> list[str]:
     """Return lines with headings of one level less."""
     found = []
@@ -147,8 +164,8 @@ def _rebased(lines: Iterable[str], old: str, new: str) -> Iterator[str]:
         target, mark, anchor = found[2].partition("#")
         if re.match(r"[a-z]+:", target):
             return found[0]
-        inside = posixpath.normpath(posixpath.join(posixpath.dirname(old), target)) if target else old
-        here = posixpath.relpath(inside, posixpath.dirname(new))
+        inside = posixpath.join(posixpath.dirname(old), target) if target else old
+        here = posixpath.relpath(posixpath.normpath(inside), posixpath.dirname(new))
         return f"{found[1]}{here}{mark}{anchor}{found[3]}"
 
     fenced = False
