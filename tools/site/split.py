@@ -92,7 +92,9 @@ def _split(path: str, text: str, parts: Parts) -> None:
 
 
 def sections_of(lines: Iterable[str], level: int) -> list[Section]:
-    """Split at headings of a level. The first section is what stands before them; fences have none."""
+    """Split at headings of a level, of which fences have none. The first section is what stands
+    before them.
+    """
     found = [Section("", [])]
     fenced = False
     for line in lines:
