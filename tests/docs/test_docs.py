@@ -166,17 +166,18 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_index() -> None:
-    """Of a folder that has an index of its own the page is in that, and the index in the first."""
+    """In ``index.md`` of its folder, or in the page that is called as the folder, or in the first
+    index; each of these is in the first one.
+    """
     docs = ROOT / "docs"
     for page in docs.rglob("*.md"):
-        index = page.parent / "index.md"
-        if page == index:
-            page = index.parent / "index.md"
-            index = docs / "index.md"
-        if not index.exists():
-            index = docs / "index.md"
-        target = page.relative_to(index.parent).as_posix()
-        assert page == index or f"({target})" in index.read_text("utf-8"), name(page)
+        folder = page.parent
+        own = (folder / "index.md", folder.with_suffix(".md"), docs / "index.md")
+        indexes = {each for each in own if each.is_file() and each != page}
+        assert page == docs / "index.md" or any(
+            f"({os.path.relpath(page, index.parent)})" in index.read_text("utf-8")
+            for index in indexes
+        ), name(page)
 
 
 @EVERY_PAGE
@@ -238,7 +239,7 @@ def test_names_in_modules_that_are_named_exist(page: Path) -> None:
         assert any(map(defined.search, named)), f"{page.name}: {first}.{second}"
 
 
-EXTENSIONS = {"h", "json", "jsonl", "py", "toml"}
+EXTENSIONS = {"h", "json", "jsonl", "py", "toml", "yml"}
 NO_MODULES = {
     "asyncio",
     "dataclasses",
@@ -331,7 +332,7 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
     every = {option for options in known.values() for option in options} | {"--version"}
     text = page.read_text("utf-8")
     for line in re.findall(r"(?:^|`|\| ?)treadle ([^`\n|]*)", text, re.MULTILINE):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].partition(" -- ")[0].split()  # then an agent's own
         if not words or not re.fullmatch(r"[a-z]+", words[0]):
             continue
         assert words[0] in known, f"{page.name}: treadle {line}"

@@ -19,6 +19,19 @@ from treadle.cli.environment import commands_of, prefix_of
 COMMAND_LINE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
 CLASSES = ("Model", "Generation", "Reply", "Session", "Sampling")
 FUNCTIONS = ("load", "load_session", "run_tools")
+INTERNAL = {
+    "Model": (
+        "build_request",
+        "grammars",
+        "make_room",
+        "media_marks",
+        "prompt_ids",
+        "read_conversation",
+        "system_end",
+    ),
+    "Generation": ("begin", "wait"),
+    "Session": ("retire",),
+}
 # Modules of the server, and whose calls they answer.
 PROTOCOLS = {
     "anthropic": "Anthropic",
@@ -84,7 +97,11 @@ def python() -> str:
     for title, names in (("Functions", FUNCTIONS), ("Classes", CLASSES)):
         lines += [f"## {title}", ""]
         for name in names:
-            lines += [f"::: {place(name)}", ""]
+            lines += [f"::: {place(name)}"]
+            if name in INTERNAL:  # for the server and the command line, not for users
+                lines += ["    options:", "      filters:", "        - '!^_'"]
+                lines += [f"        - '!^{method}$'" for method in INTERNAL[name]]
+            lines += [""]
     return "\n".join(lines)
 
 
