@@ -3,8 +3,8 @@
 A fence that says ``python`` is run, in the order of the page and in one namespace per page; one
 that says ``python no-run`` is not. A fence that says ``output`` is what the one before it prints.
 README's example needs a model that can chat, and is run by ``tests/test_readme.py``; the recipes,
-whose commands are run too, by ``tests/docs/test_pages.py``; pages of ``INTEGRATIONS`` by the tests
-of their packages.
+whose commands are run too, by ``tests/docs/test_pages.py``; pages of ``docs/integrations`` by the
+tests of their packages. These name other packages' objects and options, which are not looked up.
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ PROGRAMS = [
     and any(block.kind == "python" for block in blocks(page))
 ]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
+OWN_PAGES = [page for page in PAGES if page.parent.name != "integrations"]
 
 
 # -- programs -----------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_every_page_is_in_the_index() -> None:
 @EVERY_PAGE
 def test_files_that_are_named_exist(page: Path) -> None:
     """In backquotes: ``kernels/spec.py`` from the package or the project on, ``jit/`` a folder."""
-    roots = (ROOT, ROOT / "src" / "treadle", ROOT / "docs")
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "treadle", ROOT / "docs")
     for word in re.findall(r"`([\w.\-/]+(?:\.(?:py|md|toml|gguf)|/))`", prose(page)):
         if is_placeholder(word) or word.startswith(("../", "model.gguf")):
             continue
@@ -225,7 +226,7 @@ def variables_used() -> set[str]:
     return {name for text in texts for name in VARIABLE.findall(text)}
 
 
-@EVERY_PAGE
+@pytest.mark.parametrize("page", OWN_PAGES, ids=name)
 def test_names_in_modules_that_are_named_exist(page: Path) -> None:
     """In backquotes: ``select.matmul`` is a name in a module of the package that is called so."""
     modules: dict[str, list[str]] = {}
@@ -338,7 +339,8 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
         assert words[0] in known, f"{page.name}: treadle {line}"
         for word in options_of(words):
             assert word in known[words[0]], f"{page.name}: treadle {line}: {word}"
-    for span in re.findall(r"`((?:--[a-z]|-[a-z]\b)[^`]*)`", prose(page)):
+    own = prose(page) if page in OWN_PAGES or page not in PAGES else ""
+    for span in re.findall(r"`((?:--[a-z]|-[a-z]\b)[^`]*)`", own):
         for word in options_of(span.split()):
             assert word in every | FOREIGN | of_scripts(), f"{page.name}: {span}"
 
