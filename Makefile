@@ -9,7 +9,7 @@ PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format release-check notebooks clean
+.PHONY: demo chat site test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format release-check notebooks clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -20,6 +20,12 @@ demo: $(VENV)/.stamp-package
 chat: $(VENV)/.stamp-package
 	@model=$$($(MODELS) smollm2) && \
 	exec $(VENV)/bin/treadle chat --temp 0.2 --top-p 0.9 --repeat-penalty 1.1 "$$model"
+
+# The documents as a site, in build/site: read from there without a server and without a network.
+# A warning is an error. mkdocs runs from the sources, so their reference is of this checkout.
+site: $(VENV)/.stamp-site
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 # A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
 # Bytecode is kept, also where the shell says otherwise: tests start many processes, and each would
@@ -117,6 +123,11 @@ $(VENV)/bin/python:
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	@echo "installing treadle and what it needs into $(VENV): 375 MB, about half a minute"
 	$(PIP) install --no-compile --editable ".[pictures,serve]"
+	touch $@
+
+$(VENV)/.stamp-site: $(VENV)/.stamp-package
+	@echo "installing what builds the site into $(VENV): 60 MB more"
+	$(PIP) install --no-compile --editable ".[site]"
 	touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-package

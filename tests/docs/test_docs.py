@@ -2,7 +2,9 @@
 
 A fence that says ``python`` is run, in the order of the page and in one namespace per page; one
 that says ``python no-run`` is not. A fence that says ``output`` is what the one before it prints.
-README's example needs a model that can chat, and is run by ``tests/test_readme.py``.
+README's example needs a model that can chat, and is run by ``tests/test_readme.py``; the recipes,
+whose commands are run too, by ``tests/docs/test_pages.py``; pages of ``docs/integrations`` by the
+tests of their packages. These name other packages' objects and options, which are not looked up.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, vari
 from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
 MODEL = ROOT / "src" / "treadle" / "data" / "demo.gguf"
 # Files that programs of a page find beside them, besides model.gguf; of shared/data.
 BESIDE = {
@@ -40,6 +42,7 @@ BESIDE = {
 ONLY_ON = {"add-an-isa.md": ("x86_64", "AMD64")}  # its row is one of x86
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 END = "-- end of block --"
+KINDS = {"", "python", "python no-run", "bash", "bash no-run", "output", "json", "text", "toml"}
 
 
 class Block(NamedTuple):
@@ -62,13 +65,26 @@ def prose(page: Path) -> str:
 
 
 def name(page: Path) -> str:
-    return page.name
+    """The path from ``docs/`` on, or the name of a page beside it."""
+    docs = ROOT / "docs"
+    return page.relative_to(docs).as_posix() if page.is_relative_to(docs) else page.name
 
 
+def is_recipe(page: Path) -> bool:
+    """Whether the page's commands are run too, by ``tests/docs/test_pages.py``."""
+    return name(page).split("/")[0] in RECIPES
+
+
+RECIPES = ("start", "how-to", "coming-from", "home.md", "which-model.md")
 PROGRAMS = [
-    p for p in PAGES if p.parent.name == "docs" and any(b.kind == "python" for b in blocks(p))
+    page
+    for page in PAGES
+    if page.parent.name == "docs"
+    and not is_recipe(page)
+    and any(block.kind == "python" for block in blocks(page))
 ]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name)
+OWN_PAGES = [page for page in PAGES if page.parent.name != "integrations"]
 
 
 # -- programs -----------------------------------------------------------------------------
@@ -124,9 +140,8 @@ def with_output(page: Path) -> Iterator[tuple[Block, str | None]]:
 
 @EVERY_PAGE
 def test_fences_are_of_a_known_kind(page: Path) -> None:
-    kinds = {"", "python", "python no-run", "output", "json"}
     for block in blocks(page):
-        assert block.kind in kinds, f"{page}:{block.line}: {block.kind!r}"
+        assert block.kind in KINDS, f"{page}:{block.line}: {block.kind!r}"
         if block.kind == "python no-run":
             compile(block.text, f"{page}:{block.line}", "exec")
 
@@ -153,15 +168,24 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for page in ROOT.glob("docs/*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page.name
+    """In ``index.md`` of its folder, or in the page that is called as the folder, or in the first
+    index; each of these is in the first one.
+    """
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        folder = page.parent
+        own = (folder / "index.md", folder.with_suffix(".md"), docs / "index.md")
+        indexes = {each for each in own if each.is_file() and each != page}
+        assert page == docs / "index.md" or any(
+            f"({os.path.relpath(page, index.parent)})" in index.read_text("utf-8")
+            for index in indexes
+        ), name(page)
 
 
 @EVERY_PAGE
 def test_files_that_are_named_exist(page: Path) -> None:
     """In backquotes: ``kernels/spec.py`` from the package or the project on, ``jit/`` a folder."""
-    roots = (ROOT, ROOT / "src" / "treadle", ROOT / "docs")
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "treadle", ROOT / "docs")
     for word in re.findall(r"`([\w.\-/]+(?:\.(?:py|md|toml|gguf)|/))`", prose(page)):
         if is_placeholder(word) or word.startswith(("../", "model.gguf")):
             continue
@@ -203,7 +227,7 @@ def variables_used() -> set[str]:
     return {name for text in texts for name in VARIABLE.findall(text)}
 
 
-@EVERY_PAGE
+@pytest.mark.parametrize("page", OWN_PAGES, ids=name)
 def test_names_in_modules_that_are_named_exist(page: Path) -> None:
     """In backquotes: ``select.matmul`` is a name in a module of the package that is called so."""
     modules: dict[str, list[str]] = {}
@@ -239,6 +263,7 @@ NO_MODULES |= {
     "timings",
     "v",
 }  # objects
+NO_MODULES |= {"made", "pipe", "tokenizer"}  # objects of other programs' examples
 NO_MODULES |= {
     "cls",
     "dense_2",
@@ -314,13 +339,14 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
     every = {option for options in known.values() for option in options} | {"--version"}
     text = page.read_text("utf-8")
     for line in re.findall(r"(?:^|`|\| ?)treadle ([^`\n|]*)", text, re.MULTILINE):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].partition(" -- ")[0].split()  # then an agent's own
         if not words or not re.fullmatch(r"[a-z]+", words[0]):
             continue
         assert words[0] in known, f"{page.name}: treadle {line}"
         for word in options_of(words):
             assert word in known[words[0]], f"{page.name}: treadle {line}: {word}"
-    for span in re.findall(r"`((?:--[a-z]|-[a-z]\b)[^`]*)`", prose(page)):
+    own = prose(page) if page in OWN_PAGES or page not in PAGES else ""
+    for span in re.findall(r"`((?:--[a-z]|-[a-z]\b)[^`]*)`", own):
         for word in options_of(span.split()):
             assert word in every | FOREIGN | of_scripts(), f"{page.name}: {span}"
 
@@ -328,6 +354,12 @@ def test_commands_and_options_that_are_named_exist(page: Path) -> None:
 FOREIGN = {"-p", "--randomly-seed", "--strict"}  # pytest's and mypy's
 FOREIGN |= ADVICE.keys()
 FOREIGN |= {"--chat", "--cli", "--server"}  # llamafile's
+FOREIGN |= {  # vLLM's
+    *("--api-key", "--enable-auto-tool-choice", "--enable-lora", "--kv-cache-dtype"),
+    *("--limit-mm-per-prompt", "--lora-modules", "--max-model-len", "--max-num-seqs"),
+    *("--reasoning-parser", "--served-model-name", "--speculative-config"),
+    *("--tensor-parallel-size", "--tool-call-parser"),
+}
 FOREIGN |= {  # llama-server's
     *("--context-shift", "--media-path", "--no-slots", "--spec-synth-rates", "--tags", "--tools"),
     "--ui-mcp-proxy",

@@ -1,0 +1,1 @@
+"""The site of the documents: what mkdocs does not do by itself."""
