@@ -37,6 +37,16 @@ def test_pull_says_where_the_model_is_and_what_to_do_next(hub: dict[str, str]) -
     assert (report["name"], report["path"]) == ("eyes", str(path))
 
 
+def test_without_the_hub_a_model_that_is_here_needs_no_look_for_a_projector(
+    hub: dict[str, str],
+) -> None:
+    name = "hf:owner/repo/tiny-Q8_0.gguf"
+    assert pull(hub, name).returncode == 0
+    again = pull(hub | {"HF_HUB_OFFLINE": "1"}, name)
+    assert again.returncode == 0, again.stderr
+    assert "whether the repository has a projector file is not known" in again.stderr
+
+
 def test_pull_of_what_is_no_name_on_the_hub(hub: dict[str, str]) -> None:
     for name in ("qwen", "./owner/repo"):
         ended = pull(hub, name)

@@ -80,7 +80,7 @@ def download(
         if not name.tag:
             say(f"{name}: {chosen.paths[0]}, downloaded before; another: {name.root}:TYPE")
         if projector and find_projector(stored, chosen) is None:
-            fetch_projector(name, sizes_of(look_up(name)), chosen, progress, say)
+            fetch_missing_projector(name, chosen, progress, say)
         return fetch(name, chosen.paths, progress)
     if not name.tag and cache.is_whole(name, here):
         return fetch_folder(name, here, progress, say, to_run)
@@ -116,7 +116,9 @@ def fetch_file(
     model = RepositoryModel(tuple(name.shards()), 0, *tag_of(name.path))
     lacks = projector is not False and find_projector(stored, model) is None
     n_bytes = 0
-    if not here or (projector and lacks):
+    if here and projector and lacks and not is_projector_name(name.path):
+        fetch_missing_projector(name, model, progress, say)
+    elif not here:
         info = look_up(name)  # asks once; a download without a network tries for 25 s
         files = sizes_of(info)
         if files.keys() >= set(model.paths):
@@ -125,6 +127,20 @@ def fetch_file(
             if lacks and not is_projector_name(name.path):
                 fetch_projector(name, files, model, progress, say)
     return fetch(name, name.shards(), progress, n_bytes)
+
+
+def fetch_missing_projector(
+    name: HubName, model: RepositoryModel, progress: ProgressCallback | None, say: Say
+) -> None:
+    """Download the projector of a model that was downloaded without one. Where the hub cannot be
+    asked, ``say`` tells so: the model itself is there, and most models have no projector.
+    """
+    try:
+        files = sizes_of(look_up(name))
+    except FileError as error:
+        say(f"whether the repository has a projector file is not known: {error}")
+        return
+    fetch_projector(name, files, model, progress, say)
 
 
 def fetch_projector(
