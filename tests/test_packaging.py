@@ -20,7 +20,7 @@ NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub
 # Imported where they are asked for, with an error that names the extra.
 OPTIONAL = {"PIL", "llama_cpp", "packaging", "prometheus_client", "ray", "starlette", "uvicorn"}
 OPTIONAL |= {"h11", "wgpu", "mcp", "mcp_types", "anyio", "httpx2"}  # mcp stands on the last two
-OPTIONAL |= {"openai"}
+OPTIONAL |= {"openai", "IPython"}  # the latter where it already runs
 
 
 @pytest.fixture(scope="module")

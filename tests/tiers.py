@@ -33,7 +33,6 @@ HEAVY = {
     "anthropic",
     "ollama",
     "mcp",
-    "IPython",
 }
 OUTSIDE = ("devices/wgpu", "emulated", "notebooks", "page", "real", "release")
 NAMED = re.compile(rf"\b(?:{'|'.join(sorted(HEAVY))})\b")

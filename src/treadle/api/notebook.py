@@ -15,10 +15,9 @@ from html import escape
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from treadle.api.tool_chat import Reply
-
 if TYPE_CHECKING:
     from treadle.api.generation import Generation
+    from treadle.chat.tools.output import ToolCall
     from treadle.sampling.logprobs import TokenLogprob
 
 INTERVAL_S = 0.05  # between two updates: each sends the whole text
@@ -65,8 +64,10 @@ def follow(
 
 
 def pieces(generation: Generation) -> Iterator[object]:
-    """Iterate over all parts of an answer, reasoning and calls included."""
-    return generation.parts() if isinstance(generation, Reply) else generation
+    """Iterate over all parts of an answer, reasoning and calls of a ``Reply`` included."""
+    # Its class is not imported: the modules would import each other.
+    parts: Callable[[], Iterator[object]] | None = getattr(generation, "parts", None)
+    return generation if parts is None else parts()
 
 
 def bundle(generation: Generation) -> Bundle:
@@ -80,18 +81,19 @@ def answer_html(generation: Generation) -> str:
     """
     over = generation.finish_reason is not None
     blocks = []
-    reply = generation if isinstance(generation, Reply) else None
-    if reply is not None and reply.reasoning:
+    reasoning: str = getattr(generation, "reasoning", "")
+    calls: Sequence[ToolCall] = getattr(generation, "calls", ())
+    if reasoning:
         open_ = "" if over else " open"
         blocks.append(
             f"<details{open_}><summary style='{NOTE_STYLE}'>reasoning</summary>"
-            f"<div style='{TEXT_STYLE};opacity:0.8'>{escape(reply.reasoning)}</div></details>"
+            f"<div style='{TEXT_STYLE};opacity:0.8'>{escape(reasoning)}</div></details>"
         )
     if over and generation.logprobs:
         blocks.append(tokens_html(generation.logprobs))
     elif generation.text:
         blocks.append(f"<div style='{TEXT_STYLE}'>{escape(generation.text)}</div>")
-    for call in reply.calls if reply is not None else ():
+    for call in calls:
         line = escape(f"{call.name}({call.arguments})")
         blocks.append(f"<div style='{TEXT_STYLE}'><code>{line}</code></div>")
     blocks.append(f"<div style='{NOTE_STYLE}'>{escape(state_of(generation))}</div>")
