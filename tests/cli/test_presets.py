@@ -166,6 +166,10 @@ def test_values_of_a_repeated_option_are_those_of_one_source(folder: Path) -> No
             "models.a: --cache-mib needs --cache-dir",
         ),
         ("[models.a]\nmodel = 'coder.gguf'\nlora = 'x.gguf=2'", "models.a.lora: no such file"),
+        (
+            "[models.a]\nmodel = 'coder.gguf'\ncontrol-vector = 'x.gguf:2'",
+            "models.a.control-vector: no such file",
+        ),
         ("[models.a]\nmodel = 'coder.gguf'\nmmproj = 'x.gguf'", "models.a.mmproj: no such file"),
         ("[models.a]\nmodel = 'coder.gguf'\nidle = 'x'", "models.a.idle: found 'x' (expected sec"),
         (
@@ -244,6 +248,17 @@ def test_options_of_the_command_line_reach_each_engine(folder: Path) -> None:
     assert models.models[0].cache.kv == "f32"
     assert models.models[0].cache.n_tokens == 32768
     assert models.default().name == "coder"
+
+
+def test_control_vectors_reach_each_engine(folder: Path) -> None:
+    given = ["--control-vector", "x:y.gguf:0.5", "--control-vector-layer-range", "2:4"]
+    models = listed(str(folder / "coder.gguf"), str(folder / "chat-Q8_0.gguf"), *given)
+    for model in models.models:
+        assert model.args == (
+            "--control-vector=x:y.gguf:0.5",
+            "--control-vector-layer-range=2:4",
+        )
+        assert model.cache.files == ("x:y.gguf",)
 
 
 @pytest.mark.parametrize(

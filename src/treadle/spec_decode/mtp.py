@@ -102,7 +102,7 @@ class ModelStates(EngineObserver):
             row = end
 
 
-class LayerStateReader(EngineObserver):
+class LayerStates(EngineObserver):
     """Gives the MTP layer's run its hidden states, ``given``, f32 ``[n, n_embd]``, and keeps the
     layer's own of the same tokens, ``rows``.
     """
@@ -136,13 +136,13 @@ class NextnDrafter(Drafter):
     """MTP drafter for ``engine``. Owners have one of its sequences, ``seq``."""
 
     observer: ModelStates
-    own_observer: LayerStateReader
+    own_observer: LayerStates
 
     def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = _share(made, engine)
         self.observer = ModelStates(made.config.n_embd, engine.media)
-        self.own_observer = LayerStateReader(made.config.n_embd)
+        self.own_observer = LayerStates(made.config.n_embd)
         self._states = self.observer.states
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
