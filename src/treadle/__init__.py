@@ -15,6 +15,8 @@
 - ``Reply``: what ``chat`` returns where the model may call functions
 - ``Session``: tokens and their keys and values; ``save`` writes them to a file
 - ``load_session(path, model)`` reads such a file
+- ``load_shared(path)``: the same, once for all that use the model in this process
+- ``ChatCompletions(model)``: chats in the form of OpenAI's API, as dicts
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
@@ -29,9 +31,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from treadle.api.chat_completions import ChatCompletions
     from treadle.api.generation import Generation
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
+    from treadle.api.shared_models import load_shared
     from treadle.api.tool_chat import Reply, run_tools
     from treadle.distributed import cluster as cluster
     from treadle.errors import (
@@ -60,6 +64,8 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "Session",
     "load_session",
     "Reply",
+    "ChatCompletions",
+    "load_shared",
     "run_tools",
     "TreadleError",
     "CacheError",
@@ -85,6 +91,8 @@ _LAZY = {
     "Session": "treadle.api.session",
     "load_session": "treadle.api.model",
     "Reply": "treadle.api.tool_chat",
+    "ChatCompletions": "treadle.api.chat_completions",
+    "load_shared": "treadle.api.shared_models",
     "run_tools": "treadle.api.tool_chat",
 }
 _MODULES = {"errors": "treadle.errors", "cluster": "treadle.distributed.cluster"}
