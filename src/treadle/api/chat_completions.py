@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from treadle.base.caller_warnings import warn
@@ -236,6 +237,15 @@ def chat_settings(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
 _READERS = frozenset(
     ("response_format", "logprobs", "top_logprobs", "logit_bias", "tool_choice", EFFORT)
 )
+
+
+@cache
+def chat_fields() -> frozenset[str]:
+    """The names that ``ChatCompletions`` takes, except variables of chat templates."""
+    from treadle.api.model import SETTINGS
+
+    replies = ("tools", "reasoning", "reasoning_budget", "continue_final_message", "parallel")
+    return frozenset((*SETTINGS, *replies, *_READERS, *SYNONYMS, *IGNORED, "template", "n"))
 
 
 def _format_settings(form: Any) -> dict[str, Any]:
