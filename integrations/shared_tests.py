@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.util
 import io
 import os
+import socket
 import sys
+import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +69,30 @@ class Script:
 def written_calls(model: treadle.Model, **calls: Mapping[str, Any]) -> str:
     """The text by which ``model`` calls tools: by name, with these arguments."""
     return dialect_of(model.template).row.write(*calls.items())
+
+
+@contextlib.contextmanager
+def served(model: treadle.Model) -> Iterator[str]:
+    """The address of a server of ``model`` on this machine, as ``treadle serve`` is one."""
+    import uvicorn
+
+    from treadle.server.app import build_app
+    from treadle.server.requests.service import ServerSettings, Service
+
+    service = Service(model, ServerSettings(log=False))
+    service.engine.start()
+    service.engine.warmed.result(300)
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(build_app(service), log_config=None, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.close()
 
 
 def run_page(name: str, folder: Path) -> None:
