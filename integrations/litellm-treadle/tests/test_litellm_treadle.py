@@ -144,7 +144,7 @@ async def test_embedding(model: treadle.Model) -> None:
     np.testing.assert_array_equal([row["embedding"] for row in found.data], want)
     assert found.usage.prompt_tokens == sum(len(model.tokenize(t)) for t in ("a list", "b"))
     short = await litellm.aembedding(
-        model="treadle/demo", input="a list", dimensions=8, allowed_openai_params=["dimensions"]
+        model="treadle/demo", input="a list", extra_body={"dimensions": 8}
     )
     np.testing.assert_array_equal(
         short.data[0]["embedding"], model.embed("a list", dimensions=8)[0]

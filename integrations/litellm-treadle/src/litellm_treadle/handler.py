@@ -91,7 +91,7 @@ class TreadleHandler(CustomLLM):
     ) -> EmbeddingResponse:
         """Return a vector for each text, or list of token ids."""
         texts = [input] if isinstance(input, str) or is_ids(input) else list(input)
-        given = call.get("optional_params") or {}
+        given = fields_of(call)
         with as_litellm_errors(model):
             loaded = self.completions(model).model
             ids = [loaded.tokenize(text) if isinstance(text, str) else text for text in texts]
