@@ -24,7 +24,8 @@ from treadle.chat.tools import dialect_of
 ROOT = Path(__file__).resolve().parents[1]
 # By its path: ``tests`` is also the name of a package's own folder.
 SPEC = importlib.util.spec_from_file_location("tests_of_docs", ROOT / "tests/docs/test_docs.py")
-assert SPEC is not None and SPEC.loader is not None
+assert SPEC is not None
+assert SPEC.loader is not None
 tests_of_docs = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tests_of_docs)
 PAGES = ROOT / "docs" / "integrations"

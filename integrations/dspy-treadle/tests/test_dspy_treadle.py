@@ -12,10 +12,10 @@ from typing import Any, Literal
 import dspy
 import pytest
 from dspy.lm15 import Message, Request
-from dspy_treadle import TreadleEngine, treadle_lm
-from shared_tests import Script, run_page, served, written_calls
 
 import treadle
+from dspy_treadle import TreadleEngine, treadle_lm
+from shared_tests import Script, run_page, served, written_calls
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,7 @@ def weather(place: str) -> str:
 
 def test_tools(model: treadle.Model) -> None:
     call = written_calls(model, weather={"place": "Oslo"})
+
     class Ask(dspy.Signature):
         """Answer with the help of tools."""
 
@@ -147,7 +148,12 @@ def test_by_address(model: treadle.Model) -> None:
     answer = lm(model, temperature=0, max_tokens=8)("What is a list?")
     with served(model) as url:
         remote = dspy.LM(
-            "openai/any", api_base=f"{url}/v1", api_key="none", cache=False, temperature=0, max_tokens=8
+            "openai/any",
+            api_base=f"{url}/v1",
+            api_key="none",
+            cache=False,
+            temperature=0,
+            max_tokens=8,
         )
         assert remote("What is a list?") == answer
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.documents import Document
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from pydantic import BaseModel, ValidationError
-from shared_tests import DATA, Script, run_page, written_calls
 
 import treadle
 from langchain_treadle import ChatTreadle, TreadleEmbeddings, TreadleLLM, TreadleReranker
 from langchain_treadle.messages import openai_messages
+from shared_tests import DATA, Script, run_page, written_calls
 
 MODEL = treadle.load(threads=2, n_sequences=2, deterministic=True)
 QUESTION = [HumanMessage("What is a list?")]
@@ -137,7 +137,10 @@ def test_structured_output_is_valid_though_the_model_was_not_trained_for_it() ->
     schema = {
         "title": "Choice",
         "type": "object",
-        "properties": {"colour": {"enum": ["red", "green"]}, "n": {"type": "integer", "maximum": 9}},
+        "properties": {
+            "colour": {"enum": ["red", "green"]},
+            "n": {"type": "integer", "maximum": 9},
+        },
         "required": ["colour", "n"],
         "additionalProperties": False,
     }

@@ -14,10 +14,10 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests, EmbeddingsUnitTests
-from shared_tests import Script, written_calls
 
 import treadle
 from langchain_treadle import ChatTreadle, TreadleEmbeddings
+from shared_tests import Script, written_calls
 
 MODEL = treadle.load(threads=2, n_sequences=2)
 JOKE = json.dumps({"setup": "Where do cats sleep?", "punchline": "Anywhere."})

@@ -13,10 +13,10 @@ import litellm
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from shared_tests import Script, run_page, served, written_calls
 
 import litellm_treadle
 import treadle
+from shared_tests import Script, run_page, served, written_calls
 
 SAID = [{"role": "user", "content": "What is a list?"}]
 WEATHER = {
@@ -102,7 +102,10 @@ def test_tools(model: treadle.Model) -> None:
     fields = asked(tools=[WEATHER], tool_choice="required", max_tokens=None, custom=script)
     answer = litellm.completion(**fields)
     call = answer.choices[0].message.tool_calls[0]
-    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"place": "Oslo"})
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "weather",
+        {"place": "Oslo"},
+    )
     assert answer.choices[0].finish_reason == "tool_calls"
     chunks = list(litellm.completion(**fields, stream=True))
     whole = litellm.stream_chunk_builder(chunks, messages=SAID)

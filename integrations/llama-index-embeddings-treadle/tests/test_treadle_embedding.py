@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from llama_index.core import Document, MockEmbedding, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.embeddings.treadle import TreadleEmbedding
-from shared_tests import real
 
 import treadle
+from llama_index.embeddings.treadle import TreadleEmbedding
+from shared_tests import real
 
 TEXTS = ["The Rhine is a river.", "Bread is baked in an oven.", "A violin has four strings."]
 

@@ -20,12 +20,12 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.program.function_program import FunctionCallingProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.treadle import Treadle
-from llama_index.llms.treadle.messages import openai_messages
 from pydantic import BaseModel, ValidationError
-from shared_tests import DATA, Script, run_page, written_calls
 
 import treadle
+from llama_index.llms.treadle import Treadle
+from llama_index.llms.treadle.messages import openai_messages
+from shared_tests import DATA, Script, run_page, written_calls
 
 QUESTION = "What is a list?"
 SAID = [ChatMessage(role="user", content=QUESTION)]
@@ -136,7 +136,7 @@ async def test_tools(model: treadle.Model) -> None:
 def test_no_call_and_half_a_call(model: treadle.Model) -> None:
     made = scripted(model, "It is sunny.")
     answer = made.chat_with_tools([TOOL], user_msg="Oslo?")
-    with pytest.raises(ValueError, match="expected a tool call, found 'It is sunny.'"):
+    with pytest.raises(ValueError, match="expected a tool call, found 'It is sunny"):
         made.get_tool_calls_from_response(answer)
     assert made.get_tool_calls_from_response(answer, error_on_no_tool_call=False) == []
     text = written_calls(model, weather={"place": "Oslo, the capital of Norway"})

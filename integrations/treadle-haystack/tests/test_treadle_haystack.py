@@ -14,6 +14,9 @@ from haystack import Document, Pipeline
 from haystack.components.generators.utils import print_streaming_chunk
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
 from haystack.tools import Tool
+from pydantic import BaseModel
+
+import treadle
 from haystack_integrations.components.embedders.treadle import (
     TreadleDocumentEmbedder,
     TreadleTextEmbedder,
@@ -21,10 +24,7 @@ from haystack_integrations.components.embedders.treadle import (
 from haystack_integrations.components.generators.treadle import TreadleChatGenerator
 from haystack_integrations.components.generators.treadle.chat_generator import openai_messages
 from haystack_integrations.components.rankers.treadle import TreadleRanker
-from pydantic import BaseModel
 from shared_tests import DATA, Script, run_page, written_calls
-
-import treadle
 
 QUESTION = "What is a list?"
 SHORT = {"temperature": 0, "max_tokens": 8}
@@ -111,9 +111,7 @@ async def test_async(model: treadle.Model, reply: treadle.Reply) -> None:
 
 def test_tools(model: treadle.Model) -> None:
     script = Script(model, written_calls(model, weather={"place": "Oslo"}))
-    made = TreadleChatGenerator(
-        model, {"tool_choice": "required", "custom": script}, tools=[TOOL]
-    )
+    made = TreadleChatGenerator(model, {"tool_choice": "required", "custom": script}, tools=[TOOL])
     for callback in (None, lambda chunk: None):
         (answer,) = made.run("Oslo?", streaming_callback=callback)["replies"]
         (call,) = answer.tool_calls

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import dspy
-import treadle
 from dspy.lm15 import (
     ContextLengthError,
     InvalidRequestError,
@@ -27,6 +26,8 @@ from dspy.lm15 import (
     Usage,
     response_from_openai_chat,
 )
+
+import treadle
 
 REASONS = {"tool_calls": "tool_call"}  # finish reasons that DSPy names otherwise
 StreamEvent = StreamStartEvent | StreamDeltaEvent | StreamEndEvent

@@ -7,7 +7,6 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any, Literal
 
-import treadle
 from langchain_core.callbacks import (
     AsyncCallbackManagerForLLMRun,
     CallbackManagerForLLMRun,
@@ -24,6 +23,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 from pydantic import BaseModel
 
+import treadle
 from langchain_treadle.messages import chunk_of, generation_of, openai_messages
 from langchain_treadle.settings import AnswerSettings
 

@@ -15,8 +15,8 @@ from langchain_treadle.settings import AnswerSettings
 class TreadleLLM(AnswerSettings, LLM):
     """A model of treadle that continues a text, without a chat template; for base models.
 
-    Settings are those of ``treadle.Model.generate``: ``TreadleLLM(model="model.gguf", max_tokens=64,
-    regex="[0-9]+")``. For chat models use ``ChatTreadle``.
+    Settings are those of ``treadle.Model.generate``, such as ``max_tokens=64`` or
+    ``regex="[0-9]+"``. For chat models use ``ChatTreadle``.
     """
 
     @property

@@ -47,7 +47,9 @@ def generation_of(completion: Mapping[str, Any]) -> ChatGeneration:
             parsed = parse_tool_call(raw, return_id=True)
         except Exception as error:  # an answer that was cut within its arguments
             told = make_invalid_tool_call(raw, str(error))
-            invalid.append(invalid_tool_call(**{k: told[k] for k in ("name", "args", "id", "error")}))
+            invalid.append(
+                invalid_tool_call(**{k: told[k] for k in ("name", "args", "id", "error")})
+            )
             continue
         if parsed is not None:
             calls.append(tool_call(name=parsed["name"], args=parsed["args"], id=parsed["id"]))

@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
-import treadle
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+import treadle
 from treadle.api.chat_completions import chat_fields
 
 # Parameters that LangChain gives to every model, without a meaning in one process.
@@ -82,9 +83,7 @@ class AnswerSettings(LoadedModel):
                 raise ValueError(f"{cls.__name__} has no setting {name!r}{hint}")
         return {**kept, "model_kwargs": answering, "load_options": loading}
 
-    def answer_settings(
-        self, stop: list[str] | None = None, **settings: Any
-    ) -> dict[str, Any]:
+    def answer_settings(self, stop: list[str] | None = None, **settings: Any) -> dict[str, Any]:
         """Return the settings of one call: those of this object, under the call's own."""
         own = {
             "temperature": self.temperature,

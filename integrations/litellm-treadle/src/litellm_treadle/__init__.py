@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import litellm
-import treadle
 
+import treadle
 from litellm_treadle.handler import TreadleHandler
 
 __all__ = ["TreadleHandler", "register"]

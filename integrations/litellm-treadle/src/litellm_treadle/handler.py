@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import litellm
-import treadle
 from litellm import CustomLLM
 from litellm.types.utils import EmbeddingResponse, GenericStreamingChunk, ModelResponse
 from litellm.types.utils import ModelResponseStream as StreamChunk
+
+import treadle
 
 # Settings of LiteLLM's own, for connections.
 REMOTE = frozenset(("extra_headers", "extra_query", "max_retries", "headers", "num_retries"))

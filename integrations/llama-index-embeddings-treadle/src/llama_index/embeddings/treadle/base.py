@@ -6,9 +6,10 @@ import asyncio
 import os
 from typing import Any
 
-import treadle
 from llama_index.core.base.embeddings.base import BaseEmbedding, Embedding
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
+
+import treadle
 
 
 class TreadleEmbedding(BaseEmbedding):

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncGenerator, Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import treadle
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
     astream_chat_to_completion_decorator,
@@ -33,6 +32,8 @@ from llama_index.core.llms.llm import Model, ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
 from llama_index.core.prompts import PromptTemplate
+
+import treadle
 from llama_index.llms.treadle.messages import AnswerMessage, openai_messages
 
 if TYPE_CHECKING:
@@ -224,8 +225,8 @@ class Treadle(FunctionCallingLLM):
     def get_tool_calls_from_response(
         self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
     ) -> list[ToolSelection]:
-        """Return the calls of an answer. Raises ValueError if there are none, and for arguments that
-        were cut, unless ``error_on_no_tool_call`` is False: then the complete part of these counts.
+        """Return the calls of an answer. Raises ValueError if there are none, and for arguments
+        that were cut, unless ``error_on_no_tool_call`` is False: then their complete part counts.
         """
         calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
         if not calls and error_on_no_tool_call:

@@ -79,7 +79,9 @@ def _part(block: ContentBlock) -> dict[str, Any]:
     if isinstance(block, AudioBlock):
         sound = base64.b64encode(block.resolve_audio().read()).decode()
         return {"type": "input_audio", "input_audio": {"data": sound, "format": block.format}}
-    raise TypeError(f"a block of type {block.block_type!r} cannot be read: give text, images, audio")
+    raise TypeError(
+        f"a block of type {block.block_type!r} cannot be read: give text, images, audio"
+    )
 
 
 class AnswerMessage:

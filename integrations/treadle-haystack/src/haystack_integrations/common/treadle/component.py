@@ -18,7 +18,9 @@ class TreadleComponent:
     ``treadle.load``).
     """
 
-    def __init__(self, model: ModelSource = None, load_options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: ModelSource = None, load_options: dict[str, Any] | None = None
+    ) -> None:
         self.model = model
         self.load_options = load_options or {}
         self._completions: treadle.ChatCompletions | None = None
@@ -42,4 +44,7 @@ class TreadleComponent:
     def own_parameters(self) -> dict[str, Any]:
         """Return what ``to_dict`` keeps of this class: a loaded model is kept as its path."""
         path = self.model.path if isinstance(self.model, treadle.Model) else self.model
-        return {"model": None if path is None else os.fspath(path), "load_options": self.load_options}
+        return {
+            "model": None if path is None else os.fspath(path),
+            "load_options": self.load_options,
+        }

@@ -27,6 +27,7 @@ from haystack.tools import (
     serialize_tools_or_toolset,
 )
 from haystack.utils import deserialize_callable, serialize_callable
+
 from haystack_integrations.common.treadle import ModelSource, TreadleComponent
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from haystack import Document, component, default_from_dict, default_to_dict
+
 from haystack_integrations.common.treadle import ModelSource, TreadleComponent
 
 
