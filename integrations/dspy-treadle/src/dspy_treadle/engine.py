@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import dspy
 from dspy.lm15 import (
@@ -30,7 +30,7 @@ from dspy.lm15 import (
 import treadle
 
 REASONS = {"tool_calls": "tool_call"}  # finish reasons that DSPy names otherwise
-StreamEvent = StreamStartEvent | StreamDeltaEvent | StreamEndEvent
+StreamEvent: TypeAlias = "StreamStartEvent | StreamDeltaEvent | StreamEndEvent"
 
 
 def treadle_lm(

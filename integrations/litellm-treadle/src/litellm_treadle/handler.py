@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import litellm
-from litellm import CustomLLM
+from litellm.exceptions import (
+    BadRequestError,
+    ContextWindowExceededError,
+    NotFoundError,
+    RateLimitError,
+)
+from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import EmbeddingResponse, GenericStreamingChunk, ModelResponse
 from litellm.types.utils import ModelResponseStream as StreamChunk
 
@@ -45,7 +51,7 @@ class TreadleHandler(CustomLLM):
                 try:
                     model = treadle.load_shared(given, **options)
                 except treadle.FileError as error:
-                    raise litellm.NotFoundError(str(error), name, "treadle") from error
+                    raise NotFoundError(str(error), name, "treadle") from error
                 self._loaded[name] = treadle.ChatCompletions(model)
             return self._loaded[name]
 
@@ -160,8 +166,8 @@ def as_litellm_errors(model: str) -> Iterator[None]:
     try:
         yield
     except treadle.NoRoomError as error:
-        raise litellm.RateLimitError(str(error), "treadle", model) from error
+        raise RateLimitError(str(error), "treadle", model) from error
     except treadle.ContextFullError as error:
-        raise litellm.ContextWindowExceededError(str(error), model, "treadle") from error
+        raise ContextWindowExceededError(str(error), model, "treadle") from error
     except (treadle.TreadleError, TypeError) as error:
-        raise litellm.BadRequestError(str(error), model, "treadle") from error
+        raise BadRequestError(str(error), model, "treadle") from error

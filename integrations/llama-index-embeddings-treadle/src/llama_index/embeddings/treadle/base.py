@@ -32,7 +32,7 @@ class TreadleEmbedding(BaseEmbedding):
         self, model: treadle.Model | str | os.PathLike[str] | None = None, **settings: Any
     ) -> None:
         path = None if model is None else str(getattr(model, "path", model))
-        super().__init__(model=path, **{"model_name": path or "treadle", **settings})
+        super().__init__(**{"model": path, "model_name": path or "treadle", **settings})
         self._given = model
 
     @classmethod

@@ -28,10 +28,11 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import BaseModel, Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.function_calling import FunctionCallingLLM
-from llama_index.core.llms.llm import Model, ToolSelection
+from llama_index.core.llms.llm import ToolSelection
 from llama_index.core.llms.utils import parse_partial_json
 from llama_index.core.program.utils import FlexibleModel, process_streaming_objects
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.types import Model
 
 import treadle
 from llama_index.llms.treadle.messages import AnswerMessage, openai_messages
