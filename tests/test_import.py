@@ -49,8 +49,9 @@ def test_importing_treadle_is_light() -> None:
 def test_what_one_comes_for_is_shown_first() -> None:
     """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
     names = run("import json, treadle; print(json.dumps(dir(treadle)))")
-    classes = ["Generation", "Model", "Reply", "Sampling", "Session"]
-    assert names == [*classes, "__version__", "errors", "load", "load_session", "run_tools"]
+    classes = ["ChatCompletions", "Generation", "Model", "Reply", "Sampling", "Session"]
+    functions = ["load", "load_session", "load_shared", "run_tools"]
+    assert names == [*classes, "__version__", "errors", *functions]
     first = run("import json, treadle; print(json.dumps(treadle.__all__[:6]))")
     assert first == ["load", "Model", "Sampling", "Generation", "Session", "load_session"]
     script = (
@@ -68,7 +69,7 @@ def test_every_exception_is_here_and_in_errors() -> None:
     import treadle
 
     lazy = {"load", "Model", "Sampling", "Generation", "Session", "load_session"}
-    lazy |= {"Reply", "run_tools"}
+    lazy |= {"Reply", "run_tools", "ChatCompletions", "load_shared"}
     kinds = {
         name
         for name, kind in vars(treadle.errors).items()

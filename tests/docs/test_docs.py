@@ -26,7 +26,13 @@ from treadle.cli.environment import WITH_ARGUMENTS, commands_of, prefix_of, vari
 from treadle.cli.foreign_options import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), *(ROOT / n for n in ("README.md", "CONTRIBUTING.md"))])
+PAGES = sorted(
+    [
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/integrations/*.md"),  # their programs are run by tests in integrations/
+        *(ROOT / n for n in ("README.md", "CONTRIBUTING.md")),
+    ]
+)
 MODEL = ROOT / "src" / "treadle" / "data" / "demo.gguf"
 # Files that programs of a page find beside them, besides model.gguf; of shared/data.
 BESIDE = {

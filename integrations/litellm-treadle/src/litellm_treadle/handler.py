@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import litellm
 from litellm.exceptions import (
     BadRequestError,
     ContextWindowExceededError,
@@ -17,7 +16,7 @@ from litellm.exceptions import (
     RateLimitError,
 )
 from litellm.llms.custom_llm import CustomLLM
-from litellm.types.utils import EmbeddingResponse, GenericStreamingChunk, ModelResponse
+from litellm.types.utils import EmbeddingResponse, GenericStreamingChunk, ModelResponse, Usage
 from litellm.types.utils import ModelResponseStream as StreamChunk
 
 import treadle
@@ -111,7 +110,7 @@ class TreadleHandler(CustomLLM):
             {"object": "embedding", "index": i, "embedding": vector.tolist()}
             for i, vector in enumerate(vectors)
         ]
-        response.usage = litellm.Usage(prompt_tokens=n_tokens, total_tokens=n_tokens)
+        response.usage = Usage(prompt_tokens=n_tokens, total_tokens=n_tokens)
         return response
 
     async def aembedding(  # type: ignore[override]
