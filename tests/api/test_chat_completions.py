@@ -115,7 +115,8 @@ def test_streams_and_tasks_have_the_same_answer(
         async def chunks() -> list[dict[str, Any]]:
             return [chunk async for chunk in completions.astream(SAID, **fields)]
 
-        return await asyncio.gather(completions.acreate(SAID, **fields), chunks())
+        whole, pieces = await asyncio.gather(completions.acreate(SAID, **fields), chunks())
+        return whole, pieces
 
     whole, chunks = asyncio.run(both())
     assert same(whole, made)
@@ -193,7 +194,7 @@ def test_a_task_that_is_cancelled_ends_its_answer(model: treadle.Model) -> None:
 
     asyncio.run(main())
     seen = n_steps
-    model.generate("x", **SHORT).finish()
+    model.generate("x", max_tokens=6).finish()
     assert n_steps == seen < 400
 
 

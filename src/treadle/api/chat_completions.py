@@ -129,7 +129,7 @@ class ChatCompletions:
         settings = chat_settings(fields, self.model.template)
         tools = settings.pop("tools", [])
         said = [_without_nones(message) for message in messages]
-        reply = self.model.chat(said, tools=tools, **settings)
+        reply: Reply = self.model.chat(said, tools=tools, **settings)
         for warning in reply.warnings:
             warn(warning)
         return reply
