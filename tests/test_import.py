@@ -49,9 +49,9 @@ def test_importing_treadle_is_light() -> None:
 def test_what_one_comes_for_is_shown_first() -> None:
     """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
     names = run("import json, treadle; print(json.dumps(dir(treadle)))")
-    classes = ["AttentionWeights", "ControlVector", "Generation", "LensLogits", "Model", "Reply"]
-    classes += ["Sampling", "Session", "StepValues", "Trace"]
-    functions = ["load", "load_session", "make_control_vector", "run_tools"]
+    classes = ["AttentionWeights", "ChatCompletions", "ControlVector", "Generation", "LensLogits"]
+    classes += ["Model", "Reply", "Sampling", "Session", "StepValues", "Trace"]
+    functions = ["load", "load_session", "load_shared", "make_control_vector", "run_tools"]
     assert names == [*classes, "__version__", "errors", *functions]
     first = run("import json, treadle; print(json.dumps(treadle.__all__[:6]))")
     assert first == ["load", "Model", "Sampling", "Generation", "Session", "load_session"]
@@ -72,6 +72,7 @@ def test_every_exception_is_here_and_in_errors() -> None:
     lazy = {"load", "Model", "Sampling", "Generation", "Session", "load_session"}
     lazy |= {"Reply", "run_tools", "ControlVector", "make_control_vector"}
     lazy |= {"Trace", "StepValues", "AttentionWeights", "LensLogits"}
+    lazy |= {"ChatCompletions", "load_shared"}
     kinds = {
         name
         for name, kind in vars(treadle.errors).items()

@@ -17,6 +17,8 @@
 - ``Trace``: what a model's steps write, as ``StepValues``; ``Model.attention`` gives
   ``AttentionWeights``, ``Model.lens`` ``LensLogits``
 - ``load_session(path, model)`` reads such a file
+- ``load_shared(path)``: the same, once for all that use the model in this process
+- ``ChatCompletions(model)``: chats in the form of OpenAI's API, as dicts
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
   pairs of texts
@@ -35,11 +37,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from treadle import openai as openai
+    from treadle.api.chat_completions import ChatCompletions
     from treadle.api.control_vector import make_control_vector
     from treadle.api.generation import Generation
     from treadle.api.hooks import AttentionWeights, LensLogits, StepValues, Trace
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
+    from treadle.api.shared_models import load_shared
     from treadle.api.tool_chat import Reply, run_tools
     from treadle.distributed import cluster as cluster
     from treadle.errors import (
@@ -69,6 +73,8 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "Session",
     "load_session",
     "Reply",
+    "ChatCompletions",
+    "load_shared",
     "run_tools",
     "ControlVector",
     "make_control_vector",
@@ -100,6 +106,8 @@ _LAZY = {
     "Session": "treadle.api.session",
     "load_session": "treadle.api.model",
     "Reply": "treadle.api.tool_chat",
+    "ChatCompletions": "treadle.api.chat_completions",
+    "load_shared": "treadle.api.shared_models",
     "run_tools": "treadle.api.tool_chat",
     "ControlVector": "treadle.models.control_vector",
     "make_control_vector": "treadle.api.control_vector",

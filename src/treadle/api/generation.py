@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from treadle.base.fork_safety import UseLock
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from treadle.scheduler.request import MediaUsage, Request
     from treadle.scheduler.stepping import CooperativeStepper
 
+T = TypeVar("T")
 LOOK_AHEAD = 4  # pieces written ahead of the reader
 AHEAD = 256  # requests of ``in_order`` in flight: more than run at once
 
@@ -35,8 +36,9 @@ class Generation:
     At the end of a notebook's cell it is shown while it is generated; with ``logprobs`` the tokens
     are then coloured by their probabilities.
 
-    ``async for`` works too: each step runs in a thread. Cancelling it ends the generation after the
-    current step (at most a token or one batch of the prompt), with the session consistent.
+    ``async for`` and ``await afinish()`` work too: each step runs in a thread. Cancelling them ends
+    the generation after the current step (at most a token or one batch of the prompt), with the
+    session consistent.
     """
 
     def __init__(self, request: Request, stepper: CooperativeStepper) -> None:
@@ -90,19 +92,33 @@ class Generation:
         return self
 
     async def __anext__(self) -> str:
+        piece = await self.in_thread(lambda: next(self, None))
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
+
+    async def afinish(self) -> str:
+        """Do what ``finish`` does, in a thread. Cancelling it ends the generation after the current
+        step.
+        """
+        if not self._ended:
+            self.begin(look_ahead=inf)  # joins the batch at once, however busy the threads are
+        return await self.in_thread(self.finish)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Return ``work()``, computed in a thread of asyncio's. If this is cancelled, the
+        generation is closed, and ``work`` is waited for.
+        """
         import asyncio  # takes 30 ms, and is rarely needed
 
-        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        step = asyncio.ensure_future(asyncio.to_thread(work))
         try:
-            piece = await asyncio.shield(step)
+            return await asyncio.shield(step)
         except asyncio.CancelledError:
             self.close()
             step.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([step])
             raise
-        if piece is None:
-            raise StopAsyncIteration
-        return piece
 
     def __del__(self) -> None:
         if self._begun and not self._ended:  # the rest will not be read

@@ -4,7 +4,8 @@ while they are generated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -73,6 +74,34 @@ class ChatModel(Protocol):
         """Answer a conversation."""
 
 
+class AnswerParts:
+    """An iterator over the pieces of a ``Reply``, for ``for`` and ``async for``."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._waiting: deque[OutputPiece] = deque()
+
+    def __iter__(self) -> Iterator[OutputPiece]:
+        return self
+
+    def __next__(self) -> OutputPiece:
+        while not self._waiting:
+            if (new := self._reply.take_parts()) is None:
+                raise StopIteration
+            self._waiting += new
+        return self._waiting.popleft()
+
+    def __aiter__(self) -> AsyncIterator[OutputPiece]:
+        return self
+
+    async def __anext__(self) -> OutputPiece:
+        while not self._waiting:
+            if (new := await self._reply.in_thread(self._reply.take_parts)) is None:
+                raise StopAsyncIteration
+            self._waiting += new
+        return self._waiting.popleft()
+
+
 class Reply(Generation):
     """A Generation whose pieces, and ``text``, are the content only.
 
@@ -89,6 +118,7 @@ class Reply(Generation):
         self._scanner = planned.marks.scanner()
         self._of_calls: list[OutputPiece] = []
         self._heard: list[OutputPiece] | None = None  # for ``parts``
+        self._over = False  # ``parts`` has come to the end
         self._n_given = 0  # characters of the text already yielded
 
     def __next__(self) -> str:
@@ -117,19 +147,23 @@ class Reply(Generation):
             self.calls = ParsedOutput.of(self._of_calls).calls
         return piece
 
-    def parts(self) -> Iterator[OutputPiece]:
+    def parts(self) -> AnswerParts:
         """Iterate over all of the answer as it is written: pieces of the kinds "reasoning",
-        "content", "call" (its beginning, with the name) and "arguments". Use it in place of
-        iterating over the answer itself, which yields content only.
+        "content", "call" (its beginning, with the name) and "arguments"; ``async for`` works too.
+        Use it in place of iterating over the answer itself, which yields content only.
         """
         self._heard = []
-        over = False
-        while not over:
-            with self._one:
-                over = self._advance()
-                new = self._heard
-                self._heard = []
-            yield from merged(new)
+        return AnswerParts(self)
+
+    def take_parts(self) -> list[OutputPiece] | None:
+        """Return the next pieces of ``parts``, maybe none yet; None at the end of the answer."""
+        if self._over:
+            return None
+        with self._one:
+            self._over = self._advance()
+            new = self._heard or []
+            self._heard = []
+        return merged(new)
 
     def _advance(self) -> bool:
         """Take the next piece of any kind; return whether the answer has ended."""

@@ -247,16 +247,17 @@ class HookedEngine(Engine):
         output: str,
         adapted: bool = False,
         media: bool = False,
+        steered: bool = False,
     ) -> PreparedPlan:
         marked = (OBSERVED if self.hooks.fused else UNFUSED) + output
-        return super().plan_for(n_tokens, n_outputs, marked, adapted, media)
+        return super().plan_for(n_tokens, n_outputs, marked, adapted, media, steered)
 
     def lower(self, key: PlanKey) -> Plan:
         fused = key.output.startswith(OBSERVED)
         return self.device.lower(
             ObservedRequest(
                 self._with_media if key.media else self.config,
-                self._adapted if key.adapted and self._adapted else self._weights,
+                self._weights_of(key),
                 self.cache,
                 key.n_tokens,
                 key.n_outputs,

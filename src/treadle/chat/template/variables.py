@@ -28,6 +28,8 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
     "thinking_budget": (-1, 0),  # Seed-OSS
 }
 EFFORT = "reasoning_effort"
+EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}
+"""Reasoning budgets for templates that do not read ``reasoning_effort``; other values have none."""
 # Values for off, best first: Cohere's and Mistral's, Hy3's, Solar's. gpt-oss has none.
 _NO_EFFORT = ("none", "no_think", "minimal")
 # Variables that keep the reasoning of earlier turns: their values for kept and left out.

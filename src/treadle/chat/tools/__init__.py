@@ -13,6 +13,7 @@
     answer_plan.py           request options to a constraint and the marks of an answer
     stream_parser.py         streaming parser: text to parts
     output.py                parts of an answer, and a whole answer
+    openai_objects.py        answers and their parts as objects of OpenAI's API
     stop_filter.py           stop strings, searched in content only
     argument_readers.py      call arguments in each notation to JSON, as they stream in
     arguments.py             call arguments that are complete, or cut short

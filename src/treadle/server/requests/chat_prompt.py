@@ -15,7 +15,7 @@ from treadle.chat.messages import (
     text_part,
 )
 from treadle.chat.prompt import ChatPrompt, PromptMedia, render_messages
-from treadle.chat.template.variables import check_own, format_variables
+from treadle.chat.template.variables import EFFORT_TOKENS, check_own, format_variables
 from treadle.chat.tools.messages import continued_dialect, messages_for_template
 from treadle.media.kinds import kind_of_part
 from treadle.server.http.api_errors import ApiError
@@ -46,7 +46,6 @@ _TEXT_PARTS = {  # types of content parts, and the key of their text
     "refusal": "refusal",
 }
 MAX_MESSAGES = 10_000
-EFFORTS = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096}  # tokens of reasoning
 
 REASONING = "reasoning_content"  # llama.cpp's value to continue the last message's reasoning
 
@@ -141,7 +140,7 @@ def _budget(
         return asked
     if effort is None or "reasoning_effort" in template.source:
         return service.model.defaults.reasoning_budget
-    return EFFORTS.get(effort, service.model.defaults.reasoning_budget)
+    return EFFORT_TOKENS.get(effort, service.model.defaults.reasoning_budget)
 
 
 def conversation_prompt(body: Mapping[str, Any], service: Service) -> ChatPrompt:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from treadle.chat.tools import OutputPiece, ParsedOutput
+from treadle.chat.tools.openai_objects import delta_of, message_of
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import (
     Table,
@@ -218,30 +219,3 @@ def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
         parts.append((replace(piece, finish_reason=reason), delta))
         piece = replace(piece, logprobs=[])  # sent once
     return parts
-
-
-def delta_of(part: OutputPiece) -> dict[str, Any]:
-    """Return the delta of a part of an answer."""
-    if part.kind == "reasoning":  # clients read either name
-        return {"reasoning_content": part.text, "reasoning": part.text}
-    if part.kind == "content":
-        return {"content": part.text}
-    call: dict[str, Any] = {"index": part.number, "function": {"arguments": part.text}}
-    if part.call is not None:
-        call = {"index": part.number, "id": part.call.id, "type": "function"}
-        call["function"] = {"name": part.call.name, "arguments": ""}
-    return {"tool_calls": [call]}
-
-
-def message_of(told: ParsedOutput) -> dict[str, Any]:
-    """Return an answer as a message."""
-    result: dict[str, Any] = {"role": "assistant", "content": told.content}
-    if told.reasoning:
-        result["reasoning_content"] = result["reasoning"] = told.reasoning
-    if told.calls:
-        result["content"] = told.content or None
-        result["tool_calls"] = [
-            {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            for id, name, arguments in told.calls
-        ]
-    return result

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.chat.tools import OutputPiece, ParsedOutput, ToolCall
+from treadle.chat.tools.openai_objects import delta_of, message_of
 from treadle.server.http.api_errors import ApiError, GoneError
 from treadle.server.http.http_io import Json, Response, event, read_json, watched
 from treadle.server.protocols.answer_fields import timings, warnings
@@ -81,7 +82,7 @@ class ChatTurns(ToolTurns):
     async def go_on(self, told: ParsedOutput, outputs: list[ToolOutput]) -> None:
         """Begin the next answer, behind the calls of the last one and their results."""
         self.add_usage(usage(self.stream))
-        self.added.append(chat.message_of(told))
+        self.added.append(message_of(told))
         for call, output in zip(told.calls, outputs, strict=True):
             result = {"role": "tool", "tool_call_id": call.id, "content": output.text}
             self.added.append(result)
@@ -152,7 +153,7 @@ class ChatTurns(ToolTurns):
                 yield chunk({"mcp_call": result})
             await self.go_on(answer, outputs)
         for part in held:
-            yield chunk(chat.delta_of(part))
+            yield chunk(delta_of(part))
         end = chat.choice_of(last, {"delta": {}})
         shown = {"timings": timings(last.output), **warnings(self.stream), **self.more}
         yield event({**shared, "choices": [end], **shown})
@@ -176,7 +177,7 @@ class ChatTurns(ToolTurns):
                 continue
             texts.append(part)
             for each in chat.kept(self.stream, [part]):
-                yield chat.choice_of(piece, {"delta": chat.delta_of(each)})
+                yield chat.choice_of(piece, {"delta": delta_of(each)})
                 piece = replace(piece, logprobs=[])  # sent once
 
     def _shown(self, call: ToolCall) -> dict[str, Any]:
