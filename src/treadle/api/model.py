@@ -350,7 +350,7 @@ class Model:
                 self._media = opened(
                     path,
                     self.engine,
-                    self.tokenizer,
+                    lambda: self.tokenizer,
                     urls=self.media_urls,
                     max_rows=self.image_max_tokens,
                     progress=self._progress,
