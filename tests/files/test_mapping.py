@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +50,18 @@ def test_a_mapping_has_a_row_as_long_as_it_lasts(path: Path) -> None:
     del forgotten
     gc.collect()
     assert int(np.count_nonzero(FAULTS["begin"])) <= before
+
+
+def test_a_file_that_is_mapped_when_python_ends(path: Path) -> None:
+    """numpy outlives the mapping's module, whose names are None when the file is dropped."""
+    program = f"""
+import numpy
+from pathlib import Path
+from treadle.files import mapping
+numpy.kept = mapping, mapping.map_file(Path({str(path)!r}), "a file")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_more_files_than_rows(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

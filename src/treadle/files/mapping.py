@@ -140,12 +140,18 @@ class MappedFile(mmap.mmap):
             FAULTS[row] = (self._begin, self._begin + len(self), 0)
             self._row = row
 
-    def _leave(self) -> None:
+    def _leave(self, words: memoryview[int] = _words, freed: list[int] = _freed) -> None:
+        """Free the row. The defaults keep the table: when Python ends, it sets the names of modules
+        to None, and some mappings are dropped after that.
+        """
         row = self._row
         self._row = None
         if row is not None:
-            FAULTS[row] = (0, 0, 0)
-            _freed.append(row)
+            # The end first: the handler must never see a row that begins at 0 and has an end.
+            words[3 * row + 1] = 0
+            words[3 * row] = 0
+            words[3 * row + 2] = 0
+            freed.append(row)
 
 
 class Mappings:
