@@ -115,7 +115,7 @@ def load(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Model:
-    """Open a model. The file is mapped, not read, so this takes no time.
+    """Open a model. The file is mapped, not read.
 
     - ``path``: a GGUF file, or the first shard of one; a Hugging Face folder; a name on the hub,
       ``hf:OWNER/REPO:TYPE``, which is downloaded once; or the short name of a downloaded model, as
