@@ -454,6 +454,18 @@ def test_pairs_that_make_no_sense(
         treadle.make_control_vector(model, positive, negative, **more)
 
 
+@pytest.mark.parametrize(
+    ("arch", "why"), [("bert", "of an encoder is not supported"), ("gemma3n", "several streams")]
+)
+def test_models_that_none_is_made_of(arch: str, why: str, tiny: WriteTiny) -> None:
+    sizes = {"window": 16} if arch == "gemma3n" else {}
+    with (
+        treadle.load(tiny(arch, "F32", **sizes), threads=1) as model,
+        pytest.raises(UnsupportedError, match=why),
+    ):
+        treadle.make_control_vector(model, [[5, 6]], [[7]])
+
+
 def test_making_leaves_the_model_as_it_was(model: Model) -> None:
     """Vectors that texts have by default take no part, and all pages are given back."""
     before = model.logits(IDS)

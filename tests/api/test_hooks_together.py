@@ -159,13 +159,14 @@ def test_rows_of_pictures(name: str, data: Path) -> None:
         states = model.states(prompt.ids, layers=[0])[0]
         assert np.array_equal(states, rows.values)
 
-        other = entry.rows[::-1].copy()
+        own = entry.rows
+        other = own[::-1].copy()
 
         def put(values: Floats, step: treadle.StepValues) -> None:
             first = n_embd * labels.index(step.label)
             here = np.isin(step.tokens, entry.ids)
             new = other[:, first : first + n_embd]
-            old = entry.rows[:, first : first + n_embd]
+            old = own[:, first : first + n_embd]
             values[here] = new if first == 0 else values[here] - old + new
 
         with model.patch(dict.fromkeys(labels, put)):

@@ -183,7 +183,7 @@ def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
         assert [label for label in labels if label.endswith(".control")] == ["L2.control"]
         engine.device.run(ready.program, range(labels.index("L2.control") + 1))
         buffer = plan.match("L2.control")[0].args["x"]
-        rows = ready.rows(buffer, 10, model.config.n_embd * model.config.n_streams)
+        rows = ready.rows(buffer, 10, model.config.n_embd * model.config.n_streams).copy()
         first, second = rows[:5].astype(np.float64), rows[5:].astype(np.float64)
         wanted = 0.5 * np.tile(vector.directions[2], model.config.n_streams)
         wanted = wanted / model.config.residual_scale
