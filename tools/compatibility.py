@@ -148,7 +148,7 @@ def verdict(name: str, result: dict[str, str], rows: list[dict[str, str]]) -> tu
 
 
 def page(results_path: Path, out: Path | None) -> int:
-    """The table of the suite, in Markdown."""
+    """Write the suite's tables in Markdown: one by file, and one for each verdict but "passed"."""
     results = json.loads(results_path.read_text("utf-8"))
     rows = tomllib.loads((HERE / "compatibility.toml").read_text("utf-8"))["row"]
     verdicts = {name: verdict(name, result, rows) for name, result in results.items()}
@@ -159,16 +159,20 @@ def page(results_path: Path, out: Path | None) -> int:
         lines.append(f"| `{file}` | " + " | ".join(str(counts[w] or "") for w in WORDS) + " |")
     totals = Counter(v for v, _ in verdicts.values())
     lines.append("| all | " + " | ".join(str(totals[w] or 0) for w in WORDS) + " |")
-    lines += ["", "| test | | reason |", "|---|---|---|"]
     grouped: dict[tuple[str, str, str], list[str]] = {}
     for name, (word, reason) in sorted(verdicts.items()):
         if word != "passed":
             file, _, test = name.partition("::")
             key = (f"{file}::{test.partition('[')[0]}", word, reason)
             grouped.setdefault(key, []).append(test)
+    tables: dict[str, list[str]] = {word: [] for word in WORDS}
     for (test, word, reason), cases in by_file(grouped).items():
         count = f" ({len(cases)})" if len(cases) > 1 else ""
-        lines.append(f"| `{test}`{count} | {WORDS[word]} | {reason.replace('|', chr(92) + '|')} |")
+        tables[word].append(f"| `{test}`{count} | {reason.replace('|', chr(92) + '|')} |")
+    for word, made in tables.items():
+        if made:
+            title = WORDS[word][:1].upper() + WORDS[word][1:]
+            lines += ["", f"### {title}", "", "| test | reason |", "|---|---|", *made]
     text = "\n".join(lines) + "\n"
     if out:
         out.write_text(text, "utf-8")

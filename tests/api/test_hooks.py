@@ -16,6 +16,7 @@ import pytest
 import treadle
 from tests.conftest import WriteTiny
 from tests.convert.test_hf_encoders import save
+from tests.convert.test_hf_granite_shared import CASE as GRANITE
 from tests.convert.test_hf_mixtures import CASES as MIXTURES
 from tests.convert.test_hf_mixtures import own
 from tests.models.hf_cases import ALL_CASES, ENCODER_CASES
@@ -78,7 +79,7 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]
                 path = folder / f"{case}.gguf"
                 write_gguf(ENCODER_CASES[case], model, path)
             else:
-                model = save(own(MIXTURES[case]), path)
+                model = save(own(GRANITE if case == "granite" else MIXTURES[case]), path)
             self[case] = Reference(path, model)
             return self[case]
 
@@ -118,6 +119,17 @@ def test_states_equal_transformers(case: str, references: dict[str, Reference]) 
             assert_near(states[layer], expected[layer], share)
         assert_near(model.states(IDS), expected[n], share)
         assert np.array_equal(model.states(IDS, layers=[-1, 1]), states[[n, 1]])
+
+
+def test_states_of_a_scaled_residual_stream(references: dict[str, Reference]) -> None:
+    """Granite's: plans keep them divided by a factor, ``states`` gives transformers'."""
+    reference = references["granite"]
+    expected = reference.compute().hidden_states
+    with load(reference) as model:
+        assert model.config.residual_scale != 1.0
+        states = model.states(IDS, layers="all")
+        for layer in range(model.config.n_layer):
+            assert_near(states[layer], expected[layer][0].numpy(), rounding(model.config))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -298,26 +310,32 @@ def test_every_step_is_written_back_as_it_was_read(arch: str, tiny: WriteTiny) -
 # -- traces ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "BF16"])
-def test_trace_of_a_quantised_model(fmt: str, tiny: WriteTiny) -> None:
+@pytest.mark.parametrize("fmt", ["Q4_0", "Q8_0", "BF16", "Q4_K"])
+def test_hooks_of_a_quantised_model(fmt: str, tiny: WriteTiny) -> None:
     """What a step wrote is what the next one has read: the product of the packed values and the
     file's weights, plus the states before, is the sum that was traced; at full speed, in plans for
-    one token, for a few and for many.
+    one token, for a few and for many; of values that were changed, too.
     """
     labels = "L1.ffn.silu", "L1.attn.output", "L1.ffn.down"
-    with treadle.load(tiny("llama", fmt, n_ff=96), threads=2, kv="f32") as model:
+    sizes = {"n_embd": 256, "n_ff": 256, "head_dim": 64} if fmt == "Q4_K" else {"n_ff": 96}
+    with treadle.load(tiny("llama", fmt, **sizes), threads=2, kv="f32") as model:
         down = model.gguf.tensors["blk.1.ffn_down.weight"].dequantize().astype(np.float64)
         for n in (1, 3, N_TOKENS):
-            with model.trace(*labels) as t:
-                model.logits(IDS[:n])
-            silu, before, after = (t[label].values.astype(np.float64) for label in labels)
-            assert silu.shape == (n, 96)
-            error = np.abs(after - before - silu @ down.T)
-            bound = rounding(model.config) * np.abs(after).max()
-            if "_q16_" in model.plan(n, n).match(labels[-1])[0].kernel and n > 4:
-                # Products of many tokens round these weights to 16-bit words as well.
-                bound += np.abs(silu).sum(1).max() * np.abs(down).max() / WORD_TOP / 2
-            assert error.max() <= bound, (n, error.max(), bound)
+            largest = []
+            for factor in (1.0, 0.25):
+                patch = {labels[0]: lambda values, factor=factor: values * factor}
+                with model.patch(patch), model.trace(*labels) as t:
+                    model.logits(IDS[:n])
+                silu, before, after = (t[label].values.astype(np.float64) for label in labels)
+                assert silu.shape == (n, sizes["n_ff"])
+                error = np.abs(after - before - silu @ down.T)
+                bound = rounding(model.config) * np.abs(after).max()
+                if "_q16_" in model.plan(n, n).match(labels[-1])[0].kernel and n > 4:
+                    # Products of many tokens round these weights to 16-bit words as well.
+                    bound += np.abs(silu).sum(1).max() * np.abs(down).max() / WORD_TOP / 2
+                assert error.max() <= bound, (n, factor, error.max(), bound)
+                largest.append(np.abs(silu).max())
+            assert abs(largest[1] / largest[0] - 0.25) < 0.01
 
 
 def test_trace_changes_no_bit(tiny: WriteTiny) -> None:

@@ -19,6 +19,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.kernels.rows import ALL
 from tests.kvcache.test_cache import check_pages
+from tests.tiny import without_vocabulary
 from treadle.chat.template.template import ChatTemplate
 from treadle.convert.open import packaged_model
 from treadle.errors import (
@@ -30,7 +31,6 @@ from treadle.errors import (
     TreadleError,
     UnsupportedError,
 )
-from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import FORMATS, by_name
 from treadle.isa import choose
 from treadle.isa.isa import Isa
@@ -268,18 +268,9 @@ def test_ids_of_a_file_without_a_vocabulary(
     said: str | None, tiny: WriteTiny, tmp_path: Path
 ) -> None:
     """The ids that the same weights give with one, and no text."""
-    with open_gguf(tiny()) as gguf:
-        writer = GGUFWriter(tmp_path / "bare.gguf")
-        for key, value in gguf.metadata.items():
-            if not key.startswith("tokenizer."):
-                writer.add(key, value)
-        if said:
-            writer.add("tokenizer.ggml.model", said)
-        for name, t in gguf.tensors.items():
-            writer.add_tensor(name, t.shape, t.ggml_type, t.data)
-        writer.write()
+    path = without_vocabulary(tiny(), tmp_path / "bare.gguf", said)
     ids = [5, 6, 7] * 10
-    with treadle.load(tiny(), threads=1) as model, treadle.load(writer.path, threads=1) as bare:
+    with treadle.load(tiny(), threads=1) as model, treadle.load(path, threads=1) as bare:
         settings: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
         expected = model.generate(ids, **settings, ignore_eos=True)
         expected.finish()
@@ -301,6 +292,8 @@ def test_ids_of_a_file_without_a_vocabulary(
                 bare.generate(prompt, **settings, **more)
         with pytest.raises(SamplingError, match="DRY needs the tokenizer"):
             bare.generate(ids, **settings, dry_multiplier=0.8)
+        assert bare.media is None
+        assert not bare.modalities
 
 
 def test_chat(tiny: WriteTiny) -> None:

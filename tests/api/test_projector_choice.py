@@ -9,8 +9,10 @@ from shutil import copy
 import pytest
 
 import treadle
+from tests.tiny import without_vocabulary
+from treadle.api.engine_plans import compile_plans
 from treadle.api.media import DETAIL_ROWS
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UnsupportedError
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +53,24 @@ def test_one_that_does_not_fit_is_said_when_it_is_needed(
     assert "mmproj-F16.gguf: its image rows are for models of type gemma3" in record.getMessage()
     with pytest.raises(TreadleError, match="no projector file beside it fits"):
         treadle.load(path, threads=1, mmproj=True)
+
+
+def test_a_file_without_a_vocabulary_reads_ids_only(
+    media: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A projector beside it is of no use, one that is named an error; `treadle warm` compiles the
+    plans of its ids.
+    """
+    copy(media / "qwen3vl" / "mmproj.gguf", tmp_path / "mmproj-F16.gguf")
+    path = without_vocabulary(media / "qwen3vl" / "text.gguf", tmp_path / "bare-F16.gguf")
+    with treadle.load(path, threads=1, context=64) as model:
+        compile_plans(model)
+        assert model.media is None
+    (record,) = caplog.records
+    assert "the model reads text only: " in record.getMessage()
+    assert "has no vocabulary" in record.getMessage()
+    with pytest.raises(UnsupportedError, match="has no vocabulary"):
+        treadle.load(path, threads=1, mmproj=tmp_path / "mmproj-F16.gguf")
 
 
 def test_another_models_projector_alone_is_not_said(

@@ -22,8 +22,6 @@ from tests.models.hf_tiny import N_VOCAB, build, compute_logits, write_gguf
 from tests.tiny import rounding, write_model
 from treadle.api.model import Model
 from treadle.engine.batch import BatchItem
-from treadle.engine.layer_states import layer_ends
-from treadle.engine.prepared_plan import PlanKey
 from treadle.models.archs import ARCHS
 from treadle.models.control_vector import ControlVector
 from treadle.models.graphs import main_output
@@ -166,7 +164,7 @@ def test_directions_are_those_of_transformers_states(
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
     """Of two sequences in one batch, the states of one move by its vector, behind the layer that
-    has one. ``LayerStateReader`` reads the same rows.
+    has one. These are the rows that hooks have there, and those after the layer.
     """
     path = tmp_path / "model.gguf"
     write_model(path, arch, n_layer=4)
@@ -191,7 +189,11 @@ def test_every_architecture_adds_them(arch: str, tmp_path: Path) -> None:
         wanted = wanted / model.config.residual_scale
         assert np.isfinite(rows).all()
         assert np.abs(first - second - wanted).max() <= 2.0**-22 * np.abs(rows).max()
-        if model.config.causal:
-            usual = engine.lower(PlanKey(10, 1, output))
-            end = layer_ends(usual, model.config)[2]
-            assert usual.steps[end.step].label == labels[labels.index("L2.control") - 1]
+        for seq in seqs:
+            seq.close()
+        after = ["L2"] if model.config.n_streams == 1 else []
+        with model.trace("L2.control", *after) as t:
+            again = [engine.cache.sequence(lora=lora) for lora in (((0, 0.5),), ())]
+            engine._run([BatchItem(seq, IDS[:5], 0) for seq in again], lambda _: None, None, output)
+        for label in t.labels:
+            assert np.array_equal(t[label].values, rows), label

@@ -74,8 +74,11 @@ def test_links_out_of_the_documents() -> None:
     assert markdown.for_site(text, "a.md", stay) == (
         "[r](home.md) [c](contributing.md#a) k (`bench/x.md`) [w](https://a.org/b)"
     )
-    moved = markdown.links_from_root("[a](docs/a.md#b) [l](LICENSE) [h](#x)")
+    moved = markdown.links_from_root("[a](docs/a.md#b) [l](LICENSE) [h](#x)", "README.md")
     assert moved == "[a](a.md#b) [l](../LICENSE) [h](#x)"
+    inner = markdown.links_from_root("[a](../docs/a.md#b) [n](1.ipynb)", "notebooks/README.md")
+    assert inner == "[a](a.md#b) [n](../notebooks/1.ipynb)"
+    assert markdown.for_site("[n](../notebooks/README.md)", "a.md", stay) == "[n](notebooks.md)"
 
 
 def test_patterns_of_the_navigation() -> None:
@@ -97,7 +100,7 @@ def test_every_page_has_its_place() -> None:
     text = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     entries = re.findall(r'^ +- "?([\w./*-]+\.md)"?$', text, re.MULTILINE)
     entries += re.findall(r"^  - (home\.md)$", text, re.MULTILINE)
-    made = {*reference.pages(), "contributing.md", "changelog.md"}
+    made = {*reference.pages(), "contributing.md", "changelog.md", "notebooks.md"}
     for entry in entries:
         assert "*" in entry or entry in made or (DOCS / entry).is_file(), entry
     for folder in ("start", "how-to", "coming-from", "reference"):
@@ -113,8 +116,10 @@ def test_the_reference_has_everything() -> None:
     table = pages["reference/http.md"]
     paths = [*POST, *GET, *DELETE, *NOT_YET, *(path for _, path in OWN)]
     assert all(f"`{path}`" in table for path in paths)
-    commands = {name.rpartition("/")[2].partition(".")[0] for name in pages if "/commands/" in name}
-    assert {name.partition("-")[0] for name in commands} == set(COMMANDS)
+    words = [each for each, _ in reference.every_command()]
+    assert {each.split()[0] for each in words} == set(COMMANDS)
+    assert all(f"reference/commands/{each.replace(' ', '-')}.md" in pages for each in words)
+    assert "command-line.md#control-vector)" in pages["reference/commands/control-vector.md"]
     serve = pages["reference/commands/serve.md"]
     assert "| `--port INTEGER RANGE` | 8080 | Port to listen on; 0 picks a free one." in serve
 
@@ -125,3 +130,29 @@ def test_variables_are_in_their_page() -> None:
     used = {name for text in texts for name in re.findall(r"\bTREADLE_[A-Z_]+\b", text)}
     own = {name for name in used if not name.endswith("_")} - of_options()
     assert own <= set(re.findall(r"`(TREADLE_[A-Z_]+)`", page))
+
+
+def test_files_of_the_site_are_in_a_clone() -> None:
+    """Git keeps no empty folder, and mkdocs refuses a folder or file that is not there."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    options = re.findall(r"^ +(custom_dir|logo|favicon): +(\S+)", text, re.MULTILINE)
+    assert options
+    for option, path in options:
+        found = DOCS / path if option != "custom_dir" else ROOT / path
+        assert found.is_file() or any(each.is_file() for each in found.glob("**/*")), path
+
+
+def test_every_page_is_linked_from_another() -> None:
+    """A reader who begins at the list of documents comes to each page."""
+    pages = {path.resolve(): path.read_text("utf-8") for path in DOCS.rglob("*.md")}
+    first = (DOCS / "index.md").resolve()
+    known = {first}
+    left = [first]
+    while left:
+        page = left.pop()
+        for target in re.findall(r"\]\(([^)#\s]+\.md)", pages[page]):
+            found = (page.parent / target).resolve()
+            if found in pages and found not in known:
+                known.add(found)
+                left.append(found)
+    assert set(pages) == known, sorted(str(path.relative_to(ROOT)) for path in set(pages) - known)

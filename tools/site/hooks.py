@@ -1,7 +1,7 @@
 """mkdocs' hooks: pages that are made from the sources, and Markdown as GitHub reads it.
 
 - ``on_config`` puts existing pages in place of patterns in the navigation.
-- ``on_files`` adds the reference and the two documents that lie beside ``docs/``.
+- ``on_files`` adds the reference and the documents that lie beside ``docs/``.
 - ``on_page_markdown`` rewrites what GitHub and Python-Markdown read differently.
 - ``on_post_build`` refuses a site that would ask another server for a part of a page.
 """
@@ -25,7 +25,11 @@ from tools.site import markdown, reference  # noqa: E402 - after the path
 from tools.site.navigation import Navigation  # noqa: E402
 from tools.site.split import Parts, split  # noqa: E402
 
-OUTSIDE = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+OUTSIDE = {
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "notebooks.md": "notebooks/README.md",
+}
 HOME = "home.md"  # the first page; docs/index.md is the list of documents
 # Lists, and recipes whose steps are one program, are not split.
 WHOLE = ("index.md", "home.md", "changelog.md", "models.md", "add-an-isa.md")
@@ -48,7 +52,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def _outside(source: str) -> str:
     """Return the text of a document beside ``docs/`` as if it lay in it."""
-    return markdown.links_from_root((ROOT / source).read_text("utf-8"))
+    return markdown.links_from_root((ROOT / source).read_text("utf-8"), source)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

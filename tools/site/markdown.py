@@ -13,7 +13,7 @@ LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 WHOLE_LINK = re.compile(r"\[([^\]\[]+)\]\(([^)\s]+)\)")
 # Documents beside docs/, by their paths from the root, and the pages of the site that they are.
 BESIDE = {"README.md": "home.md", "CONTRIBUTING.md": "contributing.md"}
-BESIDE["CHANGELOG.md"] = "changelog.md"
+BESIDE |= {"CHANGELOG.md": "changelog.md", "notebooks/README.md": "notebooks.md"}
 # Fences of the documents' tests, and the languages that they are drawn in.
 KINDS = {"": "text", "output": "text", "bash": "bash", "python": "python"}
 
@@ -26,15 +26,18 @@ def for_site(text: str, path: str, moved: Moved) -> str:
     return "\n".join(_prose_lines(lines, path, moved))
 
 
-def links_from_root(text: str) -> str:
-    """Return the text of a document beside ``docs/`` with links as if it lay in it."""
+def links_from_root(text: str, path: str) -> str:
+    """Return the text of a document beside ``docs/`` with links as if it lay in ``docs/``.
+
+    ``path``: the document's, from the root of the project on.
+    """
 
     def link(found: re.Match[str]) -> str:
         target = found[2]
         if re.match(r"[a-z]+:|#", target):
             return found[0]
-        inside = target.removeprefix("docs/") if target.startswith("docs/") else f"../{target}"
-        return f"{found[1]}{inside}{found[3]}"
+        from_root = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        return f"{found[1]}{posixpath.relpath(from_root, 'docs')}{found[3]}"
 
     return LINK.sub(link, text)
 

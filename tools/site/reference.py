@@ -17,8 +17,20 @@ from treadle.cli.app import COMMANDS, SECTIONS
 from treadle.cli.environment import commands_of, prefix_of
 
 COMMAND_LINE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
-CLASSES = ("Model", "Generation", "Reply", "Session", "Sampling")
-FUNCTIONS = ("load", "load_session", "run_tools")
+FUNCTIONS = ("load", "load_shared", "load_session", "run_tools", "make_control_vector")
+CLASSES = (
+    "Model",
+    "Generation",
+    "Reply",
+    "Session",
+    "Sampling",
+    "ChatCompletions",
+    "ControlVector",
+    "Trace",
+    "StepValues",
+    "AttentionWeights",
+    "LensLogits",
+)
 INTERNAL = {
     "Model": (
         "build_request",
@@ -31,6 +43,7 @@ INTERNAL = {
     ),
     "Generation": ("begin", "wait"),
     "Session": ("retire",),
+    "Trace": ("begin", "calls", "end", "is_hooked", "truncated"),
 }
 # Modules of the server, and whose calls they answer.
 PROTOCOLS = {
@@ -40,6 +53,7 @@ PROTOCOLS = {
     "chat_servers": "OpenAI",
     "answer": "OpenAI",
     "control": "llama.cpp",
+    "control_vectors": "treadle",
     "embeddings": "OpenAI",
     "endpoints": "treadle",
     "kept_stream_actions": "llama.cpp",
@@ -134,7 +148,7 @@ def place(name: str) -> str:
 def every_command() -> Iterator[tuple[str, click.Command]]:
     """Yield all commands with their words, in the order of ``treadle --help``."""
     for name in COMMANDS:
-        module = importlib.import_module(f"treadle.cli.commands.{name}")
+        module = importlib.import_module(f"treadle.cli.commands.{name.replace('-', '_')}")
         yield from commands_of(module.command, name)
 
 
@@ -160,7 +174,7 @@ def command_page(words: str, command: click.Command) -> str:
 @cache
 def sections() -> set[str]:
     """Return the commands that docs/command-line.md has a section for."""
-    return set(re.findall(r"^## (\w+)$", COMMAND_LINE.read_text("utf-8"), re.MULTILINE))
+    return set(re.findall(r"^## ([\w-]+)$", COMMAND_LINE.read_text("utf-8"), re.MULTILINE))
 
 
 def paragraphs(text: str) -> list[str]:

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.validate import listed, one_of, token_ids
-from treadle.engine.layer_states import Floats, LayerStateReader
-from treadle.errors import TreadleError
+from treadle.errors import TreadleError, UnsupportedError
 from treadle.models.control_vector import ControlVector, checked_directions, checked_strength
 
 if TYPE_CHECKING:
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 METHODS = ("pca", "mean")
 TOKENS = ("last", "all")
 STAGE = "states"
+Floats = npt.NDArray[np.float32]
 Progress = Callable[[str, int, int], None]
 Vector = str | bytes | os.PathLike[str] | ControlVector
 Strong = Vector | tuple[Vector, float]
@@ -99,38 +99,52 @@ def make_control_vector(
     tokens, the two texts aligned at their ends. ``progress(stage, done, total)`` counts texts.
 
     The states are the model's with its default adapters, without control vectors. Raises
-    TreadleError for lists that are empty, of different lengths or whose texts do not differ,
-    ContextFullError for a text that does not fit.
+    TreadleError for lists that are empty, of different lengths or whose texts do not differ, and
+    for states that are not finite; ContextFullError for a text that does not fit; UnsupportedError
+    for an encoder, and for a model whose states ``Model.states`` cannot read by layer.
     """
+    from treadle.api.hooks import states_of_texts
+
+    config = model.config
+    if not config.causal:
+        raise UnsupportedError("making a control vector of an encoder is not supported")
     for setting, value, known in (("method", method, METHODS), ("tokens", tokens, TOKENS)):
         if one_of(value, known) is None:
             raise TreadleError(f"{setting}={value!r:.40}: expected {' or '.join(known)}")
     pairs = _pairs(model, positive, negative)
-    states = LayerStateReader(model.engine)
-    rows: list[list[Floats]] = [[] for _ in range(model.config.n_layer)]
+    # A vector's layer N changes the states after N + 1 layers, and layer 0 has no direction.
+    layers = range(1, config.n_layer)
+    if not layers:
+        raise TreadleError("a model of one layer has no layer for a control vector")
+    numbers = [layer + 1 for layer in layers]
+    n_adapters = len(model.engine.adapters)
+    lora = tuple(each for each in model.engine.cache.lora if each[0] < n_adapters)
+    rows: dict[int, list[Floats]] = {layer: [] for layer in layers}
     per_run = max(1, model.engine.max_tokens // max(len(ids) for pair in pairs for ids in pair))
     step = max(1, per_run // 2)
     for at in range(0, len(pairs), step):
         if progress is not None:
             progress(STAGE, 2 * at, 2 * len(pairs))
         here = pairs[at : at + step]
-        lasts = [1 if tokens == "last" else min(map(len, pair)) for pair in here]
         texts = [ids for pair in here for ids in pair]
-        read = states.read(texts, [n for n in lasts for _ in range(2)])
+        read = states_of_texts(model, texts, numbers, lora=lora)
         for first, second in zip(read[::2], read[1::2], strict=True):
-            for layer, difference in enumerate(first - second):
+            n = 1 if tokens == "last" else min(first.shape[1], second.shape[1])
+            with np.errstate(invalid="ignore"):
+                differences = first[:, -n:] - second[:, -n:]
+            for layer, difference in zip(layers, differences, strict=True):
+                if not np.isfinite(difference).all():
+                    raise TreadleError(f"the states after layer {layer} are not finite")
                 rows[layer].append(difference)
     if progress is not None:
         progress(STAGE, 2 * len(pairs), 2 * len(pairs))
     reduce = _principal if method == "pca" else _mean
-    directions = {layer: reduce(np.concatenate(rows[layer])) for layer in range(1, len(rows))}
-    if not directions:
-        raise TreadleError("a model of one layer has no layer for a control vector")
+    directions = {layer: reduce(np.concatenate(found)) for layer, found in rows.items()}
     if not all(row.any() for row in directions.values()):
         raise TreadleError(
             "control vector: the texts of the pairs do not differ in the model's states"
         )
-    return ControlVector(name, directions, model.config.arch.name)
+    return ControlVector(name, directions, config.arch.name)
 
 
 def _pairs(model: Model, positive: Any, negative: Any) -> list[tuple[list[int], list[int]]]:

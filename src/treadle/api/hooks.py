@@ -19,7 +19,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.validate import integer, token_ids
 from treadle.engine.hooks import Call, Hook, HookedRun
-from treadle.errors import TreadleError, UnsupportedError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.weights_ref import attention_weights
 from treadle.kvcache.page_pool import GONE
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from treadle.api.model import Model
     from treadle.engine.hooks import EngineHooks
     from treadle.kvcache.page_pool import Pool
+    from treadle.kvcache.prefix_tree import Lora
     from treadle.kvcache.sequence import Sequence as CachedSequence
     from treadle.plan.plan import Plan, Step
 
@@ -306,22 +307,29 @@ def as_patch(pattern: str, function: PatchFunction) -> Callable[[StepValues], np
 
 
 def find_labels(hooks: EngineHooks, patterns: Sequence[str]) -> list[str]:
-    """Return the labels that match any of the patterns, in the order of the steps. Raises
+    """Return the labels that match any of the patterns, in the order of the steps. Of steps that
+    only some texts have (``HookedEngine.labels``), those of patterns that match no other. Raises
     TreadleError for a pattern that matches none, with labels that are near.
     """
     if not patterns:
         raise TreadleError("no label: give at least one, such as 'L5.ffn.down' or 'L*.attn'")
-    known = hooks.labels()
+    usual = known = hooks.labels()
+    chosen: set[str] = set()
     for pattern in patterns:
         if not isinstance(pattern, str):
             raise TreadleError(f"label {pattern!r:.40}: expected a text")
-        if not any(fnmatchcase(label, pattern) for label in known):
+        found = [label for label in usual if fnmatchcase(label, pattern)]
+        if not found:
+            known = hooks.labels(every=True)
+            found = [label for label in known if fnmatchcase(label, pattern)]
+        if not found:
             from difflib import get_close_matches
 
             near = get_close_matches(pattern, known, n=3, cutoff=0.4)
             hint = f"near: {', '.join(near)}" if near else "`treadle plan` shows the steps"
             raise TreadleError(f"no step to hook has the label {pattern!r}: {hint}")
-    return [label for label in known if any(fnmatchcase(label, each) for each in patterns)]
+        chosen.update(found)
+    return [label for label in known if label in chosen]
 
 
 @contextmanager
@@ -364,22 +372,31 @@ def states_of(plan: Plan, n_embd: int, model: str) -> list[tuple[int, StepRows]]
 
 
 class StateReader(Hook):
-    """Collects the states between layers, ``[n_tokens, n_embd]`` for each run of each number."""
+    """Collects the states between layers, by the number of each."""
 
     stops_early = True
 
     def __init__(self, model: Model, layers: Sequence[int]) -> None:
         self._config = model.config
-        self.found: dict[int, list[Floats]] = {layer: [] for layer in layers}
+        self._layers = layers
+        self._found: dict[int, list[Floats]] = {layer: [] for layer in layers}
 
     def calls(self, plan: Plan, points: Sequence[HookPoint]) -> Iterable[tuple[int, Call]]:
         states = states_of(plan, self._config.n_embd, self._config.arch.name)
-        for layer, found in self.found.items():
+        for layer, found in self._found.items():
             end, rows = states[layer]
             yield end, partial(self._keep, found, rows)
 
     def _keep(self, found: list[Floats], rows: StepRows, run: HookedRun) -> None:
         found.append(run.read(rows))
+
+    def rows(self) -> Floats:
+        """Return the states of all runs, ``[n_layers, n_tokens, n_embd]``. They are those of the
+        model itself, whose plans may keep them divided by a factor.
+        """
+        rows = np.stack([np.concatenate(self._found[layer]) for layer in self._layers])
+        scale = self._config.residual_scale
+        return rows if scale == 1.0 else rows * np.float32(scale)
 
 
 def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) -> Floats:
@@ -387,9 +404,45 @@ def layer_states(model: Model, ids: Sequence[int], layers: Sequence[int] | str) 
     ``Model.states``.
     """
     chosen = chosen_layers(layers, model.config.n_layer)
-    reader = StateReader(model, chosen)
-    read_text(model, checked(ids), reader)
-    return np.stack([np.concatenate(reader.found[layer]) for layer in chosen])
+    (states,) = states_of_texts(model, [checked(ids)], chosen)
+    return states
+
+
+def states_of_texts(
+    model: Model, texts: Sequence[list[int]], layers: Sequence[int], *, lora: Lora | None = None
+) -> list[Floats]:
+    """Return the states of the numbers ``layers`` for each text, ``[n_layers, n_tokens, n_embd]``.
+    Texts that fit one run together share it. ``lora``: the adapters and control vectors to run
+    with, None for those of new sequences.
+
+    Raises ContextFullError for a text that does not fit, UnsupportedError.
+    """
+    result: list[Floats] = []
+    for group in model.engine.together(texts):
+        try:
+            result += _states_of_run(model, group, layers, lora)
+        except ContextFullError:
+            if len(group) == 1:
+                raise
+            for ids in group:  # too many pages at once
+                result += _states_of_run(model, [ids], layers, lora)
+    return result
+
+
+def _states_of_run(
+    model: Model, texts: Sequence[Sequence[int]], layers: Sequence[int], lora: Lora | None
+) -> list[Floats]:
+    """Return the states of texts that fit one run, or of one of any length."""
+    reader = StateReader(model, layers)
+    with model.engine.lock:
+        model.make_room(sum(map(len, texts)))
+        with model.hooks.using(reader) as engine:
+            if len(texts) == 1:
+                engine.read_text(texts[0], lora=lora)
+            else:
+                engine.read_together(texts, lora=lora)
+    ends = np.cumsum([len(ids) for ids in texts])
+    return np.split(reader.rows(), ends[:-1], axis=1)
 
 
 def checked(ids: Sequence[int]) -> list[int]:

@@ -115,42 +115,61 @@ def load(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Model:
-    """Open a GGUF file (or the first shard of one), or a Hugging Face directory; without a path,
-    the small model in the package. A text that is no path may be a name on the hub,
-    ``hf:OWNER/REPO:TYPE``, which is downloaded once, or the short name of a downloaded model, as
-    ``treadle list`` shows it.
+    """Open a model. The file is mapped, not read, so this takes no time.
 
-    The file is mapped, not read. ``threads``: None for the number of usable performance cores;
-    ``context``: maximum tokens of a sequence, None for the model's own up to 4096 (or
-    ``kv_tokens``), for encoders 8192; ``deterministic``: results are bit-identical whatever else is
-    in a batch and however a text is split into runs, otherwise equal up to rounding; ``kv``: type
-    of keys and values, "f16", "bf16", "f32", "q8_0" or "q4_0"; ``n_sequences``: full sequences that
-    fit at once; ``kv_bytes`` and ``kv_tokens``: limits on keys and values of all sequences
-    together, None for no other limit; ``cache_dir``: a folder where they outlive the process, in
-    files of ``cache_bytes`` at most; ``speculate``: draft from n-grams of the sequence itself and
-    check drafts in the same step, None: only for models with layers of their own that predict
-    further tokens; ``draft``: a smaller draft model with the same vocabulary; ``lora``: adapters,
-    each a path or a path and a scale; ``control_vectors``: each a path or a
-    ``treadle.ControlVector``, or one of these and a strength; ``control_vector_layers``: the first
-    and the last layer that they change; ``mmproj``: the projector file that turns pictures and
-    sounds into rows, None for the one of a Hugging Face folder or in the same folder as the model,
-    False for none; ``image_max_tokens``: most tokens of a picture, None for a default that suits a
-    CPU; ``media_urls``: whether pictures in messages may be http(s) addresses, or the hosts that
-    they may name, public ones only; ``device``: "cuda" for an NVIDIA GPU, "cuda:1" for the
-    second; ``isa``: name of an instruction set, None for the best of this machine;
-    ``progress(stage, done, total)`` is called during long work.
+    - ``path``: a GGUF file, or the first shard of one; a Hugging Face folder; a name on the hub,
+      ``hf:OWNER/REPO:TYPE``, which is downloaded once; or the short name of a downloaded model, as
+      ``treadle list`` shows it. None: the small model in the package.
 
-    Defaults of answers, which settings of a call override: ``chat_template``: a file, the name of a
-    built-in template, or a template's text, None for the file's own; ``chat_template_kwargs``: its
-    variables; ``reasoning``: "on" or "off", set by the template's variable for it or, without one,
-    off by a reasoning budget of 0, "auto" for the template's default; ``reasoning_budget``: tokens
-    of reasoning in an answer, with ``reasoning_budget_message`` written before its end, None for no
-    limit; ``reasoning_preserve``: whether the prompt keeps the reasoning of earlier answers, where
-    the template has a variable for it, None for the template's default; ``sampling``: a
-    ``Sampling``, or fields by name over the file's recommended ones; ``seed``: for every request;
-    ``max_tokens``: per answer, None for the end of the context; ``strict``: refuse pictures and
-    sounds of messages that the model cannot read, in place of telling the model and the caller that
-    they were left out.
+    Computation:
+
+    - ``threads``: None for the number of usable performance cores.
+    - ``device``: "cpu"; "cuda" for an NVIDIA GPU, "cuda:1" for the second; "wgpu" for a GPU through
+      WebGPU.
+    - ``isa``: the name of an instruction set, None for the best of this machine.
+    - ``deterministic``: results are bit-identical whatever else is in a batch and however a text is
+      split into runs; otherwise they are equal up to rounding.
+    - ``speculate``: draft tokens from n-grams of the sequence itself, and check them in the same
+      step. None: only for models with layers of their own that predict further tokens.
+    - ``draft``: a smaller model with the same vocabulary, which drafts tokens.
+    - ``progress``: called as ``progress(stage, done, total)`` during long work.
+
+    Memory for keys and values (the KV cache):
+
+    - ``context``: maximum tokens of a sequence. None: the model's own up to 4096 (or
+      ``kv_tokens``), for encoders 8192.
+    - ``kv``: their type, "f16", "bf16", "f32", "q8_0" or "q4_0".
+    - ``n_sequences``: number of full sequences that fit at once.
+    - ``kv_bytes``, ``kv_tokens``: limits for all sequences together, None for no other limit.
+    - ``cache_dir``: a folder whose files keep them after the process ends, ``cache_bytes`` at most.
+
+    Further files:
+
+    - ``lora``: adapters, each a path or a path and a scale.
+    - ``control_vectors``: each a path or a ``treadle.ControlVector``, or one of these and a
+      strength. ``control_vector_layers``: the first and the last layer that they change.
+    - ``mmproj``: the projector file, which turns pictures and sounds into rows. None: the one of a
+      Hugging Face folder, or in the same folder as the model. False: none.
+    - ``image_max_tokens``: maximum tokens of a picture, None for a default that suits a CPU.
+    - ``media_urls``: whether pictures in messages may be http(s) addresses, or a list of the hosts
+      that they may name. Only public hosts are asked.
+
+    Defaults of answers, which settings of a call override:
+
+    - ``sampling``: a ``Sampling``, or fields by name over those that the file recommends.
+    - ``seed``: for every request.
+    - ``max_tokens``: of an answer, None for the end of the context.
+    - ``chat_template``: a file, the name of a built-in template, or a template's text. None: the
+      model file's own.
+    - ``chat_template_kwargs``: variables of the template.
+    - ``reasoning``: "on", "off", or "auto" for the template's default. It sets the template's
+      variable for reasoning; without such a variable, "off" is a reasoning budget of 0.
+    - ``reasoning_budget``: maximum tokens of reasoning in an answer, None for no limit.
+      ``reasoning_budget_message`` is written before the reasoning is ended.
+    - ``reasoning_preserve``: whether the prompt keeps the reasoning of earlier answers, if the
+      template has a variable for it. None: the template's default.
+    - ``strict``: refuse pictures and sounds that the model cannot read. Otherwise they are left
+      out, and the model and the caller are told.
 
     Raises FileError, UnsupportedError, DeviceError, TemplateError, and TreadleError for settings
     out of range.
@@ -331,7 +350,7 @@ class Model:
                 self._media = opened(
                     path,
                     self.engine,
-                    self.tokenizer,
+                    lambda: self.tokenizer,
                     urls=self.media_urls,
                     max_rows=self.image_max_tokens,
                     progress=self._progress,

@@ -13,6 +13,8 @@ from treadle.files.projector_files import named_for_another, projectors_beside
 from treadle.files.splits import is_hf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from treadle.engine.engine import Engine
     from treadle.models.config import Config
     from treadle.tokenizer.tokenizer import Tokenizer
@@ -36,15 +38,18 @@ def find_projectors(path: Path) -> list[Path]:
 
 
 def open_model_media(
-    path: Path, engine: Engine, tokenizer: Tokenizer, **settings: Any
+    path: Path, engine: Engine, tokenizer_of: Callable[[], Tokenizer], **settings: Any
 ) -> ModelMedia:
     """Open a projector for a model; ``settings`` are those of ``ModelMedia``. Its products are as
-    exact as the model's keys and values: all in f32 if these are.
+    exact as the model's keys and values: all in f32 if these are. ``tokenizer_of`` returns the
+    model's tokenizer.
 
-    Raises FileError, UnsupportedError, and TreadleError for one that does not fit the model.
+    Raises FileError, UnsupportedError (also for a model without a vocabulary), and TreadleError for
+    one that does not fit the model.
     """
     from treadle.media.projector import open_projector
 
+    tokenizer = tokenizer_of()
     exact = engine.cache.kv == "f32"
     projector = open_projector(path, engine.device, exact=exact, lock=engine.lock)
     try:
@@ -55,7 +60,7 @@ def open_model_media(
 
 
 def open_found_media(
-    path: Path, engine: Engine, tokenizer: Tokenizer, **settings: Any
+    path: Path, engine: Engine, tokenizer_of: Callable[[], Tokenizer], **settings: Any
 ) -> ModelMedia | None:
     """Open the first of the projectors beside a model's file that fits it; None if there is none.
     A warning in the log says why the most likely one is not used, unless it is another model's.
@@ -63,7 +68,7 @@ def open_found_media(
     reasons = {}
     for each in find_projectors(path):
         try:
-            return open_model_media(each, engine, tokenizer, **settings)
+            return open_model_media(each, engine, tokenizer_of, **settings)
         except TreadleError as error:
             reasons[each] = str(error)
     for first, reason in list(reasons.items())[:1]:

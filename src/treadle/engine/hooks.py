@@ -267,11 +267,18 @@ class HookedEngine(Engine):
             )
         )
 
-    def labels(self) -> list[str]:
-        """Return the labels of the points of a decoding step, and those of steps without one."""
-        adapted = bool(self.cache.lora)
+    def labels(self, *, every: bool = False) -> list[str]:
+        """Return the labels of the points of a decoding step of a text with the default adapters
+        and control vectors. ``every``: also those of control vectors that are off by default, and
+        of rows of pictures and sounds.
+        """
+        adapted, steered = self._uses(self.cache.lora)
+        media = False
+        if every:
+            steered = bool(self.control_vectors)
+            media = self.config.causal and self.device.takes_media
         marked = OBSERVED + main_output(self.config)
-        key = self._key(PlanKey(1, 1, marked, adapted))
+        key = self._key(PlanKey(1, 1, marked, adapted, media, steered))
         if (ready := self._ready.get(key)) is not None:
             plan = ready.plan
         else:
@@ -279,15 +286,18 @@ class HookedEngine(Engine):
         points = self.hooks.points(plan)
         return list(dict.fromkeys(point.label for point in points))
 
-    def read_text(self, ids: Ids[int], first: int | None = None) -> None:
+    def read_text(
+        self, ids: Ids[int], first: int | None = None, *, lora: Lora | None = None
+    ) -> None:
         """Run a text in a sequence of its own, for hooks. ``first``: compute the logits of the
-        tokens from this one on; None for those of none.
+        tokens from this one on; None for those of none. ``lora``: the adapters and control vectors
+        to run with, None for those of new sequences.
 
         Raises ContextFullError.
         """
         output = main_output(self.config) if first is None else "logits"
         with interrupts_held() as held, self.lock:
-            seq = self.cache.sequence()
+            seq = self.cache.sequence(lora=lora)
             try:
                 self.cache.check_context(len(ids))
                 self.cache.reserve(seq, len(ids))
@@ -300,6 +310,19 @@ class HookedEngine(Engine):
                         self._run([part], lambda ready: None, None, output)
             finally:
                 seq.close()
+
+    def read_together(self, texts: Ids[Ids[int]], *, lora: Lora | None = None) -> None:
+        """Run texts that fit one run, each in a sequence of its own, for hooks; see ``read_text``.
+
+        Raises ContextFullError if there are not enough pages for all.
+        """
+
+        def read(seqs: Ids[Sequence]) -> None:
+            parts = [BatchItem(seq, ids, 0) for seq, ids in zip(seqs, texts, strict=True)]
+            self._run(parts, lambda ready: None, None, main_output(self.config))
+
+        with self.lock:
+            self._of_new(len(texts), lora, read)
 
     def _prepare(self, ready: PreparedPlan, parts: Ids[BatchItem]) -> list[int]:
         starts = super()._prepare(ready, parts)
@@ -416,15 +439,17 @@ class EngineHooks:
             fusible = [label for label in engine.labels() if label.endswith(FUSIBLE)]
             self.fused = not any(hook.is_hooked(label) for hook in active for label in fusible)
 
-    def labels(self) -> list[str]:
-        """Return the labels that hooks can take part at, in the order of the steps."""
+    def labels(self, *, every: bool = False) -> list[str]:
+        """Return the labels that hooks can take part at, in the order of the steps; see
+        ``HookedEngine.labels``.
+        """
         engine = self._engine
         with engine.lock:
             if self.active:
                 assert isinstance(engine, HookedEngine)
-                return engine.labels()
+                return engine.labels(every=every)
             try:
-                return self._install().labels()
+                return self._install().labels(every=every)
             finally:
                 self._remove()
 

@@ -36,12 +36,12 @@ AXES = {"n_tokens": "token", "n_outputs": "output", "n_parts": "sequence"}
 COMPLETES = (".few", ".merge", ".rotate", ".lora_b")  # suffixes: a step adds to another's buffer
 HIDDEN = (*COMPLETES, ".lora_a", ".lora_rows")
 COPY = re.compile(r"\.rows$|\.\w+_group\d+_sub\d+$")  # suffix: another layout of the same rows
-# Steps that write ``k`` columns of f32, or ``k`` for each of their ``heads``.
+# Steps that write ``k`` columns of f32, or ``k`` for each of their ``heads`` or streams.
 OF_K = frozenset(
     {
         *("embed", "norm", "add", "add_rows", "combine", "column_norm", "temper", "times", "weigh"),
         *("clamp", "softcap", "pooling", "xielu", "media_rows", "streams_take", "streams_join"),
-        *("laurel", "selective", "unit_heads", "clamp_between"),
+        *("laurel", "selective", "unit_heads", "clamp_between", "add_directions"),
     }
 )
 
@@ -233,7 +233,7 @@ def rows_of(step: Step, n_embd: int) -> StepRows | None:
     if ops.isdisjoint(OF_K):
         return None
     name = next(name for name in ("out", "y", "x") if name in spec.args.writes)
-    width = spec.k * getattr(spec, "heads", 1)
+    width = spec.k * getattr(spec, "heads", getattr(spec, "n_streams", 1))
     # Of a step that does not write in place, ``column`` is where it reads.
     column = args.get("out_column", 0) if name == "out" else args.get("column", 0)
     axes = (first, _axis(step.label, width, n_embd))

@@ -24,7 +24,7 @@ from treadle.selftest.machine_facts import machine_facts
 from treadle.selftest.speeds import SpeedCheck, measure_speeds
 from treadle.selftest.texts import TextCheck, check_text
 from treadle.selftest.thread_check import ThreadCheck, check_threads
-from treadle.selftest.tower_runs import media_of, tower_runs
+from treadle.selftest.tower_runs import tower_runs
 from treadle.selftest.twin_results import Cut
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def check_kernels(
     from treadle.api.engine_plans import media_plans, text_plans
 
     plans = list(text_plans(model))
-    if media_of(model) is not None:
+    if model.media is not None:
         plans += media_plans(model)
     if report.quick:
         plans = _few(plans)

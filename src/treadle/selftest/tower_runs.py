@@ -7,28 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.errors import UnsupportedError
 from treadle.media.tower_engine import RunItem, TowerEngine
 from treadle.selftest.kernel_check import PlanRun
 
 if TYPE_CHECKING:
-    from treadle.api.media import ModelMedia
     from treadle.api.model import Model
 
 ROWS = 144  # rows of a run: a grid of 12 by 12, which 2, 3 and 4 divide
 
 
-def media_of(model: Model) -> ModelMedia | None:
-    """Return the model's projector; None if there is none, or no vocabulary to use it with."""
-    try:
-        return model.media
-    except UnsupportedError:
-        return None
-
-
 def tower_runs(model: Model) -> Iterator[PlanRun]:
     """Yield a run of each plan of the model's towers and projectors."""
-    media = media_of(model)
+    media = model.media
     if media is None:
         return
     rng = np.random.default_rng(0)

@@ -17,7 +17,6 @@ from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.stored_plan import StoredPlan
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
-from treadle.engine.layer_states import LayerStateReader
 from treadle.files.gguf import open_gguf
 from treadle.isa import choose
 from treadle.jit.cache import checked_folder
@@ -85,18 +84,6 @@ def test_a_plan_can_be_shown_without_a_run(tiny: WriteTiny) -> None:
     assert isinstance(plan, StoredPlan)
     assert plan.tensors == plan.tensors_used | plan.tensors_ignored
     assert [step.label for step in plan.match("*")] == labels
-
-
-def test_states_behind_layers_are_read_of_one(tiny: WriteTiny) -> None:
-    """Of a plain plan with the same steps, which is not stored in its place."""
-    path = tiny()
-    expected = LayerStateReader(engine(path)).read([IDS], [2])[0]
-    again = engine(path)
-    reader = LayerStateReader(again)
-    assert np.array_equal(reader.read([IDS], [2])[0], expected)
-    assert [type(own.source) for own in reader._plans.values()] == [StoredPlan]
-    assert isinstance(again.device, Cpu)
-    assert again.device._to_store == {}
 
 
 @pytest.mark.parametrize(

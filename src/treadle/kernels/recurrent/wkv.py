@@ -17,7 +17,7 @@ from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square, row_mean
 from treadle.kernels.recurrent.convolution import ByChannel
 from treadle.kernels.recurrent.scan import Scan, ScanItem
-from treadle.kernels.spec import Args, Frame, Spec
+from treadle.kernels.spec import Args, Frame, Spec, f32_values
 
 DECAY = -0.606531  # decays are e**(DECAY s), with s a sigmoid; about -e**-0.5
 LEAST = 1e-12  # least length of a vector that is normalised
@@ -61,7 +61,8 @@ class TokenShift(ByChannel):
         k.store_first(new, last.v, n)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        x, out = (a.reshape(-1, n) for a, n in ((args.x, args.stride), (args.out, args.out_stride)))
+        x = f32_values(args.x).reshape(-1, args.stride)
+        out = args.out.reshape(-1, args.out_stride)
         w = args.w[: self.n * self.k].reshape(self.n, self.k).astype(np.float64)
         for part in run.parts:
             old, new = (
