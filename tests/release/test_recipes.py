@@ -37,7 +37,7 @@ def test_workflows_call_what_there_is(path: Path) -> None:
     for target in re.findall(r"run: make ([\w -]+?)(?: #.*)?$", text, re.MULTILINE):
         for name in target.split():
             assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
-    for script in re.findall(r"python (tools/\S+)", text):
+    for script in re.findall(r"python ((?:tools|integrations)/\S+)", text):
         assert (ROOT / script).is_file(), script
 
 
