@@ -140,7 +140,6 @@ def test_a_report_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     assert "does not exist" in ran.err
 
 
-@pytest.mark.slow
 def test_a_whole_report_names_nobody(run: Run, tiny: WriteTiny, tmp_path: Path) -> None:
     """Neither files nor users nor hosts; and all parts are there."""
     path = tiny("llama", "Q8_0")
@@ -157,7 +156,6 @@ def test_a_whole_report_names_nobody(run: Run, tiny: WriteTiny, tmp_path: Path) 
     assert any("gemv_Q8_0" in line for line in ran.err.splitlines())  # named before it ran
 
 
-@pytest.mark.slow
 def test_the_packaged_model_and_its_speeds(run: Run) -> None:
     ran = run("check", "--json", "-t", "2")
     assert ran.code == 0

@@ -9,7 +9,7 @@ import pytest
 from treadle.jit import kernel
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "kernels"))
     monkeypatch.setenv("TREADLE_PLANS", "0")

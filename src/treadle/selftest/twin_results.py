@@ -528,6 +528,8 @@ def _pack(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         with np.errstate(invalid="ignore", over="ignore"):
             absolute = absolute + np.abs(x * gate) * TWIN_ERROR
     relative = activation_error(spec.fn)
+    if spec.fn == "tanh":  # twice a sigmoid, of at most 1, less 1: near 0 its error stays
+        absolute = absolute + 2 * relative * np.abs(gate)
     yield from _sensible(evidence, act, exact, relative, absolute)
 
 

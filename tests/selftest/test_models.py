@@ -1,0 +1,159 @@
+"""``treadle check`` on models that are right, and on a machine that spoils a step's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treadle
+from tests.conftest import WriteTiny
+from treadle.devices.cpu.device import Cpu
+from treadle.selftest.model_check import CheckReport, check_kernels, check_model
+from treadle.selftest.thread_check import check_threads
+
+SMALL: dict[str, Any] = {"context": 80, "threads": 2, "n_sequences": 4}
+
+
+def kernels_of(path: Path) -> CheckReport:
+    report = CheckReport({}, {}, quick=True)
+    with treadle.load(path, **SMALL) as model:
+        check_kernels(model, report)
+    return report
+
+
+@pytest.fixture
+def path(tiny: WriteTiny) -> Path:
+    return tiny("llama", "F32")
+
+
+def test_nothing_is_wrong(path: Path) -> None:
+    with treadle.load(path, **SMALL) as model:
+        report = check_model(model, quick=True)
+    assert report.failures == []
+    assert report.passed
+    assert all(each.n_values for each in report.kernels)
+    assert report.threads is not None
+    assert report.threads.counts[:2] == (1, 2)
+    assert report.text is not None
+    assert (len(report.text.ids), report.text.known) == (12, False)
+    assert report.text.apart < 1e-3  # of F32 weights, and pages of f16
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("arch", "weights", "kernel"),
+    [
+        ("mamba2", "F32", "mamba2"),
+        ("rwkv7", "F32", "wkv_out"),
+        ("qwen3moe", "Q8_0", "combine"),
+        ("deepseek2", "F32", "latent"),
+        ("bert", "F32", "pool"),
+    ],
+)
+def test_other_models(tiny: WriteTiny, arch: str, weights: str, kernel: str) -> None:
+    sizes = {"n_expert": 4, "n_ff_exp": 64} if arch == "qwen3moe" else {}
+    report = kernels_of(tiny(arch, weights, **sizes))
+    assert report.failures == []
+    names = " ".join(sorted({each.kernel for each in report.kernels}))
+    assert kernel in names
+
+
+def test_a_tower(data: Path) -> None:
+    folder = data / "media" / "qwen3vl"
+    report = CheckReport({}, {}, quick=True)
+    with treadle.load(folder / "text.gguf", mmproj=folder / "mmproj.gguf", **SMALL) as model:
+        check_kernels(model, report)
+    assert report.failures == []
+    assert any("rows" in each.where for each in report.kernels), {e.where for e in report.kernels}
+
+
+class Faulty(Cpu):
+    """A machine whose arithmetic is wrong in one place: ``spoil`` changes a step's result."""
+
+    spoil: Callable[[Any, Any, int, int], None]
+
+    def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
+        for step in steps:
+            super()._run(program, range(step, step + 1), times, False)
+            type(self).spoil(self, program, step, self.n_threads)
+        return True
+
+    def ready(self, plan: Any, arena: Any, inputs: Any) -> Any:
+        program: Any = super().ready(plan, arena, inputs)
+        program.plan = plan
+        program.arena = arena
+        return program
+
+
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Let every CPU device be a Faulty one with this ``spoil``."""
+
+    def use(spoil: Any) -> None:
+        monkeypatch.setattr(Faulty, "spoil", staticmethod(spoil), raising=False)
+        monkeypatch.setattr("treadle.devices.cpu.device.Cpu", Faulty)
+
+    return use
+
+
+def test_a_fault_in_a_later_layer_alone_is_in_the_text(
+    path: Path, spoiled: Callable[[Any], None]
+) -> None:
+    def spoil(device: Cpu, program: Any, step: int, n_threads: int) -> None:
+        of = program.plan.steps[step]
+        if of.label == "L1.ffn.down":
+            (y,) = of.writes
+            at = program.plan.offsets[y]
+            program.arena.bytes[at : at + 32].view(np.float32)[:] = 3.0
+
+    spoiled(spoil)
+    with treadle.load(path, **SMALL) as model:
+        report = check_model(model, quick=True)
+    # The first layer's steps stand for those of all layers, which have the same kernels.
+    assert all(each.passed for each in report.kernels)
+    assert report.text is not None
+    assert report.text.problem
+    assert "differ" in report.text.problem or "token" in report.text.problem
+    assert report.as_dict()["verdict"] == "failed"
+
+
+def test_the_first_wrong_value_is_told(path: Path, spoiled: Callable[[Any], None]) -> None:
+    def spoil(device: Cpu, program: Any, step: int, n_threads: int) -> None:
+        of = program.plan.steps[step]
+        if of.label == "L0.ffn.down":
+            (y,) = of.writes
+            at = program.plan.offsets[y] + 4 * 5
+            program.arena.bytes[at : at + 4].view(np.float32)[:] = 1e3
+
+    spoiled(spoil)
+    found = kernels_of(path)
+    wrong = [each for each in found.kernels if not each.passed]
+    assert {each.label for each in wrong} == {"L0.ffn.down"}
+    for each in wrong:
+        assert each.n_wrong == 1
+        assert each.first_wrong is not None
+        assert each.first_wrong.where == "y: row 0, column 5"
+        assert each.first_wrong.found == 1e3
+        assert abs(each.first_wrong.expected) < 100
+    assert wrong[0].kernel in found.failures[0]
+    assert "y: row 0, column 5: 1000, expected" in found.failures[0]
+
+
+def test_bits_that_depend_on_threads(path: Path, spoiled: Callable[[Any], None]) -> None:
+    """The lowest bit of one logit, on two threads."""
+
+    def spoil(device: Cpu, program: Any, step: int, n_threads: int) -> None:
+        of = program.plan.steps[step]
+        if of.label == "output" and n_threads == 2:
+            (y,) = of.writes
+            at = program.plan.offsets[y] + 4 * 7
+            program.arena.bytes[at : at + 4].view(np.uint32)[:] ^= 1
+
+    spoiled(spoil)
+    with treadle.load(path, **SMALL) as model:
+        problem = check_threads(model, quick=True).problem
+    assert problem.startswith("2 threads give other bits than 1: the prompt's result, value 7: ")
