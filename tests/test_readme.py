@@ -1,4 +1,4 @@
-"""The README's example runs as it stands, on a real model."""
+"""The README's examples run as they stand, on a real model."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.slow
-def test_the_library_example(
+def test_the_library_examples(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
+    readme = (ROOT / "README.md").read_text("utf-8")
+    first, hooks = re.findall(r"```python\n(.*?)```", readme, re.S)
     (tmp_path / "model.gguf").symlink_to(data / "models" / "stories260K.gguf")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile(example, "README.md", "exec"), names)
+    exec(compile(first, "README.md", "exec"), names)
     assert capsys.readouterr().out.startswith(", there was a little girl named Lily.")
     assert names["logits"].shape[1] == 512
     assert names["answer"].finish_reason in ("stop", "length", "context")
+    exec(compile(hooks, "README.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("(")  # a shape
+    assert names["guesses"].logits.shape[-1] == 512
     names["model"].close()
 
 
