@@ -305,7 +305,7 @@ def test_list_and_register(runner: CliRunner, home: Path) -> None:
     bert = DATA / "arch" / "bert.gguf"
     if bert.is_file():
         made = runner.invoke(cli, ["treadle", "register", "bert", str(bert)])
-        assert made.output == f"bert: embeddings, {bert}\n"
+        assert made.output == f"bert: embeddings, {bert.resolve()}\n"
     none = runner.invoke(cli, ["treadle", "register", "none", "/nowhere/none.gguf"])
     assert none.exit_code == 1
     assert "none.gguf" in none.output
