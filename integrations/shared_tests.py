@@ -1,4 +1,4 @@
-"""What the tests of several packages need: real and scripted models, and the programs of a page."""
+"""Parts of several packages' tests: real and scripted models, and the programs of a page."""
 
 from __future__ import annotations
 

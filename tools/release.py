@@ -88,7 +88,7 @@ def reopen(version: str, root: Path = ROOT) -> None:
 
 
 def problems(tag: str | None, dist: Path | None, root: Path = ROOT) -> list[str]:
-    """What keeps this tree from being released, one sentence each."""
+    """The reasons against a release of this tree, one sentence each."""
     version = read_version(root)
     named, when, _ = latest_changes(root)
     found: list[str] = []

@@ -11,29 +11,16 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
+from tests.selftest.checks import SMALL, kernels_of
 from treadle.jit.language import Builder, Isa
 from treadle.kernels.activations import ACTIVATIONS
 from treadle.kernels.elementwise.elementwise import Norm
 from treadle.kernels.matmul.gemv import Gemv
 from treadle.kernels.spec import Frame, Spec
-from treadle.selftest.model_check import CheckReport, check_kernels, check_model
+from treadle.selftest.model_check import check_model
 
 # Kernels are compiled anew in each.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache")]
-SMALL: dict[str, Any] = {"context": 80, "threads": 2, "n_sequences": 4}
-
-
-def kernels_of(path: Path) -> CheckReport:
-    report = CheckReport({}, {}, quick=True)
-    with treadle.load(path, **SMALL) as model:
-        check_kernels(model, report)
-    return report
-
-
-@pytest.fixture
-def path(tiny: WriteTiny) -> Path:
-    return tiny("llama", "F32")
-
 
 Fault = Callable[[Any, Builder, Isa, Frame], None]
 

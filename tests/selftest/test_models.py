@@ -11,23 +11,10 @@ import pytest
 
 import treadle
 from tests.conftest import WriteTiny
+from tests.selftest.checks import SMALL, kernels_of
 from treadle.devices.cpu.device import Cpu
 from treadle.selftest.model_check import CheckReport, check_kernels, check_model
 from treadle.selftest.thread_check import check_threads
-
-SMALL: dict[str, Any] = {"context": 80, "threads": 2, "n_sequences": 4}
-
-
-def kernels_of(path: Path) -> CheckReport:
-    report = CheckReport({}, {}, quick=True)
-    with treadle.load(path, **SMALL) as model:
-        check_kernels(model, report)
-    return report
-
-
-@pytest.fixture
-def path(tiny: WriteTiny) -> Path:
-    return tiny("llama", "F32")
 
 
 def test_nothing_is_wrong(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What LangChain's standard tests leave open."""
+"""Behaviour that LangChain's standard tests leave open."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from treadle.chat.tools.output import OutputPiece, ParsedOutput
 from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
+    from treadle.api.generation import Generation
     from treadle.api.model import Model
     from treadle.api.tool_chat import Reply
     from treadle.chat.template.template import ChatTemplate
@@ -196,15 +197,15 @@ def finish_reason(reply: Reply) -> str:
     return "length"
 
 
-def usage(reply: Reply) -> dict[str, Any]:
+def usage(answer: Generation) -> dict[str, Any]:
     """Return the token counts of a finished answer."""
-    n_prompt = reply.timings.n_prompt
-    n_written = len(reply.ids)
+    n_prompt = answer.timings.n_prompt
+    n_written = len(answer.ids)
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_written,
         "total_tokens": n_prompt + n_written,
-        "prompt_tokens_details": {"cached_tokens": reply.timings.n_cached},
+        "prompt_tokens_details": {"cached_tokens": answer.timings.n_cached},
     }
 
 

@@ -40,7 +40,7 @@ PatchFunction = Callable[..., "npt.ArrayLike | None"]
 
 @dataclass(frozen=True, eq=False)
 class StepValues:
-    """What the steps of one label wrote: ``values`` float32, a row for each token.
+    """The values that the steps of one label wrote: ``values`` float32, a row for each token.
 
     axes: a name for each dimension, such as ("token", "embd"), ("token", "head", "dim") or
     ("output", "vocab"). tokens, positions, sequences: of each row, the token's id, its index in its
@@ -92,7 +92,7 @@ class StepValues:
 
 
 class TracedRun(Mapping[str, StepValues]):
-    """What the traced steps of one run of the engine wrote, by label.
+    """The values that the traced steps wrote in one run of the engine, by label.
 
     tokens, positions, sequences: of the run's rows, those of rejected drafts included.
     """

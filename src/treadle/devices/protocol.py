@@ -42,16 +42,10 @@ class PlanRequest:
     deterministic: bool
     output: str
     int16: bool = False
-    is_stored: ClassVar[bool] = True  # whether a device may keep the plan for other processes
+    lowering: Callable[[Steps], CpuOps] | None = None
 
     def build(
-        self,
-        isa: Isa,
-        n_threads: int,
-        table: TunedTable | None = None,
-        *,
-        scarce: bool = False,
-        lowering: Callable[[Steps], CpuOps] | None = None,
+        self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
     ) -> Plan:
         """Lower the graph for ``isa``; see ``build_plan``. ``table``: None for the shipped one."""
         from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
@@ -70,7 +64,7 @@ class PlanRequest:
             output=self.output,
             scarce=scarce,
             int16=self.int16,
-            lowering=lowering,
+            lowering=self.lowering,
         )
 
 
@@ -118,23 +112,22 @@ class Device(Storage):
         deterministic: bool = False,
         output: str = "logits",
         int16: bool = False,
+        lowering: Callable[[Steps], CpuOps] | None = None,
     ) -> Plan:
         """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
         up to ``n_outputs``.
 
         ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
         multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is
-        faster. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError, with the label,
-        for an op that the device does not support.
+        faster. ``lowering``: another lowering than the usual one, for plans with hooks; a device
+        does not store these. ``Plan.inputs`` lists the inputs of a run. Raises UnsupportedError,
+        with the label, for an op that the device does not support.
         """
         assert min(n_tokens, n_outputs) > 0, (n_tokens, n_outputs)
+        limits = n_tokens, n_outputs
         return self._plan(
-            PlanRequest(config, weights, cache, n_tokens, n_outputs, deterministic, output, int16)
+            PlanRequest(config, weights, cache, *limits, deterministic, output, int16, lowering)
         )
-
-    def lower(self, request: PlanRequest) -> Plan:
-        """Lower what ``request`` says; see ``plan``."""
-        return self._plan(request)
 
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
         """Begin to compile a plan's kernels in other processes, ``later`` after all others, where

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.control_vector import ControlVector
     from treadle.models.lora import Adapter
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.steps import Steps
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
@@ -189,8 +191,8 @@ class Engine:
             self._lowered[key] = self.lower(key)
         return self.device.compile_ahead(self._lowered[key], later=later)
 
-    def lower(self, key: PlanKey) -> Plan:
-        """Return a plan, not compiled."""
+    def lower(self, key: PlanKey, lowering: Callable[[Steps], CpuOps] | None = None) -> Plan:
+        """Return a plan, not compiled. ``lowering``: see ``Device.plan``."""
         return self.device.plan(
             self._with_media if key.media else self.config,
             self._weights_of(key),
@@ -199,6 +201,7 @@ class Engine:
             key.n_outputs,
             deterministic=self.deterministic,
             output=key.output,
+            lowering=lowering,
         )
 
     def _make(self, key: PlanKey) -> PreparedPlan:

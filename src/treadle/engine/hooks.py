@@ -15,16 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Ids
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
 from treadle.base.cached_property import cached_property
-from treadle.base.fast_dataclass import dataclass
 from treadle.base.interrupts import interrupts_held
-from treadle.devices.protocol import PlanRequest
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan
@@ -35,9 +33,9 @@ from treadle.plan.lowering.observed import ObservedOps, UnfusedOps
 from treadle.plan.step_rows import HookPoint, StepRows, hook_points
 
 if TYPE_CHECKING:
-    from treadle.isa.isa import Isa
-    from treadle.kernels.matmul.select import TunedTable
     from treadle.kvcache.prefix_tree import Lora, PageStoreLike
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.steps import Steps
     from treadle.plan.plan import Plan
 
 Ints = npt.NDArray[np.intp]
@@ -47,26 +45,6 @@ OBSERVED = "observed "
 UNFUSED = "unfused "
 SHORT = 32  # steps times tokens of a piece that a signal does not stop, as that takes as long
 FUSIBLE = ".gate_up"  # suffix of labels whose step may be fused with the next one
-
-
-@dataclass(frozen=True, eq=False)
-class ObservedRequest(PlanRequest):
-    """A request for a plan with hooks. ``fused``: whether it may use kernels that hide a label."""
-
-    is_stored: ClassVar[bool] = False
-    fused: bool = True
-
-    def build(
-        self,
-        isa: Isa,
-        n_threads: int,
-        table: TunedTable | None = None,
-        *,
-        scarce: bool = False,
-        lowering: Callable[..., Any] | None = None,
-    ) -> Plan:
-        made = ObservedOps if self.fused else UnfusedOps
-        return super().build(isa, n_threads, table, scarce=scarce, lowering=made)
 
 
 class HookedRun:
@@ -252,20 +230,10 @@ class HookedEngine(Engine):
         marked = (OBSERVED if self.hooks.fused else UNFUSED) + output
         return super().plan_for(n_tokens, n_outputs, marked, adapted, media, steered)
 
-    def lower(self, key: PlanKey) -> Plan:
-        fused = key.output.startswith(OBSERVED)
-        return self.device.lower(
-            ObservedRequest(
-                self._with_media if key.media else self.config,
-                self._weights_of(key),
-                self.cache,
-                key.n_tokens,
-                key.n_outputs,
-                self.deterministic,
-                key.output.removeprefix(OBSERVED if fused else UNFUSED),
-                fused=fused,
-            )
-        )
+    def lower(self, key: PlanKey, lowering: Callable[[Steps], CpuOps] | None = None) -> Plan:
+        kinds = ((OBSERVED, ObservedOps), (UNFUSED, UnfusedOps))
+        prefix, made = next(kind for kind in kinds if key.output.startswith(kind[0]))
+        return super().lower(key._replace(output=key.output.removeprefix(prefix)), made)
 
     def labels(self, *, every: bool = False) -> list[str]:
         """Return the labels of the points of a decoding step of a text with the default adapters

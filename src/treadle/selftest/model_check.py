@@ -41,7 +41,7 @@ FORMAT = 1  # of the report
 
 @dataclass
 class CheckReport:
-    """What ``treadle check`` found.
+    """The findings of ``treadle check``.
 
     machine: facts of the CPU, the system and the versions; no names of users, files or hosts.
     kernels: each kernel beside its twin. threads: bits on several numbers of threads. text: a text

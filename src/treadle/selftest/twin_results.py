@@ -1,4 +1,4 @@
-"""What one step wrote, beside what its numpy twin makes of the same memory.
+"""The values that one step wrote, beside those that its numpy twin computes from the same memory.
 
 A step's inputs are read from the plan's arena as earlier kernels have left them, so that a step is
 judged by itself: what an earlier one rounded is in both. The twin computes in float64, and outputs
@@ -79,7 +79,7 @@ SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are
 
 @dataclass(frozen=True)
 class Cut:
-    """How much of a step its twin computes.
+    """The part of a step that its twin computes.
 
     weights: the most weights of a product's matrix; rows: the least rows of it.
     experts: the most experts (or heads, or rows of a gemv with experts) of a product.

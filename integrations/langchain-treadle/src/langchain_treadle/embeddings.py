@@ -19,7 +19,7 @@ class TreadleEmbeddings(LoadedModel, Embeddings):
     """A text before each query, for models that were trained with one."""
     document_prompt: str = ""
     dimensions: int | None = None
-    """How many values of a vector are kept (Matryoshka)."""
+    """Number of values of a vector that are kept (Matryoshka)."""
     normalize: bool = True
     """Whether vectors have length 1."""
     truncate: bool = False

@@ -17,7 +17,7 @@ class TreadleReranker(LoadedModel, BaseDocumentCompressor):
     """
 
     top_n: int | None = 3
-    """How many documents are kept; None for all."""
+    """Number of documents that are kept; None for all."""
     truncate: bool = True
     """Whether a document that is too long is cut; else it is an error."""
 

@@ -1,4 +1,4 @@
-"""What all classes take: a model, settings of its load and of its answers."""
+"""Fields of all classes: a model, settings of its load and of its answers."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class AnswerEvents:
 
 
 class _Described:
-    """What llm asks of both kinds of models."""
+    """The methods that llm calls of both kinds of models."""
 
     can_stream = True
     supports_schema = True

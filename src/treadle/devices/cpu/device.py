@@ -121,9 +121,7 @@ class Cpu(Device):
         scarce = has_experts and self._is_scarce(request.weights.gguf)
         # A scarce plan is not stored: it has the address of a system call, which another process
         # has elsewhere, and its lowering advises the system about pages.
-        key = None
-        if request.is_stored and not scarce:
-            key = plan_key(request, self.variant, self.n_threads)
+        key = None if scarce else plan_key(request, self.variant, self.n_threads)
 
         def lower() -> Plan:
             plan = request.build(self.isa, self.n_threads, self.table, scarce=scarce)

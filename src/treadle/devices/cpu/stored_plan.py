@@ -119,9 +119,10 @@ class StoredPlan(Plan):
 
 def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
     """Return the key of a plan; None if such plans are not stored: those with adapters or
-    control vectors, of models that are not GGUF files, and all of them under ``TREADLE_PLANS=0``.
+    control vectors, for hooks, of models that are not GGUF files, and all of them under
+    ``TREADLE_PLANS=0``.
     """
-    if os.environ.get("TREADLE_PLANS") == "0":
+    if request.lowering is not None or os.environ.get("TREADLE_PLANS") == "0":
         return None
     if request.weights.n_scales or not (files := _identity(request.weights.gguf)):
         return None

@@ -36,6 +36,7 @@ from llama_index.core.types import Model
 
 import treadle
 from llama_index.llms.treadle.messages import AnswerMessage, openai_messages
+from treadle.api.chat_completions import usage
 
 if TYPE_CHECKING:
     from llama_index.core.tools.types import BaseTool
@@ -156,7 +157,7 @@ class Treadle(FunctionCallingLLM):
         if self.is_chat_model and not formatted:
             return chat_to_completion_decorator(self.chat)(prompt, **kwargs)
         made = self._generation(prompt, kwargs)
-        return CompletionResponse(text=made.finish(), additional_kwargs=_counts(made))
+        return CompletionResponse(text=made.finish(), additional_kwargs=usage(made))
 
     @llm_completion_callback()
     async def acomplete(
@@ -166,7 +167,7 @@ class Treadle(FunctionCallingLLM):
         if self.is_chat_model and not formatted:
             return await achat_to_completion_decorator(self.achat)(prompt, **kwargs)
         made = await asyncio.to_thread(self._generation, prompt, kwargs)
-        return CompletionResponse(text=await made.afinish(), additional_kwargs=_counts(made))
+        return CompletionResponse(text=await made.afinish(), additional_kwargs=usage(made))
 
     @llm_completion_callback()
     def stream_complete(
@@ -314,13 +315,3 @@ def _whole(made: dict[str, Any]) -> ChatResponse:
     answer = AnswerMessage()
     answer.add(made["choices"][0]["message"])
     return answer.response(made)
-
-
-def _counts(made: treadle.Generation) -> dict[str, int]:
-    n_prompt = made.timings.n_prompt
-    n_written = len(made.ids)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_written,
-        "total_tokens": n_prompt + n_written,
-    }

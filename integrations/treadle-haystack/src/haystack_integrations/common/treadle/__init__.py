@@ -1,4 +1,4 @@
-"""What treadle's components have in common."""
+"""The common part of treadle's components."""
 
 from haystack_integrations.common.treadle.component import ModelSource, TreadleComponent
 

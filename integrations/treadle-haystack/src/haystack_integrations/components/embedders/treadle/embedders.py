@@ -13,7 +13,7 @@ from haystack_integrations.common.treadle import ModelSource, TreadleComponent
 
 
 class _Embedder(TreadleComponent):
-    """What both embedders have in common."""
+    """The common part of both embedders."""
 
     def __init__(
         self,
