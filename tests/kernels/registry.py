@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 from treadle.kernels.attention.hadamard import Rotate
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
@@ -61,6 +61,7 @@ from treadle.kernels.recurrent.wkv import TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import Spec
 
 EPS = 1e-6
+IK_NUMBERS = range(133, 160)  # ggml type numbers of ik_llama.cpp
 
 
 def embed_widths(block: int) -> tuple[int, int]:
@@ -80,9 +81,15 @@ MLX = [
 # function, which embeddings and gemv meet with each of them; kernels of panels, which call it too,
 # add what they do with the codes of a block.
 MLX_PANELS = [MLX[len(GROUPS) * i + i % len(GROUPS)] for i in range(len(BITS))]
+# The same of ik_llama.cpp's formats: one with a scale per block, one with a scale per row.
+IK = [f for f in FORMATS.values() if f.ggml_id in IK_NUMBERS]
+IK_PANELS = [by_name("IQ3_K"), by_name("IQ4_KS")]
+OTHER_MAKERS = [f for f in FORMATS.values() if f not in IK]
+PANELS = [*(f for f in OTHER_MAKERS if f.codes), *MLX_PANELS, *IK_PANELS]
 
 EMBEDS = [
-    *(Embed(f.name, k) for f in (*FORMATS.values(), *MLX) for k in embed_widths(f.block)),
+    *(Embed(f.name, k) for f in (*OTHER_MAKERS, *MLX) for k in embed_widths(f.block)),
+    *(Embed(f.name, 3 * f.block) for f in IK),
     Embed("F32", 172),
     Embed("F16", 172, 2.5),
     Embed("BF16", 172),
@@ -381,7 +388,8 @@ KNOWN = {s.w for s in (*GEMMS, *GEMVS)}
 OTHERS = [f for f in FORMATS.values() if f.name not in KNOWN and (f.codes or f.load)]
 for i, f in enumerate(OTHERS):
     act, k = ("q8", 352 if f.block == 32 else 768) if f.codes else ("f32", 172)
-    GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
+    if f not in IK or f in IK_PANELS:
+        GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
     GEMVS.append(Gemv(f.name, act, k, **{"mr": 2, "nr": 1, **_options(i + 1, 4)}))
 for i, f in enumerate(MLX):  # several arrays a tensor: with every option and number of tokens
     n = (1, 2, 4)[(i + i // 3) % 3]
@@ -423,6 +431,8 @@ SPANS = [
     Gemv("IQ4_XS", "q8", 4352, 1, 4, spans=True),  # too many tokens for their sizes to be at hand
     Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
 ]
+SPANS += [Gemv(f.name, "q8", 768, 1, 1 + i % 2, spans=True) for i, f in enumerate(IK)]
+SPANS += [Gemv("IQ5_KS", "q8", 256, 2, 1, segments=2, spans=True)]
 GEMVS += SPANS
 # Four rows' scales in one register: minimums, offsets, signs; pairs of blocks and one left over.
 GEMVS += [
@@ -470,7 +480,7 @@ OUTERS = [
     Gemm("Q2_K", "q8", 768, 2, 5, folded=True, unit=1),
     Gemm("Q3_K", "q8", 768, 2, 5, folded=True, unit=1),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     shape = {"mr": 2, "nr": 4, **_options(i, 8)}
     OUTERS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=1))
 GEMMS += OUTERS
@@ -482,7 +492,7 @@ PAIRS = [
     Gemm("Q2_K", "q8", 768, 2, 2, residual=True, folded=True, unit=8),
     Gemm("Q3_K", "q8", 768, 2, 8, folded=True, unit=8),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     shape = {"mr": 2, "nr": 4, **_options(i, 1)}
     PAIRS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=8))
 GEMMS += PAIRS
@@ -499,7 +509,7 @@ MATRIX = [
     MatrixGemm("F32", "bf16x3", 1056, 8, 32, residual=True),
     MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
@@ -512,7 +522,7 @@ BYTES = [
     BytesGemm("Q4_K", "q8", 768, 4, 16),
     BytesGemm("Q4_1", "q8", 352, 1, 16),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     assert f.codes is not None
     if f.codes.top - f.codes.offset <= 127:
         k = (2 + 4 * (i % 2)) * max(f.block, 32)
@@ -536,7 +546,7 @@ LANES = [
             nr=8 + 8 * (i // 2 % 2),
             groups=1 + i // 2 % 2,
         )
-        for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS))
+        for i, f in enumerate(PANELS)
     ),
 ]
 GEMMS += LANES

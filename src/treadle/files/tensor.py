@@ -77,19 +77,24 @@ class Tensor(TensorData):
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
-        """``format.dtype`` [..., K / block], read-only, zero copy.
+        """``format.whole`` [..., K / block]: read-only, zero copy; a copy if the format's rows have
+        scales of their own.
 
         Raises UnsupportedError if ``format`` is None.
         """
         fmt = self._known()
         *rows, k = self.shape or (1,)
-        blocks: npt.NDArray[Any] = self.data.view(fmt.dtype)
+        blocks = fmt.blocks_of(self.data.reshape(-1, fmt.row_bytes(k)))
         return blocks.reshape(*rows, k // fmt.block) if self.shape else blocks.reshape(())
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return all weights as float32 [shape]. Raises UnsupportedError if ``format`` is None."""
         fmt = self._known()
-        return fmt.dequantize_rows(fmt.join(self.arrays)).reshape(self.shape)
+        k = self.shape[-1] if self.shape else 1
+        rows = fmt.join(self.arrays)
+        if k:
+            rows = rows.reshape(-1, fmt.row_bytes(k))
+        return fmt.dequantize_rows(rows).reshape(self.shape)
 
     def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
         """Return an in-memory tensor derived from this one, with other data."""

@@ -638,8 +638,7 @@ def products(
             if not len(chosen):
                 continue
             parts = []
-            for array, stride in zip(args.w[i], spec.fmt.strides, strict=True):
-                n = spec.k // spec.fmt.block * stride
+            for array, n in zip(args.w[i], spec.fmt.row_strides(spec.k), strict=True):
                 parts.append(array.reshape(-1)[n * first :][: n * m].reshape(m, n)[chosen])
             raw = np.ascontiguousarray(spec.fmt.join(parts)).reshape(len(chosen), -1)
             weights = spec.weights_ref(parts, len(chosen))
