@@ -1,4 +1,4 @@
-"""ik_llama.cpp's formats: read to the bit as its C does, written no worse, whole tensors and rows."""
+"""ik_llama.cpp's formats: read to the bit as its C does, written no worse; tensors and rows."""
 
 from __future__ import annotations
 

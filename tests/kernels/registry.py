@@ -214,6 +214,11 @@ ROPES_TURNED = [
     RopeStore("norm", "q4_0", 8, 2, 64, 64, 0.125),
     RopeStore("neox", "q4_0", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
     RopeStore("neox", "q4_0", 2, 1, 256, 128, 1.0, eps=EPS, norm_last=True),
+    RopeStore("norm", "q5_0", 8, 2, 64, 64, 0.125),
+    RopeStore("neox", "q5_1", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
+    RopeStore("norm", "iq4_nl", 4, 2, 64, 32, 0.125, head_dim_v=32),
+    RopeStore("norm", "q8_0-q4_0", 4, 2, 32, 32, 0.5, head_dim_v=64),
+    RopeStore("neox", "q5_1-f16", 4, 2, 64, 64, 0.125),
 ]
 ATTENTIONS_TURNED = [
     Attention("q4_0", 4, 1, 128, 4, 33, 1),
@@ -222,6 +227,15 @@ ATTENTIONS_TURNED = [
     Attention("q4_0", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
     Attention("q4_0", 3, 1, 128, 2, 40, head_dim_v=96, latent=True),
     Attention("q4_0", 2, 1, 64, 1, head_dim_v=32, latent=True),
+    Attention("q5_0", 4, 1, 128, 4, 33, 1),
+    Attention("q5_1", 4, 2, 96, 1, head_dim_v=64),
+    Attention("iq4_nl", 2, 2, 32, 8),
+    Attention("q8_0-q5_1", 4, 2, 64, 2, head_dim_v=96),
+    Attention("q5_1-bf16", 8, 2, 64, 3, 40),
+    Attention("f16-iq4_nl", 4, 4, 48, 1, head_dim_v=32),
+    Attention("q5_1", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
+    Attention("iq4_nl-f16", 3, 1, 64, 2, head_dim_v=32, latent=True),
+    Attention("q5_0", 2, 1, 64, 1, head_dim_v=32, latent=True),
 ]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
@@ -299,6 +313,7 @@ ATTENTIONS_MATRIX = [
     Attention("f16", 4, 2, 64, 20, matrix=True, causal=False),
     Attention("bf16", 6, 2, 96, 9, 21, 1, matrix=True, head_dim_v=64, causal=False),
     Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
+    Attention("q8_0-bf16", 4, 1, 64, 16, matrix=True, head_dim_v=32),
     Attention("f16", 6, 2, 32, 20, 50, 1, matrix=True, sinks=True),
     Attention("f16", 4, 2, 64, 9, matrix=True, spans=True),
     Attention("bf16", 6, 2, 32, 5, 21, 1, matrix=True, spans=True),

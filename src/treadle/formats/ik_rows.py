@@ -66,7 +66,7 @@ from treadle.formats.kernel_scales import halves, in_floats
 from treadle.formats.numbers import with_steps
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
 from treadle.formats.scale_search import FormatCoder
-from treadle.jit.types import f32, i16, i32, u8, u16
+from treadle.jit.types import f32, i32, u8, u16
 
 U8Array = npt.NDArray[np.uint8]
 SUBS = 8

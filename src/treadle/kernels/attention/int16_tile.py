@@ -146,9 +146,10 @@ class WordTile(WideTile):
         at = self.at
         lanes = self.isa.lanes
         dims = self.spec.head_dim
-        fmt = self.spec.page.fmt
+        side = self.spec.page.keys
+        fmt = side.fmt
         ty = f32 * lanes
-        scales = home + self.spec.page.codes_bytes(dims)
+        scales = home + side.codes_bytes
 
         def row(d: Val, c: int) -> Val:
             """Return dim ``d`` of a vector of keys."""
@@ -179,9 +180,10 @@ class WordTile(WideTile):
         k = self.k
         at = self.at
         dims = self.spec.dims_v
-        fmt = self.spec.page.fmt
+        side = self.spec.page.values
+        fmt = side.fmt
         lanes = self.isa.lanes
-        scales = home + self.spec.page.codes_bytes(dims)
+        scales = home + side.codes_bytes
         ty = f32 * lanes
         starts = range(0, dims, lanes)
 

@@ -85,7 +85,8 @@ class MatrixTile(WideTile):
     @property
     def low(self) -> bool:
         """Whether keys and values have a low part; bf16 ones have none."""
-        return self.spec.page.fmt.name != "bf16"
+        page = self.spec.page
+        return not page.keys.fmt.name == page.values.fmt.name == "bf16"
 
     # -- to bf16 --------------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class MatrixTile(WideTile):
         k = self.k
         spec = self.spec
         at = self.at
-        fmt = spec.page.fmt
+        fmt = spec.page.keys.fmt
         dims = spec.head_dim
         dims_v = spec.dims_v
         home = self.page(p)
@@ -139,7 +140,7 @@ class MatrixTile(WideTile):
                 if self.low or not offset:
                     k.store(to, part, offset=offset)
 
-        scales = home + spec.page.codes_bytes(dims)
+        scales = home + spec.page.keys.codes_bytes
         with k.loop(dims // 2) as pair:
             to = self.scratch + (at.keys + i * (2 * PAGE * dims))
             to = to + (pair // SIDE * (2 * REGISTER) + pair % SIDE * LINE)
@@ -155,7 +156,8 @@ class MatrixTile(WideTile):
                     rows = [row * d for row in rows]
                 store(to + half * REGISTER, rows, at.keys_low)
         home = home + spec.page.v_off
-        scales = home + spec.page.codes_bytes(dims_v)
+        fmt = spec.page.values.fmt
+        scales = home + spec.page.values.codes_bytes
         n_keys = self.item["key_end"] - p * PAGE
         values = self.scratch + (at.values + i * (2 * PAGE * dims_v))
         with k.loop(PAGE // 2) as pair:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.attention.page_layout import kv_formats
 from treadle.kernels.attention.work_item import WORD_DIMS
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul, narrowed, tokens_per_item
@@ -82,13 +82,16 @@ class Steps:
         n_head = min((layer.n_head for layer in attending), default=1)
         # Not in deterministic mode: few tokens use vector kernels, whose bits differ.
         dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
+        kinds = kv_formats(cache.kv)
+        packed = any(fmt.packed for fmt in kinds)
+        exact = any(fmt.name == "f32" for fmt in kinds)
         plain = (
             not deterministic
             and not any(at.latent for at in attending)
             and not (config.alibi or config.n_buckets)
-            and not KV_FORMATS[cache.kv].packed
+            and not packed
         )
-        wide = plain and cache.kv != "f32" and not any(n % BLOCK for n in dims)
+        wide = plain and not exact and not any(n % BLOCK for n in dims)
         matrix = isa.matrix
         words = isa.dot_words is not None
         self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
@@ -100,7 +103,7 @@ class Steps:
             most, fewer = WIDE_ROWS
             rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
         elif isa.simt is not None and not deterministic:
-            narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
+            narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
             apart = bool(added) or any(at.latent for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
