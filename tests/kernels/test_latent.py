@@ -67,7 +67,9 @@ def test_latent_store(
         call(spec, isa, memory, {**args, **made}, run, n)
         # As RopeStore's: the chain of the mean square, six products, three roundings of a turn.
         relative = ((rank / 8 + 12) / 2 + 10) * U32
-        if page.keys.fmt.rotated:  # sums of m values over sqrt(m), that is of lengths; see test_rotate
+        if (
+            page.keys.fmt.rotated
+        ):  # sums of m values over sqrt(m), that is of lengths; see test_rotate
             m = points(rank)
             relative = np.sqrt(m) * (relative + (np.log2(m) + 2) * U32)
         assert_close(out, expected, 2 * np.abs(expected).max() * relative, f"{spec.name}: queries")

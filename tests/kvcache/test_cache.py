@@ -531,7 +531,9 @@ def test_long_texts_cost_memory_in_proportion() -> None:
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_memory_reserved(kv: str) -> None:
     cache = KVCache(SEEN, CPU, N_CTX, kv, n_sequences=3)
-    per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32, "q4_0": 1 / 2 + 4 / 32}[kv]
+    floats = {"f32": 4, "f16": 2, "bf16": 2}
+    codes = {"q8_0": 8, "q5_0": 5, "q5_1": 6, "q4_0": 4, "iq4_nl": 4}  # q5_1: with a minimum
+    per_value = floats[kv] if kv in floats else codes[kv] / 8 + 4 / 32
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
     memory = cache.pools[0].const.memory
     assert isinstance(memory, HostMemory)

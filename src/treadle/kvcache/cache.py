@@ -18,6 +18,7 @@ from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING
 
 from treadle.errors import ContextFullError, NoRoomError
+from treadle.kernels.attention.page_layout import kv_formats, kv_of
 from treadle.kernels.attention.records import PAGE, most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
@@ -79,7 +80,7 @@ class KVCache:
         kv_tokens: int | None = None,
         n_vocab: int = 0,
     ) -> None:
-        self.kv = kv
+        self.kv = kv = kv_of(*(fmt.name for fmt in kv_formats(kv)))
         self.n_ctx = n_ctx
         self.n_sequences = n_sequences
         self.n_batch = n_batch

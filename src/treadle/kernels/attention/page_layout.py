@@ -427,8 +427,7 @@ class PageSide:
             x = fmt.to_numpy(codes).reshape(-1)
         if fmt.scaled:
             scales, *m = (
-                part.view(np.float32).astype(np.float64)[:, None]
-                for part in parts[1 + fmt.fifth :]
+                part.view(np.float32).astype(np.float64)[:, None] for part in parts[1 + fmt.fifth :]
             )
             x = x.reshape(-1, BLOCK) * scales
             x = x + m[0] if m else x

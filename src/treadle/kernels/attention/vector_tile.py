@@ -122,9 +122,7 @@ class VectorTile(AttentionItem):
                 """
                 with k.loop(start + count, start=start) as d:
                     for half in fmt.halves:
-                        keys = [
-                            side.load_keys(k, home, d, c * lanes, lanes, half) for c in columns
-                        ]
+                        keys = [side.load_keys(k, home, d, c * lanes, lanes, half) for c in columns]
                         at = (d + before) * 4 + half * HALF
                         for r, row in enumerate(into):
                             q = k.load(self.q, f32, offset=at + r * dims * 4)
