@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,18 @@ class Tensor(TensorData):
         """
         fmt = self._known()
         *rows, k = self.shape or (1,)
-        blocks = fmt.blocks_of(self.data.reshape(-1, fmt.row_bytes(k)))
-        return blocks.reshape(*rows, k // fmt.block) if self.shape else blocks.reshape(())
+        shape = (*rows, k // fmt.block) if self.shape else ()
+        if not fmt.head:
+            return self.data.view(fmt.dtype).reshape(shape)
+        return fmt.blocks_of(self.data.reshape(prod(rows), fmt.row_bytes(k))).reshape(shape)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return all weights as float32 [shape]. Raises UnsupportedError if ``format`` is None."""
         fmt = self._known()
-        k = self.shape[-1] if self.shape else 1
-        rows = fmt.join(self.arrays)
-        if k:
-            rows = rows.reshape(-1, fmt.row_bytes(k))
-        return fmt.dequantize_rows(rows).reshape(self.shape)
+        data = fmt.join(self.arrays)
+        if fmt.head:
+            data = data.reshape(prod(self.shape[:-1]), fmt.row_bytes(self.shape[-1]))
+        return fmt.dequantize_rows(data).reshape(self.shape)
 
     def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
         """Return an in-memory tensor derived from this one, with other data."""

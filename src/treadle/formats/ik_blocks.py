@@ -35,8 +35,8 @@ from treadle.formats.ik_codes import (
     THREE,
     TWO,
     CodePacking,
+    ShiftedTable,
     StepCodes,
-    StepTable,
     encoder,
     flags_in,
     flags_of,
@@ -60,7 +60,7 @@ def _flags(k: Builder, field: Field, value: int) -> Val:
     return flags_of(k, field("extra"), range(SUBS), 2, value)
 
 
-def coder_of(table: StepTable, sub: int, ladder: Any, shares: Any, d_type: str) -> FormatCoder:
+def coder_of(table: ShiftedTable, sub: int, ladder: Any, shares: Any, d_type: str) -> FormatCoder:
     """Return the search: either end of the table may get a sub-block's largest weight."""
     share = np.geomspace(0.75, 1.25, 12 if table.bits < 5 else 7) / -table.steps[0]
     return FormatCoder(
@@ -77,7 +77,7 @@ def step_format(
     name: str,
     ggml_id: int,
     fields: list[tuple[Any, ...]],
-    table: StepTable,
+    table: ShiftedTable,
     packing: CodePacking,
     ladder: Any,
     shares: Any,

@@ -29,7 +29,7 @@ CELLS = 512  # of width 0.5, centred on 0: midpoints of steps are multiples of a
 
 
 @dataclass(frozen=True)
-class StepTable:
+class ShiftedTable:
     """The steps of a format, and those of shifted sub-blocks after them."""
 
     steps: tuple[int, ...]  # rising
@@ -79,7 +79,8 @@ def nearest_codes(values: F32Array, chosen: Sequence[int]) -> U8Array:
     """Return uint8 [CELLS]: the code among ``chosen`` whose value is nearest to each cell."""
     cells = (np.arange(CELLS) - (CELLS / 2 - 0.5)) / 2
     codes = np.array(chosen, np.uint8)
-    return codes[np.abs(cells[:, None] - values[codes]).argmin(axis=1)]
+    best: U8Array = codes[np.abs(cells[:, None] - values[codes]).argmin(axis=1)]
+    return best
 
 
 def cells_of(u: F32Array) -> npt.NDArray[np.uint16]:
@@ -107,7 +108,7 @@ def pick_table(
     return np.where(worse, other, codes), np.where(worse, z, y)
 
 
-def encoder(table: StepTable) -> Encode:
+def encoder(table: ShiftedTable) -> Encode:
     """Return ``encode`` for scale_search: float32 [n, sub] -> codes and values, both [n, sub]."""
     values = table.values
     n = len(table.steps)
@@ -121,11 +122,11 @@ def encoder(table: StepTable) -> Encode:
     return encode
 
 
-IQ2_TABLE = StepTable((-31, -13, 1, 17), 5, 32)
-IQ3_TABLE = StepTable((-63, -40, -23, -10, 1, 13, 28, 47), 4, 64)
-IQ4_TABLE = StepTable(tuple(int(v) for v in STEPS), 4, 128)
+IQ2_TABLE = ShiftedTable((-31, -13, 1, 17), 5, 32)
+IQ3_TABLE = ShiftedTable((-63, -40, -23, -10, 1, 13, 28, 47), 4, 64)
+IQ4_TABLE = ShiftedTable(tuple(int(v) for v in STEPS), 4, 128)
 # fmt: off
-IQ5_TABLE = StepTable(
+IQ5_TABLE = ShiftedTable(
     (
         -126, -114, -103, -92, -83, -74, -65, -57, -50, -43, -36, -30, -24, -18, -12, -6,
         -1, 5, 11, 17, 23, 29, 36, 43, 51, 59, 68, 77, 87, 97, 109, 121,
@@ -133,7 +134,7 @@ IQ5_TABLE = StepTable(
     2,
     128,
 )
-IQ6_TABLE = StepTable(
+IQ6_TABLE = ShiftedTable(
     (
         -127, -121, -115, -109, -104, -98, -93, -88, -84, -79, -74, -70, -66, -62, -58, -54,
         -51, -47, -44, -40, -37, -34, -31, -28, -25, -22, -19, -16, -13, -11, -8, -5,
@@ -278,7 +279,7 @@ Flags = Callable[[Builder, Field, int], Val]  # (k, field, value) -> a byte per 
 class StepCodes:
     """``unpack`` and ``in_halves`` of a format for ``Codes``: its table, packing, and flags."""
 
-    table: StepTable
+    table: ShiftedTable
     packing: CodePacking
     sub: int
     flags: Flags

@@ -48,8 +48,8 @@ from treadle.formats.ik_codes import (
     CodePacking,
     Encode,
     Flags,
+    ShiftedTable,
     StepCodes,
-    StepTable,
     cells_of,
     flags_in,
     flags_of,
@@ -87,11 +87,11 @@ def row_format(
     codes: Codes,
     read: Callable[[Blocks], tuple[Any, Any]],
     write: Callable[[Blocks, Any], None],
-    search: FormatCoder,
+    search: Any,
 ) -> Format:
     """Return a row. ``read``: blocks [...] -> steps [..., 8] and numbers before scaling
-    [..., 256]; ``write`` writes what the search found for n blocks. The search takes a row for a
-    block.
+    [..., 256]; ``write`` writes what the search found for n blocks. ``search.run`` takes a row for
+    a block.
     """
     head = np.dtype([("d", d_type)])
     whole = np.dtype([*head.descr, *layout.descr])
@@ -109,7 +109,7 @@ def row_format(
         found = (given or search.run)(x.reshape(-1, x.shape[-1]), weights)
         blocks = out.reshape(-1)
         blocks["d"] = found.d.repeat(n)
-        steps, numbers = found.steps.reshape(-1, SUBS), found.codes.reshape(-1, 256)
+        steps, numbers = found.steps.reshape(-1, SUBS), found.codes.reshape(len(blocks), -1)
         write(blocks, found._replace(steps=steps, codes=numbers))
         return out
 
@@ -133,7 +133,7 @@ def _of_table(
     ggml_id: int,
     d_type: str,
     fields: list[tuple[Any, ...]],
-    table: StepTable,
+    table: ShiftedTable,
     packing: CodePacking,
     ladder: range,
     shares: Any,
@@ -163,7 +163,7 @@ def _of_table(
 
 
 def _codes(
-    table: StepTable, run: int, order: Any, unpack: Emit, in_halves: Emit, steps: Emit
+    table: ShiftedTable, run: int, order: Any, unpack: Emit, in_halves: Emit, steps: Emit
 ) -> Codes:
     return Codes(
         unpack,
@@ -315,7 +315,7 @@ PARITY = np.array([i.bit_count() & 1 for i in range(32)], np.uint8)
 WORD_SHAPE = 2, 8, 2
 
 
-def _even_encoder(table: StepTable) -> Encode:
+def _even_encoder(table: ShiftedTable) -> Encode:
     """Return ``encode`` that finds codes with an even number of ones in every word: the nearest,
     and where that is odd, one of the four is the nearest of the other parity.
     """

@@ -22,11 +22,8 @@ def is_finite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> bool:
 
 def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
     """Return the first block with a weight that is not finite; -1 if all are finite."""
-    if fmt.head:
-        data = data.reshape(-1, fmt.row_bytes(k))
-    else:
-        data = data.reshape(-1)
-    blocks = fmt.blocks_of(data).reshape(-1)
+    rows = data.reshape(-1, fmt.row_bytes(k)) if fmt.head else data.reshape(-1)
+    blocks = fmt.blocks_of(rows).reshape(-1)
     step = max(1, CHECKED_WEIGHTS // fmt.block)
     for begin in range(0, len(blocks), step):
         good = _finite(fmt, blocks[begin : begin + step])

@@ -161,7 +161,7 @@ def _nearest_nl(k: Builder, isa: Isa, x: Val) -> Val:
 
 def _middles() -> list[float]:
     steps = _steps()
-    return ((steps[1:] + steps[:-1]) / 2).tolist()
+    return [float(middle) for middle in (steps[1:] + steps[:-1]) / 2]
 
 
 Q4_0_KV = KVFormat(
