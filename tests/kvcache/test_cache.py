@@ -540,6 +540,15 @@ def test_memory_reserved(kv: str) -> None:
     assert memory.address % 64 == 0
 
 
+def test_keys_and_values_of_different_types() -> None:
+    """A page has the bytes of both, and two of one type are that type."""
+    same, one, two = (KVCache(SEEN, CPU, N_CTX, kv) for kv in ("q8_0-q8_0", "q8_0", "q5_1"))
+    assert (same.kv, same.n_bytes) == ("q8_0", one.n_bytes)
+    both = KVCache(SEEN, CPU, N_CTX, "q8_0-q5_1")
+    assert both.kv == "q8_0-q5_1"
+    assert 2 * both.n_bytes == one.n_bytes + two.n_bytes
+
+
 @pytest.mark.parametrize("n_ctx", [1 << 44, 1 << 62])
 def test_more_than_any_memory(n_ctx: int) -> None:
     with pytest.raises(TreadleError, match="MiB of keys and values"):

@@ -468,6 +468,8 @@ class PageLayout:
 
     def __post_init__(self) -> None:
         keys, values = kv_formats(self.kv)
+        if self.latent:
+            values = keys
         for fmt, dims in ((keys, self.head_dim), (values, self.head_dim_v)):
             if fmt.scaled and dims % BLOCK:
                 *others, last = (row.name for row in KV_FORMATS.values() if not row.scaled)
