@@ -147,9 +147,9 @@ def test_page_layout_refuses() -> None:
         PageLayout("q4_0", 1, 48, 32, latent=True)
     with pytest.raises(UnsupportedError, match="multiple of 32, but this model has 48"):
         PageLayout("q8_0", 2, 48, 64)
-    with pytest.raises(UnsupportedError, match="unknown KV format 'q9'; .* two of them, KEYS-VAL"):
+    with pytest.raises(UnsupportedError, match=r"unknown KV format 'q9'; .* two of them, KEYS-VAL"):
         PageLayout("q8_0-q9", 2, 64, 64)
-    with pytest.raises(UnsupportedError, match="KV format q5_1 needs head dims .* has 48"):
+    with pytest.raises(UnsupportedError, match=r"KV format q5_1 needs head dims .* has 48"):
         PageLayout("f16-q5_1", 2, 64, 48)
     PageLayout("q5_1-f16", 2, 64, 48)
     PageLayout("f16-q5_1", 1, 48, 40, latent=True)  # values are keys
