@@ -134,6 +134,9 @@ class Format:
     aware: bool = False  # whether ``quantize`` uses importances
     parts: tuple[str, ...] = ()  # fields in arrays of their own; (): whole blocks in one array
     head: np.dtype[Any] | None = None  # scales at the start of every row
+    # Blocks [...] -> float32 [..., block / codes.sub], the scales of codes, for formats where blocks
+    # with the lowest code everywhere do not tell them.
+    sub_scales: Callable[[Blocks], F32Array] | None = None
 
     @property
     def strides(self) -> tuple[int, ...]:

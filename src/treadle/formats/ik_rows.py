@@ -18,6 +18,7 @@ one scale ``d`` for a whole row, before its first block; ``w = d * step * table[
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ from treadle.formats.ik_codes import (
 from treadle.formats.iq4 import XS_ORDER
 from treadle.formats.kernel_grids import nibble_steps
 from treadle.formats.kernel_scales import halves, in_floats
-from treadle.formats.numbers import with_steps
+from treadle.formats.numbers import scale, with_steps
 from treadle.formats.packing import join_bits, join_words, split_bits, split_words
 from treadle.formats.scale_search import FormatCoder
 from treadle.jit.types import f32, i32, u8, u16
@@ -125,6 +126,7 @@ def row_format(
         search=search,
         aware=True,
         head=head,
+        sub_scales=lambda blocks: scale(blocks) * read(blocks)[0].astype(np.float32),
     )
 
 
@@ -158,6 +160,8 @@ def _of_table(
 
     mine = StepCodes(table, packing, SUB, flags)
     codes = _codes(table, packing.run, packing.order, mine.unpack, mine.in_halves, steps)
+    if d_type == "<f2":  # 11 bits times five
+        codes = replace(codes, long_scales=False)
     search = coder_of(table, SUB, ladder, shares, d_type)
     return row_format(name, ggml_id, d_type, np.dtype(fields), codes, read, write, search)
 
