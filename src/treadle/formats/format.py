@@ -134,8 +134,8 @@ class Format:
     aware: bool = False  # whether ``quantize`` uses importances
     parts: tuple[str, ...] = ()  # fields in arrays of their own; (): whole blocks in one array
     head: np.dtype[Any] | None = None  # scales at the start of every row
-    # Blocks [...] -> float32 [..., block / codes.sub], the scales of codes, for formats where blocks
-    # with the lowest code everywhere do not tell them.
+    # Blocks [...] -> float32 [..., block / codes.sub]: the scales of codes, for formats where they
+    # cannot be told from blocks with the lowest code everywhere.
     sub_scales: Callable[[Blocks], F32Array] | None = None
 
     @property
