@@ -252,9 +252,9 @@ def _special_ids(gguf: GGUF, raws: Sequence[bytes]) -> SpecialIds:
     if eot != N_TEXT_ENGLISH:
         known = set(LANGUAGES)
         for raw, i in ids.items():
-            name = _LANGUAGE.fullmatch(raw)
-            if name and name[1].decode() in known and i > sot:
-                languages[name[1].decode()] = i
+            code = _LANGUAGE.fullmatch(raw)
+            if code and code[1].decode() in known and i > sot:
+                languages[code[1].decode()] = i
     return SpecialIds(
         eot=eot,
         sot=sot,

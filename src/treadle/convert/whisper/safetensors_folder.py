@@ -50,7 +50,7 @@ def open_whisper_folder(path: str | os.PathLike[str]) -> WhisperFile:
     config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
     weights = open_safetensors(given)
     try:
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for theirs, tensor in weights.tensors.items():
             if theirs not in COPIES:
                 tensors |= _named(theirs, tensor)
