@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.tokenizer.tokenizer import JSON, read_tokenizer
+from treadle.convert.hf.tokenizer.tokenizer import JSON
 from treadle.convert.whisper.file import (
     MERGES,
     TOKENS,
@@ -32,6 +32,7 @@ from treadle.convert.whisper.file import (
     list_keys,
     maps_of,
     model_keys,
+    read_keys,
     vocabulary_keys,
     with_timestamps,
 )
@@ -250,7 +251,7 @@ def _vocabulary(folder: Path, n_vocab: int) -> tuple[dict[str, Any], list[str]]:
             texts = _read_vocabulary(folder / name)
             break
     if (folder / JSON).is_file():
-        keys = read_tokenizer(folder, {"model_type": ARCH}, n_vocab)
+        keys = read_keys(folder, {"model_type": ARCH}, n_vocab)
         if MERGES in keys:
             raws = keys[TOKENS].raws()
             if len(texts) == len(raws):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.convert.whisper.languages import special_names, timestamp_name
 from treadle.convert.whisper.names import ARCH, DEC, EMBEDDINGS, ENC, POSITIONS
 from treadle.errors import FileError
@@ -16,7 +17,7 @@ from treadle.files.gguf import GGUF
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.tensor import Tensor
-from treadle.tokenizer.vocab import TokenType
+from treadle.tokenizer.vocab import BEFORE, TokenType
 
 SUPPRESS = f"{ARCH}.suppress_tokens"
 BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
@@ -159,6 +160,16 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
         "tokenizer.ggml.unknown_token_id": eot,
         "tokenizer.ggml.add_bos_token": False,
     }
+
+
+def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+    """Return the keys of a folder's tokenizer files, {} without any. Texts get no tokens around
+    them: prompts have a task and a language of their own.
+    """
+    keys = read_tokenizer(folder, config, n_vocab)
+    keys = {key: value for key, value in keys.items() if key != BEFORE}
+    adds = {f"tokenizer.ggml.add_{name}_token": False for name in ("bos", "eos")}
+    return {**keys, **adds} if keys else {}
 
 
 def with_timestamps(tokens: list[bytes]) -> list[bytes]:

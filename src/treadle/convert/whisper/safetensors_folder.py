@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf.tokenizer.special_tokens import GENERATION, read_optional
-from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.convert.whisper.file import (
     TOKENS,
     WhisperFile,
     WhisperSizes,
     list_keys,
     model_keys,
+    read_keys,
     with_timestamps,
 )
 from treadle.convert.whisper.names import ARCH, HF
@@ -86,7 +86,7 @@ def _named(theirs: str, tensor: SafeTensor) -> dict[str, Tensor]:
 
 
 def _tokenizer_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    keys = read_tokenizer(folder, config, n_vocab)
+    keys = read_keys(folder, config, n_vocab)
     tokens = keys.get(TOKENS)
     if tokens is None:
         raise FileError("is missing", path=folder / "tokenizer.json", expected="its tokenizer")
