@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +137,22 @@ def test_numpys_references_agree(model: SpeechModel, truth: dict[str, np.ndarray
         with model.decoder([window]) as batch:
             assert off(batch.step([ids])[0], expected) < TOLERANCE
     window.close()
+
+
+def test_threads_take_turns(model: SpeechModel, truth: dict[str, np.ndarray]) -> None:
+    mel = truth["input_features"][0]
+    mels = [mel, mel[:, ::-1], mel[::-1]]
+
+    def first(each: np.ndarray) -> np.ndarray:
+        (window,) = model.encode(each[None])
+        with window, model.decoder([window]) as batch:
+            return batch.step([[281, 282]])[0]
+
+    alone = [first(each) for each in mels]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(first, mels))
+    assert np.array_equal(alone, together)
+    assert is_empty(model)
 
 
 def test_errors(model: SpeechModel, data: Path, truth: dict[str, np.ndarray]) -> None:
