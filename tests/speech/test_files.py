@@ -29,6 +29,7 @@ from treadle.convert.whisper.languages import LANGUAGES, special_names
 from treadle.convert.whisper.open import is_whisper, open_whisper
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.read import read_parts
 from treadle.tokenizer.tokenizer import load_tokenizer
 
@@ -185,6 +186,37 @@ def test_whispers_vocabularies() -> None:
         assert raws[first_time - 1] == b"<|notimestamps|>"
     assert len(LANGUAGES) == len(set(LANGUAGES)) == 100
     assert special_names(1000) == []
+
+
+def test_alignment_heads_of_openais_models() -> None:
+    assert usual_heads(6, 8, 51865)[:3] == ((3, 1), (4, 2), (4, 3))
+    sizes = {(4, 6): 2, (6, 8): 2, (12, 12): 2, (24, 16): 2, (32, 20): 2, (4, 20): 1}
+    counts = []
+    for (n_layer, n_head), n in sizes.items():
+        for n_vocab in (51864, 51865, 51866):
+            heads = usual_heads(n_layer, n_head, n_vocab)
+            assert all(layer < n_layer and head < n_head for layer, head in heads)
+            counts.append(len(heads))
+        all_upper = n_head * (n_layer - n_layer // 2)
+        assert sum(count < all_upper for count in counts[-3:]) == n
+    assert [counts[i] for i in (0, 1, 3, 4, 6, 7, 9, 10, 13, 14, 17)] == [
+        *(8, 6, 5, 8, 19, 10, 18, 6, 23, 10, 6)
+    ]
+    assert len(usual_heads(2, 4, 320)) == 4
+    assert len(usual_heads(2, 20, 51866)) == 20  # Distil-Whisper
+
+
+def test_a_vocabulary_without_its_last_token() -> None:
+    raws = vocabulary_keys(["x"] * 50256, 51865)["tokenizer.ggml.tokens"].raws()
+    assert len(raws) == 51865
+    assert raws[50256:50258] == [b"", b"<|endoftext|>"]
+
+
+def test_a_folder_without_safetensors(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    with pytest.raises(UnsupportedError, match="without safetensors"):
+        open_whisper(tmp_path)
 
 
 def test_symbols_are_not_speech() -> None:

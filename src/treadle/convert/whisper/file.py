@@ -144,9 +144,11 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
     if len(tokens) < n_vocab:
         specials = special_names(n_vocab)
         if not specials:  # none of Whisper's vocabularies: only the first two are certain
-            specials = ["<|endoftext|>", "<|startoftranscript|>"]
+            specials = ["<|endoftext|>", "<|startoftranscript|>"][: n_vocab - len(tokens)]
             specials += [f"<|unused{i}|>" for i in range(n_vocab - len(tokens) - 2)]
-        tokens = [*tokens[: n_vocab - len(specials)], *specials][:n_vocab]
+        n_text = n_vocab - len(specials)
+        tokens += [""] * (n_text - len(tokens))  # the last of them may have no bytes
+        tokens = [*tokens[:n_text], *specials]
     eot = next((i for i, text in enumerate(tokens) if text == "<|endoftext|>"), n_vocab - 1)
     types = np.full(len(tokens), TokenType.NORMAL, np.int32)
     types[eot:] = TokenType.CONTROL

@@ -51,6 +51,9 @@ def open_whisper(path: str | os.PathLike[str]) -> GGUF:
             raise UnsupportedError(f"{given}: is not a Whisper model: expected {EXPECTED}")
         return open_whisper_folder(given)
     file = given / MODEL if (given / MODEL).is_file() else given
+    if given.is_dir() and is_whisper_folder(given):
+        what = "a folder without safetensors: save the model in that format"
+        raise UnsupportedError(f"{given}: {what}, or download it so")
     if not file.exists():
         raise FileError(missing(file), path=file, expected=EXPECTED)
     if file.is_file():
