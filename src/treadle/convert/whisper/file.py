@@ -14,7 +14,7 @@ from treadle.convert.whisper.languages import special_names, timestamp_name
 from treadle.convert.whisper.names import ARCH, DEC, EMBEDDINGS, ENC, POSITIONS
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF
-from treadle.files.gguf_array import ValueType, number_array, string_array
+from treadle.files.gguf_array import GGUFArray, ValueType, number_array, string_array
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.tensor import Tensor
 from treadle.tokenizer.vocab import BEFORE, TokenType
@@ -23,7 +23,9 @@ SUPPRESS = f"{ARCH}.suppress_tokens"
 BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
 ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # layer and head of each, one behind the other
 TOKENS = "tokenizer.ggml.tokens"
+TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
+END = b"<|endoftext|>"
 EPS = 1e-5  # of all LayerNorms; no file has it
 
 _SYMBOLS = (
@@ -156,7 +158,7 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         TOKENS: string_array([text.encode() for text in tokens]),
-        "tokenizer.ggml.token_type": number_array(ValueType.INT32, types.tolist()),
+        TYPES: number_array(ValueType.INT32, types.tolist()),
         "tokenizer.ggml.bos_token_id": eot,
         "tokenizer.ggml.eos_token_id": eot,
         "tokenizer.ggml.unknown_token_id": eot,
@@ -166,15 +168,26 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
 
 def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
     """Return the keys of a folder's tokenizer files, {} without any. Texts get no tokens around
-    them: prompts have a task and a language of their own.
+    them: prompts have a task and a language of their own. All special tokens are control tokens,
+    times too, and are named.
     """
-    keys = read_tokenizer(folder, config, n_vocab)
-    keys = {key: value for key, value in keys.items() if key != BEFORE}
-    adds = {f"tokenizer.ggml.add_{name}_token": False for name in ("bos", "eos")}
-    return {**keys, **adds} if keys else {}
+    found = read_tokenizer(folder, config, n_vocab)
+    if not isinstance(found.get(TOKENS), GGUFArray):
+        return {}
+    keys = {key: value for key, value in found.items() if key != BEFORE}
+    raws = _with_timestamps(keys[TOKENS].raws())
+    eot = raws.index(END) if END in raws else n_vocab
+    types = keys[TYPES].numpy().copy()
+    types[eot:] = TokenType.CONTROL
+    return {
+        **keys,
+        **{f"tokenizer.ggml.add_{name}_token": False for name in ("bos", "eos")},
+        TOKENS: string_array(raws),
+        TYPES: number_array(ValueType.INT32, types.tolist()),
+    }
 
 
-def with_timestamps(tokens: list[bytes]) -> list[bytes]:
+def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
     """Return a vocabulary in which tokens behind ``<|notimestamps|>`` are named by their times; old
     folders do not list them.
     """
