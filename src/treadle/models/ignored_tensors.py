@@ -73,7 +73,7 @@ _REASONS: dict[str, str] = {
     "it generates speech, not text": (
         "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
-    "it transcribes speech, and writes no answers: open it as a speech model": "whisper",
+    "it transcribes speech: its decoder attends to an audio encoder": "whisper",
     "it transcribes speech, which is not supported": (
         "qwen3_asr glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
         "moss_transcribe_diarize voxtral_realtime"
