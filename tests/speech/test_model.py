@@ -180,11 +180,11 @@ def test_errors(model: SpeechModel, data: Path, truth: dict[str, np.ndarray]) ->
             batch.select([2])
         with pytest.raises(TreadleError, match="place=-1"):
             batch.logits_at([[1], [1]], -1)
-        many = [0] * 200  # rows share their pages until they are written to
+        many = [0] * 40  # rows share their pages until they are written to
         batch.select(many)
         with pytest.raises(NoRoomError):
-            batch.step([[1]] * 200)
-        assert batch.ids == [[281]] * 200
+            batch.step([[1]] * 40)
+        assert batch.ids == [[281]] * 40
     window.close()
     with pytest.raises(TreadleError, match="window is closed"):
         model.decoder([window])
