@@ -208,7 +208,7 @@ class ModelMedia:
 
     def _encoder(self, prepared: PreparedMedia) -> MediaEncoder:
         grids = tuple(each.grid for each in prepared.inputs)
-        n_patches = sum(len(each.patches) for each in prepared.inputs)
+        n_patches = sum(each.n_rows for each in prepared.inputs)
         shape = (self.projector, prepared.kind, grids)
         return MediaEncoder(self._encode, prepared, shape, n_patches)
 

@@ -44,6 +44,7 @@ class HfNames:
         without ``.weight`` or ``.bias`` hold for both.
     prefixes: beginnings of the names of all tensors of these parts, without ``model.``.
     made: functions that make a tensor of the projector file (several: by name), from f32 values.
+    added: returns the tensors of the projector file that no folder has, from the keys.
     unread: tensors that nothing reads.
     left_out: parts that treadle does not read, by modality: the beginning of the names of their
         tensors, and their projector type.
@@ -57,6 +58,7 @@ class HfNames:
     names: Mapping[str, str]
     prefixes: tuple[str, ...]
     made: Mapping[str, Callable[[np.ndarray], Arrays | np.ndarray]] = field(default_factory=dict)
+    added: Callable[[Mapping[str, Any]], Arrays] | None = None
     unread: tuple[str, ...] = ()
     left_out: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     numbered: Mapping[str, str] = field(default_factory=dict)
@@ -134,6 +136,9 @@ class HfProjector(GGUF):
                 what = "the table of names of its family does not have this tensor"
                 raise FileError(what, path=tensor.path, where=theirs, offset=tensor.offset)
             self.tensors |= _tensors(found, tensor, table)
+        if table.added is not None and self.tensors:
+            like = next(iter(self.tensors.values()))
+            self.tensors |= _made(like, table.added(keys))
 
 
 def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]:
@@ -152,11 +157,15 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
         found = make(mapped.dequantize())
     except ValueError:
         raise tensor.error(f"shape {list(tensor.shape)}", "that of its family") from None
-    arrays = found if isinstance(found, Mapping) else {name: found}
+    return _made(mapped, found if isinstance(found, Mapping) else {name: found})
+
+
+def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
+    """Return tensors in memory; errors about them name the place of ``like``."""
     made = {}
-    for each, values in arrays.items():
+    for name, values in arrays.items():
         data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-        made[each] = mapped.made(each, values.shape, by_name("F32"), data)
+        made[name] = like.made(name, values.shape, by_name("F32"), data)
     return made
 
 
