@@ -19,6 +19,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.hf_config import without_thinker
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_safetensors, read_json
 from treadle.files.splits import CONFIG
@@ -109,7 +110,8 @@ class HfProjector(GGUF):
         """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
         or unknown, and UnsupportedError for quantised towers.
         """
-        config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
+        found = without_thinker(read_json(folder / CONFIG))
+        config = MetadataReader(found, folder / CONFIG)
         keys = table.read(config, read_preprocessor(folder))
         self.path = folder
         self.table = table
@@ -125,7 +127,7 @@ class HfProjector(GGUF):
         self.left_out = {}
         self._maps = weights.maps
         for theirs, tensor in weights.tensors.items():
-            name = theirs.removeprefix("model.")
+            name = theirs.removeprefix("model.").removeprefix("thinker.")
             for modality, (prefix, kind) in table.left_out.items():
                 if name.startswith(prefix):
                     self.left_out = {**self.left_out, modality: kind}
@@ -214,7 +216,7 @@ def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, 
 def is_media_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder's ``config.json`` has a picture or sound part."""
     folder = Path(path)
-    config = read_json(folder / CONFIG)
+    config = without_thinker(read_json(folder / CONFIG))
     return any(isinstance(config.get(key), dict) for key in ("vision_config", "audio_config"))
 
 

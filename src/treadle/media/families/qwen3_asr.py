@@ -131,7 +131,6 @@ def _n_rows(n_frames: int) -> int:
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
-    config = config.within("thinker_config") or config  # of the first folders
     audio = part_of(config, "audio_config")
     for key, expected in (("n_window", PIECE // 2), ("n_window_infer", WINDOW)):
         found = audio.integer(key, expected)
@@ -143,12 +142,11 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 def _positions(keys: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the table of sinusoids that files have and folders do not."""
+    """Return the table of sinusoids that files have and folders do not, computed in f32 as there."""
     n = keys["audio.embedding_length"] // 2
-    slower = math.log(SLOWEST) / (n - 1)
-    angles = np.arange(N_POSITIONS)[:, None] * np.exp(-slower * np.arange(n))
-    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-    return {"a.position_embd.weight": table.astype(np.float32)}
+    steps = np.float32(-math.log(SLOWEST) / (n - 1)) * np.arange(n, dtype=np.float32)
+    angles = np.arange(N_POSITIONS, dtype=np.float32)[:, None] * np.exp(steps)
+    return {"a.position_embd.weight": np.concatenate([np.sin(angles), np.cos(angles)], axis=1)}
 
 
 def _plane(bias: np.ndarray) -> np.ndarray:
@@ -156,21 +154,17 @@ def _plane(bias: np.ndarray) -> np.ndarray:
     return bias[:, None, None]
 
 
-_NAMES = {
-    **LAYERS,
-    **{f"audio_tower.conv2d{i}": f"a.conv2d.{i}" for i in range(1, N_CONV + 1)},
-    "audio_tower.conv_out": "a.conv_out",
-    "audio_tower.ln_post": "a.post_ln",
-    **{f"audio_tower.proj{i}": f"mm.a.mlp.{i}" for i in (1, 2)},
-}
 QWEN3_ASR = HfNames(
     read=_read,
     names={
-        **_NAMES,
-        **{f"thinker.{theirs}": ours for theirs, ours in _NAMES.items()},
+        **LAYERS,
+        **{f"audio_tower.conv2d{i}": f"a.conv2d.{i}" for i in range(1, N_CONV + 1)},
+        "audio_tower.conv_out": "a.conv_out",
+        "audio_tower.ln_post": "a.post_ln",
         **{f"multi_modal_projector.linear_{i}": f"mm.a.mlp.{i}" for i in (1, 2)},
+        **{f"audio_tower.proj{i}": f"mm.a.mlp.{i}" for i in (1, 2)},  # of the first folders
     },
-    prefixes=("audio_tower.", "multi_modal_projector.", "thinker.audio_tower."),
+    prefixes=("audio_tower.", "multi_modal_projector."),
     made={f"a.conv2d.{i}.bias": _plane for i in range(1, N_CONV + 1)},
     added=_positions,
 )
