@@ -215,9 +215,27 @@ def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, 
 
 def is_media_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder's ``config.json`` has a picture or sound part."""
-    folder = Path(path)
-    config = without_thinker(read_json(folder / CONFIG))
-    return any(isinstance(config.get(key), dict) for key in ("vision_config", "audio_config"))
+    return bool(_parts_of(path))
+
+
+def folder_modalities(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the kinds of media, "image" and "audio", of a folder's parts that treadle reads."""
+    from treadle.media.families import HF_NAMES  # it imports this module
+
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind not in HF_NAMES.names():
+        return ()
+    left_out = HF_NAMES[kind].left_out
+    kinds = {"vision_config": ("vision", "image"), "audio_config": ("audio", "audio")}
+    found = (kinds[key] for key in _parts_of(folder))
+    return tuple(kind for modality, kind in found if modality not in left_out)
+
+
+def _parts_of(folder: str | os.PathLike[str]) -> list[str]:
+    config = without_thinker(read_json(Path(folder) / CONFIG))
+    return [key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)]
 
 
 def open_hf_projector(path: str | os.PathLike[str], table: HfNames) -> HfProjector:
