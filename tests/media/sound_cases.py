@@ -48,10 +48,12 @@ def sound(seconds: float = 3.0) -> np.ndarray:
     return made.astype(np.float32)
 
 
-def wav(samples: np.ndarray) -> bytes:
-    """A WAV file of f32 samples."""
-    data = samples.astype("<f4").tobytes()
-    form = struct.pack("<HHIIHH", 3, 1, RATE, 4 * RATE, 4, 32)
+def wav(samples: np.ndarray, rate: int = RATE) -> bytes:
+    """A WAV file of f32 or int16 samples."""
+    width = samples.dtype.itemsize
+    data = samples.astype("<i2" if width == 2 else "<f4").tobytes()
+    codec = 1 if width == 2 else 3
+    form = struct.pack("<HHIIHH", codec, 1, rate, width * rate, width, 8 * width)
     chunks = b"WAVEfmt " + struct.pack("<I", len(form)) + form
     chunks += b"data" + struct.pack("<I", len(data)) + data
     return b"RIFF" + struct.pack("<I", len(chunks)) + chunks
