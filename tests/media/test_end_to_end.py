@@ -1,4 +1,4 @@
-"""From a picture's or a sound's file to logits: read, prepared, encoded, put into the prompt, run."""
+"""From a file to logits: pictures and sounds read, prepared, encoded, put into the prompt, run."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
@@ -23,6 +24,7 @@ from tests.media.sound_cases import (
     sound,
     truth_of,
 )
+from treadle.base.fork_safety import UseLock
 from treadle.convert.open import open_model
 from treadle.devices.registry import open_device
 from treadle.errors import FileError, TreadleError, UnsupportedError
@@ -133,7 +135,7 @@ def test_bad_sounds(case: SoundCase, data: Path) -> None:
     of = family(clip_of(case.name, data))
     with pytest.raises(TreadleError, match="a sound without samples"):
         of.prepare(np.zeros(0, np.float32), None)
-    with pytest.raises(TreadleError, match="a sound of [0-9]+ rows, more than 20"):
+    with pytest.raises(TreadleError, match=r"a sound of [0-9]+ rows, more than 20"):
         of.prepare(sound(2.96), 20)
 
 
@@ -225,7 +227,7 @@ def test_it_fits_its_decoder(case: SoundCase, data: Path) -> None:
     projector.check(config)
     with pytest.raises(TreadleError, match="audio rows have 64 values; the model's have 128"):
         projector.check(replace(config, n_embd=128))
-    with pytest.raises(TreadleError, match="audio rows are for models of type .*; this model is"):
+    with pytest.raises(TreadleError, match=r"audio rows are for models of type .*; this model is"):
         projector.check(replace(config, arch=replace(config.arch, name="gemma3")))
     with pytest.raises(TreadleError, match="reads no image, only audio"):
         projector.family("image")
@@ -295,7 +297,9 @@ STACK = 8
 N_OUT = 48
 
 
-def ultravox_clip(data: Path, *, edit: Callable[[dict[str, np.ndarray]], None] | None = None) -> ClipConfig:
+def ultravox_clip(
+    data: Path, *, edit: Callable[[dict[str, np.ndarray]], None] | None = None
+) -> ClipConfig:
     """Voxtral's encoder with a projector of Ultravox in llama.cpp's layout."""
     clip = clip_of("voxtral", data)
     rng = np.random.default_rng(1)
@@ -318,10 +322,7 @@ def ultravox_clip(data: Path, *, edit: Callable[[dict[str, np.ndarray]], None] |
 
 
 def erf(x: np.ndarray) -> np.ndarray:
-    """Abramowitz and Stegun's series is too coarse here; math's is exact."""
-    from math import erf
-
-    return np.vectorize(erf)(x)
+    return np.asarray(np.vectorize(math.erf)(x))
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -400,13 +401,9 @@ def test_rows_of_ultravox(seconds: float, data: Path) -> None:
     assert made.layout == (range(made.n_rows),)
     mel = log_mel(samples, 128, 160 * n).T
     expected = np.concatenate(
-        [
-            projector_twin(clip, encoder_twin(clip, mel[at : at + 296]))
-            for at in range(0, n, 296)
-        ]
+        [projector_twin(clip, encoder_twin(clip, mel[at : at + 296])) for at in range(0, n, 296)]
     )
     device = open_device("cpu", None, 1, None)
-    from treadle.base.fork_safety import UseLock
 
     tower = MediaTower(of, device, UseLock(), exact=True)
     (rows,) = finished(tower, [made])
@@ -417,12 +414,11 @@ def test_rows_of_ultravox(seconds: float, data: Path) -> None:
 def test_ultravox_of_other_layouts(data: Path) -> None:
     """Version 0.4's norm behind the projector is another model; odd halves are damage."""
     device = open_device("cpu", None, 1, None)
-    from treadle.base.fork_safety import UseLock
 
     def older(tensors: dict[str, np.ndarray]) -> None:
         del tensors["mm.a.norm_mid.weight"]
 
-    with pytest.raises(FileError, match="mm.a.norm_mid.weight.*missing"):
+    with pytest.raises(FileError, match=r"mm.a.norm_mid.weight.*missing"):
         MediaTower(family(ultravox_clip(data, edit=older)), device, UseLock())
 
     def odd(tensors: dict[str, np.ndarray]) -> None:
@@ -494,7 +490,7 @@ def test_windows_of_another_length_are_refused() -> None:
     audio = {"n_window": 100, "n_window_infer": 800}
     config = MetadataReader({"audio_config": audio, "text_config": {}}, Path("config.json"))
     table = hf_names_of("qwen3_asr", "config.json")
-    with pytest.raises(UnsupportedError, match="audio_config.n_window: 100 frames"):
+    with pytest.raises(UnsupportedError, match=r"audio_config.n_window: 100 frames"):
         table.read(config, config)
 
 

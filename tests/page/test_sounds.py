@@ -96,7 +96,10 @@ def test_files_of_other_rates_and_channels(listening: Scripted, visit: Opened, d
     page = visit(listening.url)
     for name in ("stereo44.wav", "s48.flac", "s48.ogg", "s16.mp3"):
         page.click("#new")
-        pick(page, {"name": name, "mimeType": "", "buffer": (data / f"media/media/{name}").read_bytes()})
+        pick(
+            page,
+            {"name": name, "mimeType": "", "buffer": (data / f"media/media/{name}").read_bytes()},
+        )
         expect(page.locator("#attached .sound")).to_have_count(1)
         say(listening, page, "", "Yes.")
         (got,) = heard(listening.bodies[-1]["messages"][-1])

@@ -97,9 +97,7 @@ class Qwen3Asr(SoundFamily):
         n_rows = sum(n for _, n in inputs)
         samples = self.samples_of(pixels, n_rows, max_rows)
         mel = MelSpectrogram(samples, self.n_mels, n_samples)
-        made = [
-            MelInput(mel, range(at, at + -(-n // N_ROWS) * PIECE), (1, n)) for at, n in inputs
-        ]
+        made = [MelInput(mel, range(at, at + -(-n // N_ROWS) * PIECE), (1, n)) for at, n in inputs]
         return self.sound(samples, made, n_rows, n_samples)
 
     def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
@@ -142,7 +140,7 @@ def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any
 
 
 def _positions(keys: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the table of sinusoids that files have and folders do not, computed in f32 as there."""
+    """Return the table of sinusoids that files have and folders do not, computed in f32."""
     n = keys["audio.embedding_length"] // 2
     steps = np.float32(-math.log(SLOWEST) / (n - 1)) * np.arange(n, dtype=np.float32)
     angles = np.arange(N_POSITIONS, dtype=np.float32)[:, None] * np.exp(steps)
