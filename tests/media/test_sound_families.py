@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import treadle
 from tests.media.media_cases import layout_text, off
 from tests.media.sound_cases import (
     BY_NAME,
@@ -28,10 +29,10 @@ from treadle.base.fork_safety import UseLock
 from treadle.convert.open import open_model
 from treadle.devices.registry import open_device
 from treadle.errors import FileError, TreadleError, UnsupportedError
-from treadle.files.gguf import open_gguf
+from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.files.keys import MetadataReader
 from treadle.files.tensor import Tensor
-from treadle.media.clip_config import ClipConfig
+from treadle.media.clip_config import _IN_LAYERS, ClipConfig
 from treadle.media.convolutions import rows_of_1d, rows_of_2d
 from treadle.media.families import hf_names_of
 from treadle.media.families.qwen3_asr import Qwen3Asr
@@ -294,7 +295,7 @@ def test_progress_and_plans(data: Path) -> None:
 # -- Ultravox ---------------------------------------------------------------------------------
 
 STACK = 8
-N_OUT = 48
+N_OUT = 64
 
 
 def ultravox_clip(
@@ -426,6 +427,57 @@ def test_ultravox_of_other_layouts(data: Path) -> None:
 
     with pytest.raises(FileError, match=r"mm.a.mlp.1.weight.*shape \[79, 512\]"):
         family(ultravox_clip(data, edit=odd))
+
+
+def ultravox_file(data: Path, to: Path) -> Path:
+    """The same as a file in llama.cpp's layout."""
+    clip = ultravox_clip(data)
+    writer = GGUFWriter(to)
+    with open_gguf(data / "media" / "voxtral" / "mmproj.gguf") as gguf:
+        keys = {key: value for key, value in gguf.metadata.items() if "quantization" not in key}
+    keys |= {"clip.projector_type": "ultravox", "clip.audio.projector.stack_factor": STACK}
+    for key, value in keys.items():
+        writer.add(key, value)
+    stems = {ours: theirs for theirs, ours in _IN_LAYERS.items()}
+    for name, tensor in clip.gguf.tensors.items():
+        *at, stem, kind = name.split(".")
+        own = name if name.startswith("mm.") else ".".join(["a", *at, stems.get(stem, stem), kind])
+        values = tensor.dequantize().astype(np.float32)
+        writer.add_tensor(own, values.shape, "F32", values)
+    writer.write()
+    return to
+
+
+LLAMA = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_ultravox_in_a_conversation(data: Path, tmp_path: Path) -> None:
+    """Its model's template knows texts alone: a sound stands where the message has it, without
+    tokens around it, and a user's own mark stays text.
+    """
+    made = ultravox_file(data, tmp_path / "mmproj.gguf")
+    text = data / "media" / "voxtral" / "text.gguf"
+    settings = {"kv": "f32", "threads": 1, "context": 256}
+    with treadle.load(text, mmproj=made, chat_template=LLAMA, **settings) as model:
+        assert model.modalities == {"audio"}
+        parts = [
+            {"type": "text", "text": "Listen <|audio|>: "},
+            {"type": "audio", "audio": (sound(1.0), RATE)},
+            {"type": "text", "text": " What is said?"},
+        ]
+        answer = model.chat([{"role": "user", "content": parts}], max_tokens=2)
+        answer.finish()
+        (usage,) = answer.media
+        assert usage.n_tokens == 7
+        first = model.engine.media.first_id
+        ids = list(answer.prompt_ids)
+        where = [i for i, id in enumerate(ids) if id >= first]
+        assert where == list(range(where[0], where[0] + 7))
+        assert model.detokenize(ids[: where[0]]).endswith("Listen <|audio|>: \n")
+        assert model.detokenize(ids[where[-1] + 1 :]) == "\n What is said?<|assistant|>"
 
 
 # -- damaged files ----------------------------------------------------------------------------

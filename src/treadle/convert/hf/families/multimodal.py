@@ -19,8 +19,8 @@ from treadle.models.load import SECTIONS
 @dataclass(frozen=True)
 class TextPart:
     """The text part. at: its key, with its parents in front. kind: its ``model_type`` if not given.
-    alone: a ``model_type`` that the part has and that stands for ``kind`` there. tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
-    before its family's.
+    tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
+    before its family's. alone: a ``model_type`` of the part that stands for ``kind`` there.
     """
 
     at: str
