@@ -89,5 +89,10 @@ def of_truth(case: SoundCase, made: PreparedMedia) -> PreparedMedia:
     than 3 s there.
     """
     layout = [range(case.n_rows) if isinstance(each, range) else each for each in made.layout]
-    cut = {"inputs": made.inputs[:1], "layout": tuple(layout)}
-    return replace(made, **cut, n_rows=case.n_rows, advance=case.n_rows)
+    return replace(
+        made,
+        inputs=made.inputs[:1],
+        layout=tuple(layout),
+        n_rows=case.n_rows,
+        advance=case.n_rows,
+    )

@@ -45,12 +45,15 @@ def projector_of(name: str, data: Path) -> tuple[GGUF, int | None]:
 
 
 @contextmanager
-def opened(name: str, data: Path, **settings: Any) -> Iterator[tuple[treadle.Model, ModelMedia]]:
+def opened(
+    name: str, data: Path, *, real: bool = False, **settings: Any
+) -> Iterator[tuple[treadle.Model, ModelMedia]]:
+    """A model and its media. ``real``: sounds as the family prepares them, not as the truth's."""
     with load(data / "media", DECODERS[name], **settings) as model:
         gguf, max_rows = projector_of(name, data)
         device = model.engine.device
         projector = open_projector(gguf, device, exact=True, lock=model.engine.lock)
-        if name == "voxtral":  # its truth has one window of a sound that is longer
+        if name == "voxtral" and not real:  # its truth has one window of a sound that is longer
             family = projector.family("audio")
             prepare = family.prepare
 

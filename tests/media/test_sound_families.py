@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,8 +36,8 @@ from treadle.files.tensor import Tensor
 from treadle.media.clip_config import _IN_LAYERS, ClipConfig
 from treadle.media.convolutions import rows_of_1d, rows_of_2d
 from treadle.media.families import hf_names_of
-from treadle.media.families.qwen3_asr import Qwen3Asr
 from treadle.media.families.ultravox import Ultravox
+from treadle.media.hf_projector import folder_modalities, is_media_folder
 from treadle.media.mel import log_mel
 from treadle.media.mel_input import MelSpectrogram
 from treadle.media.prepared import PreparedMedia
@@ -332,22 +333,22 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 def layer_norm(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     centred = x - x.mean(-1, keepdims=True)
-    return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b
+    return np.asarray(centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5) * w + b)
 
 
 def rms_norm(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w)
 
 
 def encoder_twin(clip: ClipConfig, mel: np.ndarray) -> np.ndarray:
     """Whisper's encoder in float64: states [n, n_embd] of frames [n_frames, n_mels]."""
 
     def w(name: str) -> np.ndarray:
-        return clip.gguf.tensors[name].dequantize().astype(np.float64)
+        return np.asarray(clip.gguf.tensors[name].dequantize(), np.float64)
 
     def linear(x: np.ndarray, name: str) -> np.ndarray:
         y = x @ w(f"{name}.weight").T
-        return y + w(f"{name}.bias") if clip.has(f"{name}.bias") else y
+        return np.asarray(y + w(f"{name}.bias") if clip.has(f"{name}.bias") else y)
 
     x = gelu(linear(rows_of_1d(mel.astype(np.float64), 1), "conv1d.1"))
     x = gelu(linear(rows_of_1d(x, 2), "conv1d.2"))
@@ -373,12 +374,12 @@ def projector_twin(clip: ClipConfig, states: np.ndarray) -> np.ndarray:
     """Ultravox's projector in float64; the second half of the first product is the gate."""
 
     def w(name: str) -> np.ndarray:
-        return clip.gguf.tensors[f"mm.a.{name}.weight"].dequantize().astype(np.float64)
+        return np.asarray(clip.gguf.tensors[f"mm.a.{name}.weight"].dequantize(), np.float64)
 
     states = np.pad(states, ((0, -len(states) % STACK), (0, 0)))
     x = rms_norm(states.reshape(len(states) // STACK, -1), w("norm_pre")) @ w("mlp.1").T
     up, gate = np.split(x, 2, axis=1)
-    return rms_norm(up * gate / (1 + np.exp(-gate)), w("norm_mid")) @ w("mlp.2").T
+    return np.asarray(rms_norm(up * gate / (1 + np.exp(-gate)), w("norm_mid")) @ w("mlp.2").T)
 
 
 def test_the_twin_is_whisper_s_encoder(data: Path) -> None:
@@ -562,9 +563,48 @@ def test_names_of_qwen2_audio_s_folder(data: Path) -> None:
     assert {table.name_of(name, {}) for name in names} == theirs
 
 
-def test_the_first_folders_of_qwen3_asr_have_other_names() -> None:
-    table = hf_names_of("qwen3_asr", "config.json")
-    assert table.name_of("audio_tower.proj1.bias", {}) == "mm.a.mlp.1.bias"
-    assert table.name_of("multi_modal_projector.linear_2.weight", {}) == "mm.a.mlp.2.weight"
-    assert isinstance(table.added, Callable)  # type: ignore[arg-type]
-    assert Qwen3Asr.before == "<|audio_start|>"
+def first_layout(folder: Path, to: Path) -> Path:
+    """A folder of Qwen3-ASR as the first ones were published: its parts are within another."""
+    raw = (folder / "model.safetensors").read_bytes()
+    n = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + n])
+    begins = {
+        "model.audio_tower.": "thinker.audio_tower.",
+        "model.multi_modal_projector.linear_": "thinker.audio_tower.proj",
+        "model.language_model.": "thinker.model.",
+    }
+    renamed = {}
+    for name, entry in header.items():
+        begin = next((each for each in begins if name.startswith(each)), "")
+        renamed[begins.get(begin, "") + name.removeprefix(begin)] = entry
+    head = json.dumps(renamed).encode()
+    (to / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + raw[8 + n :])
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    parts = {key: config.pop(key) for key in ("audio_config", "text_config")}
+    config["thinker_config"] = {"model_type": "qwen3_asr_thinker", **parts}
+    (to / "config.json").write_text(json.dumps(config), "utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (to / name).symlink_to(folder / name)
+    return to
+
+
+def test_the_first_folders_of_qwen3_asr(data: Path, tmp_path: Path) -> None:
+    """They have other names, and are the same model."""
+    folder = data / "media" / "qwen3asr"
+    first = first_layout(folder, tmp_path)
+    device = open_device("cpu", None, 1, None)
+    projectors = [open_projector(each, device, exact=True) for each in (folder, first)]
+    files = [projector.gguf for projector in projectors]
+    assert files[0].metadata == files[1].metadata
+    assert files[0].tensors.keys() == files[1].tensors.keys()
+    check_rows(BY_NAME["qwen3asr"], projectors[1], data)
+    assert is_media_folder(first)
+    assert folder_modalities(first) == ("audio",)
+    ids = [40 + i for i in range(20)]
+    logits = []
+    for each in (folder, first):
+        with treadle.load(each, kv="f32", threads=1, context=64) as model:
+            assert model.config.arch.name == "qwen3vl"
+            assert model.modalities == {"audio"}
+            logits.append(model.logits(ids))
+    assert np.array_equal(*logits)

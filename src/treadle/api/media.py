@@ -203,7 +203,7 @@ class ModelMedia:
         waits.
         """
         rows = self._rows_of()
-        usual = {
+        usual: dict[str, list[np.ndarray]] = {
             "image": [np.zeros((*size, 3), np.uint8) for size in WARMED],
             "audio": [np.zeros(seconds * RATE, np.float32) for seconds in WARMED_S],
         }

@@ -110,8 +110,7 @@ class HfProjector(GGUF):
         """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
         or unknown, and UnsupportedError for quantised towers.
         """
-        found = without_thinker(read_json(folder / CONFIG))
-        config = MetadataReader(found, folder / CONFIG)
+        config = MetadataReader(without_thinker(read_json(folder / CONFIG)), folder / CONFIG)
         keys = table.read(config, read_preprocessor(folder))
         self.path = folder
         self.table = table
