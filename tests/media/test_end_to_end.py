@@ -57,8 +57,8 @@ def opened(
             family = projector.family("audio")
             prepare = family.prepare
 
-            def first_window(samples: np.ndarray, max_rows: int | None) -> PreparedMedia:
-                return sound_cases.of_truth(SOUNDS[name], prepare(samples, max_rows))
+            def first_window(pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+                return sound_cases.of_truth(SOUNDS[name], prepare(pixels, max_rows))
 
             family.prepare = first_window  # type: ignore[method-assign]
         media = ModelMedia(projector, model.engine, model.tokenizer, max_rows=max_rows)
@@ -86,7 +86,8 @@ def sound_pieces(name: str, *sounds: np.ndarray) -> list[str | MediaPart]:
     """The truth's prompt with each of several sounds in place of its own, as WAV files."""
     before, behind = SOUNDS[name].text
     parts = [MediaPart("audio", sound_cases.wav(each), "the sound") for each in sounds]
-    return [piece for piece in (before, *parts, behind) if piece != ""]
+    pieces: list[str | MediaPart] = [before, *parts, behind]
+    return [piece for piece in pieces if piece != ""]
 
 
 def encode(prompt: MediaPrompt) -> None:
@@ -165,6 +166,7 @@ def test_two_sounds(name: str, data: Path) -> None:
         rows = [entry.rows for entry in prompt.encoders]
         for sound, own in zip((one, other), rows, strict=True):
             alone = media.projector.prepare(sound, None, "audio")
+            assert own is not None
             assert np.array_equal(own, media.projector.encode(alone))
         with model.session() as session:
             found = session.logits(list(prompt))

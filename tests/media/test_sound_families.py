@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -461,7 +462,7 @@ def test_ultravox_in_a_conversation(data: Path, tmp_path: Path) -> None:
     """
     made = ultravox_file(data, tmp_path / "mmproj.gguf")
     text = data / "media" / "voxtral" / "text.gguf"
-    settings = {"kv": "f32", "threads": 1, "context": 256}
+    settings: dict[str, Any] = {"kv": "f32", "threads": 1, "context": 256}
     with treadle.load(text, mmproj=made, chat_template=LLAMA, **settings) as model:
         assert model.modalities == {"audio"}
         parts = [
@@ -607,4 +608,4 @@ def test_the_first_folders_of_qwen3_asr(data: Path, tmp_path: Path) -> None:
             assert model.config.arch.name == "qwen3vl"
             assert model.modalities == {"audio"}
             logits.append(model.logits(ids))
-    assert np.array_equal(*logits)
+    assert np.array_equal(logits[0], logits[1])

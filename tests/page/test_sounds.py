@@ -112,7 +112,7 @@ def test_files_of_other_rates_and_channels(listening: Scripted, visit: Opened, d
 def test_sounds_are_dropped_with_texts_and_pictures(script: Scripted, visit: Opened) -> None:
     script.props["modalities"] = {"vision": True, "audio": True}
     page = visit(script.url)
-    notes = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"words"}
+    notes = file("notes.txt", "words")
     give(page, "drop", "#log", spoken("note.txt"), picture(), notes)  # by content, not by name
     expect(page.locator("#attached li")).to_have_count(3)
     say(script, page, "What are these?", "A cat that speaks.")

@@ -6,8 +6,8 @@ import { Recorder, canRecord } from "./sounds.js";
 import { ofTab, sweepPictures } from "./store.js";
 
 // `page` has current(), the id of what is shown; isWriting(), whether it gets an answer now;
-// ready(), which resolves to whether a message can be sent; send({content, files, pictures, sounds});
-// and what Attached takes.
+// ready(), which resolves to whether a message can be sent; send({content, files, pictures,
+// sounds}); and what Attached takes.
 export class Composer {
   constructor(page) {
     this.page = page;

@@ -121,7 +121,8 @@ async function load(player, sound) {
 // -- the microphone -------------------------------------------------------------------------------
 
 // Browsers have one only where the page comes from this machine, or over HTTPS.
-export const canRecord = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
+export const canRecord = () =>
+  Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
 
 // Records from the moment that it is made. `ended(file)` gets what was recorded, a File, once it is
 // stopped, by `stop()` or at the limit; `failed(error)` is called where nothing can be recorded.

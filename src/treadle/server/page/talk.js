@@ -91,8 +91,8 @@ export function written(node) {
   return [...files, node.content].filter(Boolean).join("\n\n");
 }
 
-// A message as /v1/chat/completions takes it: a text, or its pictures, its sounds and then the text.
-// `urls` has the data: URL of each of them by its id.
+// A message as /v1/chat/completions takes it: a text, or its pictures, its sounds and then the
+// text. `urls` has the data: URL of each of them by its id.
 function content(node, urls) {
   const said = written(node);
   const urlOf = ({ id, name }, what) => {
@@ -179,7 +179,8 @@ function readNode(id, node, urls) {
   made.at = Number.isFinite(node.at) ? node.at : 0;
   made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
   if (node.mode === "text") made.mode = "text";
-  for (const key of ["reasoning", "error", "warning", "finish", "model", "callId", "name", "reads"]) {
+  const words = ["reasoning", "error", "warning", "finish", "model", "callId", "name", "reads"];
+  for (const key of words) {
     if (typeof node[key] === "string") made[key] = node[key];
   }
   const list = (key) =>
