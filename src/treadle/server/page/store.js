@@ -1,7 +1,7 @@
 // What outlives the page. Conversations are in IndexedDB, and beside them their pictures and
 // sounds, since a conversation is saved again each second while an answer grows; settings and the
-// key are in localStorage; what this tab is writing in sessionStorage, which survives a reload and is no
-// other tab's.
+// key are in localStorage; what this tab is writing in sessionStorage, which survives a reload and
+// is no other tab's.
 
 const NAME = "treadle";
 const VERSION = 2; // 1 had no pictures
