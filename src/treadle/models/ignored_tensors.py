@@ -75,7 +75,7 @@ _REASONS: dict[str, str] = {
     ),
     "it transcribes speech: its decoder attends to an audio encoder": "whisper",
     "it transcribes speech, which is not supported": (
-        "qwen3_asr glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
+        "glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
         "moss_transcribe_diarize voxtral_realtime"
     ),
     "it controls robots": "pi0",

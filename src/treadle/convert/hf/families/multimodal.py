@@ -20,13 +20,14 @@ from treadle.models.load import SECTIONS
 class TextPart:
     """The text part. at: its key, with its parents in front. kind: its ``model_type`` if not given.
     tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
-    before its family's.
+    before its family's. alone: a ``model_type`` of the part that stands for ``kind`` there.
     """
 
     at: str
     kind: str
     tied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    alone: str = ""
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
@@ -91,6 +92,7 @@ OUTER: Mapping[str, TextPart] = {
     ),
     **dict.fromkeys(("ovis2", "got_ocr2"), TextPart("text_config", "qwen2", tied=True)),
     "qianfan_ocr": TextPart("text_config", "qwen3"),
+    "qwen3_asr": TextPart("text_config", "qwen3_asr_text", tied=True, alone="qwen3"),
     "lighton_ocr": TextPart("text_config", "qwen3", tied=True),
     **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), TextPart("text_config", "qwen3_5_text")),
     "minicpm_ocr": TextPart("text_config", "qwen3_5_text", tied=True),
