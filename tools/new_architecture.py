@@ -145,12 +145,14 @@ def scaled_config(kind: str, changes: Mapping[str, Any]) -> Any:
             made[key] = lists[key]
         elif key in SIZES and isinstance(value, int) and not isinstance(value, bool):
             made[key] = min(value, SIZES[key]) if key in ("topk_group", "n_group") else SIZES[key]
+            if key == "head_dim" and "qk_rope_head_dim" in given:  # latent attention calls it so
+                made[key] = SIZES["qk_rope_head_dim"]
         elif key in KV_HEADS and isinstance(value, int):
             heads = given.get("num_attention_heads", value)
             made[key] = 4 if value == heads else 2 if value > 1 else 1
         elif TOKENS.fullmatch(key) and isinstance(value, int):
             made[key] = min(value, 2)
-    made |= changes
+    made |= {whole.attribute_map.get(key, key): value for key, value in changes.items()}
     made.setdefault("attn_implementation", "eager")
     try:
         return CONFIG_MAPPING[kind](**{**without_derived(given), **made})

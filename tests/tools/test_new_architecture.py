@@ -43,7 +43,7 @@ Make = Callable[..., tuple[Any, Path]]
 
 @pytest.fixture(scope="module")
 def make(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """A model of a type, and the folder that it was saved in."""
+    """A model of a type, and the file that treadle converted it to, beside the folder ``hf``."""
     made: dict[str, tuple[Any, Path]] = {}
 
     def build(kind: str) -> tuple[Any, Path]:
@@ -51,16 +51,17 @@ def make(tool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Make:
             network = tool.build(kind, tool.scaled_config(kind, {}))
             folder = tmp_path_factory.mktemp(kind) / "hf"
             tool.save(network, folder)
-            made[kind] = network, folder
+            assert tool.convert_by_treadle(folder, folder.parent / "made.gguf") == ""
+            made[kind] = network, folder.parent / "made.gguf"
         return made[kind]
 
     return build
 
 
 def first(tool: ModuleType, made: tuple[Any, Path]) -> str | None:
-    """The label of the first difference between a folder that treadle reads and transformers."""
-    network, folder = made
-    report = tool.compare(folder, network, folder, None)
+    """The label of the first difference between a converted model and transformers."""
+    network, path = made
+    report = tool.compare(path, network, path.with_name("hf"), None)
     assert "error" not in report, report
     assert report["same_top"] is not None
     found: dict[str, Any] | None = report["first"]

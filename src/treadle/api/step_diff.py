@@ -293,7 +293,7 @@ def compare(
     free = record(model, ids) if free is None else free
     states = {key: rows for key, rows in reference.values.items() if is_state(key)}
     aligned = record(model, ids, states) if states else None
-    comparison = Comparison(model, tensors, reference, free, aligned, tolerance)
+    comparison = StepComparison(model, tensors, reference, free, aligned, tolerance)
     return comparison.result(len(ids))
 
 
@@ -341,7 +341,7 @@ def ids_of(model: Model, reference: Model | None, text: str, most: int) -> list[
     return ids
 
 
-class Comparison:
+class StepComparison:
     """Compares keys in the order of the model's plan."""
 
     def __init__(

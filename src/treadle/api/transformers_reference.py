@@ -201,15 +201,17 @@ def attention_kept(network: Any, model: Model, found: Found) -> Iterator[None]:
 
 
 def output_of(module: Any, given: Any, made: Any) -> Any:
-    """Return a module's output. Routers give several values, so that theirs are computed: the
-    product of their input and their weight.
+    """Return a module's output. Routers give several values, so that their scores are computed: the
+    product of their input and their weight, and their bias.
     """
     if not isinstance(made, tuple):
         return made
     weight = getattr(module, "weight", None)
     if weight is None or weight.ndim != 2 or weight.shape[-1] != given.shape[-1]:
         return None
-    return given @ weight.T.to(given.dtype)
+    scores = given @ weight.T.to(given.dtype)
+    bias = getattr(module, "bias", None)
+    return scores if bias is None else scores + bias
 
 
 def rows_of(tensor: Any) -> Floats:
