@@ -298,12 +298,12 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
-    elif maps.has("attn_gate.weight") or at.mixer == "attention_sigmoid":
+    elif maps.has("attn_gate.weight") or at.mixer.endswith("_sigmoid"):
         gate = 1 / (1 + np.exp(-maps.linear(h, "attn_gate")))
 
     if at.mixer.startswith("attention_softplus"):
         gate = np.logaddexp(0, maps.linear(h, "attn_gate"))
-    if at.mixer.startswith(("attention_softplus", "attention_sigmoid")):
+    if at.mixer.startswith(("attention_softplus", "attention_sigmoid", "attention_qkv_sigmoid")):
         gate = gate.repeat(at.n_head * at.head_dim_v // gate.shape[1], 1)
 
     def placed(x: Array, stem: str, n_head: int) -> Array:

@@ -34,7 +34,6 @@ _REASONS: dict[str, str] = {
     "embeddings have a norm without weights, and norms after products have their own epsilon": (
         "muse-glimmer muse_glimmer muse_glimmer_text"
     ),
-    "each head's output has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"

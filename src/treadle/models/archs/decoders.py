@@ -106,6 +106,12 @@ DECODERS = (
         nope="global",
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
+    Arch(  # Spark X2.5; its activation is transformers' gelu
+        "spark2_5",
+        activation="gelu_erf",
+        keys=((LOCAL_BASE, 0.0),),
+        mixer="attention_sigmoid",
+    ),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
     Arch(  # not in llama.cpp
         "nanochat",

@@ -57,6 +57,7 @@ from treadle.convert.hf.families.seed import SEED_FAMILIES
 from treadle.convert.hf.families.smallthinker import SMALLTHINKER_FAMILIES
 from treadle.convert.hf.families.smollm import SMOLLM_FAMILIES
 from treadle.convert.hf.families.solar import SOLAR_FAMILIES
+from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
 from treadle.convert.hf.family import Family
@@ -115,6 +116,7 @@ FAMILIES: dict[str, Family] = {
     **SMALLTHINKER_FAMILIES,
     **SMOLLM_FAMILIES,
     **SOLAR_FAMILIES,
+    **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
 }
