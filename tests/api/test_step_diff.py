@@ -53,7 +53,7 @@ def rewrite(source: Path, path: Path, change: Change, fmt: str = "F32", **keys: 
         writer = GGUFWriter(path)
         arch = gguf.metadata["general.architecture"]
         given = {f"{arch}.{key}": value for key, value in keys.items()}
-        for key, value in (gguf.metadata | given).items():
+        for key, value in {**gguf.metadata, **given}.items():
             writer.add(key, value)
         for name, tensor in gguf.tensors.items():
             rows = change(name, tensor.dequantize().reshape(tensor.shape)).astype(np.float32)

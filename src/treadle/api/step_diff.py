@@ -304,12 +304,13 @@ def is_state(key: str) -> bool:
 
 def check_alike(model: Model, reference: Model) -> None:
     """Raise UnsupportedError for two models whose steps cannot be compared."""
-    for what, of in {
-        "vocabularies": lambda each: (each.config.n_vocab, "tokens"),
-        "numbers of layers": lambda each: (each.config.n_layer, "layers"),
-        "widths": lambda each: (each.config.n_embd, "values in each state"),
-    }.items():
-        (n, unit), (m, _) = of(model), of(reference)
+    a = model.config
+    b = reference.config
+    for what, unit, n, m in (
+        ("vocabularies", "tokens", a.n_vocab, b.n_vocab),
+        ("numbers of layers", "layers", a.n_layer, b.n_layer),
+        ("widths", "values in each state", a.n_embd, b.n_embd),
+    ):
         if n != m:
             found = f"{model.path} has {n} {unit}, {reference.path} {m}"
             raise UnsupportedError(f"different {what}: {found}: their steps cannot be compared")

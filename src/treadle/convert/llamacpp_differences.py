@@ -40,7 +40,17 @@ WITH_BIASES = frozenset(
 # Architectures whose files say which layers have the window (so do all with a usual pattern), and
 # those whose files give the attention scale.
 WITH_WINDOWS = frozenset(
-    {"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna", "step35", "mimo2", "spark2_5"}
+    {
+        "gemma4",
+        "olmo2",
+        "granite_swa",
+        "cohere2moe",
+        "mellum",
+        "laguna",
+        "step35",
+        "mimo2",
+        "spark2_5",
+    }
 )
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS

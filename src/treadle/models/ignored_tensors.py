@@ -7,7 +7,6 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers run several times, with different keys and values each time": "nanbeige",
     "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
         "bailingmoe3 bailing_hybrid"
     ),

@@ -91,7 +91,12 @@ def command(
     text = prompt if file is None else read_text(file)
     with ExitStack() as stack:
         meter = stack.enter_context(ProgressBar())
-        settings = {"threads": threads, "kv": "f32", "device": device, "room": tokens}
+        settings: dict[str, Any] = {
+            "threads": threads,
+            "kv": "f32",
+            "device": device,
+            "room": tokens,
+        }
         loaded = stack.enter_context(load_model(model, meter, lora=lora, **settings))
         text = TEXT if text is None else text
         if by == "transformers":
@@ -205,7 +210,7 @@ def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     layers: dict[int, list[dict[str, Any]]] = {}
     for step in steps:
         layers.setdefault(step["layer"], []).append(step)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for of_layer in layers.values():
         last = of_layer[-1]
         worst = next((step for step in of_layer if step["differs"]), None)

@@ -113,6 +113,7 @@ DECODERS = (
         mixer="attention_sigmoid",
     ),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("nanbeige", graph="nanbeige", rope="norm"),  # Nanbeige 4.2
     Arch(  # not in llama.cpp
         "nanochat",
         graph="nanochat",

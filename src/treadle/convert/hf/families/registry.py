@@ -43,6 +43,7 @@ from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
 from treadle.convert.hf.families.minimax import MINIMAX_FAMILIES
 from treadle.convert.hf.families.mistral import MISTRAL_FAMILIES
+from treadle.convert.hf.families.nanbeige import NANBEIGE_FAMILIES
 from treadle.convert.hf.families.nanochat import NANOCHAT_FAMILIES
 from treadle.convert.hf.families.nemotron import NEMOTRON_FAMILIES, NEMOTRON_VARIANTS
 from treadle.convert.hf.families.olmo import OLMO_FAMILIES
@@ -102,6 +103,7 @@ FAMILIES: dict[str, Family] = {
     **MINICPM_FAMILIES,
     **MINIMAX_FAMILIES,
     **MISTRAL_FAMILIES,
+    **NANBEIGE_FAMILIES,
     **NANOCHAT_FAMILIES,
     **NEMOTRON_FAMILIES,
     **OLMO_FAMILIES,
