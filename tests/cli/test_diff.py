@@ -7,6 +7,7 @@ import pytest
 
 from tests.api.test_step_diff import rewrite, same
 from tests.cli.conftest import Run
+from tests.loras import draw_pairs, write_gguf
 from tests.models.hf_tiny import byte_vocabulary
 from tests.tiny import write_model
 
@@ -74,3 +75,12 @@ def test_bad_pairs(run: Run, llama: Path, tmp_path: Path) -> None:
     ran = run("diff", str(llama), str(llama), "--reference", "transformers", "-t", "1")
     assert ran.code == 1
     assert f"{llama}: is no Hugging Face folder" in ran.err
+
+
+def test_what_an_adapter_changes_first(run: Run, llama: Path, tmp_path: Path) -> None:
+    pairs = draw_pairs(llama, 4, 1, only=("attn_v",))
+    some = {name: pair for name, pair in pairs.items() if name.startswith("blk.1.")}
+    adapter = write_gguf(tmp_path / "adapter.gguf", some)
+    files = (str(llama), str(llama), "--lora", str(adapter), "-t", "1", "--json")
+    report = json.loads(run("diff", *files).out)
+    assert report["first"]["key"] == "L1.attn.v"
