@@ -154,6 +154,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     made = {f"{arch}.{key}": value for key, value in keys(size).items()}
     if ARCHS[arch].graph == "apertus":
         made |= {f"xielu.{key}": value for key, value in CURVES.items()}
+    if ARCHS[arch].graph == "nanbeige":
+        made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     return made

@@ -195,6 +195,8 @@ class Config:
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
+    n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
+    loop_norm: bool = False  # the last norm is applied between loops too
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."
     factors: frozenset[str] = frozenset()  # scalars by which a matrix' products are multiplied

@@ -7,7 +7,6 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers run several times, with different keys and values each time": "nanbeige",
     "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
         "bailingmoe3 bailing_hybrid"
     ),
@@ -34,7 +33,6 @@ _REASONS: dict[str, str] = {
     "embeddings have a norm without weights, and norms after products have their own epsilon": (
         "muse-glimmer muse_glimmer muse_glimmer_text"
     ),
-    "each head's output has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"

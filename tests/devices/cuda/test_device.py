@@ -57,6 +57,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("gemma3n", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
     ("nanochat", "F32", {}),
+    ("nanbeige", "F32", {"n_layer": 2}),
     ("smallthinker", "F32", {"n_layer": 2, "n_expert": 4, "n_ff_exp": 64}),
     (
         "llama4",

@@ -106,7 +106,14 @@ DECODERS = (
         nope="global",
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
+    Arch(  # Spark X2.5; its activation is transformers' gelu
+        "spark2_5",
+        activation="gelu_erf",
+        keys=((LOCAL_BASE, 0.0),),
+        mixer="attention_sigmoid",
+    ),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("nanbeige", graph="nanbeige", rope="norm"),  # Nanbeige 4.2
     Arch(  # not in llama.cpp
         "nanochat",
         graph="nanochat",

@@ -32,6 +32,7 @@ GRAPHS = LateConstants[Graph](
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
         "wkv": "wkv.WKV",
+        "nanbeige": "nanbeige.NANBEIGE",
         "nanochat": "nanochat.NANOCHAT",
         "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
         "tower": ".towers.tower.TOWER",

@@ -43,6 +43,7 @@ from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
 from treadle.convert.hf.families.minimax import MINIMAX_FAMILIES
 from treadle.convert.hf.families.mistral import MISTRAL_FAMILIES
+from treadle.convert.hf.families.nanbeige import NANBEIGE_FAMILIES
 from treadle.convert.hf.families.nanochat import NANOCHAT_FAMILIES
 from treadle.convert.hf.families.nemotron import NEMOTRON_FAMILIES, NEMOTRON_VARIANTS
 from treadle.convert.hf.families.olmo import OLMO_FAMILIES
@@ -57,6 +58,7 @@ from treadle.convert.hf.families.seed import SEED_FAMILIES
 from treadle.convert.hf.families.smallthinker import SMALLTHINKER_FAMILIES
 from treadle.convert.hf.families.smollm import SMOLLM_FAMILIES
 from treadle.convert.hf.families.solar import SOLAR_FAMILIES
+from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
 from treadle.convert.hf.family import Family
@@ -101,6 +103,7 @@ FAMILIES: dict[str, Family] = {
     **MINICPM_FAMILIES,
     **MINIMAX_FAMILIES,
     **MISTRAL_FAMILIES,
+    **NANBEIGE_FAMILIES,
     **NANOCHAT_FAMILIES,
     **NEMOTRON_FAMILIES,
     **OLMO_FAMILIES,
@@ -115,6 +118,7 @@ FAMILIES: dict[str, Family] = {
     **SMALLTHINKER_FAMILIES,
     **SMOLLM_FAMILIES,
     **SOLAR_FAMILIES,
+    **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
 }
