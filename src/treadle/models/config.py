@@ -185,6 +185,8 @@ class Config:
     ffn_norm: str = "ffn_norm"  # name of the norm before the FFN; "": it shares the mixer's
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: none
     n_ctx_most: int = 0  # longest context whose attention treadle supports; 0: any
+    embd_norm: bool = False  # token embeddings have a norm without weights
+    post_norm_eps: float = 0.0  # of norms after products; 0.0: norm_eps
     n_types: int = 0  # token types: the second marks the second text of a pair; 0: none
     alibi: float = 0.0  # ALiBi: see kernels/attention/work_item.py; 0.0: off
     n_buckets: int = 0  # distance buckets of a relative attention bias (T5); 0: none

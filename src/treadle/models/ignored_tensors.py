@@ -31,9 +31,6 @@ _REASONS: dict[str, str] = {
     ),
     "it runs the same layers several times": "hrm_text dory",
     "each layer adds the embeddings again, scaled by its own factor": "talkie",
-    "embeddings have a norm without weights, and norms after products have their own epsilon": (
-        "muse-glimmer muse_glimmer muse_glimmer_text"
-    ),
     "each head's output has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (

@@ -54,6 +54,8 @@ LEADING_DENSE = "leading_dense_block_count"
 EXPERTS_MEAN = "expert_shared_mean"  # treadle's; not in GGUF files
 EXPERTS_GATING = "expert_gating_func"
 EXPERTS_JITTER = "router_jitter_noise"  # transformers'; not in GGUF files
+POST_EPS = "post_norm_epsilon"  # of norms after products; not in GGUF files
+EMBD_NORMED = "embedding_normed"  # by a norm without weights; not in GGUF files
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; not in GGUF files
 
 

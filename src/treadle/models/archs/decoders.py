@@ -6,6 +6,7 @@ from treadle.models.archs.arch import (
     ALIBI,
     BIASES,
     EMBD_NORM_BIAS,
+    EMBD_NORMED,
     EXPERTS_NORM,
     FFN_NORM,
     LOCAL_BASE,
@@ -14,6 +15,7 @@ from treadle.models.archs.arch import (
     PATTERN,
     POSITIONS,
     POST_ATTENTION,
+    POST_EPS,
     POST_NORM,
     PRE_NORM,
     QK_NORM,
@@ -88,6 +90,13 @@ DECODERS = (
         embd_scale=True,
     ),
     Arch("smollm3", rope="norm", nope="fourth"),
+    Arch(
+        "muse-glimmer",
+        rope="norm",
+        needs=QK_NORM | POST_NORM | {"attn_gate.weight"},
+        keys=((PATTERN, 4), (POST_EPS, 1e-8), (EMBD_NORMED, True)),
+        nope="global",
+    ),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
     # With experts or without
     Arch(
@@ -114,7 +123,7 @@ DECODERS = (
         gated=False,
         norm="bare_rms",
         lacks=PRE_NORM | OUTPUT_NORM,
-        keys=(("final_logit_softcapping", 15.0),),
+        keys=(("final_logit_softcapping", 15.0), (EMBD_NORMED, True)),
     ),
     Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
     Arch("bitnet", needs=SUB_NORMS),

@@ -54,7 +54,9 @@ def first(g: Ops) -> Rows:
     if g.config.here.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
-    if g.config.with_media:  # after the scale: rows of media have their own
+    if g.config.embd_norm:
+        x = g.norm("token_embd_norm", x, "")
+    if g.config.with_media:  # after scale and norm: rows of media have their own
         x = g.call("media_rows", "token_embd.media", x)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")

@@ -6,7 +6,7 @@ import math
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import ALIBI, ARCHS, Arch
+from treadle.models.archs import ALIBI, ARCHS, EMBD_NORMED, POST_EPS, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
@@ -105,6 +105,8 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
         n_vocab=keys.n_vocab(),
         n_ctx_train=n_ctx_train,
         norm_eps=read_norm_eps(keys, arch) / residual**2,
+        embd_norm=keys.flag(EMBD_NORMED, False),
+        post_norm_eps=keys.number(POST_EPS, 0.0, lo=0.0, hi=1.0) / residual**2,
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),

@@ -43,6 +43,7 @@ from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
 from treadle.convert.hf.families.minimax import MINIMAX_FAMILIES
 from treadle.convert.hf.families.mistral import MISTRAL_FAMILIES
+from treadle.convert.hf.families.muse import MUSE_FAMILIES
 from treadle.convert.hf.families.nanochat import NANOCHAT_FAMILIES
 from treadle.convert.hf.families.nemotron import NEMOTRON_FAMILIES, NEMOTRON_VARIANTS
 from treadle.convert.hf.families.olmo import OLMO_FAMILIES
@@ -101,6 +102,7 @@ FAMILIES: dict[str, Family] = {
     **MINICPM_FAMILIES,
     **MINIMAX_FAMILIES,
     **MISTRAL_FAMILIES,
+    **MUSE_FAMILIES,
     **NANOCHAT_FAMILIES,
     **NEMOTRON_FAMILIES,
     **OLMO_FAMILIES,
