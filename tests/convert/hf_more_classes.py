@@ -15,6 +15,8 @@ MORE_CLASSES = {
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
     "nanochat": "NanoChat",
+    "muse_glimmer_text": "MuseGlimmerText",
+    "lfm3": "Lfm3",
     "gpt_neo": "GPTNeo",
     "olmo_hybrid": "OlmoHybrid",
 }

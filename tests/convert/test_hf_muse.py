@@ -12,6 +12,7 @@ import treadle
 from tests.convert.test_hf import convert, worst
 from tests.convert.test_hf_pictures import build_outer, logits, save
 from tests.models.test_arch_truth import check_truth, ids_of
+from tests.models.ways import check_instruction_sets, check_returns
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.errors import FileError, UnsupportedError
@@ -47,6 +48,7 @@ def test_in_every_way(tmp_path: Path) -> None:
     truth = logits(model, ids_of())
     made = convert(save(model, tmp_path / "hf"), tmp_path / "made.gguf")
     check_truth(made, truth)
+    check_returns(made)
     with open_gguf(made) as file:
         stems = {name.removeprefix("blk.0.").removesuffix(".weight") for name in file.tensors}
         assert {stem for stem in stems if not stem.startswith("blk.")} == {*NAMES.split()}
@@ -57,6 +59,14 @@ def test_in_every_way(tmp_path: Path) -> None:
     # Layers without a window are counted from the last.
     assert [layer.window for layer in config.layers] == [16, 0, 16, 16, 16, 0]
     assert all((layer.rope is not None) == (layer.window > 0) for layer in config.layers)
+
+
+@pytest.mark.slow
+def test_on_other_instruction_sets(tmp_path: Path) -> None:
+    model = build()
+    truth = logits(model, ids_of())
+    made = convert(save(model, tmp_path / "hf"), tmp_path / "made.gguf")
+    check_instruction_sets(made, ids_of(), truth)
 
 
 @pytest.mark.parametrize(

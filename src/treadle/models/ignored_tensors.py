@@ -80,7 +80,6 @@ _REASONS: dict[str, str] = {
     "it generates by unmasking many tokens at once (diffusion), not one by one": (
         "llada llada-moe llada_moe dream Dream rnd1 diffusion_gemma"
     ),
-    "each head's output has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
     "its experts are chosen before the sigmoid that weighs them": "kolibri1",
     "its attention is the difference of two": "diffllama",
     "its attention layers share their weights": "zamba zamba2",

@@ -81,6 +81,7 @@ OUTER: Mapping[str, TextPart] = {
     "cohere2_vision": TextPart("text_config", "cohere2", tied=True),
     "lfm2_vl": TextPart("text_config", "lfm2", tied=True),
     "muse_glimmer": TextPart("text_config", "muse_glimmer_text"),
+    "lfm3_vl": TextPart("text_config", "lfm3", tied=True),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
