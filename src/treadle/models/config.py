@@ -105,7 +105,9 @@ class Layer:
     head_dim: int  # of queries and keys
     head_dim_v: int
     n_ff: int
-    kv_from: int  # the layer whose keys and values it attends to: itself, or an earlier one
+    # The layer whose keys and values it attends to: itself, or an earlier one; in a drafter, from
+    # ``n_layer`` on, one of the model that it drafts for.
+    kv_from: int
     causal: bool = True  # tokens do not attend to later ones
     window: int = 0  # attention window in tokens, the current one included; 0: unlimited
     chunked: bool = False  # the window starts at the last multiple of ``window``
@@ -193,6 +195,7 @@ class Config:
     clamp: float = 0.0  # queries, keys and values are clamped to -clamp..clamp; 0.0: off
     value_scale: float = 1.0  # values are multiplied by it
     residual_scale: float = 1.0  # the residual stream is kept divided by it
+    n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all

@@ -42,9 +42,6 @@ _REASONS: dict[str, str] = {
         "llama-embed plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
-    "it drafts from the states and keys of a Gemma 4, and is not a standalone model": (
-        "gemma4-assistant gemma4_assistant gemma4_unified_assistant"
-    ),
     "it drafts from the states of another model, and is not a standalone model": "eagle3 dflash",
     "its decoder attends to an encoder, and scores have learned distance biases": ("t5 mt5 umt5"),
     "its decoder attends to an encoder": (

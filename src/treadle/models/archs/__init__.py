@@ -44,11 +44,14 @@ from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
 ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
+DRAFTER_GRAPHS = ("assistant",)  # of models that only draft for another one
+STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 __all__ = [
     "ALIBI",
     "ARCHS",
     "BUCKETS",
     "DISTANCES",
+    "DRAFTER_GRAPHS",
     "EMBD_NORMED",
     "EXPERTS_GATING",
     "EXPERTS_JITTER",
@@ -68,6 +71,7 @@ __all__ = [
     "ROPE_HALVED",
     "ROPE_PATTERN",
     "ROPE_SECTIONED",
+    "STANDALONE",
     "TEMPERATURE",
     "TEMPERATURE_LENGTH",
     "TYPES",

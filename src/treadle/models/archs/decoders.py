@@ -80,6 +80,14 @@ DECODERS = (
         names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
         spans="window",
         causal_widths=frozenset({1536, 2560}),  # E2B and E4B
+        nextn="normed",
+    ),
+    Arch(  # a drafter of Gemma 4
+        "gemma4-assistant",
+        graph="assistant",
+        activation="gelu",
+        needs=frozenset({"attn_q_norm.weight", "layer_output_scale.weight"}) | POST_NORM,
+        keys=(("attention.scale", 1.0),),
     ),
     Arch(
         "gemma3n",

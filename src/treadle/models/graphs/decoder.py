@@ -68,7 +68,8 @@ def first(g: Ops) -> Rows:
     return x
 
 
-def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+    """Return the states after the last norm, if there is one, times ``scale``."""
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.bare):  # with norms after the sums, x is normed already
         return x
@@ -81,7 +82,7 @@ def logits(g: Ops, x: Rows) -> None:
         raise UnsupportedError(
             "no logits: the file's head is a scoring head and does not generate text"
         )
-    h = _normed(g, g.outputs(x), g.config.logit_scale)
+    h = normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))
 
@@ -96,7 +97,7 @@ def ahead(g: Ops, x: Rows) -> None:
 
 def embedding(g: Ops, x: Rows) -> None:
     """Output a pooled vector for each input, and the same scaled to length 1."""
-    h = _normed(g, x)
+    h = normed(g, x)
     how = g.config.pool
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
@@ -104,7 +105,7 @@ def embedding(g: Ops, x: Rows) -> None:
 
 def states(g: Ops, x: Rows) -> None:
     """Output the last layer's normed states of all tokens."""
-    g.result("states", _normed(g, x))
+    g.result("states", normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:

@@ -6,7 +6,7 @@ import math
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import ALIBI, ARCHS, EMBD_NORMED, POST_EPS, Arch
+from treadle.models.archs import ALIBI, ARCHS, EMBD_NORMED, POST_EPS, STANDALONE, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
@@ -28,7 +28,7 @@ from treadle.models.graphs.recurrence import (
 )
 from treadle.models.keys import N_LAYER_MAX, NEXTN, ArchMetadata
 
-DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
+DECODERS = [name for name in STANDALONE if ARCHS[name].graph != "encoder"]
 DECODERS_ONLY = f"treadle supports these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
 CLAMP = "attention.clamp_kqv"

@@ -12,7 +12,9 @@ from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import MetadataReader
+from treadle.models.graphs.assistant import N_TARGET
 from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
+from treadle.models.keys import NEXTN
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -137,6 +139,37 @@ GEMMA4_FAMILIES: dict[str, Family] = {
     ),
 }
 
+
+def _assistant_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of an assistant: llama.cpp counts all its layers as those of a drafter."""
+    return {**_keys(keys, n_layer), NEXTN: n_layer}
+
+
+def _target(whole: MetadataReader) -> dict[str, Any]:
+    return {N_TARGET: whole.integer("backbone_hidden_size")}
+
+
+# A drafter: none of its layers has keys and values.
+ASSISTANT = replace(
+    GEMMA4_FAMILIES["gemma4_text"],
+    arch="gemma4-assistant",
+    names={
+        **_NAMES,
+        "pre_projection": "nextn.pre_projection",
+        "post_projection": "nextn.post_projection",
+    },
+    only={"attention_bias": False, "enable_moe_block": False, "use_double_wide_mlp": False},
+    more=_assistant_keys,
+    beside=_target,
+)
+
+
+def _variant(keys: MetadataReader) -> Family | None:
+    n_shared = keys.get("num_kv_shared_layers")
+    return ASSISTANT if n_shared and n_shared == keys.get("num_hidden_layers") else None
+
+
+GEMMA4_FAMILIES["gemma4_text"] = replace(GEMMA4_FAMILIES["gemma4_text"], variant=_variant)
 _UNIFIED = {
     "hidden_size_per_layer_input": 0,
     "sliding_window": 1024,
@@ -149,3 +182,6 @@ GEMMA4_FAMILIES |= {
         defaults={**GEMMA4_FAMILIES["gemma4_text"].defaults, **_UNIFIED},
     ),
 }
+
+# Rows that ``variant`` chooses.
+GEMMA4_VARIANTS = (ASSISTANT,)

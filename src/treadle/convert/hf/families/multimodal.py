@@ -82,6 +82,8 @@ OUTER: Mapping[str, TextPart] = {
     "lfm2_vl": TextPart("text_config", "lfm2", tied=True),
     "muse_glimmer": TextPart("text_config", "muse_glimmer_text"),
     "lfm3_vl": TextPart("text_config", "lfm3", tied=True),
+    "gemma4_assistant": TextPart("text_config", "gemma4_text", tied=True),
+    "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),

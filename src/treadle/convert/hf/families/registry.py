@@ -21,7 +21,7 @@ from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
 from treadle.convert.hf.families.gemma import GEMMA_FAMILIES, GEMMA_VARIANTS
 from treadle.convert.hf.families.gemma3n import GEMMA3N_FAMILIES
-from treadle.convert.hf.families.gemma4 import GEMMA4_FAMILIES
+from treadle.convert.hf.families.gemma4 import GEMMA4_FAMILIES, GEMMA4_VARIANTS
 from treadle.convert.hf.families.glm import GLM_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
@@ -125,6 +125,7 @@ VARIANTS = (
     *NEMOTRON_VARIANTS,
     *GRANITE_VARIANTS,
     *GEMMA_VARIANTS,
+    *GEMMA4_VARIANTS,
     *FALCON_VARIANTS,
     *BAILING_VARIANTS,
 )
