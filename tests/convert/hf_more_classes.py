@@ -17,6 +17,7 @@ MORE_CLASSES = {
     "nanochat": "NanoChat",
     "muse_glimmer_text": "MuseGlimmerText",
     "lfm3": "Lfm3",
+    "bailing_hybrid": "BailingHybrid",
     "gpt_neo": "GPTNeo",
     "olmo_hybrid": "OlmoHybrid",
 }

@@ -54,7 +54,7 @@ def test_in_every_way(tmp_path: Path) -> None:
         assert {stem for stem in stems if not stem.startswith("blk.")} == {*NAMES.split()}
         config = load_config(file)
         norms = [file.tensors[f"blk.1.attn_{x}_norm.weight"].dequantize() for x in "qk"]
-    assert np.array_equal(norms, np.repeat(np.float32([[3.87], [1.0]]), 32, 1))
+    assert np.array_equal(norms, np.repeat(np.array([[3.87], [1.0]], np.float32), 32, 1))
     assert config.post_norm_eps == np.float32(1e-8)
     # Layers without a window are counted from the last.
     assert [layer.window for layer in config.layers] == [16, 0, 16, 16, 16, 0]

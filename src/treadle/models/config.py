@@ -54,6 +54,7 @@ class Recurrence:
     n_rank: int = 0  # rank of Mamba-1's dt
     ranks: tuple[int, ...] = ()  # of WKV-7's decays, rates, mixed values and gates; 0: no gates
     beta_most: float = 1.0  # largest beta of the delta rule: above 1, eigenvalues may be negative
+    floor: float = 0.0  # least logarithm of a decay of Kimi Delta Attention; 0.0: none
     normed: bool = False  # Mamba-1's dt, B and C have norms without weights (Falcon)
 
     @property

@@ -8,9 +8,6 @@ _REASONS: dict[str, str] = {
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
     "its layers run several times, with different keys and values each time": "nanbeige",
-    "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
-        "bailingmoe3 bailing_hybrid"
-    ),
     "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"

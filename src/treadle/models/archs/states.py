@@ -92,6 +92,15 @@ STATES = (
         mixer="latent",
         state="kda",
     ),
+    Arch(  # Ling 3
+        "bailingmoe3",
+        graph="kimi",
+        rope="norm",
+        needs=frozenset({"attn_gate.weight"}),
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        mixer="latent",
+        state="kda_bounded",
+    ),
     Arch(  # not in llama.cpp
         "olmo_hybrid",
         graph="olmo_hybrid",

@@ -10,6 +10,7 @@ from treadle.convert.hf.families.apertus import APERTUS_FAMILIES
 from treadle.convert.hf.families.arcee import ARCEE_FAMILIES
 from treadle.convert.hf.families.baichuan import BAICHUAN_FAMILIES
 from treadle.convert.hf.families.bailing import BAILING_FAMILIES, BAILING_VARIANTS
+from treadle.convert.hf.families.bailing_hybrid import BAILING_HYBRID_FAMILIES
 from treadle.convert.hf.families.bert import BERT_FAMILIES
 from treadle.convert.hf.families.bitnet import BITNET_FAMILIES
 from treadle.convert.hf.families.cohere import COHERE_FAMILIES
@@ -70,6 +71,7 @@ FAMILIES: dict[str, Family] = {
     **ARCEE_FAMILIES,
     **BAICHUAN_FAMILIES,
     **BAILING_FAMILIES,
+    **BAILING_HYBRID_FAMILIES,
     **BERT_FAMILIES,
     **BITNET_FAMILIES,
     **COHERE_FAMILIES,
