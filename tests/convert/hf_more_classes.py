@@ -18,6 +18,7 @@ MORE_CLASSES = {
     "muse_glimmer_text": "MuseGlimmerText",
     "lfm3": "Lfm3",
     "bailing_hybrid": "BailingHybrid",
+    "embedding_gemma2_text": "EmbeddingGemma2Text",
     "gpt_neo": "GPTNeo",
     "olmo_hybrid": "OlmoHybrid",
 }

@@ -64,7 +64,9 @@ def test_in_every_way(tmp_path: Path) -> None:
         assert {name.removesuffix(".weight").removesuffix(".bias") for name in rest} == {
             *NAMES.split()
         }
-        keys = {key.partition(".")[2]: value for key, value in file.metadata.items()}
+        keys: dict[str, Any] = {
+            key.partition(".")[2]: value for key, value in file.metadata.items()
+        }
     assert [*keys["attention.head_count_kv"]] == [0, 1, 0, 1]
     assert keys["kda.gate_lower_bound"] == -5.0
     assert keys["kda.safe_gate"] is True
@@ -79,6 +81,7 @@ def test_on_other_instruction_sets(tmp_path: Path) -> None:
 
 def test_queries_of_a_low_rank(tmp_path: Path) -> None:
     more = {"q_lora_rank": 32, "kda_lower_bound": -2.0, "short_conv_kernel_size": 3}
+    more |= {"head_dim": 32}  # of a state, as in published folders
     check_both(own(CASE, **more), tmp_path)
 
 

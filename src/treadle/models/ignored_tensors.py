@@ -36,7 +36,7 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose built-in adapters": "graniteswitch",
     "its model is custom code in its folder: transformers has no reference implementation": (
-        "llama-embed plamo plamo3 grok-1 rwkv_hybrid"
+        "plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
     "it drafts from the states of another model, and is not a standalone model": "eagle3 dflash",
@@ -81,9 +81,6 @@ _REASONS: dict[str, str] = {
     "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",
     "its states are those of an xLSTM": "xlstm",
     "its output matrix covers only some of its tokens": "apertus1p5 apertus1p5_text",
-    "its layers add projections of the embeddings, and it generates no text": (
-        "embedding_gemma2 embedding_gemma2_text"
-    ),
     "it is an encoder that generates text: GGUF has no architecture for it": "modernbert-decoder",
     "its folder's tokenizer is custom code": "kimi_vl",
     "it reads bytes and merges them with a model of its own": "blt",

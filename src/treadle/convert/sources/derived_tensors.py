@@ -98,14 +98,14 @@ def make_tensors(
     """
     result = _stacked(tensors)
     by_name_: dict[str, list[DerivationRule]] = {}
-    for rule in rules:
-        by_name_.setdefault(rule.of[0], []).append(rule)
+    for each in rules:
+        by_name_.setdefault(each.of[0], []).append(each)
     for name, first in list(result.items()):
         match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
         if match is None:
             continue
         layer = int(match.groupdict().get("i", 0))
-        own = (rule for rule in by_name_.get(match["rest"], ()) if rule.applies(layer))
+        own = (each for each in by_name_.get(match["rest"], ()) if each.applies(layer))
         if (rule := next(own, None)) is None:
             continue
         sources = []

@@ -55,7 +55,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "rope.dimension_count": keys.integer("qk_rope_head_dim"),
         VALUE: rank,
         "ssm.conv_kernel": keys.integer("short_conv_kernel_size"),
-        KDA_HEAD: keys.integer("head_dim"),
+        KDA_HEAD: keys.integer("linear_head_dim", keys.integer("head_dim")),  # transformers' word
         KDA_SAFE: True,
         KDA_FLOOR: f32(keys.number("kda_lower_bound", lo=-1e3, hi=-1e-3)),
         **listed_kinds(keys, n_layer),

@@ -84,6 +84,7 @@ OUTER: Mapping[str, TextPart] = {
     "lfm3_vl": TextPart("text_config", "lfm3", tied=True),
     "gemma4_assistant": TextPart("text_config", "gemma4_text", tied=True),
     "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
+    "embedding_gemma2": TextPart("text_config", "embedding_gemma2_text"),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),

@@ -22,7 +22,11 @@ from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
 from treadle.convert.hf.families.gemma import GEMMA_FAMILIES, GEMMA_VARIANTS
 from treadle.convert.hf.families.gemma3n import GEMMA3N_FAMILIES
-from treadle.convert.hf.families.gemma4 import GEMMA4_FAMILIES, GEMMA4_VARIANTS
+from treadle.convert.hf.families.gemma4 import (
+    EMBEDDING_GEMMA2_FAMILIES,
+    GEMMA4_FAMILIES,
+    GEMMA4_VARIANTS,
+)
 from treadle.convert.hf.families.glm import GLM_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
@@ -84,6 +88,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA_FAMILIES,
     **GEMMA3N_FAMILIES,
     **GEMMA4_FAMILIES,
+    **EMBEDDING_GEMMA2_FAMILIES,
     **GLM_FAMILIES,
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
