@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -53,7 +54,7 @@ def states(
         x = x + tensor("position_embd.weight")[: len(ids)]
     if "token_embd_norm.weight" in config.optional:
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
-    if config.arch.graph == "nanochat":
+    if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
     if config.n_streams > 1:
@@ -231,7 +232,10 @@ class Layer:
             return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without
-        y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config)
+        config = self.config
+        if config.post_norm_eps and stem in (POST, "post_ffw_norm"):
+            config = replace(config, norm_eps=config.post_norm_eps)
+        y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
 

@@ -53,6 +53,7 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
     "kda.head_dim": 32,
+    "kda.gate_lower_bound": -5.0,
     "wkv.head_size": 32,
     "attention.decay_lora_rank": 20,
     "attention.iclr_lora_rank": 16,

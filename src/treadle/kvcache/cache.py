@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.records import PAGE, most_partials
@@ -73,6 +73,8 @@ class KVCache:
     are freed. ``n_encoded``: inputs of an encoder whose keys and values fit at once, by default
     ``n_sequences``.
     """
+
+    lent: ClassVar[bool] = False  # whether its pages are another cache's, which no run changes
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ GRAPHS = LateConstants[Graph](
         "halves": "halves.HALVES",
         "thinned": "thinned.THINNED",
         "gemma4": "gemma4.GEMMA4",
+        "assistant": "assistant.ASSISTANT",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",

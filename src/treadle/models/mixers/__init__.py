@@ -43,6 +43,7 @@ MIXERS = LateConstants[Sublayer](
         "delta": "delta.DELTA",
         "delta_grouped": "delta.DELTA_GROUPED",
         "kda": "kda.KDA",
+        "kda_bounded": "kda.KDA_BOUNDED",
         "wkv": "wkv.WKV",
         "wkv_first": "wkv.WKV_FIRST",
         BEHIND: "behind.ATTENTION_BEHIND",

@@ -1,5 +1,5 @@
 """Attention with a required gate matrix: softplus of a value per output element or per head
-(Laguna), or sigmoid of a value per head (Step 3.5, Spark X2.5).
+(Laguna), or sigmoid of a value per head (Step 3.5, LFM 3, Spark X2.5).
 """
 
 from __future__ import annotations
