@@ -354,6 +354,7 @@ GEMMS = [
     Gemm("F16", "q16n", 172, 2, 4, outputs=True),
     Gemm("F16", "q16n", 1056, 2, 4, segments=3, bias=True),
     Gemm("F16", "q16n", 768, 1, 6, residual=True, kc=512),
+    Gemm("F16", "q16n", 544, 4, 6),
     Gemm("IQ4_NL", "q16", 544, 2, 4, segments=2),
     Gemm("IQ4_XS", "q16", 768, 2, 4, bias=True),
     OrderedGemm("BF16", "bf16", 172, 2, 4, segments=2, bias=True),

@@ -96,7 +96,7 @@ PAIRS: list[tuple[Matmul, Isa]] = [
     for isa in rows_for(spec)
     if not once_is_enough(spec, isa)
     if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec) or isinstance(spec, OrderedGemm)
-    if spec.act not in WORDS or isa.shorts
+    if spec.act not in WORDS or isa.shorts or (spec.act == "q16n" and isa.dot_words)
 ]
 PAIRS += [
     (spec, rows.SIGNED)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are tiled
-# Rows of wide tiles, which share the unpacking of a page. The smaller size applies where larger
+# Rows of wide tiles, which share the unpacking of a page. A smaller size applies where larger
 # tiles would be too few for many cores. It ignores the number of cores, which must not change bits.
-WIDE_ROWS = (128, 64)
+WIDE_ROWS = (512, 128, 64)
 # Matrices whose inputs are rounded less in plans for few tokens: rounding to 8 bits before them
 # makes two thirds of a text's divergence from float32 (docs/kernels.md). Those of a layer share one
 # input.
@@ -91,17 +91,17 @@ class Steps:
             and not (config.alibi or config.n_buckets)
             and not packed
         )
-        wide = plain and not exact and not any(n % BLOCK for n in dims)
+        coarse = plain and (int16 or not exact)  # 16 bits of keys and values are enough
         matrix = isa.matrix
-        words = isa.dot_words is not None
+        words = isa.dot_words is not None and coarse and not any(n % WORD_DIMS for n in dims)
+        wide = coarse and not any(n % BLOCK for n in dims)
         self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
-        in_words = plain and int16 and not any(n % WORD_DIMS for n in dims)
-        in_words = in_words or (wide and matrix is None)
-        self.word_attention = in_words and words and n_tokens > isa.lanes
+        words = words and (int16 or (wide and matrix is None))
+        self.word_attention = words and not self.matrix_attention and n_tokens > isa.lanes
         rows = TILE_ROWS
         if self.matrix_attention or self.word_attention:
-            most, fewer = WIDE_ROWS
-            rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
+            n_rows = n_tokens * n_head
+            rows = next((n for n in WIDE_ROWS if n_rows >= n * ENOUGH_TILES), WIDE_ROWS[-1])
         elif isa.simt is not None and not deterministic:
             narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
