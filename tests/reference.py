@@ -153,10 +153,12 @@ def attention(
     sinks: Array | None = None,
     chunk: int = 0,
     alibi: float = 0.0,
+    chosen: npt.NDArray[np.bool_] | None = None,
 ) -> Array:
     """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value;
     ``chunk``: no token sees one before the last multiple of it; ``alibi``:
-    scores fall with distance, in the last of 2**n heads by 2**-alibi a token.
+    scores fall with distance, in the last of 2**n heads by 2**-alibi a token; ``chosen`` [query,
+    key], or [n_head, query, key]: the keys that are seen.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -171,6 +173,8 @@ def attention(
     seen = (age >= 0) & (age < window) if window else age >= 0
     if chunk:
         seen &= np.arange(len(k)) // chunk == np.arange(len(q))[:, None] // chunk
+    if chosen is not None:
+        seen = seen & chosen
     score = np.where(seen, score, -np.inf)
     if sinks is not None:
         more = np.broadcast_to(sinks[:, None, None], (*score.shape[:2], 1))

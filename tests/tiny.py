@@ -59,6 +59,11 @@ STATES = {  # of layers that have one
     "attention.value_residual_mix_lora_rank": 12,
     "attention.gate_lora_rank": 24,
 }
+INDEXERS = {  # of the keys that attention sees
+    "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 12,
+}
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
@@ -175,6 +180,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
         **STATES,
+        **INDEXERS,
     }
     if size["head_dim"] == LATENT["head_dim"]:
         made["rope.dimension_count"] = LATENT["head_dim"] - LATENT["head_dim_v"]

@@ -11,6 +11,7 @@ from typing import Any
 from treadle.formats import FORMATS
 from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 from treadle.kernels.attention.hadamard import Rotate
+from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
@@ -614,6 +615,29 @@ LATENTS = [
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
 ]
+INDEX_STORES = [
+    IndexStore("neox", "f16", 3, 64, 16),
+    IndexStore("norm", "f32", 5, 40, 24, first=16, pool=1, table=1),
+    IndexStore("none", "q8_0", 0, 32, 0),
+    IndexStore("neox", "q4_0", 2, 64, 32, first=32),
+]
+INDEX_SCORES = [
+    IndexScores("f16", 6, 1, 64, 1, latent=True, scale=0.1, top=20),
+    IndexScores("f32", 24, 1, 40, 1, pool=1, latent=True, top=6, unit=16, whole=True),
+    IndexScores("q8_0", 3, 1, 32, 1, latent=True, weighted=False, scale=0.5),
+    IndexScores("q4_0", 4, 1, 64, 1, latent=True, weighted=False, apart=True, top=2, unit=32),
+]
+CHOICES = [
+    Choose(20),
+    Choose(5, 8, whole=True),
+    Choose(4, 24, local=2, planes=3),
+    Choose(3, 64, local=1),
+]
+ATTENTIONS_CHOSEN = [
+    Attention("f16", 4, 1, 64, 2, head_dim_v=32, latent=True, chosen=1),
+    Attention("f32", 6, 3, 32, 3, chosen=3),
+    Attention("q8_0", 8, 2, 32, 1, chosen=1, sinks=False),
+]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
 WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
@@ -766,6 +790,10 @@ ALL: list[Spec] = [
     *SELECTIVES,
     *WKVS,
     *LATENTS,
+    *INDEX_STORES,
+    *INDEX_SCORES,
+    *CHOICES,
+    *ATTENTIONS_CHOSEN,
     *PACK_HEADS,
     *TEMPERS,
     *TIMES,

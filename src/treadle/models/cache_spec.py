@@ -20,6 +20,7 @@ class PoolSpec:
     chunked: the window starts at the last multiple of ``window`` (chunked attention).
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
+    index: keys of an indexer, beside the keys and values of the same layers.
     """
 
     name: str
@@ -31,6 +32,7 @@ class PoolSpec:
     causal: bool = True
     latent: bool = False
     chunked: bool = False
+    index: bool = False
 
 
 @dataclass(frozen=True)

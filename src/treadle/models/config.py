@@ -95,6 +95,20 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """A layer's indexer: a small attention that chooses the keys which each query sees."""
+
+    n_head: int
+    head_dim: int
+    top: int  # units of keys that a query sees
+    rope: str  # pairs of its rotated dims, as ``Arch.rope``
+    first: int = 0  # the first of its dims that turn
+    norm_eps: float = 1e-6  # of the norm of its keys
+    unit: int = 1  # consecutive keys that are chosen together
+    local: int = 0  # last units, which a query sees always
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: the names of its mixer and FFN in MIXERS and FFNS ("": none), and their sizes in
     elements (0 if it has no such half).
@@ -123,6 +137,8 @@ class Layer:
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None  # None: queries see all keys
+    chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
 
 
 @dataclass(frozen=True)
@@ -229,7 +245,11 @@ class Config:
 
     @property
     def n_batch(self) -> int:
-        """Tokens of a prompt per run, if the prompt may be split."""
+        """Tokens of a prompt per run, if the prompt may be split. An indexer's scores take memory
+        for each of them, as long as the context.
+        """
+        if any(layer.indexer for layer in self.layers):
+            return N_BATCH
         return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 
     @property

@@ -16,7 +16,7 @@ _REASONS: dict[str, str] = {
         "kimi-k2 kimi_k2 kimi_k25"
     ),
     "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
-        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
+        "deepseek4 deepseek_v4 dots3note dots3_note "
         "dots3_note_text axk2 mistral_large4 mistral_large4_text"
     ),
     "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (

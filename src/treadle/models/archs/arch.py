@@ -30,6 +30,7 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
+INDEX_NORM = frozenset({"indexer.k_norm.bias"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
@@ -91,6 +92,7 @@ class Arch:
         ``all``, or those with a ``window``.
     causal_widths: ``n_embd`` of the sizes without such layers. Files have no key for it; llama.cpp
         tells these sizes by their width too.
+    index_rope: pairs of an indexer's rotated dims; "": those of ``rope``.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
         (Qwen3-VL); else each has a run of pairs.
     """
@@ -117,3 +119,4 @@ class Arch:
     spans: Literal["", "all", "window"] = ""
     causal_widths: frozenset[int] = frozenset()
     interleaved: bool = False
+    index_rope: Literal["", "norm", "neox"] = ""

@@ -9,6 +9,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     FFN_NORM,
+    INDEX_NORM,
     LEADING_DENSE,
     LOCAL_BASE,
     PATTERN,
@@ -91,6 +92,22 @@ MIXTURES = (
     ),
     # DeepSeek V2 and V3, GLM-4.7-Flash
     Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    # DeepSeek V3.2, GLM-5: keys that an indexer chooses
+    Arch(
+        "deepseek32",
+        rope="norm",
+        mixer="latent_indexed",
+        index_rope="neox",
+        needs=INDEX_NORM,
+        keys=((EXPERTS_GATING, 2),),
+    ),
+    Arch(
+        "glm-dsa",
+        rope="norm",
+        mixer="latent_indexed",
+        needs=INDEX_NORM,
+        keys=((EXPERTS_GATING, 2),),
+    ),
     Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
     Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),

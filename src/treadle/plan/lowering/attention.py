@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import by_distance
 from treadle.kernels.spec import Grid, numbered
 from treadle.models.archs import REACH
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 
 
 def emit_attention(
-    steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+    steps: Steps,
+    label: str,
+    layer: int,
+    qkv: Buffer,
+    sinks: str = "",
+    distances: str = "",
+    chosen: Buffer | None = None,
 ) -> Buffer:
     """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads.
+    heads. ``chosen``: the keys that an indexer has chosen, if not all.
     """
     at = steps.config.layers[layer]
     pool = steps.cache.pool_of(at.kv_from)
+    words = -(-steps.cache.n_ctx // PAGE)
     spec = Attention(
         steps.cache.kv,
         at.n_head,
@@ -44,6 +52,7 @@ def emit_attention(
         steps.word_attention,
         REACH if distances else 0,
         steps.config.with_media and steps.config.media.spans_in(at.window),
+        chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -58,6 +67,8 @@ def emit_attention(
         "page_bytes": pool.cell_bytes,
         "layer_off": pool.layer_off(at.kv_from),
     }
+    if chosen is not None:
+        given |= {"chosen": chosen, "chosen_stride": words}
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
     if most > few:

@@ -84,7 +84,7 @@ class Steps:
         dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
         plain = (
             not deterministic
-            and not any(at.latent for at in attending)
+            and not any(at.latent or at.indexer for at in attending)
             and not (config.alibi or config.n_buckets)
             and not KV_FORMATS[cache.kv].packed
         )
@@ -102,7 +102,7 @@ class Steps:
         elif isa.simt is not None and not deterministic:
             narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
             added = config.alibi or config.n_buckets  # to scores
-            apart = bool(added) or any(at.latent for at in attending)
+            apart = bool(added) or any(at.latent or at.indexer for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):
                 rows = isa.simt.tile_rows
         # Deterministic mode has no path for few tokens: bits must not depend on the chunk size.

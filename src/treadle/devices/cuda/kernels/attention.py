@@ -329,7 +329,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Attention)
-    if spec.spans or spec.matrix or spec.page.fmt.packed or not aligned(step):
+    if spec.spans or spec.chosen or spec.matrix or spec.page.fmt.packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
     return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

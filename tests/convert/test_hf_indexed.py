@@ -1,0 +1,105 @@
+"""Families whose attention sees the keys that an indexer chooses: folders, in place and converted,
+against transformers in float64, with texts of more tokens than are chosen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.convert.test_hf import convert
+from tests.convert.test_hf_encoders import save
+from tests.convert.test_hf_mixtures import own
+from tests.models.hf_cases import Case
+from tests.models.hf_tiny import compute_logits
+from tests.models.test_arch_truth import check_truth, ids_of
+from treadle.convert.hf.config import read_config
+from treadle.errors import FileError, UnsupportedError
+from treadle.files.gguf import open_gguf
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "index_n_heads": 12,  # so many that no score is 0, as if it were tied
+    "index_head_dim": 32,
+    "index_topk": 9,
+}
+CASES = {
+    "deepseek32": Case("DeepseekV32", "deepseek32", {**LATENT, "n_group": 2}),
+    "glm-dsa": Case(
+        "GlmMoeDsa",
+        "glm-dsa",
+        {**LATENT, "indexer_types": ["full", "shared", "full", "shared"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    """In one go, in chunks, by decode, for every number of threads."""
+    model = save(own(CASES[name]), tmp_path / "hf")
+    truth = compute_logits(model, ids_of())
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    check_truth(made, truth)
+    check_truth(tmp_path / "hf", truth)
+    with open_gguf(made) as gguf:
+        assert gguf.metadata["general.architecture"] == name
+        assert gguf.metadata[f"{name}.attention.indexer.top_k"] == 9
+        types: Any = gguf.metadata.get(f"{name}.attention.indexer.types")
+        assert (types and list(types)) == ([True, False] * 2 if name == "glm-dsa" else None)
+
+
+GLM = {
+    "model_type": "glm_moe_dsa",
+    "num_hidden_layers": 5,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],
+}
+TYPES = "glm-dsa.attention.indexer.types"
+
+
+@pytest.mark.parametrize(
+    ("more", "full"),
+    [
+        ({}, None),
+        ({"index_topk_pattern": "FSSFS"}, [True, False, False, True, False]),
+        ({"index_topk_freq": 2}, [True, True, False, True, False]),
+        ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, [True, False, False, True, False]),
+    ],
+)
+def test_layers_with_an_indexer(more: dict[str, Any], full: list[bool] | None) -> None:
+    """As transformers reads a pattern, or a rule."""
+    import transformers
+
+    found = read_config({**GLM, **more}, Path("config.json")).metadata.get(TYPES)
+    assert found == full
+    theirs = transformers.GlmMoeDsaConfig(**{**GLM, **more}).indexer_types
+    assert theirs == ["full" if each else "shared" for each in full or [True] * 5]
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"indexer_types": ["full"] * 4}, "indexer_types: is .*: expected 5"),
+        ({"index_topk_pattern": "FSSFX"}, "indexer_types"),
+        ({"index_topk": "many"}, "index_topk: is 'many'"),
+    ],
+)
+def test_what_is_refused(more: dict[str, Any], says: str) -> None:
+    with pytest.raises((FileError, UnsupportedError), match=says):
+        read_config({**GLM, **more}, Path("config.json"))

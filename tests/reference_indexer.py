@@ -1,0 +1,48 @@
+"""The choice of keys in sparse attention, in float64 and plain numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.reference import Array, Layer, rope
+
+Choice = npt.NDArray[np.bool_]
+# The last choices by layer, with the tensors that they were made of: later layers may share one.
+_made: dict[int, tuple[object, Choice]] = {}
+
+
+def chosen_keys(maps: Layer, h: Array, rank: Array) -> Choice:
+    """The keys that each query sees, [query, key]; ``rank``: what its queries are made of."""
+    at = maps.at
+    index = at.indexer
+    assert index is not None
+    if at.chosen_by != maps.i:
+        source, seen = _made[at.chosen_by]
+        assert source is maps.tensor
+        return seen
+    q = maps.linear(rank, "indexer.attn_q_b").reshape(len(h), index.n_head, -1)
+    k = maps.linear(h, "indexer.attn_k")
+    k = k - k.mean(-1, keepdims=True)
+    k = k / np.sqrt((k**2).mean(-1, keepdims=True) + index.norm_eps)
+    blk = f"blk.{maps.i}.indexer"
+    k = k * maps.tensor(f"{blk}.k_norm.weight") + maps.tensor(f"{blk}.k_norm.bias")
+    assert at.rope is not None
+    inv_freq, factor = maps.config.ropes[at.rope].frequencies(maps.config.n_ctx_train)
+    n = 2 * len(inv_freq)
+    part = slice(index.first, index.first + n)
+    for x in (q, k[:, None]):
+        x[..., part] = rope(x[..., part], inv_freq, factor, index.rope)
+    scores = np.maximum(np.einsum("qhd,kd->qhk", q, k), 0)
+    scores = np.einsum("qhk,qh->qk", scores, maps.linear(h, "indexer.proj"))
+    seen = best(scores, index.top)
+    _made[maps.i] = maps.tensor, seen
+    return seen
+
+
+def best(scores: Array, top: int) -> Choice:
+    """The ``top`` largest of those that each query sees; the first of equal ones."""
+    seen = np.zeros(scores.shape, bool)
+    for i, row in enumerate(scores):
+        seen[i, np.argsort(-row[: i + 1], kind="stable")[:top]] = True
+    return seen
