@@ -56,6 +56,10 @@ def states(
     if config.arch.graph == "nanochat":
         x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
+    if config.layers[0].hyper:
+        from tests.reference_hyper import mixed_streams
+
+        return mixed_streams(config, x, ids, tensor)
     if config.n_streams > 1:
         from tests.reference_streams import joined
 
@@ -299,7 +303,7 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         qkv = [np.clip(x, -config.clamp, config.clamp) for x in qkv]
 
     gate: Array = np.ones(1)
-    if at.mixer == "attention_gate":
+    if at.mixer in ("attention_gate", "attention_gate_indexed"):
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
     elif maps.has("attn_gate.weight") or at.mixer == "attention_sigmoid":
@@ -345,7 +349,12 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     chunk = at.window * at.chunked
     scale = config.attn_scale
     cap = config.attn_softcap
-    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi)
+    chosen = None
+    if at.mixer == "attention_gate_indexed":
+        from tests.reference_indexer import chosen_blocks
+
+        chosen = chosen_blocks(maps, h)
+    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi, chosen)
     a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tests.reference import Array, Layer, rope
+from tests.reference import Array, Layer, rms_norm, rope
 
 Choice = npt.NDArray[np.bool_]
 # The last choices by layer, with the tensors that they were made of: later layers may share one.
@@ -45,4 +45,35 @@ def best(scores: Array, top: int) -> Choice:
     seen = np.zeros(scores.shape, bool)
     for i, row in enumerate(scores):
         seen[i, np.argsort(-row[: i + 1], kind="stable")[:top]] = True
+    return seen
+
+
+def chosen_blocks(maps: Layer, h: Array) -> Choice:
+    """The keys that each query sees where whole blocks compete, [query, key]."""
+    at = maps.at
+    index = at.indexer
+    assert index is not None
+    assert at.rope is not None
+    inv_freq, factor = maps.config.ropes[at.rope].frequencies(maps.config.n_ctx_train)
+    part = slice(0, 2 * len(inv_freq))
+    blk = f"blk.{maps.i}.indexer"
+
+    def placed(x: Array, name: str, every: int) -> Array:
+        x = rms_norm(x, maps.tensor(f"{blk}.{name}_norm.weight"), maps.config.norm_eps)
+        spread = np.zeros((len(x) * every, *x.shape[1:]))
+        spread[::every] = x  # at the position where a block begins
+        spread[..., part] = rope(spread[..., part], inv_freq, factor, index.rope)
+        return spread[::every]
+
+    q = placed(maps.linear(h, "indexer.q_proj").reshape(len(h), index.n_head, -1), "q", 1)
+    n = len(h) // index.unit
+    k = maps.linear(h, "indexer.k_proj")[: n * index.unit]
+    k = placed(k.reshape(n, index.unit, -1).mean(1)[:, None], "k", index.unit)[:, 0]
+    scores = np.maximum(np.einsum("qhd,kd->qhk", q, k), 0).sum(1)
+    seen = np.zeros((len(h), len(h)), bool)
+    for i, row in enumerate(scores):
+        whole = (i + 1) // index.unit
+        best_ = np.argsort(-row[:whole], kind="stable")[: index.top]
+        for block in [*best_, whole]:
+            seen[i, block * index.unit : (block + 1) * index.unit] = True
     return seen

@@ -45,6 +45,66 @@ CASES = {
         {**LATENT, "indexer_types": ["full", "shared", "full", "shared"]},
     ),
 }
+QWEN4 = Case(
+    "Qwen4Exp",
+    "qwen4exp",
+    {
+        "head_dim": 32,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "indexed_attention"] * 2,
+        "hc_count": 3,
+        "hc_lowrank": 16,
+        "indexer_n_heads": 8,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 32,
+        "indexer_budget": 12,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [3],
+        "ple_embed_dim": 64,
+        "ple_conv_kernel_size": 3,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+        "make_ngram_vocab_size_divisible_by": 16,
+        "split_ngram_parts": 2,
+        "eos_token_id": ids_of()[20],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [4, 2, 2],
+        },
+    },
+)
+
+
+def test_qwen4(tmp_path: Path) -> None:
+    """Streams, blocks of keys, and n-grams that begin anew in the middle of the text; the table is
+    in two parts in the folder.
+    """
+    model = save(own(QWEN4), tmp_path / "hf")
+    truth = compute_logits(model, ids_of())
+    made = convert(tmp_path / "hf", tmp_path / "made.gguf")
+    check_truth(made, truth)
+    check_truth(tmp_path / "hf", truth)
+    layer = model.model.layers[2].ple.ple_embedding
+    with open_gguf(made) as gguf:
+        found = {key.partition(".")[2]: value for key, value in gguf.metadata.items()}
+        for key, theirs in (
+            ("ple.layer_multipliers", layer.layer_multipliers),
+            ("ple.head_vocab_sizes", layer.ngram_heads_vocab_sizes),
+            ("ple.head_offsets", layer.ngram_heads_offsets),
+        ):
+            ours: Any = found[key]
+            assert list(ours) == theirs.tolist()
+        assert gguf.tensors["per_layer_token_embd.weight"].shape == (240, 16)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -54,16 +54,20 @@ def test_index_store(spec: IndexStore, isa: Isa, memory: Memory, rng: np.random.
     args |= {"k_stride": key.shape[1], "k_column": 5}
     if spec.n_head:
         args["stride"] = q.shape[1]
+    if spec.back:
+        turn = rng.uniform(0, 6, spec.rope_dims // 2)
+        args["back"] = np.concatenate([np.cos(turn), np.sin(turn)]).astype(np.float32)
     expected = q.astype(np.float64)
     pool_ref = np.full(4 * page_bytes, 0xFF, np.uint8)
     spec.run_ref(spec.args(q=expected, key=key, pool=pool_ref, **args), run)
     for front in (False, True):
         given = {**args, "key": memory.copy(key, name="key", front=front)}
+        given |= {"back": memory.copy(args["back"], name="back")} if spec.back else {}
         made = memory.copy(q, name="q", front=front)
         pool = memory.array(len(pool_ref), name="pool", front=front)
         given |= {"pool": pool, **({"q": made} if spec.n_head else {})}
         call(spec, isa, memory, given, run, n)
-        relative = 10 * U32
+        relative = 20 * U32
         if page.fmt.rotated:
             m = points(spec.head_dim)
             relative = np.sqrt(m) * (relative + (np.log2(m) + 2) * U32)

@@ -26,11 +26,11 @@ ARCHS = "deepseek32", "glm-dsa"
 TOP = int(INDEXERS["attention.indexer.top_k"])
 
 
-def changed(source: Path, path: Path, **changes: Any) -> Path:
+def changed(source: Path, path: Path, prefix: str = "attention.", /, **changes: Any) -> Path:
     """Write a file again with other keys; None: without one."""
     with open_gguf(source) as gguf:
         arch = gguf.metadata["general.architecture"]
-        given = {f"{arch}.attention.{key}": value for key, value in changes.items()}
+        given = {f"{arch}.{prefix}{key}": value for key, value in changes.items()}
         writer = GGUFWriter(path)
         for key, value in {**gguf.metadata, **given}.items():
             if value is not None:

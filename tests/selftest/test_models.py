@@ -39,6 +39,7 @@ def test_nothing_is_wrong(path: Path) -> None:
         ("qwen3moe", "Q8_0", "combine"),
         ("deepseek2", "F32", "latent"),
         ("glm-dsa", "F32", "choose"),
+        ("qwen4exp", "F32", "ngram_rows"),
         ("bert", "F32", "pool"),
     ],
 )

@@ -107,7 +107,9 @@ class KVCache:
         self._index_pool_of = {layer: pool for pool in indices for layer in pool.layers}
         others = [pool for pool in self.pools if not pool.spec.index]
         self._pool_of = {layer: pool for pool in others for layer in pool.layers}
-        self._states_of = {layer: each for each in self.states for layer in each.layers}
+        self._states_of = {
+            (layer, each.spec.beside): each for each in self.states for layer in each.layers
+        }
         self._retired: Sequence | None = None
         self.abandoned = AbandonedSequences()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
@@ -126,9 +128,9 @@ class KVCache:
         """Return the pool with the keys of a layer's indexer."""
         return self._index_pool_of[layer]
 
-    def states_of(self, layer: int) -> StatePool:
-        """Return the pool with a layer's states."""
-        return self._states_of[layer]
+    def states_of(self, layer: int, *, beside: bool = False) -> StatePool:
+        """Return the pool with the states of a layer's mixer, or with those beside it."""
+        return self._states_of[layer, beside]
 
     @property
     def n_tokens(self) -> int:

@@ -37,8 +37,12 @@ class PoolSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0."""
+    """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
+
+    beside: the layer's mixer may have another one.
+    """
 
     name: str
     layers: tuple[int, ...]
     n_values: int
+    beside: bool = False

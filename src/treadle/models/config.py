@@ -106,6 +106,45 @@ class Indexer:
     norm_eps: float = 1e-6  # of the norm of its keys
     unit: int = 1  # consecutive keys that are chosen together
     local: int = 0  # last units, which a query sees always
+    pooled: bool = False  # a unit's key is the mean of its keys, and only whole units compete
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-connections: parallel streams of hidden states that halves of layers mix."""
+
+    n: int  # streams
+    n_embd: int  # values of each
+    n_rank: int  # of the gates of the mix
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """Embeddings of the last tokens, added in one layer: rows of a table, chosen by hashes."""
+
+    n: int  # tokens of the longest n-gram
+    heads: int  # rows for each length of n-grams, from 2 on
+    n_row: int  # values of a row
+    end: int  # the token behind which earlier ones do not count
+    n_conv: int  # taps of a convolution, ``n`` tokens apart
+    multipliers: tuple[int, ...]  # of the last ``n`` tokens
+    sizes: tuple[int, ...]  # rows of each head, and where they begin
+    offsets: tuple[int, ...]
+    n_rows: int  # of the table
+
+    @property
+    def n_heads(self) -> int:
+        return (self.n - 1) * self.heads
+
+    @property
+    def n_embd(self) -> int:
+        """Values of all rows of a token."""
+        return self.n_heads * self.n_row
+
+    @property
+    def n_before(self) -> int:
+        """Tokens before the last one that the convolution reads."""
+        return (self.n_conv - 1) * self.n
 
 
 @dataclass(frozen=True)
@@ -138,6 +177,8 @@ class Layer:
     state: Recurrence | None = None
     latent: Latent | None = None
     indexer: Indexer | None = None  # None: queries see all keys
+    ngrams: Ngrams | None = None  # embeddings that are added before it
+    hyper: Hyper | None = None
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
 
 

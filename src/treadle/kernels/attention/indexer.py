@@ -41,11 +41,14 @@ class IndexStore(PagedKernel):
 
     ``q`` is f32 ``[N, stride]``, ``n_head`` heads of ``head_dim`` from column 0 on; ``key`` has one
     key a token, from ``k_column`` on. Of the dims, ``rope_dims`` from ``first`` on turn, in pairs
-    of ``style``. Items: tokens.
+    of ``style``; a key turns ``back`` first, by the cosines and sines of a constant table. Items:
+    tokens.
     """
 
     op: ClassVar[str] = "index_store"
-    args = Args("q:inout? key:in pool:const stride:? k_stride k_column page_bytes layer_off")
+    args = Args(
+        "q:inout? key:in back:const? pool:const stride:? k_stride k_column page_bytes layer_off"
+    )
     latent = True  # pages have no values
     style: str
     kv: str
@@ -57,10 +60,12 @@ class IndexStore(PagedKernel):
     table: int = 0
     n_head_kv: int = 1
     head_dim_v: int = 0
+    back: bool = False
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"q", "stride"} if self.n_head else set())
+        asked = {"q", "stride"} if self.n_head else set()
+        return self.args.required | asked | ({"back"} if self.back else set())
 
     def scratch(self, lanes: int) -> int:
         return 4 * (self.head_dim + 64)
@@ -76,6 +81,8 @@ class IndexStore(PagedKernel):
                 self._turn(k, x, table)
             row = frame.key + (n * frame.k_stride + frame.k_column) * 4
             map_row(k, self.head_dim, tmp, lambda v: v, row)
+            if self.back:
+                self._pairs(k, tmp, frame.back)
             self._turn(k, tmp, table)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
@@ -84,12 +91,15 @@ class IndexStore(PagedKernel):
     def _turn(self, k: Builder, x: Val, table: Val | None) -> None:
         """Rotate one head in place, and by the Hadamard matrix if pages need it."""
         if table is not None:
-            at = x + self.first * 4
-            turn_pairs(k, self.style, self.rope_dims // 2, at, at, table, lambda v, i: v)
+            self._pairs(k, x, table)
         if self.page.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate  # rarely needed
 
             rotate(k, x, x, self.head_dim)
+
+    def _pairs(self, k: Builder, x: Val, table: Val) -> None:
+        at = x + self.first * 4
+        turn_pairs(k, self.style, self.rope_dims // 2, at, at, table, lambda v, i: v)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
@@ -97,10 +107,11 @@ class IndexStore(PagedKernel):
         if self.page.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate_ref as rotated
 
+        part = slice(self.first, self.first + self.rope_dims)
+
         def placed(x: np.ndarray) -> np.ndarray:
             y = x.astype(np.float64)
             if self.rope_dims:
-                part = slice(self.first, self.first + self.rope_dims)
                 y[..., part] = turned(
                     y[..., part], run.rope(self.table, self.rope_dims), self.style
                 )
@@ -111,7 +122,11 @@ class IndexStore(PagedKernel):
             q = args.q.reshape(-1, args.stride)[:n, :width]
             q[:] = placed(q.reshape(n, self.n_head, -1)).reshape(n, width)
         rows = f32_values(args.key).reshape(-1, args.k_stride)[:n]
-        keys = placed(rows[:, None, args.k_column : args.k_column + self.head_dim])[:, 0]
+        keys = rows[:, None, args.k_column : args.k_column + self.head_dim].astype(np.float64)
+        if self.back:
+            table = args.back[: self.rope_dims].reshape(1, 2, -1)
+            keys[..., part] = turned(keys[..., part], table, self.style)
+        keys = placed(keys)[:, 0]
         for i, kv_index in enumerate(run.kv_indices(self.pool)[:n]):
             home = args.pool, int(kv_index) // PAGE, args.page_bytes, args.layer_off, 0
             self.page.write_ref(self.page.head_ref(*home), int(kv_index) % PAGE, keys[i], keys[i])

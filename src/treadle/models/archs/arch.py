@@ -30,7 +30,6 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
-INDEX_NORM = frozenset({"indexer.k_norm.bias"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
@@ -42,6 +41,7 @@ LOCAL_BASE = "rope.freq_base_swa"
 ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 ROPE_HALVED = "rope.dimension_halved"  # in layers without a window; not in GGUF files
 ROPE_SECTIONED = "rope.halved_by_sections"  # M-RoPE files rotate halves; not in GGUF files
+INDEX_HALVED = "attention.indexer.rope_halved"  # its pairs are halves; not in GGUF files
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; not in GGUF files
 ALIBI = "attention.max_alibi_bias"
 BUCKETS = "attention.relative_buckets_count"
@@ -92,7 +92,6 @@ class Arch:
         ``all``, or those with a ``window``.
     causal_widths: ``n_embd`` of the sizes without such layers. Files have no key for it; llama.cpp
         tells these sizes by their width too.
-    index_rope: pairs of an indexer's rotated dims; "": those of ``rope``.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
         (Qwen3-VL); else each has a run of pairs.
     """
@@ -119,4 +118,3 @@ class Arch:
     spans: Literal["", "all", "window"] = ""
     causal_widths: frozenset[int] = frozenset()
     interleaved: bool = False
-    index_rope: Literal["", "norm", "neox"] = ""

@@ -21,6 +21,7 @@ GRAPHS = LateConstants[Graph](
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
+        "hyper": "hyper.HYPER",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

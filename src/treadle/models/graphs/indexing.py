@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import INDEX_HALVED
 from treadle.models.config import Indexer
 from treadle.models.graphs.kinds import Q_RANK
 
@@ -35,6 +36,6 @@ def read_indexer(keys: ArchMetadata, arch: Arch, latent: Latent | None) -> Index
         n_head=keys.integer(INDEX_HEADS, lo=1, hi=MOST_HEADS),
         head_dim=keys.integer(INDEX_DIM, lo=latent.n_rope, hi=SIZE_MAX),
         top=keys.integer(INDEX_TOP, lo=1, hi=SIZE_MAX),
-        rope=arch.index_rope or arch.rope,
+        rope="neox" if keys.flag(INDEX_HALVED, False) else arch.rope,
         norm_eps=NORM_EPS,
     )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import UnsupportedError
 from treadle.models.cache_spec import PoolSpec
 from treadle.models.mixers.latent import LATENT, build
-from treadle.models.structure import Sizes, TensorRow, with_bias
+from treadle.models.structure import Sizes, TensorRow
 
 if TYPE_CHECKING:
     from treadle.models.config import Indexer, Layer
@@ -75,7 +75,8 @@ def _memory(layer: Layer) -> tuple[PoolSpec, ...]:
 INDEXER_ROWS = (
     TensorRow("indexer.attn_q_b.weight", ("n_index_q", "n_q_rank")),
     TensorRow("indexer.attn_k.weight", ("n_index", "n_embd")),
-    *with_bias("indexer.k_norm", "n_index"),
+    TensorRow("indexer.k_norm.weight", ("n_index",)),
+    TensorRow("indexer.k_norm.bias", ("n_index",)),
     TensorRow("indexer.proj.weight", ("n_index_head", "n_embd")),
 )
 LATENT_INDEXED = replace(

@@ -111,10 +111,12 @@ _ELEMENTWISE = (
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
+_STREAMS = "repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
-    "chosen": "treadle.plan.lowering.indexer",
+    **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
+    **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
