@@ -354,6 +354,10 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         from tests.reference_indexer import chosen_blocks
 
         chosen = chosen_blocks(maps, h)
+    if at.mixer == "attention_blocks":
+        from tests.reference_indexer import chosen_by_head
+
+        chosen = chosen_by_head(maps, h)
     a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi, chosen)
     a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")

@@ -77,3 +77,36 @@ def chosen_blocks(maps: Layer, h: Array) -> Choice:
         for block in [*best_, whole]:
             seen[i, block * index.unit : (block + 1) * index.unit] = True
     return seen
+
+
+def chosen_by_head(maps: Layer, h: Array) -> Choice:
+    """The keys that each query sees where each head of the indexer chooses blocks for a key head,
+    [n_head, query, key].
+    """
+    at = maps.at
+    index = at.indexer
+    assert index is not None
+    assert at.rope is not None
+    inv_freq, factor = maps.config.ropes[at.rope].frequencies(maps.config.n_ctx_train)
+    part = slice(0, 2 * len(inv_freq))
+
+    def placed(name: str) -> Array:
+        x = maps.linear(h, f"indexer.{name}_proj").reshape(len(h), -1, index.head_dim)
+        weight = maps.tensor(f"blk.{maps.i}.indexer.{name}_norm.weight")
+        x = rms_norm(x, weight, maps.config.norm_eps)
+        x[..., part] = rope(x[..., part], inv_freq, factor, index.rope)
+        return x
+
+    scores = np.einsum("qhd,kd->hqk", placed("q"), placed("k")[:, 0])
+    n = len(h)
+    seen = np.zeros((index.n_head, n, n), bool)
+    for head, rows in enumerate(scores):
+        for i, row in enumerate(rows):
+            own = i // index.unit
+            blocks = [row[b * index.unit : (b + 1) * index.unit] for b in range(own + 1)]
+            blocks[own] = row[own * index.unit : i + 1]
+            tops = np.array([block.max() for block in blocks])
+            tops[max(0, own + 1 - index.local) :] = np.inf
+            for b in np.argsort(-tops, kind="stable")[: index.top]:
+                seen[head, i, b * index.unit : (b + 1) * index.unit] = True
+    return seen.repeat(at.n_head // index.n_head, 0)

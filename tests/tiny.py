@@ -39,7 +39,7 @@ SIZES = {
     "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
-ALL_EXPERTS = ("early", "grove", "grok", "hyper")  # graphs whose layers all have some
+ALL_EXPERTS = ("early", "grove", "grok", "hyper", "blocks")  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
     "expert_group_scale": 0.05,
@@ -63,6 +63,12 @@ INDEXERS = {  # of the keys that attention sees
     "attention.indexer.head_count": 8,
     "attention.indexer.key_length": 64,
     "attention.indexer.top_k": 12,
+}
+BLOCKS = {
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 3,
+    "attention.indexer.block_size": 4,
+    "attention.indexer.local_blocks": 1,
 }
 HYPERS = {  # of several streams, and of n-grams in the first layer
     "hyper_connection.count": 3,
@@ -185,6 +191,9 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     if ARCHS[arch].graph == "hyper":
         ratios = [4 if heads else 0 for heads in size["n_head_kv"]]
         more = {**HYPERS, "attention.compress_ratios": ratios}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "blocks":
+        more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}

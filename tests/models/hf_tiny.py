@@ -131,7 +131,16 @@ def build(case: Case) -> Any:
     text = (
         "Text"
         if case.family
-        in ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe", "Qwen4Exp")
+        in (
+            "Gemma3",
+            "Gemma4",
+            "Gemma4Unified",
+            "Llama4",
+            "Qwen3_5",
+            "Qwen3_5Moe",
+            "Qwen4Exp",
+            "MiniMaxM3VL",
+        )
         else ""
     )
     kind = getattr(transformers, f"{case.family}{text}Config")

@@ -17,12 +17,12 @@ from tests.models.test_arch_truth import ids_of
 from tests.reference import forward
 from tests.tiny import INDEXERS, rounding
 from treadle.engine.batch import BatchItem
-from treadle.errors import FileError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.attention.records import PAGE
 
-ARCHS = "deepseek32", "glm-dsa"
+ARCHS = "deepseek32", "glm-dsa", "minimax-m3"
 TOP = int(INDEXERS["attention.indexer.top_k"])
 
 
@@ -74,7 +74,8 @@ def test_texts_that_share_pages(arch: str, tiny: WriteTiny) -> None:
             cache = model.engine.cache
             rows, keys = cache.pools
             assert (rows.spec.index, keys.spec.index) == (False, True)
-            assert keys.cell_bytes == PAGE * 3 * 64 * 2
+            n_layer = len(keys.layers)
+            assert keys.cell_bytes == PAGE * n_layer * (32 if arch == "minimax-m3" else 64) * 2
             cache.forget()
             with closing(model.session()) as first, closing(model.session()) as second:
                 parts = [first.logits(ids[at : at + 7]) for at in range(0, len(ids), 7)]
@@ -138,4 +139,22 @@ def test_what_is_refused(
 ) -> None:
     path = changed(tiny("glm-dsa"), tmp_path / "bad.gguf", **changes)
     with pytest.raises(FileError, match=says):
+        treadle.load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"head_count": 3}, UnsupportedError, "is 3: treadle supports one for each of 2"),
+        ({"local_blocks": 4}, FileError, "local_blocks"),
+        ({"block_size": 0}, FileError, "block_size"),
+        ({"block_size": None}, FileError, "block_size: the key is missing"),
+    ],
+)
+def test_blocks_that_are_refused(
+    changes: dict[str, Any], error: type, says: str, tiny: WriteTiny, tmp_path: Path
+) -> None:
+    prefix = "attention.indexer."
+    path = changed(tiny("minimax-m3"), tmp_path / "bad.gguf", prefix, **changes)
+    with pytest.raises(error, match=says):
         treadle.load(path)

@@ -106,6 +106,7 @@ class Indexer:
     norm_eps: float = 1e-6  # of the norm of its keys
     unit: int = 1  # consecutive keys that are chosen together
     local: int = 0  # last units, which a query sees always
+    apart: bool = False  # each head chooses keys of its own, for a key head of attention
     pooled: bool = False  # a unit's key is the mean of its keys, and only whole units compete
 
 

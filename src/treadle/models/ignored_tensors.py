@@ -19,9 +19,6 @@ _REASONS: dict[str, str] = {
         "deepseek4 deepseek_v4 dots3note dots3_note "
         "dots3_note_text axk2 mistral_large4 mistral_large4_text"
     ),
-    "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
-        "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
-    ),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
     ),

@@ -113,6 +113,13 @@ MIXTURES = (
         needs=QK_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
     ),
+    Arch(
+        "minimax-m3",
+        graph="blocks",
+        activation="swiglu_clamped",
+        needs=QK_NORM,
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+    ),
     # With LayerNorm or RMS norm
     Arch(
         "cohere2moe",

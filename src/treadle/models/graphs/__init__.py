@@ -22,6 +22,7 @@ GRAPHS = LateConstants[Graph](
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
         "hyper": "hyper.HYPER",
+        "blocks": "blocks.BLOCKS_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
     BEHIND,
+    BLOCKS,
     FUSED,
     GATE,
     GATE_INDEXED,
@@ -37,6 +38,7 @@ MIXERS = LateConstants[Sublayer](
         "latent_q": "latent.LATENT_Q",
         "latent_kv_b": "latent.LATENT_KV_B",
         "latent_q_kv_b": "latent.LATENT_Q_KV_B",
+        BLOCKS: "blocks.ATTENTION_BLOCKS",
         GATE_INDEXED: "blocks.GATE_INDEXED_BLOCKS",
         INDEXED: "indexed.LATENT_INDEXED",
         INDEX_SHARED: "indexed.LATENT_INDEX_SHARED",

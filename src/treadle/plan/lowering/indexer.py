@@ -110,7 +110,8 @@ def chosen(
         weighted |= {"weights_stride": factors.row_bytes // 4, "weights_column": first}
     n = steps.plan.n_tokens
     words = -(-n_ctx // PAGE)
-    scores = Buffer(f"{label}.scores", n, words * PAGE * 4)
+    planes = index.n_head if index.apart else 1
+    scores = Buffer(f"{label}.scores", n, planes * words * PAGE * 4)
     spec = IndexScores(
         steps.cache.kv,
         index.n_head,
@@ -121,6 +122,7 @@ def chosen(
         latent=True,
         scale=1.0 / math.sqrt(index.head_dim * index.n_head),
         weighted=weights is not None,
+        apart=index.apart,
         top=index.top,
         unit=index.unit,
         whole=index.pooled,
@@ -145,11 +147,11 @@ def chosen(
             few=which,
             **pages,
         )
-    bits = Buffer(f"{label}.chosen", n, words * WORD_BYTES, "u4")
+    bits = Buffer(f"{label}.chosen", n, planes * words * WORD_BYTES, "u4")
     steps.emit(
         f"{label}.choose",
-        Choose(index.top, index.unit, index.local, index.pooled),
-        Grid(1, "n_tokens"),
+        Choose(index.top, index.unit, index.local, index.pooled, planes),
+        Grid(planes, "n_tokens"),
         scores=scores,
         chosen=bits,
         scores_stride=words * PAGE,
