@@ -18,17 +18,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
-from treadle.models.cache_spec import StateSpec
-from treadle.models.config import Hyper, Indexer, Ngrams
+from treadle.models.config import Hyper, Indexer
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, first, halves_of
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
+from treadle.models.graphs.ngrams import (
+    LAYERS,
+    NGRAMS,
+    TABLE,
+    read_ngrams,
+    read_numbers,
+    without_build,
+)
 from treadle.models.mixers.names import GATE_INDEXED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from treadle.models.archs import Arch
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
@@ -37,19 +42,7 @@ if TYPE_CHECKING:
 N_STREAMS = "hyper_connection.count"
 RANK = "hyper_connection.low_rank"
 RATIOS = "attention.compress_ratios"
-LAYERS = "ple.layers"
-NGRAM_SIZE = "ple.ngram_size"
-NGRAM_HEADS = "ple.heads_per_ngram"
-NGRAM_CONV = "ple.conv_kernel"
-NGRAM_END = "ple.eos_token_id"
-NGRAM_ROW = "embedding_length_per_layer_input"
-MULTIPLIERS = "ple.layer_multipliers"
-SIZES = "ple.head_vocab_sizes"
-OFFSETS = "ple.head_offsets"
-TABLE = "per_layer_token_embd.weight"
 MOST_STREAMS = 16
-MOST_GRAMS = 8
-MOST_TAPS = 16
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
@@ -61,10 +54,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         n_embd=config.n_embd,
         n_rank=keys.integer(RANK, lo=1, hi=SIZE_MAX),
     )
-    places = _numbers(keys, LAYERS, 0, n_layer - 1) if keys.has(LAYERS) else []
+    places = read_numbers(keys, LAYERS, 0, n_layer - 1) if keys.has(LAYERS) else []
     if len(places) > 1:
         keys.refuse(LAYERS, f"{len(places)} layers: treadle supports one with n-grams")
-    grams = _read_ngrams(keys, config) if places else None
+    grams = read_ngrams(keys, config) if places else None
     ratios = keys.per_layer(RATIOS, n_layer, [0] * n_layer, lo=0)
     layers: list[Layer] = []
     for i, at in enumerate(config.layers):
@@ -99,51 +92,6 @@ def _read_indexer(keys: ArchMetadata, config: Config, unit: int) -> Indexer:
 
 
 MOST_UNIT = 64
-
-
-def _read_ngrams(keys: ArchMetadata, config: Config) -> Ngrams:
-    """Read the hashes of n-grams. Raises FileError for rows that the table lacks."""
-    n = keys.integer(NGRAM_SIZE, lo=2, hi=MOST_GRAMS)
-    heads = keys.integer(NGRAM_HEADS, lo=1, hi=MOST_HEADS)
-    n_heads = (n - 1) * heads
-    sizes = _numbers(keys, SIZES, 1, 1 << 40)
-    offsets = _numbers(keys, OFFSETS, 0, 1 << 40)
-    most = ((1 << 63) - 1) // config.n_vocab
-    multipliers = _numbers(keys, MULTIPLIERS, 0, most)
-    for key, found, expected in (
-        (SIZES, sizes, n_heads),
-        (OFFSETS, offsets, n_heads),
-        (MULTIPLIERS, multipliers, n),
-    ):
-        if len(found) < expected:
-            keys.fail(key, f"has {len(found)} entries", f"{expected}")
-    n_rows = keys.n_rows(TABLE)
-    ends = [s + o for s, o in zip(sizes[:n_heads], offsets[:n_heads], strict=True)]
-    if n_rows and max(ends) > n_rows:
-        keys.fail(SIZES, f"needs row {max(ends) - 1}", f"one of the {n_rows} of {TABLE}")
-    return Ngrams(
-        n=n,
-        heads=heads,
-        n_row=keys.integer(NGRAM_ROW, lo=1, hi=SIZE_MAX),
-        end=keys.integer(NGRAM_END, lo=0, hi=config.n_vocab - 1),
-        n_conv=keys.integer(NGRAM_CONV, lo=2, hi=MOST_TAPS),
-        multipliers=tuple(multipliers[:n]),
-        sizes=tuple(sizes[:n_heads]),
-        offsets=tuple(offsets[:n_heads]),
-        n_rows=n_rows or max(ends),
-    )
-
-
-def _numbers(keys: ArchMetadata, key: str, lo: int, hi: int) -> list[int]:
-    """Return the integers of an array, each from ``lo`` to ``hi``."""
-    found: Sequence[int] | object = keys.get(key)
-    if not hasattr(found, "__len__") or isinstance(found, (str, bytes)):
-        keys.fail(key, keys.missing if found is None else f"is {found!r:.60}", "an array")
-    values = list(found)  # type: ignore[call-overload]
-    for value in values:
-        if isinstance(value, (bool, float)) or not lo <= int(value) <= hi:
-            keys.fail(key, f"holds {value!r:.60}", f"integers from {lo} to {hi}")
-    return [int(value) for value in values]
 
 
 # -- the data flow --------------------------------------------------------------------------------
@@ -204,52 +152,14 @@ def _rows_of(stem: str, *, adds: bool) -> tuple[TensorRow, ...]:
     )
 
 
-def _without_build(g: Ops, i: int, h: Rows) -> Rows:
-    raise AssertionError("the graph builds it")
-
-
 STREAMS = Sublayer(
     label="streams",
     before="",
     after="",
     behind="",
-    build=_without_build,
+    build=without_build,
     rows=(*_rows_of("hc_attn", adds=True), *_rows_of("hc_ffn", adds=True)),
     sizes=lambda layer: {},
-)
-
-
-def _ngrams_of(layer: Layer) -> tuple[Ngrams, Hyper]:
-    assert layer.ngrams is not None
-    assert layer.hyper is not None
-    return layer.ngrams, layer.hyper
-
-
-def _ngram_memory(layer: Layer) -> tuple[StateSpec, ...]:
-    grams, hyper = _ngrams_of(layer)
-    n_values = grams.n_before * hyper.n * hyper.n_embd + grams.n - 1
-    return (StateSpec("ngrams", (), n_values, beside=True),)
-
-
-NGRAMS = Sublayer(
-    label="ngrams",
-    before="",
-    after="",
-    behind="",
-    build=_without_build,
-    rows=(
-        TensorRow("ple_key.weight", ("n_streams_embd", "n_gram_embd")),
-        TensorRow("ple_value.weight", ("n_embd", "n_gram_embd")),
-        TensorRow("ple_norm_key.weight", ("n_streams_embd",)),
-        TensorRow("ple_norm_query.weight", ("n_streams_embd",)),
-        TensorRow("ple_norm_conv.weight", ("n_streams_embd",)),
-        TensorRow("ple_conv1d.weight", ("n_streams_embd", "n_gram_taps")),
-    ),
-    sizes=lambda layer: {
-        "n_gram_embd": _ngrams_of(layer)[0].n_embd,
-        "n_gram_taps": _ngrams_of(layer)[0].n_conv,
-    },
-    memory=_ngram_memory,
 )
 
 

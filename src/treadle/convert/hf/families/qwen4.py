@@ -17,21 +17,19 @@ from treadle.convert.hf.tensor_names import Names
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, taps
 from treadle.files.keys import MetadataReader
-from treadle.models.graphs.hyper import (
+from treadle.models.graphs.hyper import N_STREAMS, RANK, RATIOS
+from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
+from treadle.models.graphs.ngrams import (
     LAYERS,
     MULTIPLIERS,
-    N_STREAMS,
     NGRAM_CONV,
     NGRAM_END,
     NGRAM_HEADS,
     NGRAM_ROW,
     NGRAM_SIZE,
     OFFSETS,
-    RANK,
-    RATIOS,
     SIZES,
 )
-from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 
 _35 = QWEN_FAMILIES["qwen3_5_moe_text"]
 _INDEXED = "indexed_attention"
