@@ -250,7 +250,7 @@ class Config:
     value_scale: float = 1.0  # values are multiplied by it
     residual_scale: float = 1.0  # the residual stream is kept divided by it
     scores: bool = False  # the head returns a score of a text, and no logits
-    n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
+    n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."

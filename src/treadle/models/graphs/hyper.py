@@ -69,7 +69,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         layers.append(at)
     if grams is not None:
         config = replace(config, arch=replace(config.arch, needs=config.arch.needs | {TABLE}))
-    return replace(config, layers=tuple(layers), parallel=False)
+    return replace(config, layers=tuple(layers), parallel=False, n_streams=hyper.n)
 
 
 def _read_indexer(keys: ArchMetadata, config: Config, unit: int) -> Indexer:
@@ -126,6 +126,7 @@ def build(g: Ops) -> Rows:
             h = half.build(g, i, h)
             assert weights is not None
             x = g.call("add_to_streams", f"{label}.add", x, h, weights, n=n, scale=1.0 / n)
+        x = g.steer(f"L{i}.control", x, layer=i)
     return mix(g, "output_streams", x, "output_hc")[0]
 
 
