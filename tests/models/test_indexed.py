@@ -93,6 +93,7 @@ def test_texts_that_share_pages(arch: str, tiny: WriteTiny) -> None:
     assert np.array_equal(bits[0], bits[1])
 
 
+@pytest.mark.slow
 def test_a_context_that_is_seen_whole(tiny: WriteTiny, tmp_path: Path) -> None:
     """Where no more keys fit than are chosen, nothing is scored: the keys alone are kept. The bits
     are those of a context with room for more.

@@ -37,6 +37,7 @@ def text(n: int) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_agrees_with_float64(tiny: WriteTiny) -> None:
     """In one go, by decode, and by the twins of all kernels."""
     ids = text(PAGE + 9)
@@ -132,6 +133,7 @@ print(*at)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux's list of mapped memory")
 def test_rows_that_are_read(tmp_path: Path) -> None:
     """The table is mapped: a text makes resident what is around its rows, not the table. A row of
