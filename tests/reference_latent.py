@@ -44,4 +44,6 @@ def latent(maps: Layer, h: Array) -> Array:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     chosen = chosen_keys(maps, h, rank) if at.indexer else None
     y = attention(q, k, v, config.attn_scale, 0.0, 0, chosen=chosen)
+    if maps.has("attn_gate.weight"):
+        y = y / (1 + np.exp(-maps.linear(h, "attn_gate")))[:, :, None]
     return maps.linear(y.reshape(len(h), -1), "attn_output")

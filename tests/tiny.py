@@ -53,6 +53,7 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
     "kda.head_dim": 32,
+    "kda.gate_lower_bound": -5.0,
     "wkv.head_size": 32,
     "attention.decay_lora_rank": 20,
     "attention.iclr_lora_rank": 16,
@@ -195,6 +196,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     if ARCHS[arch].graph == "blocks":
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "nanbeige":
+        made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     return made

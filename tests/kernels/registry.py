@@ -715,6 +715,7 @@ STATES = [
     Rates(5, beta=True, most=2.0),
     ChannelRates(3, 32),
     ChannelRates(37, 7),
+    ChannelRates(3, 32, -5.0),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
     OutputGate("sigmoid", 172),

@@ -132,14 +132,8 @@ def build(case: Case) -> Any:
         "Text"
         if case.family
         in (
-            "Gemma3",
-            "Gemma4",
-            "Gemma4Unified",
-            "Llama4",
-            "Qwen3_5",
-            "Qwen3_5Moe",
-            "Qwen4Exp",
-            "MiniMaxM3VL",
+            *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe"),
+            *("EmbeddingGemma2", "Qwen4Exp", "MiniMaxM3VL"),
         )
         else ""
     )

@@ -28,6 +28,7 @@ from treadle.api.options import (
     check_session,
     choose_context,
     read_sizes,
+    refuse_drafter,
     shared,
     speller,
     token_limit,
@@ -259,6 +260,7 @@ class Model:
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
+        refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
             self._check_template()
         # Defaults of calls.

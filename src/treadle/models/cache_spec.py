@@ -21,6 +21,8 @@ class PoolSpec:
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
     index: keys of an indexer, beside the keys and values of the same layers.
+    n_keys: most keys of an encoder's rows. They are stored before a sequence's first token, and
+        several sequences may attend to them (cross attention). 0: each token stores its own.
     """
 
     name: str
@@ -33,6 +35,7 @@ class PoolSpec:
     latent: bool = False
     chunked: bool = False
     index: bool = False
+    n_keys: int = 0
 
 
 @dataclass(frozen=True)

@@ -315,7 +315,7 @@ def time_picture(
         picture={
             "size": list(prepared.size),
             "resized": list(prepared.resized),
-            "n_patches": sum(len(each.patches) for each in prepared.inputs),
+            "n_patches": sum(each.n_rows for each in prepared.inputs),
             "n_rows": prepared.n_rows,
             "seconds": middle,
         },

@@ -18,6 +18,7 @@ GRAPHS = LateConstants[Graph](
         "halves": "halves.HALVES",
         "thinned": "thinned.THINNED",
         "gemma4": "gemma4.GEMMA4",
+        "assistant": "assistant.ASSISTANT",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
@@ -34,9 +35,12 @@ GRAPHS = LateConstants[Graph](
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
         "wkv": "wkv.WKV",
+        "nanbeige": "nanbeige.NANBEIGE",
         "nanochat": "nanochat.NANOCHAT",
         "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
         "tower": ".towers.tower.TOWER",
+        "cross_decoder": "cross.CROSS_DECODER",
+        "cross_keys": "cross.CROSS_KEYS",
     },
 )
 

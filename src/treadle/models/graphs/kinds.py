@@ -18,6 +18,8 @@ from treadle.models.mixers.names import (
     INDEX_SHARED,
     INDEXED,
     OWN_DISTANCES,
+    SIGMOID_FUSED,
+    SIGMOID_HEADS,
     SINKS,
     SINKS_FUSED,
     SOFTPLUS,
@@ -69,6 +71,9 @@ def mixer_of(
         return SOFTPLUS_HEADS
     if arch.mixer == INDEXED:
         return INDEXED if has_indexer(keys, i) else INDEX_SHARED
+    fused = f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
+    if arch.mixer == SIGMOID_HEADS and fused:
+        return SIGMOID_FUSED
     if arch.mixer.startswith(LATENT):
         kind = LATENT if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
         return kind + KV_B * has_kv_b(keys, arch)
@@ -77,7 +82,7 @@ def mixer_of(
     if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
         return OWN_DISTANCES
     sinks = arch.mixer == SINKS and local
-    if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors:
+    if fused:
         return SINKS_FUSED if sinks else FUSED_MIXER
     if arch.mixer == SINKS:
         return SINKS if sinks else "attention"

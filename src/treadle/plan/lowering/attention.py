@@ -16,6 +16,7 @@ from treadle.models.archs import REACH
 from treadle.plan.plan import Buffer, Const
 
 if TYPE_CHECKING:
+    from treadle.kvcache.page_pool import Pool
     from treadle.plan.lowering.steps import Steps
 
 
@@ -27,12 +28,17 @@ def emit_attention(
     sinks: str = "",
     distances: str = "",
     chosen: Buffer | None = None,
+    *,
+    pool: Pool | None = None,
 ) -> Buffer:
     """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads. ``chosen``: the keys that an indexer has chosen, if not all.
+    heads. ``chosen``: the keys that an indexer has chosen, if not all; ``pool``: the pages of an
+    encoder's rows, for cross attention.
     """
     at = steps.config.layers[layer]
-    pool = steps.cache.pool_of(at.kv_from)
+    source = at.kv_from if pool is None else layer
+    cross = pool is not None
+    pool = pool or steps.cache.pool_of(source)
     words = -(-steps.cache.n_ctx // PAGE)
     spec = Attention(
         steps.cache.kv,
@@ -40,18 +46,18 @@ def emit_attention(
         at.n_head_kv,
         at.head_dim,
         steps.plan.query_tile,
-        0 if at.chunked else at.window,  # items begin at chunk boundaries
+        0 if at.chunked or cross else at.window,  # items begin at chunk boundaries
         pool.index,
         steps.config.attn_softcap,
         steps.matrix_attention,
         at.head_dim_v,
-        at.causal,
+        pool.causal,
         bool(sinks),
         at.latent is not None,
-        steps.config.alibi,
+        0.0 if cross else steps.config.alibi,
         steps.word_attention,
         REACH if distances else 0,
-        steps.config.with_media and steps.config.media.spans_in(at.window),
+        not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
         chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
@@ -65,7 +71,7 @@ def emit_attention(
         "stride": qkv.row_bytes // 4,
         "out_stride": out.row_bytes // 4,
         "page_bytes": pool.cell_bytes,
-        "layer_off": pool.layer_off(at.kv_from),
+        "layer_off": pool.layer_off(source),
     }
     if chosen is not None:
         given |= {"chosen": chosen, "chosen_stride": words}
@@ -78,7 +84,7 @@ def emit_attention(
         steps.emit(label, spec, grid, serves=many, few=0, **given)
     if few:
         one = replace(spec, tokens=1, matrix=False, words=False)
-        n_partials = steps.cache.max_partials(most, at.window)
+        n_partials = steps.cache.max_partials(most, pool)
         partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
         steps.emit(
             label if most <= few else f"{label}.few",
