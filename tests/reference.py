@@ -57,6 +57,10 @@ def states(
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
+    if config.layers[0].hyper:
+        from tests.reference_hyper import mixed_streams
+
+        return mixed_streams(config, x, ids, tensor)
     if config.n_streams > 1:
         from tests.reference_streams import joined
 
@@ -170,10 +174,12 @@ def attention(
     sinks: Array | None = None,
     chunk: int = 0,
     alibi: float = 0.0,
+    chosen: npt.NDArray[np.bool_] | None = None,
 ) -> Array:
     """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value;
     ``chunk``: no token sees one before the last multiple of it; ``alibi``:
-    scores fall with distance, in the last of 2**n heads by 2**-alibi a token.
+    scores fall with distance, in the last of 2**n heads by 2**-alibi a token; ``chosen`` [query,
+    key], or [n_head, query, key]: the keys that are seen.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -188,6 +194,8 @@ def attention(
     seen = (age >= 0) & (age < window) if window else age >= 0
     if chunk:
         seen &= np.arange(len(k)) // chunk == np.arange(len(q))[:, None] // chunk
+    if chosen is not None:
+        seen = seen & chosen
     score = np.where(seen, score, -np.inf)
     if sinks is not None:
         more = np.broadcast_to(sinks[:, None, None], (*score.shape[:2], 1))
@@ -315,7 +323,7 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         qkv = [np.clip(x, -config.clamp, config.clamp) for x in qkv]
 
     gate: Array = np.ones(1)
-    if at.mixer == "attention_gate":
+    if at.mixer in ("attention_gate", "attention_gate_indexed"):
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
     elif maps.has("attn_gate.weight") or at.mixer.endswith("_sigmoid"):
@@ -361,7 +369,16 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     chunk = at.window * at.chunked
     scale = config.attn_scale
     cap = config.attn_softcap
-    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi)
+    chosen = None
+    if at.mixer == "attention_gate_indexed":
+        from tests.reference_indexer import chosen_blocks
+
+        chosen = chosen_blocks(maps, h)
+    if at.mixer == "attention_blocks":
+        from tests.reference_indexer import chosen_by_head
+
+        chosen = chosen_by_head(maps, h)
+    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi, chosen)
     a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.reference import Array, Layer, attention, rms_norm, rope
+from tests.reference_indexer import chosen_keys
 
 
 def latent(maps: Layer, h: Array) -> Array:
@@ -15,9 +16,11 @@ def latent(maps: Layer, h: Array) -> Array:
     sizes = at.latent
     blk = f"blk.{maps.i}.attn"
     assert sizes is not None
+    rank = h
     if sizes.n_q_rank:
         q = maps.linear(h, "attn_q_a")
         q = rms_norm(q, maps.tensor(f"{blk}_q_a_norm.weight"), sizes.norm_eps)
+        rank = q
         q = maps.linear(q, "attn_q_b")
     else:
         q = maps.linear(h, "attn_q")
@@ -39,7 +42,8 @@ def latent(maps: Layer, h: Array) -> Array:
     k = np.concatenate([k, turned], -1)
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
-    y = attention(q, k, v, config.attn_scale, 0.0, 0)
+    chosen = chosen_keys(maps, h, rank) if at.indexer else None
+    y = attention(q, k, v, config.attn_scale, 0.0, 0, chosen=chosen)
     if maps.has("attn_gate.weight"):
         y = y / (1 + np.exp(-maps.linear(h, "attn_gate")))[:, :, None]
     return maps.linear(y.reshape(len(h), -1), "attn_output")

@@ -183,4 +183,6 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,
+    "latent_indexed": latent,
+    "latent_index_shared": latent,
 }

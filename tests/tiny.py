@@ -39,7 +39,7 @@ SIZES = {
     "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
-ALL_EXPERTS = ("early", "grove", "grok")  # graphs whose layers all have some
+ALL_EXPERTS = ("early", "grove", "grok", "hyper", "blocks")  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
     "expert_group_scale": 0.05,
@@ -60,6 +60,33 @@ STATES = {  # of layers that have one
     "attention.value_residual_mix_lora_rank": 12,
     "attention.gate_lora_rank": 24,
 }
+INDEXERS = {  # of the keys that attention sees
+    "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 64,
+    "attention.indexer.top_k": 12,
+}
+BLOCKS = {
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 3,
+    "attention.indexer.block_size": 4,
+    "attention.indexer.local_blocks": 1,
+}
+HYPERS = {  # of several streams, and of n-grams in the first layer
+    "hyper_connection.count": 3,
+    "hyper_connection.low_rank": 16,
+    "attention.indexer.head_count": 8,
+    "attention.indexer.key_length": 32,
+    "attention.indexer.top_k": 12,
+    "ple.layers": [0],
+    "ple.ngram_size": 3,
+    "ple.heads_per_ngram": 2,
+    "ple.conv_kernel": 3,
+    "ple.eos_token_id": 5,
+    "ple.layer_multipliers": [12345678901, 98765432123, 5551212345],
+    "ple.head_vocab_sizes": [53, 59, 61, 67],
+    "ple.head_offsets": [0, 53, 112, 173],
+    "embedding_length_per_layer_input": 32,
+}
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
@@ -72,12 +99,14 @@ def write_model(
     others: Mapping[str, tuple[int, ...]] | None = None,
     vocabulary: Mapping[str, Any] | None = None,
     formats: tuple[tuple[str, str], ...] = (),
+    empty: tuple[str, ...] = (),
     **sizes: int | list[int],
 ) -> None:
     """Norms and biases are F32, matrices ``fmt``, those whose names have a part of ``formats`` in
     them the one beside it; tensors that the architecture can lack, it lacks.
-    ``others``: tensors of zeros that no decoder knows. ``vocabulary``: keys of ``tokenizer.ggml.``
-    for ``n_vocab`` tokens, in place of ``byte_vocabulary``. ``n_ff``, ``n_head`` and ``n_head_kv``
+    ``empty``: tensors that are nothing but zeros. ``others``: tensors of zeros that no decoder
+    knows. ``vocabulary``: keys of ``tokenizer.ggml.`` for ``n_vocab`` tokens, in place of
+    ``byte_vocabulary``. ``n_ff``, ``n_head`` and ``n_head_kv``
     may be lists with a number for each layer.
 
     Weights keep activations near 1 and logits apart, as those of ``tests/models/hf_tiny.py`` do.
@@ -113,6 +142,10 @@ def write_model(
         matrix = len(shape) >= 2 and name.endswith("weight") and not floats
         own = next((other for part, other in formats if part in name), fmt)
         weights = by_name(own if matrix else "F32")
+        if name in empty:
+            size_ = math.prod(shape) // weights.block * sum(weights.strides)
+            writer.add_tensor(name, shape, weights, np.zeros(size_, np.uint8))
+            continue
         writer.add_tensor(name, shape, weights, weights.quantize_rows(draw(rng, name, shape)))
     for name, shape in (others or {}).items():
         zeros = np.zeros(shape, np.float32)
@@ -140,6 +173,7 @@ def shapes_of(path: Path, arch: str, size: dict[str, Any]) -> dict[str, tuple[in
     found: dict[str, tuple[int, ...]] = {}
     for tensor, places in graph.tensors(graph.read(ArchMetadata(file, arch, row.keys), row)):
         asked = tensor.name in row.needs or (tensor.name == "output.weight" and not size["tied"])
+        asked |= tensor.name == "per_layer_token_embd.weight" and row.graph == "hyper"
         asked |= "shexp" in tensor.name and size["n_expert_shared"] > 0
         if asked or not (tensor.optional or tensor.name in row.lacks):
             found |= {name: shape for name, shape in places.items() if name not in row.lacks}
@@ -155,6 +189,13 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     made = {f"{arch}.{key}": value for key, value in keys(size).items()}
     if ARCHS[arch].graph == "apertus":
         made |= {f"xielu.{key}": value for key, value in CURVES.items()}
+    if ARCHS[arch].graph == "hyper":
+        ratios = [4 if heads else 0 for heads in size["n_head_kv"]]
+        more = {**HYPERS, "attention.compress_ratios": ratios}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "blocks":
+        more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "grove":
@@ -178,6 +219,7 @@ def keys(size: dict[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
         **STATES,
+        **INDEXERS,
     }
     if size["head_dim"] == LATENT["head_dim"]:
         made["rope.dimension_count"] = LATENT["head_dim"] - LATENT["head_dim_v"]

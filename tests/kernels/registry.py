@@ -11,6 +11,7 @@ from typing import Any
 from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 from treadle.kernels.attention.hadamard import Rotate
+from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
@@ -30,9 +31,18 @@ from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
+from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
 from treadle.kernels.elementwise.softcap import Softcap
 from treadle.kernels.elementwise.sparse_gate import SparseGate
+from treadle.kernels.elementwise.streams import (
+    AddToStreams,
+    MixStreams,
+    NormStreams,
+    OutputCopy,
+    RepeatStreams,
+    ScoreStreams,
+)
 from treadle.kernels.elementwise.top_logits import JoinTop, TopLogitsKernel
 from treadle.kernels.elementwise.xielu import Xielu
 from treadle.kernels.matmul.gemm import Gemm
@@ -640,6 +650,40 @@ LATENTS = [
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
 ]
+INDEX_STORES = [
+    IndexStore("neox", "f16", 3, 64, 16),
+    IndexStore("norm", "f32", 5, 40, 24, first=16, pool=1, table=1),
+    IndexStore("none", "q8_0", 0, 32, 0),
+    IndexStore("neox", "q4_0", 2, 64, 32, first=32),
+    IndexStore("neox", "f16", 2, 64, 32, back=True),
+]
+INDEX_SCORES = [
+    IndexScores("f16", 6, 1, 64, 1, latent=True, scale=0.1, top=20),
+    IndexScores("f32", 24, 1, 40, 1, pool=1, latent=True, top=6, unit=16, whole=True),
+    IndexScores("q8_0", 3, 1, 32, 1, latent=True, weighted=False, scale=0.5),
+    IndexScores("q4_0", 4, 1, 64, 1, latent=True, weighted=False, apart=True, top=2, unit=32),
+]
+CHOICES = [
+    Choose(20),
+    Choose(5, 8, whole=True),
+    Choose(4, 24, local=2, planes=3),
+    Choose(3, 64, local=1),
+]
+ATTENTIONS_CHOSEN = [
+    Attention("f16", 4, 1, 64, 2, head_dim_v=32, latent=True, chosen=1),
+    Attention("f32", 6, 3, 32, 3, chosen=3),
+    Attention("q8_0", 8, 2, 32, 1, chosen=1, sinks=False),
+]
+HYPER_STREAMS = [
+    *(RepeatStreams(k, 3) for k in (64, 37)),
+    *(OutputCopy(k) for k in (64, 37)),
+    *(NormStreams(k, 3, EPS) for k in (64, 37)),
+    *(MixStreams(k, 3) for k in (64, 37)),
+    *(AddToStreams(k, 3, 0.25) for k in (64, 37)),
+    *(ScoreStreams(k, 3) for k in (64, 37)),
+]
+NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
+TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
 WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
@@ -672,6 +716,8 @@ STATES = [
     Convolution(64, 4),
     Convolution(157, 4, bias=True),
     Convolution(96, 2, gates=True),
+    Convolution(70, 3, dilation=3),
+    Convolution(32, 5, plain=True),
     Mamba2(4, 32, 16, 1),
     Mamba2(6, 24, 5, 2),
     Mamba2(2, 80, 32, 2),
@@ -784,7 +830,7 @@ ALL: list[Spec] = [
     *GEMVS,
     *ROUTES,
     *SORTS,
-    *GATHERS,
+    *TABLE_GATHERS,
     *COMBINES,
     *EXPERTS,
     *TOPS,
@@ -793,6 +839,13 @@ ALL: list[Spec] = [
     *SELECTIVES,
     *WKVS,
     *LATENTS,
+    *HYPER_STREAMS,
+    *NGRAMS,
+    *GATHERS,
+    *INDEX_STORES,
+    *INDEX_SCORES,
+    *CHOICES,
+    *ATTENTIONS_CHOSEN,
     *PACK_HEADS,
     *TEMPERS,
     *TIMES,

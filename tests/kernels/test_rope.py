@@ -13,6 +13,7 @@ from tests.kernels.registry import ROPES, ROPES_TURNED
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.indexer import IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
 from treadle.kernels.attention.records import PAGE
@@ -73,7 +74,7 @@ def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Ge
 
 
 def check_pool(
-    spec: RopeStore | LatentStore,
+    spec: RopeStore | LatentStore | IndexStore,
     page: PageLayout,
     pool: np.ndarray,
     expected: np.ndarray,

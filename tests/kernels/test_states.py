@@ -38,7 +38,7 @@ def of(kind: Any) -> list[Any]:
 def values_of(spec: Row) -> int:
     """Of one state."""
     if isinstance(spec, Convolution):
-        return (spec.taps - 1) * spec.k
+        return spec.before * spec.k
     return spec.n_head * spec.n_state * spec.head_dim
 
 

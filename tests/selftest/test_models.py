@@ -38,6 +38,8 @@ def test_nothing_is_wrong(path: Path) -> None:
         ("rwkv7", "F32", "wkv_out"),
         ("qwen3moe", "Q8_0", "combine"),
         ("deepseek2", "F32", "latent"),
+        ("glm-dsa", "F32", "choose"),
+        ("qwen4exp", "F32", "ngram_rows"),
         ("bert", "F32", "pool"),
     ],
 )

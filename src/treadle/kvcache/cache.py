@@ -120,9 +120,14 @@ class KVCache:
         stateful = [spec for spec in specs if isinstance(spec, StateSpec)]
         self.slots = StateSlots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
         self.states = [StatePool(device, spec, self.slots.n_slots) for spec in stateful]
-        self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+        indices = [pool for pool in self.pools if pool.spec.index]
+        self._index_pool_of = {layer: pool for pool in indices for layer in pool.layers}
+        others = [pool for pool in self.pools if not pool.spec.index]
+        self._pool_of = {layer: pool for pool in others for layer in pool.layers}
         self._cross_of = {layer: pool for pool in self.cross for layer in pool.layers}
-        self._states_of = {layer: each for each in self.states for layer in each.layers}
+        self._states_of = {
+            (layer, each.spec.beside): each for each in self.states for layer in each.layers
+        }
         self._retired: Sequence | None = None
         self.abandoned = AbandonedSequences()
         self.tree = PageTree(self.pools, self.slots if self.states else None)
@@ -137,13 +142,17 @@ class KVCache:
         """Return the pool with a layer's keys and values."""
         return self._pool_of[layer]
 
+    def index_pool_of(self, layer: int) -> Pool:
+        """Return the pool with the keys of a layer's indexer."""
+        return self._index_pool_of[layer]
+
     def cross_of(self, layer: int) -> Pool:
         """Return the pool with a layer's keys and values of an encoder's rows."""
         return self._cross_of[layer]
 
-    def states_of(self, layer: int) -> StatePool:
-        """Return the pool with a layer's states."""
-        return self._states_of[layer]
+    def states_of(self, layer: int, *, beside: bool = False) -> StatePool:
+        """Return the pool with the states of a layer's mixer, or with those beside it."""
+        return self._states_of[layer, beside]
 
     @property
     def n_tokens(self) -> int:

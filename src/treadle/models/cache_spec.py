@@ -20,6 +20,7 @@ class PoolSpec:
     chunked: the window starts at the last multiple of ``window`` (chunked attention).
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
+    index: keys of an indexer, beside the keys and values of the same layers.
     n_keys: most keys of an encoder's rows. They are stored before a sequence's first token, and
         several sequences may attend to them (cross attention). 0: each token stores its own.
     """
@@ -33,13 +34,18 @@ class PoolSpec:
     causal: bool = True
     latent: bool = False
     chunked: bool = False
+    index: bool = False
     n_keys: int = 0
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0."""
+    """A state of fixed size for each sequence and layer: ``n_values`` f32, zero at position 0.
+
+    beside: the layer's mixer may have another one.
+    """
 
     name: str
     layers: tuple[int, ...]
     n_values: int
+    beside: bool = False

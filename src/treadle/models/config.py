@@ -96,6 +96,60 @@ class Latent:
 
 
 @dataclass(frozen=True)
+class Indexer:
+    """A layer's indexer: a small attention that chooses the keys which each query sees."""
+
+    n_head: int
+    head_dim: int
+    top: int  # units of keys that a query sees
+    rope: str  # pairs of its rotated dims, as ``Arch.rope``
+    first: int = 0  # the first of its dims that turn
+    norm_eps: float = 1e-6  # of the norm of its keys
+    unit: int = 1  # consecutive keys that are chosen together
+    local: int = 0  # last units, which a query sees always
+    apart: bool = False  # each head chooses keys of its own, for a key head of attention
+    pooled: bool = False  # a unit's key is the mean of its keys, and only whole units compete
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyper-connections: parallel streams of hidden states that halves of layers mix."""
+
+    n: int  # streams
+    n_embd: int  # values of each
+    n_rank: int  # of the gates of the mix
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """Embeddings of the last tokens, added in one layer: rows of a table, chosen by hashes."""
+
+    n: int  # tokens of the longest n-gram
+    heads: int  # rows for each length of n-grams, from 2 on
+    n_row: int  # values of a row
+    end: int  # the token behind which earlier ones do not count
+    n_conv: int  # taps of a convolution, ``n`` tokens apart
+    multipliers: tuple[int, ...]  # of the last ``n`` tokens
+    sizes: tuple[int, ...]  # rows of each head, and where they begin
+    offsets: tuple[int, ...]
+    n_rows: int  # of the table
+
+    @property
+    def n_heads(self) -> int:
+        return (self.n - 1) * self.heads
+
+    @property
+    def n_embd(self) -> int:
+        """Values of all rows of a token."""
+        return self.n_heads * self.n_row
+
+    @property
+    def n_before(self) -> int:
+        """Tokens before the last one that the convolution reads."""
+        return (self.n_conv - 1) * self.n
+
+
+@dataclass(frozen=True)
 class Layer:
     """One layer: the names of its mixer and FFN in MIXERS and FFNS ("": none), and their sizes in
     elements (0 if it has no such half).
@@ -126,6 +180,10 @@ class Layer:
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
+    indexer: Indexer | None = None  # None: queries see all keys
+    ngrams: Ngrams | None = None  # embeddings that are added before it
+    hyper: Hyper | None = None
+    chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
 
 
@@ -199,7 +257,7 @@ class Config:
     residual_scale: float = 1.0  # the residual stream is kept divided by it
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     scores: bool = False  # the head returns a score of a text, and no logits
-    n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
+    n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
     loop_norm: bool = False  # the last norm is applied between loops too
@@ -238,7 +296,11 @@ class Config:
 
     @property
     def n_batch(self) -> int:
-        """Tokens of a prompt per run, if the prompt may be split."""
+        """Tokens of a prompt per run, if the prompt may be split. An indexer's scores take memory
+        for each of them, as long as the context.
+        """
+        if any(layer.indexer for layer in self.layers):
+            return N_BATCH
         return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 
     @property

@@ -11,19 +11,19 @@ _REASONS: dict[str, str] = {
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "it attends to tokens that an indexer chooses (DeepSeek Sparse Attention)": (
-        "deepseek32 deepseek_v32 deepseek4 deepseek_v4 glm-dsa glm_moe_dsa dots3note dots3_note "
-        "dots3_note_text axk2 mistral_large4 mistral_large4_text"
+    "its cache has compressed keys and values (compressed sparse attention)": (
+        "deepseek4 deepseek_v4"
     ),
-    "it attends to blocks of tokens that an indexer chooses (MiniMax Sparse Attention)": (
-        "minimax-m3 minimax_m3_vl minimax_m3_vl_text"
+    "its two kinds of latent attention have sizes of their own": (
+        "dots3note dots3_note dots3_note_text"
     ),
+    "a gate of its latent attention is made of the rank of queries": "axk2",
+    "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
     ),
     "its layers carry several streams of states (hyper-connections)": (
-        "qwen4exp qwen4_exp qwen4_exp_text hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next "
-        "glm5_next_text"
+        "hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
     ),
     "it runs the same layers several times": "hrm_text dory",
     "each layer adds the embeddings again, scaled by its own factor": "talkie",

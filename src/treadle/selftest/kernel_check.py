@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.kernels.attention.indexer import IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.moe.page_in_experts import Fetch
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], object]
 NO_RESULT = (Fetch,)  # kernels that advise the system, and compute nothing
-STORES = (RopeStore, LatentStore)  # kernels that write to pages
+STORES = (RopeStore, LatentStore, IndexStore)  # kernels that write to pages
 
 
 @dataclass(frozen=True)

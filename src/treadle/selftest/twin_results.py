@@ -20,6 +20,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.activation_layout import BLOCK, SPAN, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS, gated
+from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
@@ -781,6 +782,81 @@ def _latent(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     yield from _pages(evidence, args, relative)
 
 
+def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+    """Turns, and the Hadamard matrix where pages are rotated."""
+    spec: IndexStore = evidence.spec
+    args = evidence.twin()
+    relative = rotation_error(spec.head_dim)
+    if spec.page.fmt.rotated:
+        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    if spec.n_head:
+        top = np.nanmax(np.abs(args.q), initial=0.0)
+        yield _floats(evidence, args, "q", 2 * top * relative + TINY)
+    yield from _pages(evidence, args, relative)
+
+
+def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+    """A chain of D products for each head, and a sum over the heads; -inf in the same places."""
+    spec: IndexScores = evidence.spec
+    args = evidence.args()
+    every = evidence.run.attn_items(spec.pool, few=bool(args.few))
+    items = [every[i] for i in cut.some(len(every), cut.items)]
+    if not items:
+        return
+    done = evidence.twin(run=SomeItems(evidence.run, items))
+    exact = np.asarray(done.scores, np.float64)
+    found = evidence.written("scores")[: len(exact)].astype(np.float64)
+    there = ~np.isnan(exact)
+    exact, found = exact[there], found[there]
+    lowest = np.isneginf(exact)
+    yield _exactly("hidden keys", np.isneginf(found).astype(float), lowest.astype(float))
+    rows = np.flatnonzero(there)[~lowest]
+    exact, found = exact[~lowest], found[~lowest]
+    n_terms = spec.head_dim + spec.n_head + 4
+    allowed = n_terms * U32 * _largest_score(spec, args, items) + TINY
+    yield Compared("scores", found, exact, np.full(exact.shape, allowed), rows=rows)
+
+
+def _largest_score(spec: IndexScores, args: Any, items: Sequence[Any]) -> float:
+    """Return a bound of the sum of magnitudes that a score is made of."""
+    key = most = 0.0
+    queries = np.asarray(args.qkv, np.float64).reshape(-1, args.stride)
+    for item, pages in items:
+        rows = slice(int(item["token"]), int(item["token"]) + int(item["n_tokens"]))
+        q = np.abs(queries[rows, : spec.n_head * spec.head_dim]).reshape(
+            -1, spec.n_head, spec.head_dim
+        )
+        sums = q.sum(-1)
+        if spec.weighted:
+            weights = np.asarray(args.weights, np.float64).reshape(-1, args.weights_stride)
+            sums = sums * np.abs(weights[rows, args.weights_column :][:, : spec.n_head])
+        most = max(most, float(sums.sum(-1).max(initial=0.0)))
+        n_keys = int(item["key_end"])
+        for number, page in enumerate(pages[: -(-n_keys // PAGE)]):
+            home = spec.page.head_ref(args.pool, int(page), args.page_bytes, args.layer_off, 0)
+            keys = spec.page.read_ref(home)[0][: n_keys - number * PAGE]
+            key = max(key, float(np.abs(keys).max(initial=0.0)))
+    return most * key * spec.scale
+
+
+def _choose(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+    """The choice is exact: numbers are compared, none is computed."""
+    spec: Choose = evidence.spec
+    args = evidence.twin()
+    rows = []
+    for words in (evidence.written("chosen"), args.chosen):
+        table = words[: len(words) // args.chosen_stride * args.chosen_stride]
+        table = table.reshape(-1, args.chosen_stride).astype(np.uint32)
+        bits = np.unpackbits(table.view(np.uint8), axis=-1, bitorder="little")
+        seen = []
+        for part in evidence.run.parts:
+            for t in range(int(part["n_tokens"])):
+                at = (int(part["token"]) + t) * spec.planes
+                seen.append(bits[at : at + spec.planes, : int(part["position"]) + t + 1].ravel())
+        rows.append(np.concatenate(seen).astype(np.float64))
+    yield _exactly("chosen", *rows)
+
+
 class SomeItems:
     """A run of which attention sees some items only."""
 
@@ -968,6 +1044,9 @@ COMPARISONS: dict[type, Callable[[Evidence, Cut], Iterator[Compared]]] = {
     Matmul: _matmul,
     RopeStore: _rope,
     LatentStore: _latent,
+    IndexStore: _index_store,
+    IndexScores: _index_scores,
+    Choose: _choose,
     Attention: _attention,
     Merge: _merge,
     Add: _added,

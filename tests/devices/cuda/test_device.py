@@ -57,6 +57,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("gemma3n", "F32", {"window": 16}),
     ("nemotron_h", "F32", {}),
     ("nanochat", "F32", {}),
+    ("qwen4exp", "F32", {"n_layer": 2}),
     ("nanbeige", "F32", {"n_layer": 2}),
     ("smallthinker", "F32", {"n_layer": 2, "n_expert": 4, "n_ff_exp": 64}),
     (
@@ -68,6 +69,8 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
 MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.devices.cuda`` has these too
     ("gemma3", "BF16", {"window": 16}),
     ("deepseek2", "F16", {}),
+    ("glm-dsa", "F32", {}),
+    ("minimax-m3", "F32", {"n_layer": 2}),
     ("lfm2", "BF16", {}),
     ("kimi-linear", "F32", {}),
     ("apertus", "F32", {}),

@@ -258,6 +258,8 @@ def attention(step: Step) -> list[Dispatch]:
     assert isinstance(spec, Attention)
     if spec.latent or spec.matrix:
         raise UnsupportedError(f"{step.label}: latent attention is not supported")
+    if spec.chosen:
+        raise UnsupportedError(f"{step.label}: keys that an indexer chooses are not supported")
     if spec.spans:
         raise UnsupportedError(f"{step.label}: tokens that see later ones are not supported")
     if spec.alibi:

@@ -8,7 +8,8 @@ at a time::
 
 With a sink, a score s of each head without a value, m starts as log2(e) s and l as 1. ALiBi
 subtracts the key's distance times the head's slope from each score. A relative bias adds a number
-by head and distance (``relative_bias.py``).
+by head and distance (``relative_bias.py``). With ``chosen`` a query sees the keys that an indexer
+has chosen for it (``indexer.py``), and spans without any are skipped.
 
 A sequence with few tokens in the batch (decoding) has items of one token each, whatever else is in
 the batch. A long history is split into runs of SPLIT keys, each an item of its own, so that every
@@ -46,12 +47,13 @@ class Attention(Queries):
     op: ClassVar[str] = "attention"
     args = Args(
         "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
-        "sinks:const? distances:const?"
+        "sinks:const? distances:const? chosen:in? chosen_stride:?"
     )
 
     @property
     def needs(self) -> set[str]:
         asked = {"sinks": self.sinks, "distances": self.reach}
+        asked |= dict.fromkeys(("chosen", "chosen_stride"), self.chosen)
         return self.args.required | {name for name, there in asked.items() if there}
 
     @property
@@ -166,6 +168,9 @@ class Attention(Queries):
                         hidden |= kept <= pos - self.window
                     elif self.window:
                         hidden |= abs(kept - pos) >= self.window
+                    if self.chosen:
+                        which = head // (self.n_head // self.chosen)
+                        hidden |= ~self._chosen_ref(args, token * self.chosen + which)[kept]
                     score = np.where(hidden, -np.inf, score)
                     m = max(score.max(), LOWEST)
                     p = np.exp(score - m)
@@ -181,3 +186,8 @@ class Attention(Queries):
                         row = row[: self.partial_values].reshape(self.n_groups, self.rows, -1)
                         row = row[group, t * self.heads + member]
                         row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())
+
+    def _chosen_ref(self, args: Any, row: int) -> np.ndarray:
+        """Return a row of choices, a bool for each key."""
+        words = np.ascontiguousarray(args.chosen[row * args.chosen_stride :][: args.chosen_stride])
+        return np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)

@@ -52,12 +52,32 @@ class VectorTile(AttentionItem):
         with k.loop(last, start=start // SPAN * SPAN, step=SPAN) as span:
             first = k.max(span, start)
             n_pages = k.min(last, span + SPAN) - first
-            tops = self._vectors(LOWEST)
-            with k.loop(n_pages) as i:
-                self._scores(self.page(first + i), (first + i) * PAGE, i * (PAGE * 4), tops)
-            correction = self._softmax(m, total, n_pages, tops)
-            self._values(first, n_pages, correction)
+            if self.spec.chosen:
+                with k.if_(self._any_chosen(first, n_pages)):
+                    self._span(first, n_pages, m, total)
+            else:
+                self._span(first, n_pages, m, total)
         self._store(m.v, total.v)
+
+    def _span(self, first: Val, n_pages: Val, m: Var, total: Var) -> None:
+        """Process ``n_pages`` pages from ``first`` on."""
+        k = self.k
+        tops = self._vectors(LOWEST)
+        with k.loop(n_pages) as i:
+            self._scores(self.page(first + i), (first + i) * PAGE, i * (PAGE * 4), tops)
+        correction = self._softmax(m, total, n_pages, tops)
+        self._values(first, n_pages, correction)
+
+    def _any_chosen(self, first: Val, n_pages: Val) -> Val:
+        """Return whether a token of the tile sees a key of the span. One without would change no
+        bit of the result.
+        """
+        k = self.k
+        found = k.var(k.const(0, i32))
+        with k.loop(n_pages) as i:
+            for t in range(self.spec.tokens):
+                found.v = found.v | self.choice(t, first + i)
+        return (found.v < 0) | (found.v > 0)
 
     def _vectors(self, value: float) -> list[Var]:
         """Return a variable vector for each row."""
@@ -175,6 +195,9 @@ class VectorTile(AttentionItem):
                 seen = seen & (position < here + window)
             if window:
                 seen = seen & (position > here - window)
+            if self.spec.chosen:
+                word = k.splat(self.choice(t, key // PAGE), iota.ty)
+                seen = seen & (((word >> iota) & 1) > 0)
             assert seen.ty.scalar == boolean
             score = rows[r]
             if self.spec.softcap:

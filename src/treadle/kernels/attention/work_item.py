@@ -15,7 +15,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.attention.page_layout import PagedKernel
-from treadle.kernels.attention.records import ITEM, PAGE
+from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
 
@@ -45,6 +45,9 @@ class Queries(PagedKernel):
     words: bool = False  # products of 16-bit numbers, in vectors: many rows
     reach: int = 0  # biases by distance up to this: see ``relative_bias.py``; 0: none
     spans: bool = False  # queries also see keys up to their item's ``sees``
+    chosen: int = (
+        0  # choices of keys per query (``indexer.py``), of as many groups of heads; 0: all
+    )
 
     @property
     def heads(self) -> int:
@@ -155,6 +158,14 @@ class AttentionItem:
         whole = self.item["partial"] < 0
         score = k.load(place, f32) * math.LOG2_E
         return k.select(whole, score, lowest), k.select(whole, k.const(1.0, f32), none)
+
+    def choice(self, t: Operand, page: Val) -> Val:
+        """Return the word with a bit for each key of the ``page``-th page that token t sees."""
+        spec = self.spec
+        which = self.group * spec.heads // (spec.n_head // spec.chosen)
+        row = (self.item["token"] + self.token(t)) * spec.chosen + which
+        words = self.frame.chosen + row * (self.frame.chosen_stride * WORD_BYTES)
+        return self.k.load(words, i32, offset=page * WORD_BYTES)
 
     def slope(self, g: Operand, ty: Ty) -> Val:
         """Return the ``alibi_slopes`` of the group's g-th head, in all lanes, in units of

@@ -58,9 +58,10 @@ class Convolution(ByChannel):
     ``w`` is ``[taps, k]``.
 
     With ``gates`` (LFM2) a row has ``b``, ``c`` and ``x`` side by side: ``u = b * x``, there is no
-    silu, and ``c * y`` replaces ``b``. The last ``taps - 1`` of u are the sequence's state, ``[taps
-    - 1, k]``. Items: sequences x tiles of TILE channels, token by token, so that results do not
-    depend bitwise on how a sequence is cut into runs.
+    silu, and ``c * y`` replaces ``b``. The last of u are the sequence's state, ``[before, k]``.
+    Taps are ``dilation`` tokens apart; with ``plain`` there is no silu. Items: sequences x
+    tiles of TILE channels, token by token, so that results do not depend bitwise on how a sequence
+    is cut into runs.
     """
 
     op: ClassVar[str] = "convolution"
@@ -69,20 +70,27 @@ class Convolution(ByChannel):
     taps: int
     bias: bool = False
     gates: bool = False
+    dilation: int = 1
+    plain: bool = False
 
     @property
     def needs(self) -> set[str]:
         return self.args.required | ({"bias"} if self.bias else set())
 
+    @property
+    def before(self) -> int:
+        """Earlier values that a token reads."""
+        return (self.taps - 1) * self.dilation
+
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
-        return 4 * (self.taps - 1) * self.k, 2 * self.taps * self.k * n_tokens
+        return 4 * self.before * self.k, 2 * self.taps * self.k * n_tokens
 
     def _channels(
         self, k: Builder, frame: Frame, record: dict[str, Val], at: Val, lanes: int, n: int
     ) -> None:
         """Process all tokens of a sequence for the ``n`` channels from ``at`` on."""
         ty = f32 * lanes
-        before = self.taps - 1
+        before = self.before
         home = frame.states + (frame.state_off + at * 4)
         old, new = (home + record[name] * frame.cell_bytes for name in ("state", "next"))
         w = [k.load_first(frame.w + (at + j * self.k) * 4, ty, n) for j in range(self.taps)]
@@ -99,11 +107,11 @@ class Convolution(ByChannel):
                 u = u * k.load_first(row + 8 * self.k, ty, n)
             values = [*(var.v for var in last), u]
             y = values[0] * w[0] if bias is None else k.fma(values[0], w[0], bias)
-            for value, weight in zip(values[1:], w[1:], strict=True):
+            for value, weight in zip(values[self.dilation :: self.dilation], w[1:], strict=True):
                 y = k.fma(value, weight, y)
             if self.gates:
                 y = y * k.load_first(row + 4 * self.k, ty, n)
-            k.store_first(row, y if self.gates else math.silu(k, y), n)
+            k.store_first(row, y if self.gates or self.plain else math.silu(k, y), n)
             for var, value in zip(last, values[1:], strict=True):
                 var.v = value
         for j, var in enumerate(last):
@@ -111,7 +119,7 @@ class Convolution(ByChannel):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = self.k
-        before = self.taps - 1
+        before = self.before
         rows = args.x.reshape(-1, args.stride)[:, args.column :]
         w = args.w[: self.taps * n].reshape(self.taps, n).astype(np.float64)
         for part in run.parts:
@@ -124,7 +132,10 @@ class Convolution(ByChannel):
             )
             past = old.view(np.float32).reshape(before, n)
             u = np.concatenate([past if part["position"] else np.zeros((before, n)), u])
-            y = sum(u[j : len(u) - before + j] * w[j] for j in range(self.taps))
+            n_new = len(u) - before
+            y = sum(u[j * self.dilation :][:n_new] * w[j] for j in range(self.taps))
             y = y + args.bias[:n] if self.bias else y
-            mine[:, :n] = y * mine[:, n : 2 * n] if self.gates else activated("silu", y)
+            if self.gates:
+                y = y * mine[:, n : 2 * n]
+            mine[:, :n] = y if self.gates or self.plain else activated("silu", y)
             new.view(np.float32)[:] = u[-before:].ravel()

@@ -43,6 +43,7 @@ LOCAL_BASE = "rope.freq_base_swa"
 ROPE_PATTERN = "attention.rope_pattern"  # a flag for each layer
 ROPE_HALVED = "rope.dimension_halved"  # in layers without a window; not in GGUF files
 ROPE_SECTIONED = "rope.halved_by_sections"  # M-RoPE files rotate halves; not in GGUF files
+INDEX_HALVED = "attention.indexer.rope_halved"  # its pairs are halves; not in GGUF files
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # transformers'; not in GGUF files
 ALIBI = "attention.max_alibi_bias"
 BUCKETS = "attention.relative_buckets_count"

@@ -9,6 +9,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     FFN_NORM,
+    INDEX_HALVED,
     LEADING_DENSE,
     LOCAL_BASE,
     PATTERN,
@@ -91,11 +92,31 @@ MIXTURES = (
     ),
     # DeepSeek V2 and V3, GLM-4.7-Flash
     Arch("deepseek2", rope="norm", mixer="latent", nextn="plain"),
+    # DeepSeek V3.2, GLM-5: keys that an indexer chooses
+    Arch(
+        "deepseek32",
+        rope="norm",
+        mixer="latent_indexed",
+        keys=((EXPERTS_GATING, 2), (INDEX_HALVED, True)),
+    ),
+    Arch(
+        "glm-dsa",
+        rope="norm",
+        mixer="latent_indexed",
+        keys=((EXPERTS_GATING, 2),),
+    ),
     Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
     Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),
     Arch(
         "minimax-m2",
+        needs=QK_NORM,
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+    ),
+    Arch(
+        "minimax-m3",
+        graph="blocks",
+        activation="swiglu_clamped",
         needs=QK_NORM,
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
     ),

@@ -76,6 +76,15 @@ STATES = (
         interleaved=True,
     ),
     Arch(
+        "qwen4exp",
+        graph="hyper",
+        needs=QK_NORM,
+        lacks=FFN_NORM | {"attn_norm.weight", "output_norm.weight"},
+        keys=((EXPERTS_NORM, True),),
+        mixer="attention_gate",
+        state="delta",
+    ),
+    Arch(
         "qwen3next",
         needs=QK_NORM | POST_ATTENTION,
         lacks=FFN_NORM,

@@ -22,6 +22,8 @@ GRAPHS = LateConstants[Graph](
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
+        "hyper": "hyper.HYPER",
+        "blocks": "blocks.BLOCKS_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

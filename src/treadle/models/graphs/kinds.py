@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
@@ -10,10 +11,12 @@ from treadle.models.ffns import FUSED_EXPERTS, LATENT_EXPERTS, PLAIN_EXPERTS
 from treadle.models.ffns.gated import FUSED as FUSED_FFN
 from treadle.models.ffns.gated import FUSED_UP_FIRST
 from treadle.models.graphs.experts import LATENT_SIZE, has_experts
-from treadle.models.keys import ArchMetadata
+from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 from treadle.models.mixers.names import FUSED as FUSED_MIXER
 from treadle.models.mixers.names import (
     HEAD_NORMS,
+    INDEX_SHARED,
+    INDEXED,
     OWN_DISTANCES,
     SIGMOID_FUSED,
     SIGMOID_HEADS,
@@ -39,6 +42,7 @@ Q_RANK = "attention.q_lora_rank"
 LATENT = "latent"
 KV_B = "_kv_b"  # one matrix makes keys and values
 OWN_NORMS = "post_ffw_norm", "layer_output_norm"  # of an FFN, which then needs no input norm
+INDEXER_TYPES = "attention.indexer.types"  # a flag for each layer: it has one of its own
 GATE_UP_EXPS = "ffn_gate_up_exps.weight"
 
 
@@ -65,6 +69,8 @@ def mixer_of(
         return arch.state
     if arch.mixer == SOFTPLUS and keys.n_rows(f"blk.{i}.attn_gate.weight") == n_head:
         return SOFTPLUS_HEADS
+    if arch.mixer == INDEXED:
+        return INDEXED if has_indexer(keys, i) else INDEX_SHARED
     fused = f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
     if arch.mixer == SIGMOID_HEADS and fused:
         return SIGMOID_FUSED
@@ -82,6 +88,14 @@ def mixer_of(
         return SINKS if sinks else "attention"
     norm = keys.gguf.tensors.get(f"blk.{i}.{Q_NORM}")
     return HEAD_NORMS if norm is not None and len(norm.shape) == 2 else arch.mixer
+
+
+def has_indexer(keys: ArchMetadata, i: int) -> bool:
+    """Return whether layer ``i`` has an indexer; else it has an earlier layer's choice."""
+    n_block = keys.integer("block_count", lo=1, hi=N_LAYER_MAX)
+    kinds = keys.get(INDEXER_TYPES)
+    n = len(kinds) if isinstance(kinds, Sequence) else n_block  # files may leave out further layers
+    return i >= n or keys.flags(INDEXER_TYPES, n, default=True)[i]
 
 
 def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:

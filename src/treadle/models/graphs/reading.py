@@ -11,6 +11,7 @@ from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
     FIRST_STEM,
+    INDEXER_TYPES,
     SECOND_STEM,
     ffn_norm_of,
     ffn_of,
@@ -27,6 +28,7 @@ from treadle.models.graphs.recurrence import (
     with_norm,
 )
 from treadle.models.keys import N_LAYER_MAX, NEXTN, ArchMetadata
+from treadle.models.mixers.names import INDEX_SHARED, INDEXED
 
 DECODERS = [name for name in STANDALONE if ARCHS[name].graph != "encoder"]
 DECODERS_ONLY = f"treadle supports these decoders: {', '.join(DECODERS)}"
@@ -69,7 +71,13 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
         head_dim = latent.n_row
         head_dim_v = latent.n_kv_rank
         n_head_kv = [min(n, 1) for n in n_head_kv]  # all heads share one row
+    indexer = None
+    if arch.mixer == INDEXED:
+        from treadle.models.graphs.indexing import read_indexer
+
+        indexer = read_indexer(keys, arch, latent)
     mixers = [mixer_of(keys, arch, i, n_head[i], n_head_kv[i], local[i]) for i in range(n_layer)]
+    choosers = _choosers(keys, mixers)
     layers = tuple(
         Layer(
             n_head=n_head[i],
@@ -88,6 +96,8 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
             wide_norm=has_wide_norm(keys, i, mixers[i], n_head[i] * head_dim, head_dim),
             state=state,
             latent=latent,
+            indexer=indexer,
+            chosen_by=choosers[i],
         )
         for i in range(n_layer)
     )
@@ -126,6 +136,16 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
         n_positions=keys.n_rows(POSITIONS) or (n_ctx_train if POSITIONS in arch.needs else 0),
         n_types=keys.n_rows("token_types.weight"),
     )
+
+
+def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
+    """Return for each layer the one whose indexer chooses its keys: itself, or an earlier one."""
+    found: list[int] = []
+    for i, mixer in enumerate(mixers):
+        if mixer == INDEX_SHARED and not i:
+            keys.fail(INDEXER_TYPES, "the first layer has no indexer", "one to choose its keys")
+        found.append(found[-1] if mixer == INDEX_SHARED else i)
+    return found
 
 
 def _head_dims(keys: ArchMetadata, n_embd: int, heads: int) -> tuple[int, int]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from treadle.models.mixers.attention import ATTENTION, ATTENTION_GATE, ATTENTION_QKV
 from treadle.models.mixers.names import (
     BEHIND,
+    BLOCKS,
     FUSED,
     GATE,
+    GATE_INDEXED,
+    INDEX_SHARED,
+    INDEXED,
     OWN_DISTANCES,
     SIGMOID_FUSED,
     SIGMOID_HEADS,
@@ -36,6 +40,10 @@ MIXERS = LateConstants[Sublayer](
         "latent_q": "latent.LATENT_Q",
         "latent_kv_b": "latent.LATENT_KV_B",
         "latent_q_kv_b": "latent.LATENT_Q_KV_B",
+        BLOCKS: "blocks.ATTENTION_BLOCKS",
+        GATE_INDEXED: "blocks.GATE_INDEXED_BLOCKS",
+        INDEXED: "indexed.LATENT_INDEXED",
+        INDEX_SHARED: "indexed.LATENT_INDEX_SHARED",
         "shortconv": "shortconv.SHORTCONV",
         "mamba2": "mamba2.MAMBA2",
         "mamba1": "mamba1.MAMBA1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from treadle.models.cache_spec import PoolSpec
 from treadle.models.mixers.names import (
     FUSED,
     GATE,
+    GATE_INDEXED,
     HEAD_NORMS,
     KEYS_ALONE,
     SIGMOID_FUSED,
@@ -24,9 +26,12 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows, TensorName
 
 
-def build(g: Ops, i: int, h: Rows) -> Rows:
+Choice = Callable[["Ops", int, "Rows"], "Rows"]
+
+
+def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
     """Return ``output(attention(h))``; with a gate, attention's result is multiplied by the gate's
-    sigmoid or softplus.
+    sigmoid or softplus. ``choice``: returns the keys that each token sees, of the layer's input.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -36,7 +41,7 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         q = g.call("clamped", f"{at}.q_clamp", q, limit=limit)
         k = g.call("clamped", f"{at}.k_clamp", k, limit=limit) if k else None
         v = g.call("clamped", f"{at}.v_clamp", v, limit=limit) if v else None
-    if layer.mixer == GATE:
+    if layer.mixer in (GATE, GATE_INDEXED):
         q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 
     if layer.qk_norm and k is not None:
@@ -68,7 +73,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     k = placed(k, "k", layer.n_head_kv, layer.rope) if k else None
     v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if v and layer.v_norm else v
     sinks = f"{blk}_sinks" if g.has(f"{blk}_sinks.weight") else ""
-    y = g.attend(at, i, q, k, v, sinks=sinks, distances=_distances(g, i))
+    chosen = choice(g, i, h) if choice else None
+    y = g.attend(at, i, q, k, v, sinks=sinks, distances=_distances(g, i), chosen=chosen)
     if (gain := g.config.value_scale) != 1.0:
         y = g.call("multiplied", f"{at}.value_scale", y, gain=gain)
     if gate is not None:

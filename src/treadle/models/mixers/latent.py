@@ -8,6 +8,7 @@ both maps in one matrix (``kv_b``) are computed in the same way, from the two pa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,24 +21,30 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 
-def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
+Choice = Callable[["Ops", int, "Rows", "Rows"], "Rows"]
+
+
+def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = None) -> Rows:
     """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
-    gate, each head's result is multiplied by the sigmoid of one value.
+    gate, each head's result is multiplied by the sigmoid of one value. ``choice``: returns the keys
+    that each token sees, of the layer's input and the normed rank of its queries.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
     blk = f"blk.{i}.attn"
     first = "q_a" if _latent_of(layer).n_q_rank else "q"
+    seen: tuple[Rows, ...] = ()
     names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
     has_gate = g.has(f"{blk}_gate.weight")
     q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + [f"{blk}_gate"] * has_gate)
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
+        seen = () if choice is None else (choice(g, i, h, q),)
         q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
     if layer.q_rope is not None:
         q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
     of = {"whole": f"{blk}_{whole}"} if whole else {}
-    y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b", **of)
+    y = g.call("latent", at, q, kv, *seen, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     if has_gate:
         y = g.call("sigmoid_gate", f"{at}.gate", y, *gate)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import by_distance
 from treadle.kernels.spec import Grid, numbered
 from treadle.models.archs import REACH
@@ -26,16 +27,19 @@ def emit_attention(
     qkv: Buffer,
     sinks: str = "",
     distances: str = "",
+    chosen: Buffer | None = None,
     *,
     pool: Pool | None = None,
 ) -> Buffer:
     """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads. ``pool``: the pages of an encoder's rows, for cross attention.
+    heads. ``chosen``: the keys that an indexer has chosen, if not all; ``pool``: the pages of an
+    encoder's rows, for cross attention.
     """
     at = steps.config.layers[layer]
     source = at.kv_from if pool is None else layer
     cross = pool is not None
     pool = pool or steps.cache.pool_of(source)
+    words = -(-steps.cache.n_ctx // PAGE)
     spec = Attention(
         steps.cache.kv,
         at.n_head,
@@ -54,6 +58,7 @@ def emit_attention(
         steps.word_attention,
         REACH if distances else 0,
         not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
+        chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -68,6 +73,8 @@ def emit_attention(
         "page_bytes": pool.cell_bytes,
         "layer_off": pool.layer_off(source),
     }
+    if chosen is not None:
+        given |= {"chosen": chosen, "chosen_stride": words}
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
     if most > few:

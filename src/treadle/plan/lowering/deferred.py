@@ -36,6 +36,13 @@ class Floats(Value):
 
 
 @dataclass(eq=False)
+class Chosen(Value):
+    """The keys that an indexer has chosen for each token; without ``bits`` all of them."""
+
+    bits: Buffer | None
+
+
+@dataclass(eq=False)
 class OutputRows(Value):
     """The rows of ``x`` for which outputs are requested."""
 

@@ -44,13 +44,22 @@ def by_head(ops: CpuOps, label: str, x: Rows, *, weight: str, heads: int) -> Row
 
 
 def latent(
-    ops: CpuOps, label: str, q: Rows, kv: Rows, *, layer: int, weight: str, whole: str = ""
+    ops: CpuOps,
+    label: str,
+    q: Rows,
+    kv: Rows,
+    chosen: Rows | None = None,
+    *,
+    layer: int,
+    weight: str,
+    whole: str = "",
+    sinks: str = "",
 ) -> Rows:
     """Attention of ``q``, absorbed by ``weight`` (``k_b``), over cached latent rows.
 
     ``kv``: the batch's own latent rows. The result has for each head a weighted sum of latent rows,
     as wide as ``k_b`` has rows. ``whole``: the matrix from which ``k_b`` and ``v_b`` are cut, if
-    the file has one.
+    the file has one. ``chosen``: the keys that an indexer has chosen; ``sinks``: as in ``attend``.
     """
     if whole:
         _cut(ops.steps, layer, f"{whole}.weight")
@@ -104,7 +113,7 @@ def latent(
         page_bytes=pool.cell_bytes,
         layer_off=pool.layer_off(layer),
     )
-    return ops.attention(label, layer, out)
+    return ops.attention(label, layer, out, sinks, chosen=chosen)
 
 
 def _cut(steps: Steps, layer: int, name: str) -> None:

@@ -25,6 +25,7 @@ from treadle.models.ops import Ops, Rows, tensor_of
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
     ActivationOf,
+    Chosen,
     ExpertSum,
     Floats,
     GateUp,
@@ -110,9 +111,12 @@ _ELEMENTWISE = (
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
+_STREAMS = "repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
+    **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
+    **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
@@ -305,6 +309,7 @@ class CpuOps(Materializer, Ops):
         *,
         sinks: str = "",
         distances: str = "",
+        chosen: Rows | None = None,
     ) -> Rows:
         at = self.config.layers[layer]
         own = (k is not None, v is not None)
@@ -318,13 +323,20 @@ class CpuOps(Materializer, Ops):
                 f"{at.kv_from}"
             )
         qkv = self._rotated(label, layer, q, k, v)
-        return self.attention(label, layer, qkv, sinks, distances)
+        return self.attention(label, layer, qkv, sinks, distances, chosen)
 
     def attention(
-        self, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+        self,
+        label: str,
+        layer: int,
+        qkv: Buffer,
+        sinks: str = "",
+        distances: str = "",
+        chosen: Rows | None = None,
     ) -> Rows:
         """Attention of normed and rotated queries over the layer's pages."""
-        out = emit_attention(self.steps, label, layer, qkv, sinks, distances)
+        bits = chosen.bits if isinstance(chosen, Chosen) else None
+        out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
 

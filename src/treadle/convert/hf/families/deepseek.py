@@ -15,7 +15,8 @@ from treadle.convert.hf.tensor_names import LLAMA_EXPERTS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, turned
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING, LEADING_DENSE
-from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
+from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, LOG_MULTIPLIER, VALUE
 
 # -- latent attention -----------------------------------------------------------------------------
@@ -172,6 +173,55 @@ def _family(defaults: Mapping[str, Any], only: Mapping[str, Any], **own: Any) ->
 _V3_ONLY = {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 _FURTHER = "num_nextn_predict_layers"
 
+# -- the indexer ----------------------------------------------------------------------------------
+
+INDEXED_NAMES: Names = {
+    **LATENT_NAMES,
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
+}
+_FULL = "full"
+_SHARED = "shared"
+
+
+def _indexed_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of latent attention and of its indexer."""
+    result = {
+        **_glm_keys(keys, n_layer),
+        INDEX_HEADS: keys.integer("index_n_heads"),
+        INDEX_DIM: keys.integer("index_head_dim"),
+        INDEX_TOP: keys.integer("index_topk"),
+    }
+    kinds = keys.get("indexer_types")
+    if kinds is None:
+        kinds = _kinds_by_rule(keys, n_layer)
+    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_FULL, _SHARED}:
+        keys.refuse("indexer_types", f"is {kinds!r:.60}: expected {n_layer} of {_FULL}, {_SHARED}")
+    if _SHARED in kinds:
+        result[INDEXER_TYPES] = [kind == _FULL for kind in kinds]
+    return result
+
+
+def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
+    """Return the kinds of a folder that has a pattern, or a rule, in place of a list."""
+    pattern = keys.get("index_topk_pattern")
+    if pattern is not None:
+        names = {"F": _FULL, "S": _SHARED}
+        return [names.get(kind, kind) for kind in pattern] if isinstance(pattern, str) else pattern
+    every = keys.integer("index_topk_freq", 1, lo=1)
+    offset = keys.integer("index_skip_topk_offset", 2, lo=0)
+    return [_SHARED if max(i - offset + 1, 0) % every else _FULL for i in range(n_layer)]
+
+
+def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:
+    """Return the row of a family with DeepSeek V3's layers and an indexer."""
+    common = {"index_head_dim": 128, "index_topk": 2048}
+    family = _family({**common, **defaults}, _V3_ONLY, extra_layers=_FURTHER, more=_indexed_keys)
+    return replace(family, arch=arch, names=INDEXED_NAMES)
+
+
 # -- the rows -------------------------------------------------------------------------------------
 
 DEEPSEEK_FAMILIES: dict[str, Family] = {
@@ -210,6 +260,45 @@ DEEPSEEK_FAMILIES: dict[str, Family] = {
         _V3_ONLY,
         extra_layers=_FURTHER,
         more=_v3_keys,
+    ),
+    "deepseek_v32": _indexed(
+        "deepseek32",
+        {
+            "vocab_size": 129280,
+            "max_position_embeddings": 163840,
+            "q_lora_rank": 1536,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "index_n_heads": 64,
+        },
+    ),
+    "glm_moe_dsa": _indexed(
+        "glm-dsa",
+        {
+            "rms_norm_eps": 1e-5,
+            "vocab_size": 154880,
+            "max_position_embeddings": 202752,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 2048,
+            "n_routed_experts": 256,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "index_n_heads": 32,
+        },
     ),
     "glm4_moe_lite": _family(
         {

@@ -59,6 +59,8 @@ OUTER: Mapping[str, TextPart] = {
     "llama4": TextPart("text_config", "llama4_text"),
     "mistral3": TextPart("text_config", "mistral"),
     "qwen3_5": TextPart("text_config", "qwen3_5_text"),
+    "minimax_m3_vl": TextPart("text_config", "minimax_m3_vl_text"),
+    "qwen4_exp": TextPart("text_config", "qwen4_exp_text"),
     "qwen3_5_moe": TextPart("text_config", "qwen3_5_moe_text"),
     "qwen2_vl": TextPart("text_config", "qwen2_vl_text"),
     "qwen2_5_vl": TextPart("text_config", "qwen2_5_vl_text"),

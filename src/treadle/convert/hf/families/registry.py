@@ -58,6 +58,7 @@ from treadle.convert.hf.families.orion import ORION_FAMILIES
 from treadle.convert.hf.families.pangu import PANGU_FAMILIES
 from treadle.convert.hf.families.phi import PHI_FAMILIES
 from treadle.convert.hf.families.qwen import QWEN_FAMILIES
+from treadle.convert.hf.families.qwen4 import QWEN4_FAMILIES
 from treadle.convert.hf.families.rwkv7 import RWKV7_FAMILIES
 from treadle.convert.hf.families.sarvam import SARVAM_FAMILIES
 from treadle.convert.hf.families.seed import SEED_FAMILIES
@@ -121,6 +122,7 @@ FAMILIES: dict[str, Family] = {
     **PANGU_FAMILIES,
     **PHI_FAMILIES,
     **QWEN_FAMILIES,
+    **QWEN4_FAMILIES,
     **RWKV7_FAMILIES,
     **SARVAM_FAMILIES,
     **SEED_FAMILIES,

@@ -330,7 +330,7 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     spec = step.spec
     assert isinstance(spec, Attention)
     packed = spec.page.keys.fmt.packed or spec.page.values.fmt.packed
-    if spec.spans or spec.matrix or packed or not aligned(step):
+    if spec.spans or spec.chosen or spec.matrix or packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
     return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

@@ -1,0 +1,163 @@
+"""CPU lowering of sparse attention's choice of keys: the op ``chosen`` of
+``models/mixers/indexed.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
+from treadle.kernels.attention.records import PAGE, WORD_BYTES
+from treadle.kernels.matmul.sizes import COLUMNS
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.spec import Grid, numbered
+from treadle.models.ops import tensor_of
+from treadle.plan.lowering.deferred import Chosen, Floats, NormOf, Product
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+
+def moving_mean(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
+    """Replace each token's ``x`` by the mean of the last ``n`` tokens', in place."""
+    steps = ops.steps
+    rows, column = ops.place(x)
+    states = steps.cache.states_of(layer)
+    steps.emit(
+        label,
+        spec := Convolution(x.width, n, plain=True),
+        Grid(spec.tiles, "n_parts"),
+        x=rows,
+        w=steps.weights.numbers(f"mean of {n} x {x.width}", [1.0 / n] * (n * x.width + COLUMNS)),
+        states=states.const,
+        stride=rows.row_bytes // 4,
+        column=column,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer),
+    )
+    return Floats(label, x.width, rows, column)
+
+
+def chosen(
+    ops: CpuOps, label: str, q: Rows, k: Rows, weights: Rows | None = None, *, layer: int
+) -> Rows:
+    """Store the indexer's keys ``k``, and return the keys that it chooses for queries ``q``.
+
+    ``q`` is ``[N, heads * head_dim]``, ``k`` is normed, ``weights`` has one for each head; without
+    them all are 1. In a context that no query sees more of than its choice, all keys are chosen,
+    and nothing but the keys is computed.
+    """
+    steps = ops.steps
+    at = ops.config.layers[layer]
+    index = at.indexer
+    assert index is not None
+    pool = steps.cache.index_pool_of(layer)
+    n_ctx = steps.cache.n_ctx
+    every = n_ctx <= index.top * index.unit
+    table = None if at.rope is None else ops.config.ropes[at.rope]
+    rows, column = ops.place(k)
+    store = IndexStore(
+        index.rope if table else "none",
+        steps.cache.kv,
+        0 if every else index.n_head,
+        index.head_dim,
+        table.dims if table else 0,
+        index.first,
+        pool.index,
+        at.rope or 0,
+        back=table is not None and index.pooled,
+    )
+    pages: dict[str, Any] = {
+        "pool": pool.const,
+        "page_bytes": pool.cell_bytes,
+        "layer_off": pool.layer_off(layer),
+    }
+    given: dict[str, Any] = {
+        "key": rows,
+        "k_stride": rows.row_bytes // 4,
+        "k_column": column,
+        **pages,
+    }
+    if store.back:
+        assert table is not None
+        inverse = table.frequencies(ops.config.n_ctx_train)[0]
+        angles = np.asarray(inverse) * -(index.unit - 1)  # a unit's key is at its first position
+        turn = np.concatenate([np.cos(angles), np.sin(angles)])
+        given["back"] = steps.weights.numbers(f"rope {at.rope} back by {index.unit - 1}", turn)
+    if every:
+        for unused in (q, weights):
+            stems: list[Any] = []
+            if isinstance(unused, NormOf):
+                stems.append(unused.weight)
+            if isinstance(unused, Product) and unused.of.y is None:
+                stems += unused.of.stems
+            names = [tensor_of(stem, part) for stem in stems for part in _PARTS]
+            steps.plan.tensors_ignored |= steps.plan.tensors & set(names)
+        steps.emit(f"{label}.store", store, Grid(1, "n_tokens"), **given)
+        return Chosen(label, 0, None)
+    queries = ops.floats(q)
+    stride = queries.row_bytes // 4
+    steps.emit(f"{label}.store", store, Grid(1, "n_tokens"), q=queries, stride=stride, **given)
+    weighted: dict[str, Any] = {}
+    if weights is not None:
+        factors, first = ops.place(weights)
+        weighted["weights"] = factors
+        weighted |= {"weights_stride": factors.row_bytes // 4, "weights_column": first}
+    n = steps.plan.n_tokens
+    words = -(-n_ctx // PAGE)
+    planes = index.n_head if index.apart else 1
+    scores = Buffer(f"{label}.scores", n, planes * words * PAGE * 4)
+    spec = IndexScores(
+        steps.cache.kv,
+        index.n_head,
+        1,
+        index.head_dim,
+        1,
+        pool=pool.index,
+        latent=True,
+        scale=1.0 / math.sqrt(index.head_dim * index.n_head),
+        weighted=weights is not None,
+        apart=index.apart,
+        top=index.top,
+        unit=index.unit,
+        whole=index.pooled,
+    )
+    few = steps.plan.few_tokens
+    for which, field, serves in (
+        (0, "n_attn_items", range(few + 1, n + 1)),
+        (1, "n_attn_few", range(few + 1)),
+    ):
+        if not serves or (which and not few):
+            continue
+        steps.emit(
+            f"{label}.few_scores" if which else f"{label}.scores",
+            spec,
+            Grid(1, numbered(field, pool.index)),
+            serves=serves,
+            qkv=queries,
+            stride=stride,
+            **weighted,
+            scores=scores,
+            scores_stride=words * PAGE,
+            few=which,
+            **pages,
+        )
+    bits = Buffer(f"{label}.chosen", n, planes * words * WORD_BYTES, "u4")
+    steps.emit(
+        f"{label}.choose",
+        Choose(index.top, index.unit, index.local, index.pooled, planes),
+        Grid(planes, "n_tokens"),
+        scores=scores,
+        chosen=bits,
+        scores_stride=words * PAGE,
+        chosen_stride=words,
+    )
+    return Chosen(label, 0, bits)
+
+
+_PARTS = "weight", "bias"

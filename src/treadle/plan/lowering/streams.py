@@ -1,0 +1,225 @@
+"""Ops of hyper-connections, and of n-gram embeddings that are added to their streams."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
+from treadle.kernels.elementwise.streams import (
+    AddToStreams,
+    MixStreams,
+    NormStreams,
+    OutputCopy,
+    RepeatStreams,
+    ScoreStreams,
+)
+from treadle.kernels.recurrent.convolution import Convolution
+from treadle.kernels.spec import Grid, round_up
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.plan import ALIGN, Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.config import Ngrams
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.plan import Const
+
+
+def repeated(ops: CpuOps, label: str, x: Rows, *, n: int) -> Rows:
+    """Return ``n`` streams, each equal to ``x``."""
+    rows = ops.floats(x)
+    out = ops.steps.floats(label, n * x.width)
+    ops.steps.emit(
+        label,
+        RepeatStreams(x.width, n),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, n * x.width, out)
+
+
+def normed_streams(ops: CpuOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
+    """Return the RMS norm of each of ``n`` streams, with weights of its own."""
+    rows, column = ops.place(x)
+    out = ops.steps.floats(label, x.width)
+    ops.steps.emit(
+        label,
+        NormStreams(x.width // n, n, ops.config.norm_eps),
+        Grid(n, "n_tokens"),
+        x=rows,
+        w=ops.steps.vector(f"{weight}.weight"),
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width, out)
+
+
+def mixed_streams(ops: CpuOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
+    """Return the mean of ``n`` streams, each value times its gate's sigmoid."""
+    rows, gates = ops.floats(x), ops.floats(gate)
+    width = x.width // n
+    out = ops.steps.floats(label, width)
+    ops.steps.emit(
+        label,
+        MixStreams(width, n),
+        Grid(1, "n_tokens"),
+        x=rows,
+        gate=gates,
+        out=out,
+        stride=rows.row_bytes // 4,
+        gate_stride=gates.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, width, out)
+
+
+def add_to_streams(
+    ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
+) -> Rows:
+    """Add ``y`` to each of ``n`` streams in place, times twice the sigmoid of its weight times
+    ``scale``.
+    """
+    rows, others = ops.floats(x), ops.floats(y)
+    factors, column = ops.place(weights)
+    ops.steps.emit(
+        label,
+        AddToStreams(y.width, n, scale),
+        Grid(n, "n_tokens"),
+        x=rows,
+        y=others,
+        weight=factors,
+        stride=rows.row_bytes // 4,
+        y_stride=others.row_bytes // 4,
+        weight_stride=factors.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, x.width, rows)
+
+
+def output_rows(ops: CpuOps, label: str, x: Rows) -> Rows:
+    """Return a copy of the rows whose outputs are requested."""
+    rows = ops.floats(x)
+    out = ops.steps.floats(label, x.width)  # a product packs as many rows as the batch has
+    ops.steps.emit(
+        label,
+        OutputCopy(x.width),
+        Grid(1, "n_outputs"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out, outputs=True)
+
+
+def ngrams(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
+    """Add the embeddings of each token's n-grams to its ``n`` streams. ``weights``: stem of the
+    matrices, norms and taps.
+
+    The rows of the table are a key for each stream, and a value: a stream gets the value by how
+    its own norm fits the key, and by a convolution of what it and the tokens before it got.
+    """
+    steps = ops.steps
+    grams = ops.config.layers[layer].ngrams
+    assert grams is not None
+    embd = _embeddings(ops, label, layer, grams)
+    names = [f"{weights}_key", f"{weights}_value"]
+    key, value = ops.linears(f"{label}.key_value", embd, names)
+    key = normed_streams(ops, f"{label}.norm_key", key, n=n, weight=f"{weights}_norm_key")
+    query = normed_streams(ops, f"{label}.norm_query", x, n=n, weight=f"{weights}_norm_query")
+    rows, column = ops.place(value)
+    keys, queries = ops.floats(key), ops.floats(query)
+    out = steps.floats(f"{label}.score", x.width)
+    steps.emit(
+        f"{label}.score",
+        ScoreStreams(x.width // n, n),
+        Grid(n, "n_tokens"),
+        key=keys,
+        query=queries,
+        value=rows,
+        out=out,
+        stride=out.row_bytes // 4,
+        value_stride=rows.row_bytes // 4,
+        column=column,
+    )
+    scored = Floats(f"{label}.score", x.width, out)
+    more = normed_streams(ops, f"{label}.norm_conv", scored, n=n, weight=f"{weights}_norm_conv")
+    normed = ops.floats(more)
+    states = steps.cache.states_of(layer, beside=True)
+    spec = Convolution(x.width, grams.n_conv, dilation=grams.n)
+    steps.emit(
+        f"{label}.conv",
+        spec,
+        Grid(spec.tiles, "n_parts"),
+        x=normed,
+        w=steps.vector(f"{weights}_conv1d.weight", turned=True),
+        states=states.const,
+        stride=normed.row_bytes // 4,
+        column=0,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer),
+    )
+    sum_ = ops.add(x, scored)
+    return ops.add(sum_, Floats(f"{label}.conv", x.width, normed))
+
+
+def _embeddings(ops: CpuOps, label: str, layer: int, grams: Ngrams) -> Rows:
+    """Emit the numbers of the table's rows, and read these: no other row is touched."""
+    steps = ops.steps
+    states = steps.cache.states_of(layer, beside=True)
+    n_bytes = round_up(8 * grams.n_heads, ALIGN)
+    numbers = Buffer(f"{label}.rows", steps.plan.n_tokens, n_bytes, "i8")
+    steps.emit(
+        f"{label}.rows",
+        NgramRows(grams.n, grams.heads, grams.end),
+        Grid(1, "n_parts"),
+        out=numbers,
+        hash=_hash_of(ops, label, grams),
+        states=states.const,
+        stride=n_bytes // 8,
+        cell_bytes=states.cell_bytes,
+        state_off=states.layer_off(layer) + 4 * grams.n_before * _width(ops, layer),
+    )
+    name = "per_layer_token_embd.weight"
+    out = steps.floats(f"{label}.embd", grams.n_embd)
+    read: dict[str, Any] = steps.row_of(name)
+    steps.emit(
+        f"{label}.embd",
+        GatherRows(steps.weights.format(name).name, grams.n_row, grams.n_heads),
+        Grid(grams.n_heads, "n_tokens"),
+        w=steps.weight(name),
+        rows=numbers,
+        x=out,
+        rows_stride=n_bytes // 8,
+        stride=out.row_bytes // 4,
+        n_bytes=read["n_bytes"],
+        used=min(1.0, grams.n_heads * read["used"]),
+        shape=(grams.n_embd,),
+    )
+    return Floats(f"{label}.embd", grams.n_embd, out)
+
+
+def _width(ops: CpuOps, layer: int) -> int:
+    """Return the values of a token's streams."""
+    hyper = ops.config.layers[layer].hyper
+    assert hyper is not None
+    return hyper.n * ops.config.n_embd
+
+
+def _hash_of(ops: CpuOps, label: str, grams: Ngrams) -> Const:
+    """Return the numbers of the hash, i64; one copy for all plans."""
+    weights = ops.steps.weights
+    key = f"{label}:hash"
+    if key not in weights.consts:
+        heads = [each for pair in zip(grams.sizes, grams.offsets, strict=True) for each in pair]
+        array = np.array([*grams.multipliers, *heads], np.int64)
+        weights.consts[key] = (weights.storage.weights(key, array),)
+    (found,) = weights.consts[key]
+    return found
