@@ -36,7 +36,7 @@ from treadle.kernels.spec import (
 from treadle.models.config import MediaTraits
 
 if TYPE_CHECKING:
-    from treadle.kvcache.cache import KVCache, Sequence
+    from treadle.kvcache.cache import EncodedKeys, KVCache, Sequence
     from treadle.kvcache.page_pool import Pool
     from treadle.plan.plan import Input, Plan, Storage
 
@@ -209,7 +209,8 @@ class RunInputs(Inputs):
     ) -> None:
         traits = traits or MediaTraits()
         media = plan.takes.get(MEDIA)  # in plans for batches with media
-        pools = [pool for pool in cache.pools if pool.layers]
+        own = [pool for pool in cache.pools if pool.layers]
+        pools = [*own, *cache.cross]
         inputs = plan.inputs
         offsets = {}
         at = round_up(run_offset(numbered(EACH[0], max(len(pools), len(ropes)))), LINE)
@@ -236,7 +237,7 @@ class RunInputs(Inputs):
             given = inputs[field := numbered("rope", i)]
             rows = self._array_at(offsets[field], prod(given.shape), given.dtype)
             self._ropes.append((table, rows.reshape(given.shape)))
-        self._pools = [
+        self._all_pools = [
             _Pool(
                 self._bytes,
                 self._words,
@@ -248,6 +249,7 @@ class RunInputs(Inputs):
             )
             for i, pool in enumerate(pools)
         ]
+        self._pools, self._cross = self._all_pools[: len(own)], self._all_pools[len(own) :]
         self._registry = cache.media
         self._components = [  # of positions, by rope table; empty: all are the same
             np.array(traits.component_of(rope.shape[2])) if traits.sections else np.empty(0, int)
@@ -283,7 +285,7 @@ class RunInputs(Inputs):
         ints = self._ints
         pools = self._pools
         self.late.clear()
-        for pool in pools:
+        for pool in self._all_pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, part_ids, n_outputs, queries, second), start in zip(parts, starts, strict=True):
             ids = part_ids
@@ -304,6 +306,8 @@ class RunInputs(Inputs):
                 words[at_pages:behind] = pages
                 pool.add(pages, 8 * at_pages, row, start, n, spans)
                 at_pages = behind
+            if self._cross:
+                at_pages = self._lay_out_cross(seq, at_pages, row, n)
             state, next_ = seq.slots or NO_STATE
             PART_RECORD.pack_into(block, at_part, row, n, start, state, next_, second)
             at_part += PART_RECORD.size
@@ -319,11 +323,34 @@ class RunInputs(Inputs):
         COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
         if self._loras is not None:
             self._loras.lay_out(parts)
-        for pool in pools:
+        for pool in self._all_pools:
             at = pool.counts
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def lay_out_encoder(self, encoded: EncodedKeys) -> None:
+        """Write a run with one row for each key of an encoder, which stores them."""
+        n = encoded.n_keys
+        COUNTS.pack_into(self._bytes, 0, n, 0, 0, 0)
+        for pool in self._all_pools:
+            self._words[pool.counts : pool.counts + 3] = array("q", [0, 0, 0])
+        for pool, pages in zip(self._cross, encoded.pages, strict=True):
+            cells = array("q", (page * PAGE + i for page in pages for i in range(PAGE)))
+            self._words[pool.slots : pool.slots + n] = cells[:n]
+
+    def _lay_out_cross(self, seq: Sequence, at_pages: int, row: int, n: int) -> int:
+        """Write the items of ``n`` tokens that attend to an encoder's rows. Return where the next
+        page list goes.
+        """
+        encoded = seq.encoded
+        assert encoded is not None
+        for pool, pages in zip(self._cross, encoded.pages, strict=True):
+            behind = at_pages + len(pages)
+            self._words[at_pages:behind] = pages
+            pool.add_encoded(8 * at_pages, row, n, encoded.n_keys)
+            at_pages = behind
+        return at_pages
 
     def _write_queries(
         self, queries: Ids[LogitsQuery], index: int, at_sampled: int, at_mask: int
@@ -441,7 +468,7 @@ class _Pool:
         self._bytes = block
         self._has_spans = spans
         self._words = words
-        self._slots = offsets[numbered("kv_indices", index)] // 8
+        self.slots = offsets[numbered("kv_indices", index)] // 8
         self._items = offsets[numbered("attn_items", index)]
         self._few_items = offsets[numbered("attn_few", index)]
         self._merges = offsets[numbered("attn_merges", index)]
@@ -472,7 +499,7 @@ class _Pool:
             spans = []
         for position in range(start, start + n):
             page = pages[position // PAGE]
-            self._words[self._slots + token - start + position] = page * PAGE + position % PAGE
+            self._words[self.slots + token - start + position] = page * PAGE + position % PAGE
         if n <= self._few:
             self._add_few(table, token, start, n, spans)
             return
@@ -507,41 +534,61 @@ class _Pool:
             position = last
         self.n_items = (at - self._items) // ITEM_RECORD.size
 
+    def add_encoded(self, table: int, token: int, n: int, n_keys: int) -> None:
+        """Add ``n`` tokens, rows ``token`` and up of the batch, that all see an encoder's rows."""
+        if n <= self._few:
+            for row in range(token, token + n):
+                self._add_one(table, row, 0, 0, n_keys, 0)
+            return
+        tile = self._tile
+        block = self._bytes
+        for row in range(token, token + n, tile):
+            at = self._items + self.n_items * ITEM_RECORD.size
+            last = min(row + tile, token + n)
+            ITEM_RECORD.pack_into(block, at, row, last - row, 0, 0, n_keys, table - at, -1, 0)
+            self.n_items += 1
+
     def _add_few(
         self, table: int, token: int, start: int, n: int, spans: list[tuple[int, int]]
     ) -> None:
-        """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
+        """Add each token by itself."""
         end = start + n
         window = self._window
-        causal = self._causal
-        block = self._bytes
-        at = self._few_items + self.n_few * ITEM_RECORD.size
         chunk = self._chunk
         for position in range(start, end):
             begin = max(0, position - window + 1) if window else 0
             begin = position // chunk * chunk if chunk else begin
-            row = token - start + position
             sees = next((min(b, end) - 1 for a, b in spans if a <= position < b), 0)
-            seen = max(position, sees) + 1 if causal else end
-            partial = -1
-            cut = begin // SPLIT * SPLIT
-            n_cuts = -(-(seen - cut) // SPLIT)
-            if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
-                n_cuts = 1  # no partials left: keep the remaining keys whole
-                cut = seen - SPLIT
-            elif n_cuts > 1:
-                partial = self.n_partials
-                to = self._merges + self.n_merges * MERGE_RECORD.size
-                MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
-                self.n_merges += 1
-                self.n_partials += n_cuts
-            for _ in range(n_cuts):
-                cut += SPLIT
-                stop = min(cut, seen)
-                ITEM_RECORD.pack_into(
-                    block, at, row, 1, position, begin, stop, table - at, partial, sees
-                )
-                at += ITEM_RECORD.size
-                begin = stop
-                partial = partial + 1
-        self.n_few = (at - self._few_items) // ITEM_RECORD.size
+            seen = max(position, sees) + 1 if self._causal else end
+            self._add_one(table, token - start + position, position, begin, seen, sees)
+
+    def _add_one(
+        self, table: int, row: int, position: int, begin: int, seen: int, sees: int
+    ) -> None:
+        """Split a token's keys ``begin`` to ``seen - 1`` at multiples of SPLIT; add a merge for
+        several splits.
+        """
+        block = self._bytes
+        at = self._few_items + self.n_few * ITEM_RECORD.size
+        partial = -1
+        cut = begin // SPLIT * SPLIT
+        n_cuts = -(-(seen - cut) // SPLIT)
+        if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
+            n_cuts = 1  # no partials left: keep the remaining keys whole
+            cut = seen - SPLIT
+        elif n_cuts > 1:
+            partial = self.n_partials
+            to = self._merges + self.n_merges * MERGE_RECORD.size
+            MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
+            self.n_merges += 1
+            self.n_partials += n_cuts
+        for _ in range(n_cuts):
+            cut += SPLIT
+            stop = min(cut, seen)
+            ITEM_RECORD.pack_into(
+                block, at, row, 1, position, begin, stop, table - at, partial, sees
+            )
+            at += ITEM_RECORD.size
+            begin = stop
+            partial = partial + 1
+        self.n_few += n_cuts

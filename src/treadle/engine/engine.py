@@ -69,6 +69,7 @@ class Engine:
         kv_bytes: int | None = None,
         kv_tokens: int | None = None,
         deterministic: bool = False,
+        n_encoded: int | None = None,
     ) -> None:
         if config.n_positions and n_ctx > config.n_positions:
             have = f"the model has only {config.n_positions} learned positions"
@@ -81,7 +82,8 @@ class Engine:
         pools = GRAPHS[config.arch.graph].pools(config)
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
-        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, n_vocab=config.n_vocab)
+        more = {"n_vocab": config.n_vocab, "n_encoded": n_encoded}
+        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, **more)
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check

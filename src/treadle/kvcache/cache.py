@@ -24,6 +24,7 @@ from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_w
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
 from treadle.kvcache.prefix_tree import Lora, PageNode, PageStoreLike, PageTree, n_ids
 from treadle.kvcache.sequence import AbandonedSequences
+from treadle.kvcache.sequence import EncodedKeys as EncodedKeys
 from treadle.kvcache.sequence import Sequence as Sequence
 from treadle.kvcache.state_slots import (
     AGAIN,
@@ -55,16 +56,22 @@ def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
 
 def sequence_bytes(specs: Ids[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
     """Return the bytes of the pools of a cache for one full sequence."""
-    pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
+    pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
     states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))
     pages = sum(page_bytes(spec, kv) * pages_of(n_ctx, spec.window) for spec in pools)
+    pages += sum(
+        page_bytes(spec, kv) * -(-spec.n_keys // PAGE)
+        for spec in specs
+        if isinstance(spec, PoolSpec) and spec.n_keys
+    )
     return pages + states * StateSlots(1, n_saved(states)).n_slots
 
 
 class KVCache:
     """The pools of one model: at most ``n_ctx`` tokens per sequence, room for ``n_sequences`` full
     ones, ``kv_tokens`` in all, and ``kv_bytes``. A run writes up to ``n_batch`` tokens before pages
-    are freed.
+    are freed. ``n_encoded``: inputs of an encoder whose keys and values fit at once, by default
+    ``n_sequences``.
     """
 
     def __init__(
@@ -78,13 +85,14 @@ class KVCache:
         n_batch: int = N_BATCH,
         kv_tokens: int | None = None,
         n_vocab: int = 0,
+        n_encoded: int | None = None,
     ) -> None:
         self.kv = kv
         self.n_ctx = n_ctx
         self.n_sequences = n_sequences
         self.n_batch = n_batch
         self.kv_tokens = min(kv_tokens, n_sequences * n_ctx) if kv_tokens else None
-        pools = [spec for spec in specs if isinstance(spec, PoolSpec)]
+        pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
         if all(spec.causal for spec in pools):
@@ -96,6 +104,12 @@ class KVCache:
             n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
         sized = enumerate(zip(pools, n_pages, strict=True))
         self.pools = [Pool(device, spec, index, kv, n) for index, (spec, n) in sized]
+        encoded = [spec for spec in specs if isinstance(spec, PoolSpec) and spec.n_keys]
+        n_inputs = n_sequences if n_encoded is None else n_encoded
+        self.cross = [
+            Pool(device, spec, index, kv, n_inputs * -(-spec.n_keys // PAGE))
+            for index, spec in enumerate(encoded, len(self.pools))
+        ]
         self.windows = [pool for pool in self.pools if pool.window]
         # All full-attention pools have the same number of free pages; keep one as the
         # representative.
@@ -104,6 +118,7 @@ class KVCache:
         self.slots = StateSlots(n_sequences, n_saved(sum(map(state_bytes, stateful))))
         self.states = [StatePool(device, spec, self.slots.n_slots) for spec in stateful]
         self._pool_of = {layer: pool for pool in self.pools for layer in pool.layers}
+        self._cross_of = {layer: pool for pool in self.cross for layer in pool.layers}
         self._states_of = {layer: each for each in self.states for layer in each.layers}
         self._retired: Sequence | None = None
         self.abandoned = AbandonedSequences()
@@ -119,6 +134,10 @@ class KVCache:
         """Return the pool with a layer's keys and values."""
         return self._pool_of[layer]
 
+    def cross_of(self, layer: int) -> Pool:
+        """Return the pool with a layer's keys and values of an encoder's rows."""
+        return self._cross_of[layer]
+
     def states_of(self, layer: int) -> StatePool:
         """Return the pool with a layer's states."""
         return self._states_of[layer]
@@ -131,11 +150,26 @@ class KVCache:
     @property
     def n_bytes(self) -> int:
         """Bytes reserved; the OS allocates only pages that were written."""
-        return sum(cells.n_bytes for cells in (*self.pools, *self.states))
+        return sum(cells.n_bytes for cells in (*self.pools, *self.cross, *self.states))
 
-    def max_partials(self, n_tokens: int, window: int) -> int:
+    def max_partials(self, n_tokens: int, pool: Pool) -> int:
         """Maximum number of split attention items in a batch of ``n_tokens``."""
-        return most_partials(n_tokens, min(self.n_ctx, window or self.n_ctx))
+        n_keys = pool.spec.n_keys or min(self.n_ctx, pool.window or self.n_ctx)
+        return most_partials(n_tokens, n_keys)
+
+    def encoded(self, n_keys: int) -> EncodedKeys:
+        """Return pages for the keys and values of an encoder's ``n_keys`` rows, not written yet.
+        Raises NoRoomError, with nothing taken, if there are not so many free ones.
+        """
+        n = -(-n_keys // PAGE)
+        for pool in self.cross:
+            if n > len(pool.free):
+                raise NoRoomError(
+                    f"{n} pages for an encoder's {n_keys} rows, and {len(pool.free)} are free "
+                    f"({pool.const.name}): close others first"
+                )
+        pages = [array("q", [self._take(pool) for _ in range(n)]) for pool in self.cross]
+        return EncodedKeys(self, n_keys, pages)
 
     # -- prefix reuse ------------------------------------------------------------------------------
 
@@ -395,6 +429,7 @@ class KVCache:
         none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         made.shifts = list(seq.shifts)
+        made.encoded = seq.encoded
         made.tail_end = seq.tail_end
         made.prompt_end = seq.prompt_end
         for pool, pages in zip(self.pools, made.pages, strict=True):

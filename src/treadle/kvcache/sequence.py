@@ -16,6 +16,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
+class EncodedKeys:
+    """The pages of an encoder's rows, which any number of sequences attend to. ``close`` them once
+    no sequence has them.
+    """
+
+    cache: KVCache
+    n_keys: int
+    pages: list[array[int]]  # per pool of ``KVCache.cross``, i64
+
+    def close(self) -> None:
+        """Release the pages."""
+        for pool, pages in zip(self.cache.cross, self.pages, strict=True):
+            for page in pages:
+                pool.drop(page)
+        self.pages = []
+
+
+@dataclass(eq=False)
 class Sequence:
     """The tokens of one request or session in the KV cache, with its pages in each pool."""
 
@@ -27,6 +45,7 @@ class Sequence:
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # its adapters and control vectors
+    encoded: EncodedKeys | None = None  # the rows that its tokens attend to, in such a model
     # After pictures whose tokens share positions: the index from which on position minus index is
     # so much (``media.py``).
     shifts: list[tuple[int, int]] = field(default_factory=list)

@@ -20,6 +20,8 @@ class PoolSpec:
     chunked: the window starts at the last multiple of ``window`` (chunked attention).
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
+    n_keys: most keys of an encoder's rows. They are stored before a sequence's first token, and
+        several sequences may attend to them (cross attention). 0: each token stores its own.
     """
 
     name: str
@@ -31,6 +33,7 @@ class PoolSpec:
     causal: bool = True
     latent: bool = False
     chunked: bool = False
+    n_keys: int = 0
 
 
 @dataclass(frozen=True)

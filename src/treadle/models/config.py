@@ -123,6 +123,7 @@ class Layer:
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
+    n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
 
 
 @dataclass(frozen=True)

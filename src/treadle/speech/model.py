@@ -8,72 +8,32 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
+from treadle.convert.whisper.file import WhisperFile
+from treadle.convert.whisper.open import open_whisper
+from treadle.devices.cpu.mapping_faults import guard_mappings
+from treadle.devices.registry import open_device
+from treadle.engine.engine import Engine
+from treadle.errors import TreadleError
+from treadle.machine.topology import usable_threads
+from treadle.speech.alignment import cross_weights
+from treadle.speech.batch import DecoderBatch, EncodedWindow
+from treadle.speech.cross_keys import CrossKeys
+from treadle.speech.encoder import SoundEncoder
+from treadle.speech.read import WhisperParts, read_parts
+
 if TYPE_CHECKING:
+    from treadle.devices.protocol import Device
+    from treadle.files.gguf import GGUF
     from treadle.speech.config import SpeechConfig
     from treadle.tokenizer.tokenizer import Tokenizer
 
+__all__ = ["DecoderBatch", "EncodedWindow", "SpeechModel", "open_speech_model"]
+
 Progress = Callable[[str, int, int], None]
-
-
-class EncodedWindow:
-    """A window's keys and values in the decoder's cross-attention layers. ``close`` frees them;
-    batches that use it hold them too.
-    """
-
-    def close(self) -> None:
-        """Release the keys and values, once no batch uses them."""
-        raise NotImplementedError
-
-    def __enter__(self) -> EncodedWindow:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class DecoderBatch:
-    """Rows of text, each over its window. Use it as a context manager, or ``close`` it."""
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        raise NotImplementedError
-
-    @property
-    def ids(self) -> list[list[int]]:
-        """The ids of each row that were run: prompts and texts."""
-        raise NotImplementedError
-
-    def step(self, ids: Sequence[Sequence[int]]) -> np.ndarray:
-        """Append ``ids[i]`` to row ``i``; return the logits behind the last of each, f32
-        ``[n_rows, n_vocab]``, a copy. Rows may get different numbers of ids, each at least one:
-        prompts first, then mostly one.
-
-        Raises TreadleError for a row without ids, an id that is not in the vocabulary, or another
-        number of rows; ContextFullError for more than ``config.n_text_ctx`` ids in a row.
-        """
-        raise NotImplementedError
-
-    def logits_at(self, ids: Sequence[Sequence[int]], place: int) -> np.ndarray:
-        """As ``step``, and return the logits behind id ``place`` of each row's ``ids`` instead, as
-        those behind the ``sot`` token, which tell whether there is speech.
-        """
-        raise NotImplementedError
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep the rows with these numbers, in this order; a number given twice duplicates its
-        row, which costs one page.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Release the rows. The windows stay."""
-        raise NotImplementedError
-
-    def __enter__(self) -> DecoderBatch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+KV = "f16"  # keys and values of the decoder; those of the encoder are f32 (docs/models.md)
+MAX_WINDOWS = 8
+MAX_ROWS = 40
 
 
 class SpeechModel:
@@ -82,33 +42,93 @@ class SpeechModel:
     Thread-safe: threads take turns, run by run.
     """
 
-    config: SpeechConfig
-    tokenizer: Tokenizer
-    n_threads: int
+    def __init__(
+        self, gguf: GGUF, parts: WhisperParts, device: Device, *, max_windows: int, max_rows: int
+    ) -> None:
+        """Take over the file and the device."""
+        self.gguf = gguf
+        self.path = gguf.path
+        self.config: SpeechConfig = parts.config
+        self.device = device
+        self.engine = Engine(
+            parts.decoder,
+            parts.text,
+            device,
+            n_ctx=parts.config.n_text_ctx,
+            kv=KV,
+            n_sequences=max_rows,
+            n_encoded=max_windows,
+        )
+        self._encoder = SoundEncoder(parts, device, self.engine.lock)
+        self._cross = CrossKeys(self.engine, parts.keys, parts.config.n_audio_ctx)
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that compute."""
+        return self.device.n_threads
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer, built on first use. Special tokens are control tokens: ``decode``
+        leaves them out.
+        """
+        from treadle.tokenizer.tokenizer import load_tokenizer
+
+        if isinstance(self.gguf, WhisperFile):
+            self.gguf.with_merges()
+        return load_tokenizer(self.gguf)
 
     def encode(self, mels: np.ndarray) -> list[EncodedWindow]:
         """Encode windows: f32 ``[n, n_mels, n_frames]`` of ``media.mel.log_mel``, all of
-        ``config.n_frames``. They are run together.
+        ``config.n_frames``, one after the other.
 
-        Raises TreadleError for another shape, and NoRoomError if there is no room for their keys
-        and values: close others first.
+        Raises TreadleError for another shape or values that are not finite, and NoRoomError if
+        there is no room for their keys and values: close others first.
         """
-        raise NotImplementedError
+        config = self.config
+        expected = config.n_mels, config.n_frames
+        if mels.ndim != 3 or mels.shape[1:] != expected:
+            shape = list(mels.shape)
+            raise TreadleError(f"mels of shape {shape}: expected [n, {expected[0]}, {expected[1]}]")
+        if not np.isfinite(mels).all():
+            raise TreadleError("mels with values that are not finite")
+        made: list[EncodedWindow] = []
+        try:
+            for mel in np.asarray(mels, np.float32):
+                with self.engine.lock:
+                    keys = self.engine.cache.encoded(config.n_audio_ctx)
+                made.append(EncodedWindow(self.engine, keys))
+                states = self._encoder.run(mel)
+                with self.engine.lock:
+                    self._cross.store(states, keys)
+        except BaseException:
+            for window in made:
+                window.close()
+            raise
+        return made
 
     def decoder(self, windows: Sequence[EncodedWindow]) -> DecoderBatch:
-        """Return a batch with an empty row for each window; a window may be given several times."""
-        raise NotImplementedError
+        """Return a batch with an empty row for each window; a window may be given several times.
+        Raises TreadleError for a closed window, or one of another model.
+        """
+        return DecoderBatch(self.engine, windows)
 
     def alignment(self, window: EncodedWindow, ids: Sequence[int]) -> np.ndarray:
         """Return the cross-attention weights of ``config.alignment_heads`` for each of ``ids``, a
         whole row from ``sot`` on: f32 ``[n_heads, n_ids, n_audio_ctx]``, each sums to 1. Row ``i``
-        holds what the decoder attended to when it read id ``i``, to write id ``i + 1``.
+        is what the decoder attended to when it read id ``i``, to write id ``i + 1``.
+
+        Raises TreadleError for no ids, and ContextFullError for more than ``config.n_text_ctx``.
         """
-        raise NotImplementedError
+        return cross_weights(self.engine, window, ids, self.config.alignment_heads)
 
     def close(self) -> None:
-        """Release plans, weights and files."""
-        raise NotImplementedError
+        """Release plans, weights and files. A second call does nothing."""
+        with self.engine.lock:
+            self._encoder.close()
+            self._cross.close()
+            self.engine.close()
+            self.gguf.close()
 
     def __enter__(self) -> SpeechModel:
         return self
@@ -121,8 +141,8 @@ def open_speech_model(
     path: str | os.PathLike[str],
     *,
     threads: int | None = None,
-    max_windows: int = 8,
-    max_rows: int = 40,
+    max_windows: int = MAX_WINDOWS,
+    max_rows: int = MAX_ROWS,
     device: str = "cpu",
     isa: str | None = None,
     progress: Progress | None = None,
@@ -135,4 +155,12 @@ def open_speech_model(
 
     Raises FileError for a damaged file, UnsupportedError for another model.
     """
-    raise NotImplementedError
+    guard_mappings()
+    gguf = open_whisper(path)
+    try:
+        parts = read_parts(gguf)
+        opened = open_device(device, isa, threads or usable_threads()[0], progress)
+        return SpeechModel(gguf, parts, opened, max_windows=max_windows, max_rows=max_rows)
+    except BaseException:
+        gguf.close()
+        raise

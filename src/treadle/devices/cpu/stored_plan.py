@@ -151,7 +151,7 @@ def _source_hash() -> str:
 
 def _pools(cache: KVCache) -> list[Pool | StatePool]:
     """Return the pools of a cache; that of a tower has no states."""
-    return [*cache.pools, *getattr(cache, "states", ())]
+    return [*cache.pools, *getattr(cache, "cross", ()), *getattr(cache, "states", ())]
 
 
 def _about(cells: Pool | StatePool) -> tuple[object, ...]:

@@ -35,6 +35,8 @@ GRAPHS = LateConstants[Graph](
         "nanochat": "nanochat.NANOCHAT",
         "olmo_hybrid": "olmo_hybrid.OLMO_HYBRID",
         "tower": ".towers.tower.TOWER",
+        "cross_decoder": "cross.CROSS_DECODER",
+        "cross_keys": "cross.CROSS_KEYS",
     },
 )
 

@@ -15,35 +15,45 @@ from treadle.models.archs import REACH
 from treadle.plan.plan import Buffer, Const
 
 if TYPE_CHECKING:
+    from treadle.kvcache.page_pool import Pool
     from treadle.plan.lowering.steps import Steps
 
 
 def emit_attention(
-    steps: Steps, label: str, layer: int, qkv: Buffer, sinks: str = "", distances: str = ""
+    steps: Steps,
+    label: str,
+    layer: int,
+    qkv: Buffer,
+    sinks: str = "",
+    distances: str = "",
+    *,
+    pool: Pool | None = None,
 ) -> Buffer:
     """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads.
+    heads. ``pool``: the pages of an encoder's rows, for cross attention.
     """
     at = steps.config.layers[layer]
-    pool = steps.cache.pool_of(at.kv_from)
+    source = at.kv_from if pool is None else layer
+    cross = pool is not None
+    pool = pool or steps.cache.pool_of(source)
     spec = Attention(
         steps.cache.kv,
         at.n_head,
         at.n_head_kv,
         at.head_dim,
         steps.plan.query_tile,
-        0 if at.chunked else at.window,  # items begin at chunk boundaries
+        0 if at.chunked or cross else at.window,  # items begin at chunk boundaries
         pool.index,
         steps.config.attn_softcap,
         steps.matrix_attention,
         at.head_dim_v,
-        at.causal,
+        pool.causal,
         bool(sinks),
         at.latent is not None,
-        steps.config.alibi,
+        0.0 if cross else steps.config.alibi,
         steps.word_attention,
         REACH if distances else 0,
-        steps.config.with_media and steps.config.media.spans_in(at.window),
+        not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -56,7 +66,7 @@ def emit_attention(
         "stride": qkv.row_bytes // 4,
         "out_stride": out.row_bytes // 4,
         "page_bytes": pool.cell_bytes,
-        "layer_off": pool.layer_off(at.kv_from),
+        "layer_off": pool.layer_off(source),
     }
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
@@ -67,7 +77,7 @@ def emit_attention(
         steps.emit(label, spec, grid, serves=many, few=0, **given)
     if few:
         one = replace(spec, tokens=1, matrix=False, words=False)
-        n_partials = steps.cache.max_partials(most, at.window)
+        n_partials = steps.cache.max_partials(most, pool)
         partials = Buffer(f"{label}.partials", n_partials, one.partial_values * 4)
         steps.emit(
             label if most <= few else f"{label}.few",

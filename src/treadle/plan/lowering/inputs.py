@@ -27,20 +27,23 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
     """
     n = plan.n_tokens
     pools = [pool for pool in cache.pools if pool.layers]
+    cross = getattr(cache, "cross", ())  # a tower's cache has none
     result = {
         "tokens": Input(I32, (n,)),
         "output_rows": Input(I32, (plan.n_outputs,)),
         "parts": Input(PART, (n,)),
     }
-    for i, pool in enumerate(pools):
-        n_partials = cache.max_partials(n, pool.window) if plan.few_tokens else 0
+    for i, pool in enumerate((*pools, *cross)):
+        n_partials = cache.max_partials(n, pool) if plan.few_tokens else 0
         result[numbered("kv_indices", i)] = Input(I64, (n,))
         result[numbered("attn_items", i)] = Input(ITEM, (n,))
         result[numbered("attn_few", i)] = Input(ITEM, (n + n_partials,))
         result[numbered("attn_merges", i)] = Input(MERGE, (n,))
     for i, dims in enumerate(rope_dims):
         result[numbered("rope", i)] = Input(F32, (n, 2, dims // 2))
-    result["pages"] = Input(I64, (n, len(pools), -(-cache.n_ctx // PAGE)))
+    pages = len(pools) * -(-cache.n_ctx // PAGE)
+    pages += sum(-(-pool.spec.n_keys // PAGE) for pool in cross)
+    result["pages"] = Input(I64, (n, pages))
     return result
 
 

@@ -116,6 +116,7 @@ ELSEWHERE = {
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
+    **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
 }
 

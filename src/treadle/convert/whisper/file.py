@@ -1,0 +1,190 @@
+"""A Whisper model of any file format, with the interface of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.convert.whisper.languages import special_names, timestamp_name
+from treadle.convert.whisper.names import ARCH, DEC, EMBEDDINGS, ENC, POSITIONS
+from treadle.errors import FileError
+from treadle.files.gguf import GGUF
+from treadle.files.gguf_array import ValueType, number_array, string_array
+from treadle.files.mapping import MappedFile, Mappings
+from treadle.files.tensor import Tensor
+from treadle.tokenizer.vocab import TokenType
+
+SUPPRESS = f"{ARCH}.suppress_tokens"
+BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
+ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # layer and head of each, one behind the other
+TOKENS = "tokenizer.ggml.tokens"
+MERGES = "tokenizer.ggml.merges"
+EPS = 1e-5  # of all LayerNorms; no file has it
+
+_SYMBOLS = (
+    *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',
+    *("<<", ">>", "<<<", ">>>", "--", "---", "-(", "-[", "('", '("'),
+    *("((", "))", "(((", ")))", "[[", "]]", "{{", "}}", "♪♪", "♪♪♪"),
+)
+_NOTES = "♩♪♫♬♭♮♯"
+_INSIDE_WORDS = " -", " '"
+
+
+@dataclass(frozen=True)
+class WhisperSizes:
+    """Sizes that a file states. Those that follow from tensors are not among them."""
+
+    n_encoder_layer: int
+    n_decoder_layer: int
+    n_encoder_head: int
+    n_decoder_head: int
+
+
+class WhisperFile(GGUF):
+    """Tensors in the mapped files under treadle's names, and the keys of a GGUF file.
+
+    ``merges`` computes the tokenizer's merges, which takes half a second, for files without them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        maps: Mappings,
+        merges: Callable[[], list[str]] | None = None,
+    ) -> None:
+        self.path = path
+        self.paths = [file.path for file in maps.files]
+        self.version = 3
+        self.alignment = 1
+        self.header_only = False
+        self.n_bytes = sum(len(file) for file in maps.files)
+        self.metadata = dict(metadata)
+        self.types = {}
+        self.tensors = dict(tensors)
+        self._files = []
+        self._maps = maps
+        self._merges = merges
+
+    def with_merges(self) -> None:
+        """Add the key of the tokenizer's merges, if the file lacks it."""
+        if self._merges is not None and MERGES not in self.metadata:
+            made = string_array([text.encode() for text in self._merges()])
+            self.metadata = {**self.metadata, MERGES: made}
+
+
+def maps_of(files: Sequence[MappedFile]) -> Mappings:
+    """Return the mappings of files."""
+    return Mappings(files)
+
+
+def model_keys(path: Path, tensors: Mapping[str, Tensor], sizes: WhisperSizes) -> dict[str, Any]:
+    """Return the model's keys: those of the GGUF specification's section on Whisper, and widths.
+
+    Raises FileError for a missing tensor, or one with another number of dimensions.
+    """
+    conv = _shape(path, tensors, f"{ENC}conv1d.1.weight", 3)
+    n_audio_ctx, n_embd = _shape(path, tensors, f"{ENC}{POSITIONS}", 2)
+    n_text_ctx, n_embd_text = _shape(path, tensors, f"{DEC}{POSITIONS}", 2)
+    n_vocab, _ = _shape(path, tensors, f"{EMBEDDINGS}.weight", 2)
+    keys: dict[str, Any] = {
+        "vocab_size": n_vocab,
+        "encoder.mels_count": conv[1],
+        "encoder.context_length": n_audio_ctx,
+        "encoder.embedding_length": n_embd,
+        "encoder.block_count": sizes.n_encoder_layer,
+        "encoder.attention.head_count": sizes.n_encoder_head,
+        "encoder.feed_forward_length": _shape(path, tensors, f"{ENC}blk.0.ffn_up.weight", 2)[0],
+        "decoder.context_length": n_text_ctx,
+        "decoder.embedding_length": n_embd_text,
+        "decoder.block_count": sizes.n_decoder_layer,
+        "decoder.attention.head_count": sizes.n_decoder_head,
+        "decoder.feed_forward_length": _shape(path, tensors, f"{DEC}blk.0.ffn_up.weight", 2)[0],
+        "attention.layer_norm_epsilon": EPS,
+    }
+    made = {f"{ARCH}.{key}": value for key, value in keys.items()}
+    name = path.resolve().name if path.is_dir() else path.stem
+    return {
+        "general.architecture": ARCH,
+        "general.type": "model",
+        "general.name": name,
+        **made,
+    }
+
+
+def _shape(path: Path, tensors: Mapping[str, Tensor], name: str, n_dims: int) -> tuple[int, ...]:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise FileError("the tensor is missing", path=path, where=name, expected="a Whisper model")
+    if len(tensor.shape) != n_dims:
+        raise tensor.error(f"shape {list(tensor.shape)}", f"{n_dims} dimensions")
+    return tensor.shape
+
+
+def list_keys(
+    suppress: Sequence[int], begin: Sequence[int], heads: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """Return the keys of suppressed tokens and alignment heads; none of an empty list."""
+    flat = [number for pair in heads for number in pair]
+    found = {SUPPRESS: suppress, BEGIN_SUPPRESS: begin, ALIGNMENT_HEADS: flat}
+    return {key: number_array(ValueType.INT32, ids) for key, ids in found.items() if len(ids)}
+
+
+def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
+    """Return the tokenizer's keys without merges. ``texts``: all tokens in GPT-2's letters, or the
+    text tokens alone; the special ones are those of Whisper's layout then.
+    """
+    tokens = list(texts)
+    if len(tokens) < n_vocab:
+        specials = special_names(n_vocab)
+        if not specials:  # none of Whisper's vocabularies: only the first two are certain
+            specials = ["<|endoftext|>", "<|startoftranscript|>"]
+            specials += [f"<|unused{i}|>" for i in range(n_vocab - len(tokens) - 2)]
+        tokens = [*tokens[: n_vocab - len(specials)], *specials][:n_vocab]
+    eot = next((i for i, text in enumerate(tokens) if text == "<|endoftext|>"), n_vocab - 1)
+    types = np.full(len(tokens), TokenType.NORMAL, np.int32)
+    types[eot:] = TokenType.CONTROL
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        TOKENS: string_array([text.encode() for text in tokens]),
+        "tokenizer.ggml.token_type": number_array(ValueType.INT32, types.tolist()),
+        "tokenizer.ggml.bos_token_id": eot,
+        "tokenizer.ggml.eos_token_id": eot,
+        "tokenizer.ggml.unknown_token_id": eot,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def with_timestamps(tokens: list[bytes]) -> list[bytes]:
+    """Return a vocabulary in which tokens behind ``<|notimestamps|>`` are named by their times; old
+    folders do not list them.
+    """
+    if b"<|notimestamps|>" not in tokens:
+        return tokens
+    first = tokens.index(b"<|notimestamps|>") + 1
+    named = (timestamp_name(i).encode() for i in range(len(tokens) - first))
+    return [*tokens[:first], *named]
+
+
+def non_speech(tokens: Sequence[bytes], n_text: int) -> list[int]:
+    """Return the ids that OpenAI's program never writes: symbols of notation, music and noise.
+    ``tokens``: the text tokens' bytes; ``n_text``: their number, which is the id of the end.
+
+    Files of Hugging Face list the same ids.
+    """
+    ids = {raw: i for i, raw in enumerate(tokens)}
+    found = {ids.get(text.encode(), -1) for text in _INSIDE_WORDS}
+    for symbol in _SYMBOLS:
+        for text in (symbol, f" {symbol}"):
+            found.add(ids.get(text.encode(), -1))
+    for note in _NOTES:
+        for text in (note, f" {note}"):
+            raw = text.encode()
+            found.add(next((ids[raw[:n]] for n in range(len(raw), 0, -1) if raw[:n] in ids), -1))
+    return sorted(i for i in found if 0 <= i < n_text)

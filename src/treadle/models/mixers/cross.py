@@ -1,0 +1,65 @@
+"""Cross attention: each token attends to the rows of an encoder, all of them.
+
+Their keys and values are computed once for each input (``graphs/cross.py``) and lie in pages of
+their own, which all layers with this mixer share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treadle.models.cache_spec import PoolSpec
+from treadle.models.structure import Sizes, Sublayer, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.config import Layer
+    from treadle.models.ops import Ops, Rows
+
+STEM = "cross_attn"
+
+
+def build(g: Ops, i: int, h: Rows) -> Rows:
+    """Return ``output(attention(h, encoder's rows))``."""
+    at = f"L{i}.cross"
+    q = g.linear(f"{at}.q", h, f"blk.{i}.{STEM}_q")
+    y = g.call("cross_attend", at, q, layer=i)
+    return g.linear(f"{at}.output", y, f"blk.{i}.{STEM}_output")
+
+
+def build_keys(g: Ops, i: int, encoded: Rows) -> None:
+    """Store the layer's keys and values of an encoder's rows."""
+    at = f"L{i}.cross"
+    k, v = g.linears(f"{at}.kv", encoded, [f"blk.{i}.{STEM}_k", f"blk.{i}.{STEM}_v"])
+    g.call("cross_store", f"{at}.store", k, v, layer=i)
+
+
+def _sizes(layer: Layer) -> Sizes:
+    return {
+        "n_cross_q": layer.n_head * layer.head_dim,
+        "n_cross_k": layer.n_head_kv * layer.head_dim,
+        "n_cross_v": layer.n_head_kv * layer.head_dim_v,
+        "n_cross": layer.n_head * layer.head_dim_v,
+    }
+
+
+def _memory(layer: Layer) -> tuple[PoolSpec]:
+    sizes = layer.n_head_kv, layer.head_dim, layer.head_dim_v
+    return (PoolSpec("kv_cross", (), *sizes, 0, causal=False, n_keys=layer.n_cross),)
+
+
+CROSS = Sublayer(
+    label="cross",
+    before=f"{STEM}_norm",
+    after="",
+    behind="",
+    build=build,
+    rows=(
+        *with_bias(f"{STEM}_norm", "n_embd"),
+        *with_bias(f"{STEM}_q", "n_cross_q", "n_embd"),
+        *with_bias(f"{STEM}_k", "n_cross_k", "n_embd"),
+        *with_bias(f"{STEM}_v", "n_cross_v", "n_embd"),
+        *with_bias(f"{STEM}_output", "n_embd", "n_cross"),
+    ),
+    sizes=_sizes,
+    memory=_memory,
+)

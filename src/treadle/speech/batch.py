@@ -1,0 +1,206 @@
+"""Encoded windows, and batches of texts that a decoder writes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import OUTPUTS
+from treadle.errors import ContextFullError, TreadleError
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.kvcache.cache import EncodedKeys
+    from treadle.kvcache.cache import Sequence as CachedRow
+
+
+class EncodedWindow:
+    """A window's keys and values in the decoder's cross attention. Close it, or use it as a context
+    manager; the pages are free once no batch uses it either.
+    """
+
+    def __init__(self, engine: Engine, keys: EncodedKeys) -> None:
+        self._engine = engine
+        self._keys = keys
+        self._holders = 1
+        self._closed = False
+
+    @property
+    def engine(self) -> Engine:
+        """The engine whose memory it is in."""
+        return self._engine
+
+    @property
+    def keys(self) -> EncodedKeys:
+        """Its keys and values. Raises TreadleError if it is closed."""
+        if not self._holders:
+            raise TreadleError("the encoded window is closed")
+        return self._keys
+
+    def hold(self) -> None:
+        """Add a user, under the engine's lock. Raises TreadleError if it is closed."""
+        assert self.keys
+        self._holders += 1
+
+    def drop(self) -> None:
+        """Remove a user, under the engine's lock; the last one frees the pages."""
+        self._holders -= 1
+        if not self._holders:
+            self._keys.close()
+
+    def close(self) -> None:
+        """Release it; a second call does nothing."""
+        with self._engine.lock:
+            if not self._closed:
+                self._closed = True
+                self.drop()
+
+    def __enter__(self) -> EncodedWindow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class DecoderBatch:
+    """Rows of text, each over its window. Use it as a context manager, or ``close`` it."""
+
+    def __init__(self, engine: Engine, windows: Sequence[EncodedWindow]) -> None:
+        """Begin an empty row over each window. Raises TreadleError for a closed window, or one of
+        another model.
+        """
+        self._engine = engine
+        self._windows: list[EncodedWindow] = []
+        self._rows: list[CachedRow] = []
+        with engine.lock:
+            for window in windows:
+                if window.engine is not engine:
+                    self.close()
+                    raise TreadleError("the encoded window is another model's")
+                try:
+                    window.hold()
+                except TreadleError:
+                    self.close()
+                    raise
+                self._windows.append(window)
+                row = engine.cache.sequence()
+                row.alone = True  # its keys and values depend on its window
+                row.encoded = window.keys
+                self._rows.append(row)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self._rows)
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """The ids of each row that were run: prompts and texts."""
+        return [list(row.ids) for row in self._rows]
+
+    def step(self, ids: Sequence[Sequence[int]]) -> np.ndarray:
+        """Append ``ids[i]`` to row ``i``; return the logits behind the last of each, f32
+        ``[n_rows, n_vocab]``, a copy. Rows may get different numbers of ids, each at least one:
+        prompts first, then mostly one. Rows that begin alike cost less if one row reads what they
+        share, and ``select`` duplicates it.
+
+        Raises TreadleError for a row without ids, an id that is not in the vocabulary, or another
+        number of rows; ContextFullError for more than ``config.n_text_ctx`` ids in a row; then no
+        row has changed.
+        """
+        return self._run(ids, [len(each) - 1 for each in ids])
+
+    def logits_at(self, ids: Sequence[Sequence[int]], place: int) -> np.ndarray:
+        """As ``step``, and return the logits behind id ``place`` of each row's ``ids``: behind
+        ``sot``, they tell whether there is speech.
+        """
+        if place < 0:
+            raise TreadleError(f"place={place}: expected 0 or more")
+        return self._run(ids, [min(place, len(each) - 1) for each in ids])
+
+    def _run(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> np.ndarray:
+        engine = self._engine
+        if len(ids) != len(self._rows):
+            raise TreadleError(f"ids of {len(ids)} rows: expected {len(self._rows)}")
+        given = [[int(i) for i in each] for each in ids]
+        for i, each in enumerate(given):
+            if not each:
+                raise TreadleError(f"row {i}: no ids")
+            if len(self._rows[i]) + len(each) > engine.n_ctx:
+                n = len(self._rows[i]) + len(each)
+                raise ContextFullError(f"row {i}: {n} ids: the decoder reads {engine.n_ctx}")
+            engine.check_ids(each)
+        logits = np.empty((len(given), engine.config.n_vocab), np.float32)
+        with engine.lock:
+            starts = [len(row) for row in self._rows]
+            try:
+                for rows in self._in_runs(given, places):
+                    # Logits of a row's last ids, of which the first is the one that is wanted.
+                    wanted = [len(given[i]) - places[i] for i in rows]
+                    items = zip(rows, wanted, strict=True)
+                    parts = [BatchItem(self._rows[i], given[i], n) for i, n in items]
+                    found = engine.run(parts)
+                    firsts = np.cumsum([0, *wanted[:-1]])
+                    logits[list(rows)] = found[firsts]
+            except BaseException:
+                for row, start in zip(self._rows, starts, strict=True):
+                    engine.cache.truncate(row, start)
+                raise
+        return logits
+
+    def _in_runs(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> Iterator[list[int]]:
+        """Group rows, in order, into runs that the engine takes."""
+        rows: list[int] = []
+        n = n_outputs = 0
+        for i, each in enumerate(ids):
+            wanted = len(each) - places[i]
+            if rows and (n + len(each) > self._engine.max_tokens or n_outputs + wanted > OUTPUTS):
+                yield rows
+                rows, n, n_outputs = [], 0, 0
+            rows.append(i)
+            n += len(each)
+            n_outputs += wanted
+        if rows:
+            yield rows
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep the rows with these numbers, in this order; a number given twice duplicates its
+        row, which costs a copy of one page. Raises TreadleError for a number that is no row's.
+        """
+        if wrong := [i for i in rows if not 0 <= i < len(self._rows)]:
+            raise TreadleError(f"row {wrong[0]}: the batch has {len(self._rows)}")
+        with self._engine.lock:
+            cache = self._engine.cache
+            old, windows = self._rows, self._windows
+            self._rows, self._windows = [], []
+            used: set[int] = set()
+            for i in rows:
+                row = old[i]
+                if i in used:
+                    row = cache.fork(row)
+                    row.alone = True
+                    windows[i].hold()
+                used.add(i)
+                self._rows.append(row)
+                self._windows.append(windows[i])
+            for i, row in enumerate(old):
+                if i not in used:
+                    row.close()
+                    windows[i].drop()
+
+    def close(self) -> None:
+        """Release the rows. The windows stay. A second call does nothing."""
+        with self._engine.lock:
+            for row in self._rows:
+                row.close()
+            for window in self._windows:
+                window.drop()
+            self._rows, self._windows = [], []
+
+    def __enter__(self) -> DecoderBatch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
