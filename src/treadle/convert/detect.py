@@ -107,7 +107,24 @@ def _open_hf(path: Path, tokenizer: Path | None) -> Source:
     return open_hf_source(path)
 
 
+def _is_whisper(path: Path, head: bytes) -> bool:
+    from treadle.convert.whisper.open import is_whisper
+
+    return not _has_gguf(path, head) and is_whisper(path)
+
+
+def _open_whisper(path: Path, tokenizer: Path | None) -> Source:
+    from treadle.convert.whisper.source import open_whisper_source
+
+    return open_whisper_source(path)
+
+
 KINDS = (
+    CheckpointKind(
+        "a Whisper model: a Hugging Face folder, ggml-*.bin or CTranslate2's model.bin",
+        _is_whisper,
+        _open_whisper,
+    ),
     CheckpointKind(
         "a Hugging Face folder with config.json and safetensors", lambda p, h: is_hf(p), _open_hf
     ),

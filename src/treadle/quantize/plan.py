@@ -268,7 +268,7 @@ class _TensorRoles:
     def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
         arch = str(meta.get("general.architecture", ""))
-        prefix = "clip.vision" if arch == "clip" else arch
+        prefix = {"clip": "clip.vision", "whisper": "whisper.decoder"}.get(arch, arch)
         n_head = _largest(meta, f"{prefix}.attention.head_count", 1)
         n_head_kv = _largest(meta, f"{prefix}.attention.head_count_kv", n_head)
         n_layer = _largest(meta, f"{prefix}.block_count", 0)
@@ -319,7 +319,7 @@ class _TensorRoles:
 
 
 def _layer(name: str) -> int:
-    found = re.match(r"(?:[av]\.)?blk\.(\d+)\.", name)
+    found = re.match(r"(?:[av]\.|enc\.|dec\.)?blk\.(\d+)\.", name)
     return int(found[1]) if found else 0
 
 

@@ -19,14 +19,18 @@ POSITIONS = "position_embd.weight"
 
 
 class SoundEncoder:
-    """Encodes windows one by one. ``lock``: that of the decoder, which uses the same device."""
+    """Encodes windows one by one. ``lock``: that of the decoder, which uses the same device;
+    ``exact``: all products in f32, see ``TowerEngine``.
+    """
 
-    def __init__(self, parts: WhisperParts, device: Device, lock: UseLock) -> None:
+    def __init__(
+        self, parts: WhisperParts, device: Device, lock: UseLock, *, exact: bool = False
+    ) -> None:
         of = parts.encoder
         self._convolutions = [
-            TowerEngine(of, config, device, exact=True, lock=lock) for config in parts.convolutions
+            TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.convolutions
         ]
-        self._layers = TowerEngine(of, parts.tower, device, exact=True, lock=lock)
+        self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
         self._positions = parts.encoder.tensors[POSITIONS].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:

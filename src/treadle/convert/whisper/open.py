@@ -5,11 +5,31 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from treadle.convert.whisper.ctranslate2 import MODEL, is_ctranslate2, open_ctranslate2
+from treadle.convert.whisper.ggml import HEAD_BYTES, is_whisper_ggml, open_ggml_whisper
 from treadle.convert.whisper.names import ARCH
 from treadle.convert.whisper.safetensors_folder import is_whisper_folder, open_whisper_folder
-from treadle.errors import UnsupportedError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF, open_gguf
-from treadle.files.splits import is_hf
+from treadle.files.reader import read_head
+from treadle.files.splits import is_hf, missing
+
+EXPECTED = "a Whisper model: a Hugging Face folder, GGUF, ggml-*.bin or CTranslate2's model.bin"
+
+
+def is_whisper(path: str | os.PathLike[str]) -> bool:
+    """Return whether ``path`` is a Whisper model, by what the files begin with."""
+    given = Path(os.path.expanduser(path))
+    if is_hf(given):
+        return is_whisper_folder(given)
+    file = given / MODEL if (given / MODEL).is_file() else given
+    if not file.is_file():
+        return False
+    head = read_head(file, max(HEAD_BYTES, 64), "a model")
+    if head.startswith(b"GGUF"):
+        with open_gguf(file) as gguf:
+            return gguf.metadata.get("general.architecture") == ARCH
+    return is_whisper_ggml(head) or is_ctranslate2(head)
 
 
 def open_whisper(path: str | os.PathLike[str]) -> GGUF:
@@ -19,11 +39,20 @@ def open_whisper(path: str | os.PathLike[str]) -> GGUF:
     given = Path(os.path.expanduser(path))
     if is_hf(given):
         if not is_whisper_folder(given):
-            raise UnsupportedError(f"{given}: is not a Whisper model")
+            raise UnsupportedError(f"{given}: is not a Whisper model: expected {EXPECTED}")
         return open_whisper_folder(given)
+    file = given / MODEL if (given / MODEL).is_file() else given
+    if not file.exists():
+        raise FileError(missing(file), path=file, expected=EXPECTED)
+    if file.is_file():
+        head = read_head(file, max(HEAD_BYTES, 64), EXPECTED)
+        if is_whisper_ggml(head):
+            return open_ggml_whisper(file)
+        if is_ctranslate2(head):
+            return open_ctranslate2(file)
     gguf = open_gguf(given)
     found = gguf.metadata.get("general.architecture")
     if found != ARCH:
         gguf.close()
-        raise UnsupportedError(f"{given}: architecture {found!r:.80}: expected {ARCH!r}")
+        raise UnsupportedError(f"{given}: architecture {found!r:.80}: expected {EXPECTED}")
     return gguf

@@ -70,7 +70,7 @@ def read_ranks(path: Path) -> tuple[list[str], list[str]]:
     """
     tokens = _read(path)
     ranks = {token: rank for rank, token in enumerate(tokens)}
-    pairs = (_halves(token, ranks) for token in tokens)
+    pairs = (halves_of(token, ranks) for token in tokens)
     merges = [" ".join(map(_letters, pair)) for pair in pairs if pair is not None]
     return [_letters(token) for token in tokens], merges
 
@@ -100,7 +100,7 @@ def _letters(token: bytes) -> str:
     return "".join(LETTER[byte] for byte in token)
 
 
-def _halves(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+def halves_of(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
     """Return the two tokens of lower rank that merge to ``token``; None for a byte.
 
     tiktoken has no list of merges: ranks are the merge order. So the bytes are merged by all lower
