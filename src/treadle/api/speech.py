@@ -19,6 +19,8 @@ from treadle.speech.transcribe import language_odds, transcribe
 from treadle.speech.transcription import Transcription
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from treadle.media.limits import MediaLimits
 
 Progress = Callable[[str, int, int], None]
@@ -46,7 +48,7 @@ def load_speech(
         threads = positive("threads", threads)
     found = find_path(path, progress=progress)
     model = open_speech_model(found, threads=threads, device=device, isa=isa, progress=progress)
-    return SpeechRecognizer(model)
+    return SpeechRecognizer(model, found)
 
 
 class SpeechRecognizer:
@@ -55,9 +57,9 @@ class SpeechRecognizer:
     Threads may use it at the same time: their windows take turns.
     """
 
-    def __init__(self, model: SpeechModel) -> None:
+    def __init__(self, model: SpeechModel, path: Path) -> None:
         self.model = model
-        self.path = model.path
+        self.path = path
         self.n_threads = model.n_threads
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treadle.cli.load import find_model
-from treadle.errors import FileError, UnsupportedError
+from treadle.errors import TreadleError
 
 if TYPE_CHECKING:
     from treadle.api.speech import SpeechRecognizer
@@ -28,13 +28,12 @@ def is_speech_model(path: Path) -> bool:
     """Return whether a file or folder is a speech model; of a damaged one another opener tells the
     error.
     """
-    from treadle.convert.whisper.open import open_whisper
+    from treadle.convert.whisper.open import is_whisper
 
     try:
-        open_whisper(path).close()
-    except (FileError, UnsupportedError, OSError):
+        return is_whisper(path)
+    except (TreadleError, OSError):
         return False
-    return True
 
 
 def load_recognizer(

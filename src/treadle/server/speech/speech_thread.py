@@ -6,21 +6,17 @@ import asyncio
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from treadle.errors import FileError, TreadleError
 from treadle.speech.transcription import Transcription
+from treadle.speech.warm import warm_model
 
 if TYPE_CHECKING:
     from treadle.speech.model import SpeechModel
     from treadle.speech.transcript import TranscriptSegment
-
-WARM_ROWS = (1, 5)  # rows of text of the plans that are compiled at the start
 
 
 class SpeechJob:
@@ -89,9 +85,7 @@ class SpeechThread:
 
     def _run(self) -> None:
         try:
-            for warm in self._warmings():
-                if not self._stopping:
-                    warm()
+            warm_model(self.model)
         except BaseException as error:
             self.state = "error"
             self.why = str(error)
@@ -111,20 +105,6 @@ class SpeechThread:
                 self._queue.append(job)
         for job in self._queue:
             self._end(job, TreadleError("the server is stopping"))
-
-    def _warmings(self) -> list[Callable[[], object]]:
-        """Return functions that compile every plan, so that no request waits for it."""
-        return [self.model.tokenizer.prepare, self._warm_plans]
-
-    def _warm_plans(self) -> None:
-        config = self.model.config
-        silence = np.zeros((1, config.n_mels, config.n_frames), np.float32)
-        (window,) = self.model.encode(silence)
-        with window:
-            for n_rows in WARM_ROWS:
-                with self.model.decoder([window] * n_rows) as batch:
-                    batch.step([[config.special.sot] * 3] * n_rows)
-                    batch.step([[config.special.sot]] * n_rows)
 
     def _step(self, job: SpeechJob) -> bool:
         """Decide a window; return whether there may be another."""
