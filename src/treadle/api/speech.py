@@ -88,7 +88,7 @@ class SpeechRecognizer:
         batch: int = 8,
         voice_activity: str = "energy",
         temperatures: float | Sequence[float] = TEMPERATURES,
-        beams: int = 1,
+        beams: int = 5,
         best_of: int = 5,
         min_logprob: float | None = -1.0,
         max_compression: float | None = 2.4,
@@ -109,7 +109,7 @@ class SpeechRecognizer:
         window, decoded without timestamps. ``prompt``: names and spellings that occur.
         ``text_before``: whether each window sees the text before it; without it, up to ``batch``
         windows are decoded together, which is faster. ``voice_activity``: "energy" leaves out
-        silence, "silero" all but speech, "off" nothing. ``beams``: of a beam search.
+        silence, "silero" all but speech, "off" nothing. ``beams``: of a beam search, 1: greedy.
         ``temperatures``, ``best_of``, ``min_logprob``, ``max_compression``, ``no_speech``,
         ``seed``: see ``speech.settings.TranscribeSettings``. ``limits``: of the sound.
 

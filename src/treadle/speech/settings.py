@@ -42,7 +42,7 @@ class TranscribeSettings:
     timestamps: bool = True
     words: bool = False
     temperatures: tuple[float, ...] = TEMPERATURES
-    beams: int = 1
+    beams: int = 5
     best_of: int = 5
     min_logprob: float | None = -1.0
     max_compression: float | None = 2.4

@@ -80,7 +80,8 @@ def alignment_matrix(weights: np.ndarray) -> np.ndarray:
     """
     totals = weights.sum(axis=2, keepdims=True, dtype=np.float64)
     shares = weights / np.maximum(totals, 1e-30)
-    deviation = np.maximum(shares.std(axis=1, keepdims=True), 1e-30)
+    # Equal weights of all ids tell nothing: rounding must not.
+    deviation = np.maximum(shares.std(axis=1, keepdims=True), 1e-8)
     normal = (shares - shares.mean(axis=1, keepdims=True)) / deviation
     half = MEDIAN_WIDTH // 2
     if normal.shape[2] > half:

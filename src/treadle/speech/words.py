@@ -57,11 +57,11 @@ def _characters(ids: Sequence[int], tokenizer: Tokenizer) -> list[WordSpan]:
 def _joined_at_spaces(spans: Sequence[WordSpan]) -> list[WordSpan]:
     words: list[WordSpan] = []
     for span in spans:
-        is_new = span.text[:1].isspace() or _is_punctuation(span.text)
-        if is_new or not words or _is_punctuation(words[-1].text):
+        before = words[-1].text if words else ""
+        if not before or (span.text[:1].isspace() and not before.isspace()):
             words.append(span)
         else:
-            words[-1] = WordSpan(words[-1].text + span.text, words[-1].first, span.last)
+            words[-1] = WordSpan(before + span.text, words[-1].first, span.last)
     return words
 
 
@@ -84,8 +84,3 @@ def _opens(text: str) -> bool:
     """Whether a text is opening punctuation alone, behind a space or at the beginning."""
     mark = text.strip()
     return {*mark} <= OPENING and text[:1].isspace()
-
-
-def _is_punctuation(text: str) -> bool:
-    mark = text.strip()
-    return bool(mark) and {*mark} <= OPENING | CLOSING

@@ -107,11 +107,11 @@ def _format_options(function: Any) -> Any:
 )
 @click.option(
     "--beams",
-    default=1,
+    default=5,
     show_default=True,
     type=click.IntRange(1, 16),
     metavar="N",
-    help="Beams of a beam search.",
+    help="Beams of a beam search; 1 is greedy, and faster.",
 )
 @click.option(
     "--temperature",
