@@ -171,13 +171,16 @@ class ScriptedBatch:
 
 @dataclass
 class ScriptedModel:
-    """script: for each window one attempt, or one for each decoding of it; the last one goes on."""
+    """script: for each window one attempt, or one for each decoding of it; the last one goes on, or
+    if it ``repeats`` the first one follows.
+    """
 
     script: list[Attempt | list[Attempt]]
     language: str = "en"
     config: SpeechConfig = field(default_factory=config_of)
     path: Path = Path("scripted.gguf")
     n_threads: int = 1
+    repeats: bool = False
 
     def __post_init__(self) -> None:
         self.tokenizer = ByteTokenizer()
@@ -205,7 +208,9 @@ class ScriptedModel:
 
     def attempt_of(self, number: int) -> Attempt:
         """The attempt at a window that is next; the language's is not counted."""
-        attempts = self.script[min(number, len(self.script) - 1)]
+        n_scripted = len(self.script)
+        place = number % n_scripted if self.repeats else min(number, n_scripted - 1)
+        attempts = self.script[place]
         if isinstance(attempts, Attempt):
             return attempts
         n = self.n_decoded.get(number, 0)

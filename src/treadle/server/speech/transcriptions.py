@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from treadle.errors import FileError
+from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.server.http.api_errors import ApiError, GoneError, problem_of, timed_out
 from treadle.server.http.api_keys import charge_tokens
 from treadle.server.http.http_io import (
@@ -67,9 +67,7 @@ async def _answer(request: HttpRequest, task: str) -> Response:
         asked = read_request(form, task)
         check_language(asked.settings, service.recognizer.model.config)
         # A compressed file is copied, and its decoder is started.
-        transcription = await asyncio.to_thread(
-            _opened, service, asked
-        )
+        transcription = await asyncio.to_thread(_opened, service, asked)
     service.check_ready()
     job = service.engine.add(transcription)
     end = request.scope["treadle.came"] + seconds
@@ -86,11 +84,11 @@ def _opened(service: SpeechService, asked: TranscriptionRequest) -> Any:
     try:
         sound = bytes(asked.sound)
         return service.recognizer.run(sound, asked.settings, service.limits, PLACE)
-    except FileError as error:
+    except (FileError, UnsupportedError) as error:
         raise _wrong_sound(error) from None
 
 
-def _wrong_sound(error: FileError) -> ApiError:
+def _wrong_sound(error: TreadleError) -> ApiError:
     """Return the error of a sound that cannot be read: the client's."""
     return ApiError(400, str(error), param=PLACE)
 
@@ -145,7 +143,9 @@ class JobStream:
                     if left <= ping_s:
                         raise timed_out(self._within_s) from None
                     yield None
-            if isinstance(job.error, FileError) and job.error.path == PLACE:
+            if isinstance(job.error, UnsupportedError) or (
+                isinstance(job.error, FileError) and job.error.path == PLACE
+            ):
                 raise _wrong_sound(job.error)
             if job.error is not None:
                 raise job.error
