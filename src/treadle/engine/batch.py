@@ -536,9 +536,8 @@ class _Pool:
 
     def add_encoded(self, table: int, token: int, n: int, n_keys: int) -> None:
         """Add ``n`` tokens, rows ``token`` and up of the batch, that all see an encoder's rows."""
-        if n <= self._few:
-            for row in range(token, token + n):
-                self._add_one(table, row, 0, 0, n_keys, 0)
+        if n <= self._few:  # as the last of these rows, which see all
+            self._add_few(table, token, n_keys - n, n, [])
             return
         tile = self._tile
         block = self._bytes
@@ -551,44 +550,38 @@ class _Pool:
     def _add_few(
         self, table: int, token: int, start: int, n: int, spans: list[tuple[int, int]]
     ) -> None:
-        """Add each token by itself."""
+        """Split each token's keys at multiples of SPLIT; add a merge for several splits."""
         end = start + n
         window = self._window
+        causal = self._causal
+        block = self._bytes
+        at = self._few_items + self.n_few * ITEM_RECORD.size
         chunk = self._chunk
         for position in range(start, end):
             begin = max(0, position - window + 1) if window else 0
             begin = position // chunk * chunk if chunk else begin
+            row = token - start + position
             sees = next((min(b, end) - 1 for a, b in spans if a <= position < b), 0)
-            seen = max(position, sees) + 1 if self._causal else end
-            self._add_one(table, token - start + position, position, begin, seen, sees)
-
-    def _add_one(
-        self, table: int, row: int, position: int, begin: int, seen: int, sees: int
-    ) -> None:
-        """Split a token's keys ``begin`` to ``seen - 1`` at multiples of SPLIT; add a merge for
-        several splits.
-        """
-        block = self._bytes
-        at = self._few_items + self.n_few * ITEM_RECORD.size
-        partial = -1
-        cut = begin // SPLIT * SPLIT
-        n_cuts = -(-(seen - cut) // SPLIT)
-        if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
-            n_cuts = 1  # no partials left: keep the remaining keys whole
-            cut = seen - SPLIT
-        elif n_cuts > 1:
-            partial = self.n_partials
-            to = self._merges + self.n_merges * MERGE_RECORD.size
-            MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
-            self.n_merges += 1
-            self.n_partials += n_cuts
-        for _ in range(n_cuts):
-            cut += SPLIT
-            stop = min(cut, seen)
-            ITEM_RECORD.pack_into(
-                block, at, row, 1, position, begin, stop, table - at, partial, sees
-            )
-            at += ITEM_RECORD.size
-            begin = stop
-            partial = partial + 1
-        self.n_few += n_cuts
+            seen = max(position, sees) + 1 if causal else end
+            partial = -1
+            cut = begin // SPLIT * SPLIT
+            n_cuts = -(-(seen - cut) // SPLIT)
+            if n_cuts > 1 and self.n_partials + n_cuts > self._max_partials:
+                n_cuts = 1  # no partials left: keep the remaining keys whole
+                cut = seen - SPLIT
+            elif n_cuts > 1:
+                partial = self.n_partials
+                to = self._merges + self.n_merges * MERGE_RECORD.size
+                MERGE_RECORD.pack_into(block, to, row, 1, partial, n_cuts)
+                self.n_merges += 1
+                self.n_partials += n_cuts
+            for _ in range(n_cuts):
+                cut += SPLIT
+                stop = min(cut, seen)
+                ITEM_RECORD.pack_into(
+                    block, at, row, 1, position, begin, stop, table - at, partial, sees
+                )
+                at += ITEM_RECORD.size
+                begin = stop
+                partial = partial + 1
+        self.n_few = (at - self._few_items) // ITEM_RECORD.size

@@ -82,8 +82,8 @@ class Engine:
         pools = GRAPHS[config.arch.graph].pools(config)
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
-        more = {"n_vocab": config.n_vocab, "n_encoded": n_encoded}
-        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, **more)
+        n_vocab = config.n_vocab
+        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check

@@ -158,7 +158,9 @@ class DecoderBatch:
             wanted = len(each) - places[i]
             if rows and (n + len(each) > self._engine.max_tokens or n_outputs + wanted > OUTPUTS):
                 yield rows
-                rows, n, n_outputs = [], 0, 0
+                rows = []
+                n = 0
+                n_outputs = 0
             rows.append(i)
             n += len(each)
             n_outputs += wanted

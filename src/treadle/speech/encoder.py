@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.base.fork_safety import UseLock
 from treadle.media.tower_engine import GIVEN, STATES, RunItem, TowerEngine
 from treadle.speech.read import TAPS
 
 if TYPE_CHECKING:
-    from treadle.base.fork_safety import UseLock
     from treadle.devices.protocol import Device
     from treadle.speech.read import WhisperParts
 
@@ -31,16 +31,18 @@ class SoundEncoder:
             TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.convolutions
         ]
         self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
+        self._turn = UseLock()  # a window's runs, between whose slices others use the device
         self._positions = parts.encoder.tensors[POSITIONS].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:
         """Return the states of a window, f32 ``[n_audio_ctx, n_embd]``, of its mel spectrogram, f32
-        ``[n_mels, n_frames]``.
+        ``[n_mels, n_frames]``. Threads take turns, window by window.
         """
-        x = np.ascontiguousarray(mel.T)
-        for engine, stride in zip(self._convolutions, STRIDES, strict=True):
-            x = _run(engine, neighbours(x, stride))
-        return _run(self._layers, x + self._positions)
+        with self._turn:
+            x = np.ascontiguousarray(mel.T)
+            for engine, stride in zip(self._convolutions, STRIDES, strict=True):
+                x = _run(engine, neighbours(x, stride))
+            return _run(self._layers, x + self._positions)
 
     def close(self) -> None:
         """Release plans and weights."""

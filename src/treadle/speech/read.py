@@ -28,6 +28,7 @@ from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 from treadle.models.structure import check_tensors
 from treadle.models.towers.config import TowerConfig, tower_config, tower_layer
 from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
+from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.config import SpecialIds, SpeechConfig
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
 
@@ -232,7 +233,7 @@ def _speech_config(
         special=special,
         suppress=never,
         begin_suppress=first,
-        alignment_heads=_heads(keys, decoder),
+        alignment_heads=_heads(keys, decoder, n_vocab),
     )
 
 
@@ -252,9 +253,9 @@ def _special_ids(gguf: GGUF, raws: Sequence[bytes]) -> SpecialIds:
     if eot != N_TEXT_ENGLISH:
         known = set(LANGUAGES)
         for raw, i in ids.items():
-            name = _LANGUAGE.fullmatch(raw)
-            if name and name[1].decode() in known and i > sot:
-                languages[name[1].decode()] = i
+            code = _LANGUAGE.fullmatch(raw)
+            if code and code[1].decode() in known and i > sot:
+                languages[code[1].decode()] = i
     return SpecialIds(
         eot=eot,
         sot=sot,
@@ -295,13 +296,12 @@ def _ids(keys: ArchMetadata, full: str, n_vocab: int) -> tuple[int, ...]:
     return ids
 
 
-def _heads(keys: ArchMetadata, decoder: SideSizes) -> tuple[tuple[int, int], ...]:
-    """Return the alignment heads: the file's, or all heads of the upper half of the layers."""
+def _heads(keys: ArchMetadata, decoder: SideSizes, n_vocab: int) -> tuple[tuple[int, int], ...]:
+    """Return the alignment heads: the file's, or the usual ones of its sizes."""
     key = ALIGNMENT_HEADS.removeprefix(f"{ARCH}.")
     found = keys.get(key)
     if found is None:
-        upper = range(decoder.n_layer // 2, decoder.n_layer)
-        return tuple((layer, head) for layer in upper for head in range(decoder.n_head))
+        return usual_heads(decoder.n_layer, decoder.n_head, n_vocab)
     if not isinstance(found, Sequence) or isinstance(found, (str, bytes)) or len(found) % 2:
         keys.fail(key, f"is {found!r:.60}", "pairs of a layer and a head")
     numbers = [int(each) for each in found]

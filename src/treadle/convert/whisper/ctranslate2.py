@@ -23,22 +23,20 @@ from typing import Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.tokenizer.tokenizer import JSON, read_tokenizer
+from treadle.convert.hf.tokenizer.tokenizer import JSON
 from treadle.convert.whisper.file import (
     MERGES,
-    TOKENS,
     WhisperFile,
     WhisperSizes,
     list_keys,
     maps_of,
     model_keys,
+    read_keys,
     vocabulary_keys,
-    with_timestamps,
 )
 from treadle.convert.whisper.names import ARCH, CT2
 from treadle.convert.whisper.vocabulary import bytes_of, merges_of
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf_array import string_array
 from treadle.files.keys import SIZE_MAX
 from treadle.files.reader import FileReader
 from treadle.files.safetensors import read_json
@@ -250,12 +248,9 @@ def _vocabulary(folder: Path, n_vocab: int) -> tuple[dict[str, Any], list[str]]:
             texts = _read_vocabulary(folder / name)
             break
     if (folder / JSON).is_file():
-        keys = read_tokenizer(folder, {"model_type": ARCH}, n_vocab)
+        keys = read_keys(folder, {"model_type": ARCH}, n_vocab)
         if MERGES in keys:
-            raws = keys[TOKENS].raws()
-            if len(texts) == len(raws):
-                raws = [text.encode() for text in texts]
-            return {**keys, TOKENS: string_array(with_timestamps(raws))}, []
+            return keys, []
     if not texts:
         expected = f"{JSON}, or one of {', '.join(VOCABULARIES)}"
         raise FileError("is a folder without a vocabulary", path=folder, expected=expected)

@@ -9,20 +9,23 @@ from typing import Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
 from treadle.convert.whisper.languages import special_names, timestamp_name
 from treadle.convert.whisper.names import ARCH, DEC, EMBEDDINGS, ENC, POSITIONS
 from treadle.errors import FileError
 from treadle.files.gguf import GGUF
-from treadle.files.gguf_array import ValueType, number_array, string_array
+from treadle.files.gguf_array import GGUFArray, ValueType, number_array, string_array
 from treadle.files.mapping import MappedFile, Mappings
 from treadle.files.tensor import Tensor
-from treadle.tokenizer.vocab import TokenType
+from treadle.tokenizer.vocab import BEFORE, TokenType
 
 SUPPRESS = f"{ARCH}.suppress_tokens"
 BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
 ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # layer and head of each, one behind the other
 TOKENS = "tokenizer.ggml.tokens"
+TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
+END = b"<|endoftext|>"
 EPS = 1e-5  # of all LayerNorms; no file has it
 
 _SYMBOLS = (
@@ -143,9 +146,11 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
     if len(tokens) < n_vocab:
         specials = special_names(n_vocab)
         if not specials:  # none of Whisper's vocabularies: only the first two are certain
-            specials = ["<|endoftext|>", "<|startoftranscript|>"]
+            specials = ["<|endoftext|>", "<|startoftranscript|>"][: n_vocab - len(tokens)]
             specials += [f"<|unused{i}|>" for i in range(n_vocab - len(tokens) - 2)]
-        tokens = [*tokens[: n_vocab - len(specials)], *specials][:n_vocab]
+        n_text = n_vocab - len(specials)
+        tokens += [""] * (n_text - len(tokens))  # the last of them may have no bytes
+        tokens = [*tokens[:n_text], *specials]
     eot = next((i for i, text in enumerate(tokens) if text == "<|endoftext|>"), n_vocab - 1)
     types = np.full(len(tokens), TokenType.NORMAL, np.int32)
     types[eot:] = TokenType.CONTROL
@@ -153,7 +158,7 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         TOKENS: string_array([text.encode() for text in tokens]),
-        "tokenizer.ggml.token_type": number_array(ValueType.INT32, types.tolist()),
+        TYPES: number_array(ValueType.INT32, types.tolist()),
         "tokenizer.ggml.bos_token_id": eot,
         "tokenizer.ggml.eos_token_id": eot,
         "tokenizer.ggml.unknown_token_id": eot,
@@ -161,7 +166,28 @@ def vocabulary_keys(texts: Sequence[str], n_vocab: int) -> dict[str, Any]:
     }
 
 
-def with_timestamps(tokens: list[bytes]) -> list[bytes]:
+def read_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
+    """Return the keys of a folder's tokenizer files, {} without any. Texts get no tokens around
+    them: prompts have a task and a language of their own. All special tokens are control tokens,
+    times too, and are named.
+    """
+    found = read_tokenizer(folder, config, n_vocab)
+    if not isinstance(found.get(TOKENS), GGUFArray):
+        return {}
+    keys = {key: value for key, value in found.items() if key != BEFORE}
+    raws = _with_timestamps(keys[TOKENS].raws())
+    eot = raws.index(END) if END in raws else n_vocab
+    types = keys[TYPES].numpy().copy()
+    types[eot:] = TokenType.CONTROL
+    return {
+        **keys,
+        **{f"tokenizer.ggml.add_{name}_token": False for name in ("bos", "eos")},
+        TOKENS: string_array(raws),
+        TYPES: number_array(ValueType.INT32, types.tolist()),
+    }
+
+
+def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
     """Return a vocabulary in which tokens behind ``<|notimestamps|>`` are named by their times; old
     folders do not list them.
     """

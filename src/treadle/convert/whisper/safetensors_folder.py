@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from treadle.convert.hf.tokenizer.special_tokens import GENERATION, read_optional
-from treadle.convert.hf.tokenizer.tokenizer import read_tokenizer
+from treadle.convert.hf.tokenizer.tokenizer import JSON
 from treadle.convert.whisper.file import (
-    TOKENS,
     WhisperFile,
     WhisperSizes,
     list_keys,
     model_keys,
-    with_timestamps,
+    read_keys,
 )
 from treadle.convert.whisper.names import ARCH, HF
 from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf_array import GGUFArray, string_array
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, open_safetensors, read_json
 from treadle.files.splits import CONFIG
@@ -50,7 +48,7 @@ def open_whisper_folder(path: str | os.PathLike[str]) -> WhisperFile:
     config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
     weights = open_safetensors(given)
     try:
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for theirs, tensor in weights.tensors.items():
             if theirs not in COPIES:
                 tensors |= _named(theirs, tensor)
@@ -86,12 +84,10 @@ def _named(theirs: str, tensor: SafeTensor) -> dict[str, Tensor]:
 
 
 def _tokenizer_keys(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dict[str, Any]:
-    keys = read_tokenizer(folder, config, n_vocab)
-    tokens = keys.get(TOKENS)
-    if tokens is None:
-        raise FileError("is missing", path=folder / "tokenizer.json", expected="its tokenizer")
-    raws = tokens.raws() if isinstance(tokens, GGUFArray) else [text.encode() for text in tokens]
-    return {**keys, TOKENS: string_array(with_timestamps(raws))}
+    keys = read_keys(folder, config, n_vocab)
+    if not keys:
+        raise FileError("is missing", path=folder / JSON, expected="its tokenizer")
+    return keys
 
 
 def _list_keys(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
