@@ -89,7 +89,9 @@ def test_files_of_text(run: Run, sound: Path, settings: list[Any], tmp_path: Pat
     ran = run("transcribe", "-m", "m", *options, str(sound), str(other))
     assert (ran.code, ran.out) == (0, "")
     names = sorted(path.name for path in target.iterdir())
-    assert names == [f"{stem}.{end}" for stem in ("other", "talk") for end in ("json", "lrc", "tsv", "txt")]
+    assert names == [
+        f"{stem}.{end}" for stem in ("other", "talk") for end in ("json", "lrc", "tsv", "txt")
+    ]
     assert (target / "talk.txt").read_text("utf-8") == "hi\nyou\n"
     assert run("transcribe", "-m", "m", "--beside", "--srt", str(sound)).code == 0
     assert sound.with_suffix(".srt").exists()

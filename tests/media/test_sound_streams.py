@@ -62,7 +62,9 @@ def test_wav_files(media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(np.concatenate([*stream]), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["s48.flac", "s48.ogg", pytest.param("s16.mp3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["s48.flac", "s48.ogg", pytest.param("s16.mp3", marks=pytest.mark.slow)]
+)
 def test_compressed_files(media: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sound_file, "is_installed", lambda library: library == "soundfile")
     expected = read_sound(media / name)
@@ -157,9 +159,9 @@ Make = Callable[[Path], Any]
 )
 def test_what_is_no_sound(make: Make, error: type[Exception], text: str, data: Path) -> None:
     source = make(data / "media" / "media")
-    with closing(source) if hasattr(source, "close") else nullcontext():
-        with pytest.raises(error, match=text):
-            whole(source)
+    closed = closing(source) if hasattr(source, "close") else nullcontext()
+    with closed, pytest.raises(error, match=text):
+        whole(source)
 
 
 def test_limits(media: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

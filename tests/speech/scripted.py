@@ -123,10 +123,9 @@ class ScriptedBatch:
         assert len(ids) == len(self.rows)
         logits = np.zeros((len(ids), N_VOCAB), np.float32)
         logits[:, SPECIAL.timestamp_begin :] = -5.0
-        for row, new, attempt, each in zip(
-            self.rows, ids, self.attempts, logits, strict=True
-        ):
-            assert len(new) and all(0 <= id < N_VOCAB for id in new)
+        for row, new, attempt, each in zip(self.rows, ids, self.attempts, logits, strict=True):
+            assert len(new)
+            assert all(0 <= id < N_VOCAB for id in new)
             row += new
             if row[-1] == SPECIAL.sot:
                 self._answer_sot(each, attempt)

@@ -8,7 +8,13 @@ import numpy as np
 
 from tests.speech.scripted import ByteTokenizer, ScriptedModel, said
 from treadle.speech.transcript import TranscriptWord
-from treadle.speech.word_times import _longest, _shortened, alignment_matrix, start_steps, word_times
+from treadle.speech.word_times import (
+    _longest,
+    _shortened,
+    alignment_matrix,
+    start_steps,
+    word_times,
+)
 from treadle.speech.words import cut_words
 
 TOKENIZER: Any = ByteTokenizer()

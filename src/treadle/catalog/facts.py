@@ -38,7 +38,8 @@ SPEECH_TEXT = "speech"  # the text of sound
 class ModelFacts:
     """Facts of one model.
 
-    kind: "text", "vectors", "scores" or "speech": what it gives, at last the text of sound. format: of most of its weights.
+    kind: "text", "vectors", "scores" or "speech", the text of sound: what it gives. format: of most
+    of its weights.
     n_context: tokens that it was trained for. kv_bytes: of keys, values and states of one text of
     USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
     reads_media: whether it reads pictures or sounds with a projector. modalities: of pictures and

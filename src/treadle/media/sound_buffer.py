@@ -45,8 +45,7 @@ class SoundResampling:
 
 
 class SoundBuffer:
-    """All samples of a sound of one channel at 16 kHz, checked against the limits while it grows.
-    """
+    """All samples of a sound of one channel at 16 kHz, checked against limits as it grows."""
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
         self._resampling = SoundResampling(rate, limits, place)

@@ -36,7 +36,8 @@ _FRAMES = 1 << 16  # of one block
 MOST_FRAMES = 1 << 62  # libsndfile tells more where it does not know
 
 Blocks = Iterator[tuple[float, np.ndarray | None]]
-"""The rate, and the mean of the channels, float32 [n]; or the file's length in seconds, and None."""
+"""The rate, and the mean of the channels, float32 [n]; or the file's length in seconds, and
+None."""
 
 
 def serve(request: str) -> NoReturn:

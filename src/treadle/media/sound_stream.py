@@ -192,7 +192,7 @@ class _PartReader:
             again = os.fdopen(os.dup(self._file.fileno()), "rb")
             again.seek(0)
             return again
-        copy = tempfile.TemporaryFile()
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
         try:
             while part := self.read(_COPY):
                 copy.write(part)
@@ -331,9 +331,7 @@ def _decoded_stream(
     return SoundStream(_process_blocks(parts, kind, first), seconds)
 
 
-def _process_blocks(
-    parts: _ProcessParts, kind: bytes, data: bytes | None
-) -> Iterator[np.ndarray]:
+def _process_blocks(parts: _ProcessParts, kind: bytes, data: bytes | None) -> Iterator[np.ndarray]:
     from treadle.media.sound_process import END
 
     try:

@@ -72,7 +72,9 @@ class WindowDecoder:
             n_together = MOST_ROWS // (1 if is_single else self._n_each)
             for at in range(0, len(left), n_together):
                 some = left[at : at + n_together]
-                texts = self.decode([windows[i] for i in some], [prompts[i] for i in some], temperature)
+                texts = self.decode(
+                    [windows[i] for i in some], [prompts[i] for i in some], temperature
+                )
                 for i, text in zip(some, texts, strict=True):
                     attempts[i].append(text)
             left = [i for i in left if not attempts[i][-1].is_good(self._settings)]
@@ -183,9 +185,7 @@ class WindowDecoder:
         noise = self._random.gumbel(size=logits.shape)
         return [int(id) for id in (logits / temperature + noise).argmax(axis=1)]
 
-    def _finished(
-        self, rows: list[TextRow], temperature: float, no_speech: float
-    ) -> WindowText:
+    def _finished(self, rows: list[TextRow], temperature: float, no_speech: float) -> WindowText:
         """Return the best row of a window as its text."""
         texts = [
             WindowText(

@@ -1,8 +1,9 @@
-"""From a window's ids to segments: where its timestamps cut it, and where the next window begins."""
+"""From a window's ids to segments: timestamps cut it, and say where the next window begins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.speech.token_rules import STEP_S
@@ -57,7 +58,7 @@ def cut_window(
         return CutWindow((span,), seconds, True)
     cuts = [0, *pairs, *([len(ids)] if ends_single else [])]
     spans = []
-    for first, last in zip(cuts, cuts[1:], strict=False):
+    for first, last in pairwise(cuts):
         part = ids[first:last]
         start = at(part[0]) if stamps[first] else 0.0
         spans.append(SegmentSpan(start, at(part[-1]), tuple(part)))

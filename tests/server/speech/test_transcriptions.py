@@ -7,7 +7,7 @@ import json
 import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +20,6 @@ from treadle.server.requests.service import ServerSettings
 from treadle.server.router.engine_app import build_speech_engine_app
 from treadle.server.speech.speech_app import build_speech_app
 from treadle.server.speech.speech_service import SpeechService
-
-if TYPE_CHECKING:
-    import openai
 
 SCRIPT = (
     Attempt(said(0.0, " one", 1.0, 1.0, " two", 2.0, 2.0, " thr")),
@@ -121,7 +118,11 @@ def test_translations() -> None:
             data={"model": "any", "response_format": "verbose_json", "prompt": "Names"},
             files={"file": ("a.wav", wav(2.0))},
         ).json()
-    assert (answer["task"], answer["language"], answer["text"]) == ("translate", "english", "three.")
+    assert (answer["task"], answer["language"], answer["text"]) == (
+        "translate",
+        "english",
+        "three.",
+    )
     with served(config=config_of(ENGLISH)) as service, talking(service) as client:
         answer = post(client, "/v1/audio/translations")
         assert answer.status_code == 400
@@ -233,12 +234,12 @@ def test_the_end_of_the_server_and_of_time() -> None:
 
 
 def test_an_error_of_the_model() -> None:
-    with served(Attempt(said(0.0, " hi", 1.0), sure=float("nan"))) as service:
-        with talking(service) as client:
-            answer = post(client)
-            assert answer.status_code == 500
-            assert "not finite" in answer.json()["error"]["message"]
-            assert "not finite" in post(client, stream="true").text
+    damaged = Attempt(said(0.0, " hi", 1.0), sure=float("nan"))
+    with served(damaged) as service, talking(service) as client:
+        answer = post(client)
+        assert answer.status_code == 500
+        assert "not finite" in answer.json()["error"]["message"]
+        assert "not finite" in post(client, stream="true").text
 
 
 def test_openais_client(client: TestClient) -> None:

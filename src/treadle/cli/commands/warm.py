@@ -80,9 +80,7 @@ def writable_cache() -> Path:
     return folder
 
 
-def report_of(
-    engines: Sequence[Engine], path: Path, began: float, folder: Path
-) -> dict[str, Any]:
+def report_of(engines: Sequence[Engine], path: Path, began: float, folder: Path) -> dict[str, Any]:
     """Return what was compiled. ``began``: before loading, by ``perf_counter``."""
     tallies = {id(engine.kernels): engine.kernels for engine in engines}.values()
     return {

@@ -1,4 +1,6 @@
-"""Bodies of ``multipart/form-data``, as forms and OpenAI's clients send files (RFC 7578, RFC 2046).
+"""Bodies of ``multipart/form-data``, as forms and OpenAI's clients send files.
+
+Source: RFC 7578 and RFC 2046.
 """
 
 from __future__ import annotations

@@ -105,9 +105,7 @@ async def metrics(request: HttpRequest) -> Response:
         "treadle:transcribed_seconds_total": ("counter", service.seconds_done),
         "treadle:transcriptions_running": ("gauge", len(service.engine.outputs)),
     }
-    lines = [
-        f"# TYPE {name} {kind}\n{name} {value:g}\n" for name, (kind, value) in values.items()
-    ]
+    lines = [f"# TYPE {name} {kind}\n{name} {value:g}\n" for name, (kind, value) in values.items()]
     return Response(
         "".join(lines).encode(),
         headers={"Process-Start-Time-Unix": str(service.created)},

@@ -98,9 +98,7 @@ class JobStream:
     time of ``perf_counter``.
     """
 
-    def __init__(
-        self, service: SpeechService, job: SpeechJob, end: float, within_s: float
-    ) -> None:
+    def __init__(self, service: SpeechService, job: SpeechJob, end: float, within_s: float) -> None:
         self._service = service
         self._job = job
         self._end = end
