@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import subprocess
 import threading
 import wave
 from collections.abc import Callable
@@ -93,13 +94,13 @@ def test_arrays() -> None:
 def test_closing_ends_the_decoder(media: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sound_file, "is_installed", lambda library: library == "soundfile")
     started: list[Any] = []
-    popen = sound_stream.subprocess.Popen
+    popen = subprocess.Popen
 
     def start(*args: Any, **settings: Any) -> Any:
         started.append(popen(*args, **settings))
         return started[-1]
 
-    monkeypatch.setattr(sound_stream.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     stream = open_sound_stream(media / "s48.flac")
     next(iter(stream))
     stream.close()

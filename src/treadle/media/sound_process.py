@@ -70,7 +70,7 @@ def _answer(blocks: Blocks, limits: MediaLimits, place: str) -> tuple[bytes, Any
     try:
         for rate, samples in blocks:
             if samples is not None:
-                buffer = buffer or SoundBuffer(rate, limits, place)
+                buffer = buffer or SoundBuffer(int(rate), limits, place)
                 buffer.add(samples)
         if buffer is None:
             return DAMAGED, b"no samples"

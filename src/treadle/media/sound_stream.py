@@ -111,7 +111,7 @@ def _opened(source: Any, limits: MediaLimits, place: str) -> IO[bytes]:
                 raise
             return file
     if hasattr(source, "read") and not isinstance(source, str | bytes):
-        return _KeptOpen(source)
+        return io.BufferedReader(_KeptOpen(source))
     return io.BytesIO(read_bytes(source, "audio", limits, place=place))
 
 
@@ -125,7 +125,9 @@ class _KeptOpen(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
+        # A pipe gives what is there; ``read`` of its buffered file waits for all.
+        read = getattr(self._file, "read1", self._file.read)
+        data = read(len(buffer))
         if not isinstance(data, bytes):
             raise TreadleError(f"the open file gives {type(data).__name__}: expected bytes")
         buffer[: len(data)] = data
@@ -210,7 +212,7 @@ def _bytes_left(file: IO[bytes]) -> int | None:
     """Return the size of a regular file of ours, or of bytes; None of anything else."""
     if isinstance(file, io.BytesIO):
         return len(file.getbuffer())
-    if isinstance(file, _KeptOpen) or not file.seekable():
+    if isinstance(getattr(file, "raw", None), _KeptOpen) or not file.seekable():
         return None
     return os.fstat(file.fileno()).st_size
 
