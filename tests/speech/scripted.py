@@ -149,9 +149,9 @@ class ScriptedBatch:
     def _begin(self, row: list[int]) -> int | None:
         """Where a row's text begins; None before that."""
         special = self.model.config.special
-        ends = (special.no_timestamps, special.transcribe, special.translate)
+        ends = {special.no_timestamps, special.transcribe, special.translate}
         if not special.languages:
-            ends = (special.no_timestamps, special.sot)
+            ends = {special.no_timestamps, special.sot}
         places = [i for i, id in enumerate(row) if id in ends]
         return places[-1] + 1 if places else None
 
@@ -222,7 +222,7 @@ class ScriptedModel:
         for i in range(len(ids)):
             first = max(0, 4 * (i - 4))  # behind sot, language, task and no-timestamps
             weights[:, i, first : first + 4] = 1.0
-        return weights / weights.sum(axis=2, keepdims=True)
+        return np.asarray(weights / weights.sum(axis=2, keepdims=True))
 
     def close(self) -> None:
         self.is_closed = True

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.speech.scripted import ENGLISH, N_VOCAB, SPECIAL, at, config_of
 from treadle.speech.config import SpecialIds
-from treadle.speech.token_rules import TokenRules, log_softmax
+from treadle.speech.token_rules import TimestampRules, log_softmax
 
 BEGIN = SPECIAL.timestamp_begin
 
@@ -15,7 +15,7 @@ def allowed(*ids: int, timestamps: bool = True, special: SpecialIds = SPECIAL) -
     """The ids that may follow a text, where text and timestamps are equally probable."""
     logits = np.zeros((1, N_VOCAB), np.float32)
     logits[:, BEGIN:] = -9  # so that their sum is below any text token
-    TokenRules(config_of(special), timestamps=timestamps).apply(logits, [ids])
+    TimestampRules(config_of(special), timestamps=timestamps).apply(logits, [ids])
     return set(np.flatnonzero(np.isfinite(logits[0])).tolist())
 
 
@@ -37,7 +37,7 @@ def test_timestamps_that_are_together_more_probable_than_text() -> None:
     logits = np.zeros((2, N_VOCAB), np.float32)
     logits[:, BEGIN:] = -7  # 1,501 of them are e^0.3
     logits[1, 65] = 1.0
-    rules = TokenRules(config_of(), timestamps=True)
+    rules = TimestampRules(config_of(), timestamps=True)
     rules.apply(logits, [[at(0.0), 65]] * 2)
     assert np.isfinite(logits[0]).nonzero()[0].min() == at(0.02)
     assert logits[1].argmax() == 65

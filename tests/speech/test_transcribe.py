@@ -37,8 +37,8 @@ GREEDY: dict[str, Any] = {"beams": 1}
 
 
 def model_of(speech: treadle.SpeechRecognizer) -> ScriptedModel:
-    model: Any = speech.model
-    return model
+    assert isinstance(speech.model, ScriptedModel)
+    return speech.model
 
 
 def spans(result: Transcript) -> list[tuple[float, float, str]]:
@@ -272,13 +272,14 @@ def test_segments_come_while_the_sound_is_read(tmp_path: Path) -> None:
 
 def test_hours_take_no_more_memory_than_a_minute() -> None:
     """Eighteen minutes, mostly silent, and the largest part of them that is held."""
-    from treadle.speech import transcribe as module
+    from treadle.speech.sample_buffer import SampleBuffer
+    from treadle.speech.transcribe import _TranscribeLoop
 
     second = voice(1.0)
     silence = np.zeros(16000 * 9, np.float32)
     most = 0
 
-    class Watched(module.SampleBuffer):
+    class Watched(SampleBuffer):
         def drop(self, before: int) -> None:
             nonlocal most
             most = max(most, len(self._held))
@@ -291,7 +292,7 @@ def test_hours_take_no_more_memory_than_a_minute() -> None:
 
     buffer = Watched(blocks())
     model: Any = ScriptedModel([HI])
-    loop = module._TranscribeLoop(model, buffer, TranscribeSettings(beams=1), "en")
+    loop = _TranscribeLoop(model, buffer, TranscribeSettings(beams=1), "en")
     parts = [*loop.parts()]
     assert sum(len(part.segments) for part in parts) == 20
     assert parts[-1].seconds_done == 1100.0

@@ -21,7 +21,7 @@ STEP_S = 0.02
 MAX_INITIAL_S = 1.0
 
 
-class TokenRules:
+class TimestampRules:
     """Masks of logits. ``timestamps``: whether the text has them; else none is written."""
 
     def __init__(self, config: SpeechConfig, *, timestamps: bool) -> None:

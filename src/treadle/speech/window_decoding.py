@@ -12,7 +12,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import NotFiniteError
 from treadle.speech.repetition import repeated_length
 from treadle.speech.settings import TranscribeSettings
-from treadle.speech.token_rules import TokenRules, log_softmax
+from treadle.speech.token_rules import TimestampRules, log_softmax
 from treadle.speech.window_text import WindowText, best_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class WindowDecoder:
         self._config = model.config
         self.eot = model.config.special.eot
         self._settings = settings
-        self._rules = TokenRules(model.config, timestamps=settings.timestamps)
+        self._rules = TimestampRules(model.config, timestamps=settings.timestamps)
         self._n_each = max(settings.best_of, settings.beams)
         self._random = np.random.default_rng(settings.seed)
 

@@ -64,7 +64,7 @@ def client() -> Iterator[TestClient]:
         assert not service.engine.outputs
 
 
-def post(client: TestClient, path: str = PATH, sound: bytes | None = None, **fields: Any) -> Any:
+def post(client: Any, path: Any = PATH, sound: Any = None, **fields: Any) -> Any:
     data = {"model": "any", "language": "en", **fields}
     files = {"file": ("a.wav", wav() if sound is None else sound)}
     return client.post(path, data=data, files=files)
