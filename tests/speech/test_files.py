@@ -254,7 +254,7 @@ def test_damaged_bytes_never_pass_unnoticed(data: Path, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     for path in (folder / "model.bin", ggml):
         raw = bytearray(path.read_bytes())
-        for at in (*range(0, 60, 2), *random.integers(60, len(raw), 20).tolist()):
+        for at in (*range(0, 60, 3), *random.integers(60, len(raw), 10).tolist()):
             broken = raw.copy()
             broken[at] ^= 1 << int(random.integers(8))
             path.write_bytes(broken)
