@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import TreadleError
-from treadle.speech.transcript import Transcript, TranscriptSegment, TranscriptWord
+
+if TYPE_CHECKING:
+    from treadle.speech.transcript import Transcript, TranscriptSegment, TranscriptWord
 
 
 @dataclass(frozen=True)
