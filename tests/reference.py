@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -53,14 +54,18 @@ def states(
         x = x + tensor("position_embd.weight")[: len(ids)]
     if "token_embd_norm.weight" in config.optional:
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
-    if config.arch.graph == "nanochat":
+    if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
     if config.n_streams > 1:
         from tests.reference_streams import joined
 
         x = joined(config, x, ids, tensor)
+    n_own = config.n_layer // config.n_loops
+    tensor = looped(tensor, n_own) if config.n_loops > 1 else tensor
     for i in range(config.n_layer if config.n_streams == 1 else 0):
+        if config.loop_norm and i and i % n_own == 0:
+            x = rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
         has_mixer = bool(config.layers[i].mixer)
         if config.parallel:
             maps = Layer(config, i, tensor)
@@ -79,6 +84,18 @@ def states(
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     weight = np.ones(1) if config.bare else tensor("output_norm.weight")
     return np.asarray(normed(x, weight, config) + bias)
+
+
+def looped(tensor: Tensors, n: int) -> Tensors:
+    """Tensors of layers that run several times, of which the file has the first ``n``."""
+
+    def named(name: str) -> Array:
+        parts = name.split(".")
+        if parts[0] == "blk":
+            parts[1] = str(int(parts[1]) % n)
+        return tensor(".".join(parts))
+
+    return named
 
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
@@ -215,7 +232,10 @@ class Layer:
             return normed(x, np.ones(1), self.config)
         if not stem or (f"{stem}.weight" in optional and not self.has(f"{stem}.weight")):
             return x if without is None else without
-        y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), self.config)
+        config = self.config
+        if config.post_norm_eps and stem in (POST, "post_ffw_norm"):
+            config = replace(config, norm_eps=config.post_norm_eps)
+        y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
 
@@ -298,12 +318,12 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
     if at.mixer == "attention_gate":
         q, g = np.split(qkv[0].reshape(len(h), at.n_head, -1), 2, axis=-1)
         qkv[0], gate = q.reshape(len(h), -1), 1 / (1 + np.exp(-g.reshape(len(h), -1)))
-    elif maps.has("attn_gate.weight") or at.mixer == "attention_sigmoid":
+    elif maps.has("attn_gate.weight") or at.mixer.endswith("_sigmoid"):
         gate = 1 / (1 + np.exp(-maps.linear(h, "attn_gate")))
 
     if at.mixer.startswith("attention_softplus"):
         gate = np.logaddexp(0, maps.linear(h, "attn_gate"))
-    if at.mixer.startswith(("attention_softplus", "attention_sigmoid")):
+    if at.mixer.startswith(("attention_softplus", "attention_sigmoid", "attention_qkv_sigmoid")):
         gate = gate.repeat(at.n_head * at.head_dim_v // gate.shape[1], 1)
 
     def placed(x: Array, stem: str, n_head: int) -> Array:

@@ -40,4 +40,6 @@ def latent(maps: Layer, h: Array) -> Array:
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     y = attention(q, k, v, config.attn_scale, 0.0, 0)
+    if maps.has("attn_gate.weight"):
+        y = y / (1 + np.exp(-maps.linear(h, "attn_gate")))[:, :, None]
     return maps.linear(y.reshape(len(h), -1), "attn_output")

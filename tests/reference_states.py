@@ -149,9 +149,11 @@ def kda(maps: Layer, h: Array) -> Array:
     q, k = (heads(x) / np.sqrt((heads(x) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
     q = q / np.sqrt(s.n_state)
     v = heads(v)
-    decay = maps.linear(maps.linear(h, "ssm_f_a"), "ssm_f_b")
-    decay = np.logaddexp(0, decay + maps.tensor(f"{blk}_dt.bias"))
-    decay = np.exp(heads(decay) * maps.tensor(f"{blk}_a").reshape(-1, 1))
+    decay = maps.linear(h, "ssm_f_a")
+    decay = decay if s.floor else maps.linear(decay, "ssm_f_b")
+    decay = heads(decay + maps.tensor(f"{blk}_dt.bias"))
+    a = maps.tensor(f"{blk}_a").reshape(-1, 1)
+    decay = np.exp(s.floor / (1 + np.exp(-a * decay)) if s.floor else a * np.logaddexp(0, decay))
     beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
     state = np.zeros((s.n_head, s.n_state, s.head_dim))
     out = np.zeros_like(v)
@@ -161,7 +163,8 @@ def kda(maps: Layer, h: Array) -> Array:
         state = state + k[t][:, :, None] * wrong[:, None]
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
     y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
-    gate = heads(maps.linear(maps.linear(h, "ssm_g_a"), "ssm_g_b"))
+    gate = maps.linear(h, "ssm_g_a")
+    gate = heads(gate if s.floor else maps.linear(gate, "ssm_g_b"))
     return maps.linear((y / (1 + np.exp(-gate))).reshape(len(h), -1), "attn_output")
 
 
@@ -175,6 +178,7 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta_signed": delta,
     "delta_grouped": delta,
     "kda": kda,
+    "kda_bounded": kda,
     "latent": latent,
     "latent_q": latent,
     "latent_kv_b": latent,

@@ -53,6 +53,7 @@ STATES = {  # of layers that have one
     "ssm.time_step_rank": 4,
     "ssm.group_count": 2,
     "kda.head_dim": 32,
+    "kda.gate_lower_bound": -5.0,
     "wkv.head_size": 32,
     "attention.decay_lora_rank": 20,
     "attention.iclr_lora_rank": 16,
@@ -154,6 +155,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     made = {f"{arch}.{key}": value for key, value in keys(size).items()}
     if ARCHS[arch].graph == "apertus":
         made |= {f"xielu.{key}": value for key, value in CURVES.items()}
+    if ARCHS[arch].graph == "nanbeige":
+        made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     return made

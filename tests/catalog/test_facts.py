@@ -14,7 +14,7 @@ from tests.catalog.hub_cache import put
 from tests.conftest import WriteTiny
 from treadle.api.options import default_context
 from treadle.catalog import facts as module
-from treadle.catalog.facts import PROGRAM_BYTES, facts_of
+from treadle.catalog.facts import PROGRAM_BYTES, facts_of, read_header
 from treadle.catalog.records import (
     add_speeds,
     forget,
@@ -146,3 +146,20 @@ def test_without_a_place_for_records_nothing_fails(
     assert last_used(model.path) is None
     assert facts_of(model).architecture == "llama"
     assert usual_speed(model.path).text is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("qwen3asr", ("audio",)),
+        ("voxtral", ("audio",)),  # a llama, whose file says nothing of sound
+        ("gemma4u", ("image", "audio")),
+        ("gemma3", ("image",)),
+    ],
+)
+def test_what_a_model_reads(name: str, kinds: tuple[str, ...], data: Path) -> None:
+    """With the projector beside it, or that of its folder."""
+    folder = data / "media" / name
+    assert read_header(folder / "text.gguf", folder / "mmproj.gguf").modalities == kinds
+    assert read_header(folder).modalities == kinds
+    assert read_header(folder / "text.gguf").modalities == ()

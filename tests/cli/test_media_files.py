@@ -197,6 +197,20 @@ def test_run_with_a_picture(run: Run, media: Path) -> None:
     assert "media" not in json.loads(run("run", model, "hello", *FAST, "--json").out)
 
 
+@pytest.mark.parametrize("name", ["qwen3asr", "voxtral"])
+def test_run_with_a_sound(name: str, run: Run, media: Path) -> None:
+    model = media / name / "text.gguf"
+    sound = media / "media" / "s16.wav"
+    made = run("run", str(model), "What is said?", "--audio", str(sound), "--json", *FAST)
+    assert made.code == 0, made.err
+    (heard,) = json.loads(made.out)["media"]
+    assert heard["kind"] == "audio"
+    assert heard["n_tokens"] == (13 if name == "qwen3asr" else 37)
+    refused = run("run", str(model), "x", "--image", str(media / "media" / "plain.png"), *FAST)
+    assert refused.code == 1
+    assert "a picture, but text.gguf reads text and sounds only" in refused.err
+
+
 def test_run_asks_by_the_chat_template_of_the_file(
     run: Run, media: Path, tmp_path: Path, with_template: Any
 ) -> None:

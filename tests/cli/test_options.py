@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.cli.fake import FakeModel
 from tests.conftest import WriteTiny
 from treadle.cli.commands.serve import SHARED_BYTES, SHARED_TOKENS, shared_room
-from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling
+from treadle.cli.options import KV_TYPES, OF_SAMPLING, build_sampling, kv_options
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.machine.memory import MemoryBound
 from treadle.sampling.settings import Sampling
@@ -81,6 +81,29 @@ def test_out_of_range_is_wrong_usage() -> None:
 
 def test_the_types_of_keys_and_values() -> None:
     assert tuple(KV_FORMATS) == KV_TYPES
+
+
+@pytest.mark.parametrize(
+    ("words", "kv"),
+    [
+        ([], None),
+        (["--kv", "q8_0"], "q8_0"),
+        (["--kv-k", "q8_0"], "q8_0-f16"),
+        (["--kv-v", "Q4_0"], "f16-q4_0"),
+        (["--kv-v", "q5_1", "--kv", "q8_0"], "q8_0-q5_1"),
+        (["--kv-k", "iq4_nl", "--kv-v", "iq4_nl"], "iq4_nl"),
+    ],
+)
+def test_keys_and_values_of_different_types(words: list[str], kv: str | None) -> None:
+    found: list[str | None] = []
+
+    @click.command()
+    @kv_options
+    def command(kv: str | None) -> None:
+        found.append(kv)
+
+    command.main(words, standalone_mode=False)
+    assert found == [kv]
 
 
 @pytest.mark.parametrize("option", ["--kv", "--device"])

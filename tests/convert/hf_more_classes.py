@@ -15,6 +15,10 @@ MORE_CLASSES = {
     "gemma4_unified_text": "Gemma4UnifiedText",
     "granite4_vision_text": "Granite4VisionText",
     "nanochat": "NanoChat",
+    "muse_glimmer_text": "MuseGlimmerText",
+    "lfm3": "Lfm3",
+    "bailing_hybrid": "BailingHybrid",
+    "embedding_gemma2_text": "EmbeddingGemma2Text",
     "gpt_neo": "GPTNeo",
     "olmo_hybrid": "OlmoHybrid",
 }

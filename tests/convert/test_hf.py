@@ -1090,7 +1090,7 @@ def test_any_value_anywhere(data: st.DataObject, spare: Path) -> None:
 
 def test_a_conversion_differs_in_no_weight(llama: Path, tmp_path: Path) -> None:
     """Rows of queries and keys are in another order there, and are compared as they turn."""
-    from treadle.cli.commands.diff import compare
+    from treadle.cli.file_diff import compare
 
     converted = convert(llama, tmp_path / "same.gguf")
     with open_hf(llama) as folder, open_gguf(converted) as file:

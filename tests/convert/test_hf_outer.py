@@ -67,6 +67,22 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama", "head_dim": 32},
         {"audio_config": {**_AUDIO, "num_attention_heads": 2, "max_source_positions": 16}},
     ),
+    "qwen3_asr": (
+        "Qwen3ASR",
+        "qwen3vl",
+        {"model_type": "qwen3", "head_dim": 32},
+        {
+            "audio_config": {
+                "d_model": 32,
+                "encoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 32,
+                "output_dim": 64,
+                "downsample_hidden_size": 8,
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen2_audio": (
         "Qwen2Audio",
         "qwen2",

@@ -162,12 +162,18 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], dict[str, Any]
 
 
 def build(name: str) -> Any:
+    stem, _, text, vision, more = {**CASES, **OTHERS}[name]
+    return build_outer(stem, text, vision, more, name)
+
+
+def build_outer(
+    stem: str, text: dict[str, Any], vision: dict[str, Any], more: dict[str, Any], seed: str
+) -> Any:
     """The model in float64; its weights are exact in float32."""
     require_transformers()
     import torch
     import transformers
 
-    stem, _, text, vision, more = {**CASES, **OTHERS}[name]
     config = getattr(transformers, f"{stem}Config")(
         text_config={**_TEXT, **text},
         vision_config=vision,
@@ -182,8 +188,8 @@ def build(name: str) -> Any:
     model_class = getattr(transformers, f"{stem}ForConditionalGeneration")  # imported before
     with float64_only():
         model = model_class(config).eval()
-    rng = np.random.default_rng(sum(name.encode()))
-    tied = config.tie_word_embeddings
+    rng = np.random.default_rng(sum(seed.encode()))
+    tied = getattr(config, "tie_word_embeddings", False)
     with torch.no_grad():
         for each, parameter in model.named_parameters():
             drawn = _draw(rng, each, tuple(parameter.shape), tied)

@@ -37,7 +37,12 @@ BESIDE = {
         "model.gguf": "media/gemma3/text.gguf",
         "mmproj-F16.gguf": "media/gemma3/mmproj.gguf",
         "cat.png": "media/media/plain.png",
-    }
+    },
+    "sounds.md": {
+        "model.gguf": "media/qwen3asr/text.gguf",
+        "mmproj-F16.gguf": "media/qwen3asr/mmproj.gguf",
+        "talk.wav": "media/media/s16.wav",
+    },
 }
 ONLY_ON = {"add-an-isa.md": ("x86_64", "AMD64")}  # its row is one of x86
 FENCE = re.compile(r"^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -108,7 +108,7 @@ def vectors(data: Path) -> dict[str, npt.NDArray[Any]]:
 
 @EVERY
 def test_a_row_agrees_with_the_table(fmt: Format) -> None:
-    assert GGML_TYPES[fmt.ggml_id] == (fmt.name, fmt.block, fmt.dtype.itemsize)
+    assert GGML_TYPES[fmt.ggml_id] == (fmt.name, fmt.block, fmt.dtype.itemsize, 0)
 
 
 @EVERY

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, by_name
 from treadle.formats.mlx import BITS, GROUPS, SCALES, mlx
 from treadle.kernels.attention.hadamard import Rotate
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
@@ -61,6 +61,7 @@ from treadle.kernels.recurrent.wkv import TokenShift, Wkv, WkvKeys, WkvOut
 from treadle.kernels.spec import Spec
 
 EPS = 1e-6
+IK_NUMBERS = range(133, 160)  # ggml type numbers of ik_llama.cpp
 
 
 def embed_widths(block: int) -> tuple[int, int]:
@@ -80,9 +81,15 @@ MLX = [
 # function, which embeddings and gemv meet with each of them; kernels of panels, which call it too,
 # add what they do with the codes of a block.
 MLX_PANELS = [MLX[len(GROUPS) * i + i % len(GROUPS)] for i in range(len(BITS))]
+# The same of ik_llama.cpp's formats: one with a scale per block, one with a scale per row.
+IK = [f for f in FORMATS.values() if f.ggml_id in IK_NUMBERS]
+IK_PANELS = [by_name("IQ3_K"), by_name("IQ4_KS")]
+OTHER_MAKERS = [f for f in FORMATS.values() if f not in IK]
+PANELS = [*(f for f in OTHER_MAKERS if f.codes), *MLX_PANELS, *IK_PANELS]
 
 EMBEDS = [
-    *(Embed(f.name, k) for f in (*FORMATS.values(), *MLX) for k in embed_widths(f.block)),
+    *(Embed(f.name, k) for f in (*OTHER_MAKERS, *MLX) for k in embed_widths(f.block)),
+    *(Embed(f.name, 3 * f.block) for f in IK),
     Embed("F32", 172),
     Embed("F16", 172, 2.5),
     Embed("BF16", 172),
@@ -207,6 +214,11 @@ ROPES_TURNED = [
     RopeStore("norm", "q4_0", 8, 2, 64, 64, 0.125),
     RopeStore("neox", "q4_0", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
     RopeStore("neox", "q4_0", 2, 1, 256, 128, 1.0, eps=EPS, norm_last=True),
+    RopeStore("norm", "q5_0", 8, 2, 64, 64, 0.125),
+    RopeStore("neox", "q5_1", 4, 2, 32, 32, 1.0, eps=EPS, head_dim_v=96, v_eps=EPS),
+    RopeStore("norm", "iq4_nl", 4, 2, 64, 32, 0.125, head_dim_v=32),
+    RopeStore("norm", "q8_0-q4_0", 4, 2, 32, 32, 0.5, head_dim_v=64),
+    RopeStore("neox", "q5_1-f16", 4, 2, 64, 64, 0.125),
 ]
 ATTENTIONS_TURNED = [
     Attention("q4_0", 4, 1, 128, 4, 33, 1),
@@ -215,6 +227,15 @@ ATTENTIONS_TURNED = [
     Attention("q4_0", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
     Attention("q4_0", 3, 1, 128, 2, 40, head_dim_v=96, latent=True),
     Attention("q4_0", 2, 1, 64, 1, head_dim_v=32, latent=True),
+    Attention("q5_0", 4, 1, 128, 4, 33, 1),
+    Attention("q5_1", 4, 2, 96, 1, head_dim_v=64),
+    Attention("iq4_nl", 2, 2, 32, 8),
+    Attention("q8_0-q5_1", 4, 2, 64, 2, head_dim_v=96),
+    Attention("q5_1-bf16", 8, 2, 64, 3, 40),
+    Attention("f16-iq4_nl", 4, 4, 48, 1, head_dim_v=32),
+    Attention("q5_1", 16, 1, 96, 1, pool=1, head_dim_v=64, latent=True),
+    Attention("iq4_nl-f16", 3, 1, 64, 2, head_dim_v=32, latent=True),
+    Attention("q5_0", 2, 1, 64, 1, head_dim_v=32, latent=True),
 ]
 SUMS = [
     *(Add(k) for k in (5, 64, 1041)),
@@ -292,6 +313,7 @@ ATTENTIONS_MATRIX = [
     Attention("f16", 4, 2, 64, 20, matrix=True, causal=False),
     Attention("bf16", 6, 2, 96, 9, 21, 1, matrix=True, head_dim_v=64, causal=False),
     Attention("q8_0", 4, 1, 64, 16, matrix=True, head_dim_v=128),
+    Attention("q8_0-bf16", 4, 1, 64, 16, matrix=True, head_dim_v=32),
     Attention("f16", 6, 2, 32, 20, 50, 1, matrix=True, sinks=True),
     Attention("f16", 4, 2, 64, 9, matrix=True, spans=True),
     Attention("bf16", 6, 2, 32, 5, 21, 1, matrix=True, spans=True),
@@ -332,6 +354,7 @@ GEMMS = [
     Gemm("F16", "q16n", 172, 2, 4, outputs=True),
     Gemm("F16", "q16n", 1056, 2, 4, segments=3, bias=True),
     Gemm("F16", "q16n", 768, 1, 6, residual=True, kc=512),
+    Gemm("F16", "q16n", 544, 4, 6),
     Gemm("IQ4_NL", "q16", 544, 2, 4, segments=2),
     Gemm("IQ4_XS", "q16", 768, 2, 4, bias=True),
     OrderedGemm("BF16", "bf16", 172, 2, 4, segments=2, bias=True),
@@ -381,7 +404,8 @@ KNOWN = {s.w for s in (*GEMMS, *GEMVS)}
 OTHERS = [f for f in FORMATS.values() if f.name not in KNOWN and (f.codes or f.load)]
 for i, f in enumerate(OTHERS):
     act, k = ("q8", 352 if f.block == 32 else 768) if f.codes else ("f32", 172)
-    GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
+    if f not in IK or f in IK_PANELS:
+        GEMMS.append(Gemm(f.name, act, k, **{"mr": 1, "nr": 4, **_options(i, 2)}))
     GEMVS.append(Gemv(f.name, act, k, **{"mr": 2, "nr": 1, **_options(i + 1, 4)}))
 for i, f in enumerate(MLX):  # several arrays a tensor: with every option and number of tokens
     n = (1, 2, 4)[(i + i // 3) % 3]
@@ -423,6 +447,8 @@ SPANS = [
     Gemv("IQ4_XS", "q8", 4352, 1, 4, spans=True),  # too many tokens for their sizes to be at hand
     Gemv("IQ4_XS", "q8", 512, 2, 2, bias=True, spans=True),
 ]
+SPANS += [Gemv(f.name, "q8", 768, 1, 1 + i % 2, spans=True) for i, f in enumerate(IK)]
+SPANS += [Gemv("IQ5_KS", "q8", 256, 2, 1, segments=2, spans=True)]
 GEMVS += SPANS
 # Four rows' scales in one register: minimums, offsets, signs; pairs of blocks and one left over.
 GEMVS += [
@@ -470,7 +496,7 @@ OUTERS = [
     Gemm("Q2_K", "q8", 768, 2, 5, folded=True, unit=1),
     Gemm("Q3_K", "q8", 768, 2, 5, folded=True, unit=1),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     shape = {"mr": 2, "nr": 4, **_options(i, 8)}
     OUTERS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=1))
 GEMMS += OUTERS
@@ -482,7 +508,7 @@ PAIRS = [
     Gemm("Q2_K", "q8", 768, 2, 2, residual=True, folded=True, unit=8),
     Gemm("Q3_K", "q8", 768, 2, 8, folded=True, unit=8),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     shape = {"mr": 2, "nr": 4, **_options(i, 1)}
     PAIRS.append(Gemm(f.name, "q8", 3 * max(f.block, 32), **shape, unit=8))
 GEMMS += PAIRS
@@ -499,7 +525,7 @@ MATRIX = [
     MatrixGemm("F32", "bf16x3", 1056, 8, 32, residual=True),
     MatrixGemm("BF16", "bf16", 172, 8, 32, bias=True, outputs=True),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
 GEMMS += MATRIX
@@ -512,7 +538,7 @@ BYTES = [
     BytesGemm("Q4_K", "q8", 768, 4, 16),
     BytesGemm("Q4_1", "q8", 352, 1, 16),
 ]
-for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS)):
+for i, f in enumerate(PANELS):
     assert f.codes is not None
     if f.codes.top - f.codes.offset <= 127:
         k = (2 + 4 * (i % 2)) * max(f.block, 32)
@@ -536,7 +562,7 @@ LANES = [
             nr=8 + 8 * (i // 2 % 2),
             groups=1 + i // 2 % 2,
         )
-        for i, f in enumerate((*(f for f in FORMATS.values() if f.codes), *MLX_PANELS))
+        for i, f in enumerate(PANELS)
     ),
 ]
 GEMMS += LANES
@@ -669,6 +695,7 @@ STATES = [
     Rates(5, beta=True, most=2.0),
     ChannelRates(3, 32),
     ChannelRates(37, 7),
+    ChannelRates(3, 32, -5.0),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
     OutputGate("sigmoid", 172),

@@ -150,6 +150,8 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
             largest[i] = max(
                 largest[i], float(np.nanmax(np.abs(x))) if not np.isnan(x).all() else 0.0
             )
+    if page.keys.fmt.minimum:  # codes times the scale, up to twice as large, and the minimum
+        largest[0] *= 3
     largest_product = float(np.abs(q).reshape(-1, spec.head_dim).sum(-1).max()) * largest[0]
     terms, halves = (3, 3 * 2.0**-18) if spec.matrix else (1, 0.0)
     score = ((terms * spec.head_dim + 4) * U32 + halves) * largest_product

@@ -13,7 +13,7 @@ import pytest
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import HEADS, LATENTS, PACK_HEADS
-from tests.kernels.test_rope import check_pool
+from tests.kernels.test_rope import STEPS, check_pool
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import BLOCK, BYTE_TOP, WORD_TOP
@@ -67,12 +67,14 @@ def test_latent_store(
         call(spec, isa, memory, {**args, **made}, run, n)
         # As RopeStore's: the chain of the mean square, six products, three roundings of a turn.
         relative = ((rank / 8 + 12) / 2 + 10) * U32
-        if page.fmt.rotated:  # sums of m values over sqrt(m), that is of lengths; see test_rotate
+        if (
+            page.keys.fmt.rotated
+        ):  # sums of m values over sqrt(m), that is of lengths; see test_rotate
             m = points(rank)
             relative = np.sqrt(m) * (relative + (np.log2(m) + 2) * U32)
         assert_close(out, expected, 2 * np.abs(expected).max() * relative, f"{spec.name}: queries")
         heads, old = (a[:, :n_out].reshape(n, spec.n_head, -1)[..., :rank] for a in (out, before))
-        if not page.fmt.rotated:
+        if not page.keys.fmt.rotated:
             assert np.array_equal(heads, old)
         check_pool(spec, page, pool, pool_ref, slots, (page_bytes, layer_off), relative)
 
@@ -182,7 +184,7 @@ def test_a_page_whose_values_are_keys(kv: str, rng: np.random.Generator) -> None
     keys, values = page.read_ref(home)
     assert np.array_equal(values, keys[:, :64])
     # A step, at most: in four bits what lies opposite to the largest is cut.
-    unit = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 0.51 / 127, "q4_0": 1 / 8}
+    unit = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, **STEPS}
     assert np.abs(keys[7] - key).max() <= np.abs(key).max() * unit[kv]
     page.blank(home, 7)
     assert not home.any()

@@ -14,10 +14,13 @@ from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.latent_steps import LatentStore
-from treadle.kernels.attention.page_layout import PageLayout
+from treadle.kernels.attention.page_layout import KV_FORMATS, PageLayout
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.spec import round_up
+
+# The largest distance of two numbers of a format, of the largest of a block.
+STEPS = {"q8_0": 1 / 127, "q4_0": 1 / 8, "iq4_nl": 24 / 127, "q5_0": 1 / 16, "q5_1": 2 / 31}
 
 
 @pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
@@ -85,8 +88,12 @@ def check_pool(
             got, want = (page.head_ref(p, *at) for p in (pool, expected))
             start = got.ctypes.data - pool.ctypes.data
             untouched[start : start + page.head_bytes] = False
-            poisoned = np.isnan(page.read_ref(want)[0]) if not page.fmt.scaled else None
-            for name, a, b in zip("kv", page.read_ref(got), page.read_ref(want), strict=True):
+            scaled = page.keys.fmt.scaled
+            poisoned = np.isnan(page.read_ref(want)[0]) if not scaled else None
+            sides = (page.keys.fmt, page.values.fmt)
+            for name, fmt, a, b in zip(
+                "kv", sides, page.read_ref(got), page.read_ref(want), strict=True
+            ):
                 a = a[int(slot) % PAGE]
                 b = b[int(slot) % PAGE]
                 # Rounding to the page's format may fall either way: one whole unit of it.
@@ -94,12 +101,10 @@ def check_pool(
                     "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
                     "bf16": np.abs(b) * 2.0**-7,
                     "f32": np.abs(b) * 2.0**-23,
-                    "q8_0": None,
-                    "q4_0": None,
-                }[spec.kv]
+                }.get(fmt.name)
                 if unit is None:
                     top = np.abs(b).reshape(-1, BLOCK).max(-1).repeat(BLOCK)
-                    unit = top / (8 if spec.page.fmt.packed else 127) * (1 + 4 * relative)
+                    unit = top * STEPS[fmt.name] * (1 + 4 * relative)
                 assert_close(
                     a, b, unit + 2 * relative * np.abs(b).max(), f"{spec.name}: {name} at {slot}"
                 )
@@ -142,9 +147,15 @@ def test_page_layout_refuses() -> None:
         PageLayout("q4_0", 1, 48, 32, latent=True)
     with pytest.raises(UnsupportedError, match="multiple of 32, but this model has 48"):
         PageLayout("q8_0", 2, 48, 64)
+    with pytest.raises(UnsupportedError, match=r"unknown KV format 'q9'; .* two of them, KEYS-VAL"):
+        PageLayout("q8_0-q9", 2, 64, 64)
+    with pytest.raises(UnsupportedError, match=r"KV format q5_1 needs head dims .* has 48"):
+        PageLayout("f16-q5_1", 2, 64, 48)
+    PageLayout("q5_1-f16", 2, 64, 48)
+    PageLayout("f16-q5_1", 1, 48, 40, latent=True)  # values are keys
 
 
-@pytest.mark.parametrize("kv", ["f16", "bf16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv", [*KV_FORMATS, "q8_0-q4_0", "q5_1-f16"])
 @pytest.mark.parametrize("dims_v", [32, 64, 96])
 def test_page_twin_round_trip(kv: str, dims_v: int, rng: np.random.Generator) -> None:
     page = PageLayout(kv, 1, 64, dims_v)
@@ -152,7 +163,8 @@ def test_page_twin_round_trip(kv: str, dims_v: int, rng: np.random.Generator) ->
     key, value = (rng.standard_normal(n).astype(np.float32) for n in (64, dims_v))
     page.write_ref(head, 5, key, value)
     for stored, x in zip(page.read_ref(head), (key, value), strict=True):
-        # In four bits what lies opposite to the largest is cut, by a step of an eighth.
-        off = 2.0 ** (-3 if page.fmt.packed else -7)
+        # What lies opposite to the largest is cut, by a step at most.
+        fmt = (page.keys if x is key else page.values).fmt
+        off = STEPS.get(fmt.name, 2.0**-7)
         assert_close(stored[5], x, np.abs(x).max() * off, kv)
         assert not stored[4].any()

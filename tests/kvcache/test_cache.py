@@ -531,11 +531,22 @@ def test_long_texts_cost_memory_in_proportion() -> None:
 @pytest.mark.parametrize("kv", KV_FORMATS)
 def test_memory_reserved(kv: str) -> None:
     cache = KVCache(SEEN, CPU, N_CTX, kv, n_sequences=3)
-    per_value = {"f32": 4, "f16": 2, "bf16": 2, "q8_0": 1 + 4 / 32, "q4_0": 1 / 2 + 4 / 32}[kv]
+    floats = {"f32": 4, "f16": 2, "bf16": 2}
+    codes = {"q8_0": 8, "q5_0": 5, "q5_1": 6, "q4_0": 4, "iq4_nl": 4}  # q5_1: with a minimum
+    per_value = floats[kv] if kv in floats else codes[kv] / 8 + 4 / 32
     assert cache.n_bytes == 8 * PAGE * 3 * 2 * 2 * 32 * per_value
     memory = cache.pools[0].const.memory
     assert isinstance(memory, HostMemory)
     assert memory.address % 64 == 0
+
+
+def test_keys_and_values_of_different_types() -> None:
+    """A page has the bytes of both, and two of one type are that type."""
+    same, one, two = (KVCache(SEEN, CPU, N_CTX, kv) for kv in ("q8_0-q8_0", "q8_0", "q5_1"))
+    assert (same.kv, same.n_bytes) == ("q8_0", one.n_bytes)
+    both = KVCache(SEEN, CPU, N_CTX, "q8_0-q5_1")
+    assert both.kv == "q8_0-q5_1"
+    assert 2 * both.n_bytes == one.n_bytes + two.n_bytes
 
 
 @pytest.mark.parametrize("n_ctx", [1 << 44, 1 << 62])

@@ -110,7 +110,7 @@ def test_texts_run_the_plans_that_they_ran_before(media: Path) -> None:
 
 def test_the_cache_knows_pictures(media: Path) -> None:
     """A prompt with the same picture is found in the cache; one with another picture is not."""
-    for name in ("gemma3", "pixtral"):
+    for name in ("gemma3", "pixtral", "qwen3asr"):
         case = BY_NAME[name]
         with load(media, case) as model:
             prompt = prompt_of(model, media, case)
@@ -137,7 +137,7 @@ def test_the_cache_knows_pictures(media: Path) -> None:
 
 
 def test_truncate_goes_back_to_the_beginning_of_a_picture(media: Path) -> None:
-    for name in ("gemma3", "qwen25vl", "qwen35"):
+    for name in ("gemma3", "qwen25vl", "qwen35", "voxtral"):
         case = BY_NAME[name]
         with load(media, case) as model:
             prompt = prompt_of(model, media, case)

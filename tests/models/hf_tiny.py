@@ -130,7 +130,11 @@ def build(case: Case) -> Any:
     }
     text = (
         "Text"
-        if case.family in ("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe")
+        if case.family
+        in (
+            *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe"),
+            "EmbeddingGemma2",
+        )
         else ""
     )
     kind = getattr(transformers, f"{case.family}{text}Config")

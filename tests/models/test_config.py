@@ -39,6 +39,7 @@ def fake(arch: str = "llama", optional: tuple[str, ...] = (), **changes: Any) ->
     metadata |= {"general.architecture": arch, "tokenizer.ggml.tokens": ["a"] * 32}
     head = keys.get("attention.key_length") or 12
     size = {"n_embd": 48, "n_ff": 80, "n_head": 4, "head_dim": head, "n_q": 4 * head, "n_attn": 48}
+    size["one"] = 1
     n_head_kv = 4 if keys["attention.head_count_kv"] is None else 2
     size |= {"n_k": n_head_kv * head, "n_v": n_head_kv * 12, "q_norm": head, "k_norm": head}
     shapes = {"token_embd.weight": (32, 48), "output_norm.weight": (48,)}

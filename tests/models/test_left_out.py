@@ -18,8 +18,8 @@ from treadle.models.load import load_config
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
     deepseek32 deepseek4 glm-dsa kimi-k2 kimi-k3 rwkv6 t5 whisper clip
-    bailing_hybrid gemma4-assistant kimi_k2 deepseek_v32 glm_moe_dsa
-    grok-1 gemma4_assistant
+    kimi_k2 deepseek_v32 glm_moe_dsa
+    grok-1
 """
 
 

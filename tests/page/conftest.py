@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -20,23 +21,30 @@ PATIENCE_MS = 120_000  # a machine may be busy; nothing here waits so long that 
 expect.set_options(timeout=PATIENCE_MS)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One a module, not one a run: while Playwright is there its event loop counts as running, and
-    other tests could not call ``asyncio.run``.
-    """
+@contextmanager
+def chromium(*given: str) -> Iterator[Browser]:
+    """A browser, started with further arguments."""
     if not CHROMIUM:
         reason = "chromium is absent: apt-get install chromium, or TREADLE_CHROMIUM=PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []  # root has no sandbox
+    arguments = [*given, *(["--no-sandbox"] if os.geteuid() == 0 else [])]  # root has no sandbox
     with sync_playwright() as play:
         started = play.chromium.launch(
             executable_path=CHROMIUM, args=arguments, timeout=PATIENCE_MS
         )
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One a module, not one a run: while Playwright is there its event loop counts as running, and
+    other tests could not call ``asyncio.run``.
+    """
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture

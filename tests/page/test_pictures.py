@@ -374,7 +374,9 @@ def test_text_mode_has_no_pictures(sighted: Scripted, visit: Opened) -> None:
     give(page, "drop", "#log", picture("dog.png"))
     expect(page.locator("#notice")).to_contain_text("dog.png: text mode has no pictures")
     ask(page, "And then")
-    expect(page.locator(".note.wrong")).to_contain_text("Text mode has no pictures: set Mode")
+    expect(page.locator(".note.wrong")).to_contain_text(
+        "Text mode has no pictures or sounds: set Mode"
+    )
     assert len(sighted.bodies) == 1
 
 
@@ -576,7 +578,9 @@ def test_odd_pictures_of_a_file_are_left_out(sighted: Scripted, visit: Opened) -
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.set_input_files("#import-file", file("odd.json", json.dumps(talk)))
-    expect(page.locator("#notice")).to_contain_text("Pictures that could not be read: 6.")
+    expect(page.locator("#notice")).to_contain_text(
+        "Pictures and sounds that could not be read: 6."
+    )
     page.locator("#talks a").click()
     expect(page.locator(".user img")).to_have_count(2)
     is_drawn(page, ".user img")

@@ -33,7 +33,7 @@ CASES = [
     (row, act)
     for row in rows.ALL
     for act in ACTS
-    if (act != "bf16" or row.dot_bf16) and (act != "q16" or row.shorts)
+    if (act != "bf16" or row.dot_bf16) and (act != "q16" or row.shorts or row.dot_words)
 ]
 WHOLE = {"q8", "q16"}  # sums are whole numbers
 

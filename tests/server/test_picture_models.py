@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 import pytest
 
 import treadle
+from tests.media.sound_cases import wav
 from tests.server.conftest import PATIENCE_S, at_socket, running
 from tests.server.pictures import base64_of, data_url, load
 from treadle.cli import main
@@ -80,6 +83,83 @@ def test_a_picture_and_a_sound(served: tuple[Service, httpx.Client], files: Path
     answer = http.post(CHAT, json=asking(wrong))
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "messages[0].content[0].input_audio.data"
+
+
+@pytest.mark.parametrize("served", [("qwen3asr", {})], indirect=True)
+def test_a_sound_in_each_protocol(served: tuple[Service, httpx.Client], files: Path) -> None:
+    """The same prompt, counted without encoding it."""
+    service, http = served
+    model = service.model
+    assert model.modalities == {"audio"}
+    assert service.bodies.most > 16 << 20
+    data = base64_of(files / "s16.wav")
+    words = {"type": "text", "text": "What is said?"}
+    heard = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    asked = [{"role": "user", "content": [heard, words]}]
+    counted = http.post("/v1/responses/input_tokens", json={"input": asked}).json()
+    assert service.engine.scheduler.media.n_encoded == 0
+    truth = model.chat(asked, temperature=0, max_tokens=4)
+    text = truth.finish()
+    (usage,) = truth.media
+    assert (usage.kind, usage.n_tokens, usage.size) == ("audio", 13, (1, 16000))
+    sounds = [{"tokens": 13, "seconds": 1.0}]
+    n_prompt = len(truth.prompt_ids)
+    assert counted["input_tokens"] == n_prompt
+    for part in (heard, {"type": "audio", "audio": f"data:audio/wav;base64,{data}"}):
+        made = http.post(CHAT, json=asking(part, words)).json()
+        assert made["choices"][0]["message"]["content"] == text
+        assert made["usage"]["sounds"] == sounds
+        assert made["usage"]["prompt_tokens_details"]["audio_tokens"] == 13
+    given = {"input": asked, "temperature": 0, "max_output_tokens": 4}
+    made = http.post("/v1/responses", json=given).json()
+    assert made["output"][0]["content"][0]["text"] == text
+    assert made["usage"]["input_tokens"] == n_prompt
+    assert made["usage"]["sounds"] == sounds
+    # Anthropic's API has no sounds of its own; MCP's audio of tools, and this one, are read.
+    source = {"type": "base64", "media_type": "audio/wav", "data": data}
+    block = {"type": "audio", "source": source}
+    talk = {"messages": [{"role": "user", "content": [block, words]}], "max_tokens": 4}
+    made = http.post("/v1/messages", json={**talk, "temperature": 0}).json()
+    assert made["content"][0]["text"] == text
+    assert made["usage"]["sounds"] == sounds
+    count = http.post("/v1/messages/count_tokens", json=talk).json()
+    assert count["input_tokens"] == n_prompt
+    options = {"temperature": 0, "num_predict": 4}
+    message = {"role": "user", "content": "What is said?", "images": [data]}
+    made = http.post("/api/chat", json={"messages": [message], "stream": False, "options": options})
+    assert made.json()["message"]["content"] == text
+    assert made.json()["prompt_eval_count"] == n_prompt
+    body = {"prompt": "What is said?", "images": [data], "stream": False, "options": options}
+    assert http.post("/api/generate", json=body).json()["response"] == text
+    assert http.post("/api/show", json={}).json()["capabilities"][-1] == "audio"
+    assert service.engine.scheduler.media.n_encoded == 1
+
+
+@pytest.mark.parametrize("served", [("qwen2audio", {})], indirect=True)
+def test_sounds_that_are_refused(served: tuple[Service, httpx.Client], files: Path) -> None:
+    """The client's error, with its place, before a tower runs."""
+    service, http = served
+    where = "messages[0].content[0].input_audio.data"
+
+    def refused(part: dict[str, Any], said: str, place: str = where) -> None:
+        answer = http.post(CHAT, json=asking(part))
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == place
+        assert said in error["message"]
+
+    def heard(raw: bytes) -> dict[str, Any]:
+        data = base64.b64encode(raw).decode()
+        return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+
+    refused(heard(wav(np.zeros(0, np.float32))), "no samples")
+    refused(heard(wav(np.full(8000, np.nan, np.float32))), "NaN or infinite samples")
+    refused(heard((files / "s16.wav").read_bytes()[:1000]), "cut: ")
+    refused(heard(b"not a sound"), "a file of unknown format")
+    refused(heard(wav(np.zeros(50_000, np.float32))), "3.1 s: this model hears at most 3 s")
+    answer = http.post(CHAT, json=asking(image(files / "plain.png"))).json()
+    assert "was dropped, because the model reads only text and sounds" in answer["warnings"][0]
+    assert service.engine.scheduler.media.n_encoded == 0
 
 
 @pytest.mark.parametrize("served", [("gemma3", {"deterministic": False})], indirect=True)

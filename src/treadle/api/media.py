@@ -18,6 +18,7 @@ from treadle.media.address_policy import AddressPolicy, is_address
 from treadle.media.file_formats import media_format
 from treadle.media.limits import MediaLimits
 from treadle.media.marks import MediaMarks, MediaRows, Piece, TextPiece, encode_pieces
+from treadle.media.sound_buffer import RATE
 from treadle.scheduler.request import MediaEncoder, MediaPrompt, MediaUsage
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ Progress = Callable[[str, int, int], None]
 ENCODING = {"image": "reading the picture", "audio": "reading the sound"}  # stages of progress
 STEPS = 100  # of the progress of one picture
 WARMED = ((64, 64), (1024, 1024))  # height and width of pictures whose plans are compiled
+WARMED_S = 1, 30  # seconds of such sounds
 DETAIL_ROWS = {"low": 256, "high": 2048}  # most rows of a picture, by a call's ``detail``
 
 
@@ -150,8 +152,10 @@ class ModelMedia:
 
     def _prepare_as_wished(self, data: np.ndarray, part: MediaPart) -> PreparedMedia:
         """Prepare with the call's ``detail``; without it, if the family's pictures cannot have so
-        few rows: it is a wish, not a limit.
+        few rows: it is a wish, not a limit. A sound has the rows that its length gives.
         """
+        if part.kind == "audio":
+            return self.projector.prepare(data, None, part.kind)
         if part.detail in DETAIL_ROWS:
             with suppress(TreadleError):
                 return self.projector.prepare(data, self._rows_of(part.detail), part.kind)
@@ -195,20 +199,25 @@ class ModelMedia:
         return entry
 
     def warm(self) -> None:
-        """Compile the plans that pictures of usual sizes need, so that no first one waits."""
-        if "image" not in self.modalities:
-            return
+        """Compile the plans that pictures and sounds of usual sizes need, so that no first one
+        waits.
+        """
         rows = self._rows_of()
-        for size in WARMED:
-            try:
-                prepared = self.projector.prepare(np.zeros((*size, 3), np.uint8), rows)
-            except TreadleError:  # a size that the family refuses
-                continue
-            self.projector.warm(prepared)
+        usual: dict[str, list[np.ndarray]] = {
+            "image": [np.zeros((*size, 3), np.uint8) for size in WARMED],
+            "audio": [np.zeros(seconds * RATE, np.float32) for seconds in WARMED_S],
+        }
+        for kind in self.modalities:
+            for data in usual[kind]:
+                try:
+                    prepared = self.projector.prepare(data, rows if kind == "image" else None, kind)
+                except TreadleError:  # a size that the family refuses
+                    continue
+                self.projector.warm(prepared)
 
     def _encoder(self, prepared: PreparedMedia) -> MediaEncoder:
         grids = tuple(each.grid for each in prepared.inputs)
-        n_patches = sum(len(each.patches) for each in prepared.inputs)
+        n_patches = sum(each.n_rows for each in prepared.inputs)
         shape = (self.projector, prepared.kind, grids)
         return MediaEncoder(self._encode, prepared, shape, n_patches)
 

@@ -28,6 +28,7 @@ from treadle.api.options import (
     check_session,
     choose_context,
     read_sizes,
+    refuse_drafter,
     shared,
     speller,
     token_limit,
@@ -138,7 +139,8 @@ def load(
 
     - ``context``: maximum tokens of a sequence. None: the model's own up to 4096 (or
       ``kv_tokens``), for encoders 8192.
-    - ``kv``: their type, "f16", "bf16", "f32", "q8_0" or "q4_0".
+    - ``kv``: their type, "f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "iq4_nl" or "q4_0"; of
+      keys and of values if they differ, "q8_0-q4_0".
     - ``n_sequences``: number of full sequences that fit at once.
     - ``kv_bytes``, ``kv_tokens``: limits for all sequences together, None for no other limit.
     - ``cache_dir``: a folder whose files keep them after the process ends, ``cache_bytes`` at most.
@@ -259,6 +261,7 @@ class Model:
         guard_mappings()
         self.gguf = open_model(self.path, progress)
         self.config = load_config(self.gguf)
+        refuse_drafter(self.config, self.path)
         if self.defaults.template is not None or self.defaults.reasoning_budget_message:
             self._check_template()
         # Defaults of calls.

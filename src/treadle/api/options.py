@@ -9,7 +9,13 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treadle.base.validate import as_integer, flag, integer, listed, positive, ranged
-from treadle.errors import ContextFullError, FileError, SamplingError, TreadleError
+from treadle.errors import (
+    ContextFullError,
+    FileError,
+    SamplingError,
+    TreadleError,
+    UnsupportedError,
+)
 from treadle.models.config import USUAL_CONTEXT
 from treadle.models.sentence import max_seq_length
 from treadle.sampling import Sampling
@@ -113,6 +119,13 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
         if rope.dynamic or rope.has_long(own):
             usual = min(usual, max(rope.n_ctx_orig, USUAL_CONTEXT))
     return min(own, usual)
+
+
+def refuse_drafter(config: Config, path: str | os.PathLike[str]) -> None:
+    """Raise UnsupportedError for a model that only drafts for another one."""
+    if config.n_target:
+        what = "only drafts for another model: load that one, and pass this file with --draft"
+        raise UnsupportedError(f"{path}: {config.arch.name} {what} (draft=...)")
 
 
 def choose_context(

@@ -22,10 +22,12 @@ from treadle.models.ignored_tensors import SPEECH
 from treadle.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
 
-VERSION = f"{__version__}/1"  # of the stored facts: a new field needs a new number
+VERSION = f"{__version__}/2"  # of the stored facts: a new field needs a new number
 PROGRAM_BYTES = 200 << 20  # memory of the program besides weights, keys and values
 KV = "f16"  # the default type of keys and values
 TEXT = "text"
@@ -203,20 +205,35 @@ def modalities_of(gguf: GGUF, config: Config, projector: Path | None) -> tuple[s
     from treadle.files.gguf import open_gguf
     from treadle.files.splits import is_hf
 
-    if not config.arch.pictures:
-        return ()
     if is_hf(gguf.path):
-        from treadle.media.hf_projector import is_media_folder
+        from treadle.media.hf_projector import folder_modalities
 
-        return ("image",) if is_media_folder(gguf.path) else ()
+        return folder_modalities(gguf.path)
     if projector is None:
         return ()
     try:
         with open_gguf(projector) as file:
-            flags = {"image": "clip.has_vision_encoder", "audio": "clip.has_audio_encoder"}
-            return tuple(kind for kind, flag in flags.items() if file.metadata.get(flag) is True)
+            return tuple(
+                kind
+                for kind, part in {"image": "vision", "audio": "audio"}.items()
+                if _reads(file.metadata, part, config)
+            )
     except (TreadleError, OSError):
         return ()
+
+
+def _reads(metadata: Mapping[str, Any], part: str, config: Config) -> bool:
+    """Return whether treadle reads a projector's part for a model. Of a model whose own file does
+    not say that it reads any, the rows must be as wide as its states.
+    """
+    from treadle.media.families import FAMILIES
+
+    if metadata.get(f"clip.has_{part}_encoder") is not True:
+        return False
+    kind = metadata.get(f"clip.{part}.projector_type", metadata.get("clip.projector_type", "mlp"))
+    if kind not in FAMILIES.names():
+        return False
+    return config.arch.pictures or metadata.get(f"clip.{part}.projection_dim") == config.n_embd
 
 
 def memory_fit(needed: int) -> MemoryFit:

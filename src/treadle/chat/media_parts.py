@@ -7,7 +7,7 @@ Anthropic              ``image`` with a ``source`` of type ``base64`` or ``url``
 Model Context Protocol ``image``, ``audio`` with ``data``, as tools return them
 Hugging Face           ``image``, ``audio`` with ``image``, ``audio``, ``url``, ``path``, ``base64``
 vLLM                   ``audio_url``
-Ollama                 a message's ``images``
+Ollama                 a message's ``images``, sounds too: their bytes tell them apart
 llama.cpp              a prompt of ``prompt_string`` and ``multimodal_data``
 =====================  ============================================================================
 
@@ -17,6 +17,7 @@ place, such as ``messages[2].content[1].image_url.url``.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ MARKER = "<__media__>"
 """llama.cpp's mark for a picture or sound in a prompt."""
 
 DETAILS = ("auto", "low", "high")
+HEAD = 512  # characters of a file in which its format is looked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +102,26 @@ def _detail(part: Mapping[str, Any], key: str, place: str) -> str:
 
 
 def read_images(images: Any, place: str, *, limits: MediaLimits = LIMITS) -> list[MediaPart]:
-    """Return the pictures of an Ollama message's ``images``, base64 each. They stand before the
-    message's text. ``place``: ``messages[2].images``. Raises as ``read_media_part`` does.
+    """Return the pictures and sounds of an Ollama message's ``images``, base64 each. They stand
+    before the message's text. ``place``: ``messages[2].images``. Raises as ``read_media_part``
+    does.
     """
     if not isinstance(images, Sequence) or isinstance(images, str | bytes):
         raise TemplateError(f"{place} is {type(images).__name__}: expected a list")
-    reader = _ValueReader("image", False, limits)
-    return [reader.read("data", data, f"{place}[{i}]") for i, data in enumerate(images)]
+    return [
+        _ValueReader(kind_of_base64(data), False, limits).read("data", data, f"{place}[{i}]")
+        for i, data in enumerate(images)
+    ]
+
+
+def kind_of_base64(text: Any) -> MediaKind:
+    """Return "audio" for base64, or a ``data:`` URL of it, that begins as a sound's file does."""
+    head = text[:HEAD].rpartition(",")[2] if isinstance(text, str) else ""
+    try:
+        found = media_format(base64.b64decode(head[: len(head) // 4 * 4]))
+    except ValueError:
+        return "image"
+    return "audio" if found is not None and found.kind == "audio" else "image"
 
 
 def read_multimodal_prompt(

@@ -43,6 +43,7 @@ SECTIONS = {
         "ps": "Show what a running server has loaded.",
         "inspect": "Show a model file's contents and unsupported parts.",
         "plan": "Show the steps of a model's forward pass.",
+        "diff": "Say at which step two models part.",
         "tokenize": "Show the tokens of a text and their ids.",
     },
     "Measure": {

@@ -18,7 +18,16 @@ from treadle.errors import TreadleError
 BATCH = 512  # llama.cpp's batch size in tokens, its own bench's default
 CELLS = 256  # llama.cpp rounds a sequence's KV cells up to a multiple of this
 # ggml's type numbers of KV cache types.
-GGML_KV = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
+GGML_KV = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
 Streams = Sequence[Sequence[int]]
 
 
@@ -100,7 +109,8 @@ class LlamaCpp:
         except ImportError as error:
             hint = "pip install 'treadle[bench]'"
             raise TreadleError(f"llama-cpp-python is not installed: {hint}") from error
-        if kv is not None and kv not in GGML_KV:
+        keys, _, values = (kv or "f16").partition("-")
+        if not {keys, values or keys} <= GGML_KV.keys():
             raise TreadleError(f"llama.cpp does not support a KV cache of type {kv}")
         self.api = llama_cpp
         self.ids = ids
@@ -117,7 +127,7 @@ class LlamaCpp:
         settings.n_batch = settings.n_ubatch = max(BATCH, len(ids))
         settings.n_seq_max = len(ids)
         settings.n_threads = settings.n_threads_batch = threads
-        settings.type_k = settings.type_v = GGML_KV[kv or "f16"]
+        settings.type_k, settings.type_v = GGML_KV[keys], GGML_KV[values or keys]
         self.ctx = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.ctx:
             llama_cpp.llama_model_free(self.model)

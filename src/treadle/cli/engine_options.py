@@ -20,7 +20,18 @@ ARGS = "treadle.serve.args"  # key in click's ``meta``: the command's arguments
 # Parameters of ``serve`` that are an engine's, and may stand in a preset.
 OF_ENGINES = frozenset(
     (
-        *("threads", "context", "n_ctx", "kv", "kv_bytes", "lora", "device", "sequences"),
+        *(
+            "threads",
+            "context",
+            "n_ctx",
+            "kv",
+            "kv_k",
+            "kv_v",
+            "kv_bytes",
+            "lora",
+            "device",
+            "sequences",
+        ),
         *("control_vectors", "control_vector_layers"),
         *("mmproj", "no_mmproj", "image_max_tokens", "cache_dir", "cache_bytes"),
         *("speculate", "draft", "deterministic", "max_tokens", "max_requests", "max_queue_s"),

@@ -384,13 +384,47 @@ def device(name: str) -> str:
     return name
 
 
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q4_0")  # the same as in kernels.kv; a test compares
-KV = click.option(
-    "--kv",
-    metavar="TYPE",
-    type=click.Choice(KV_TYPES, case_sensitive=False),
-    help="Type of the KV cache: f16 (the default), bf16, f32, q8_0 or q4_0.",
-)
+# The same as in kernels.kv; a test compares.
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_0")
+KV_SIDES = "treadle.kv"  # key in click's ``meta``: the types of keys and of values
+
+
+def _kv_side(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    """Keep the type of keys or values for ``_kv``."""
+    ctx.meta[f"{KV_SIDES}.{param.name}"] = value
+
+
+def _kv(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the type of the KV cache, or two, KEYS-VALUES."""
+    sides = [ctx.meta.get(f"{KV_SIDES}.{name}") for name in ("kv_k", "kv_v")]
+    if sides == [None, None]:
+        return value
+    keys, values = (side or value or KV_TYPES[0] for side in sides)
+    return keys if keys == values else f"{keys}-{values}"
+
+
+def kv_options(command: Function) -> Function:
+    """Add the options of the KV cache's types, one parameter of the command."""
+    kinds = click.Choice(KV_TYPES, case_sensitive=False)
+    for name, what in (("--kv-v", "values"), ("--kv-k", "keys")):
+        command = click.option(
+            name,
+            metavar="TYPE",
+            type=kinds,
+            callback=_kv_side,
+            expose_value=False,
+            is_eager=True,
+            help=f"Type of the {what} alone.",
+        )(command)
+    return click.option(
+        "--kv",
+        metavar="TYPE",
+        type=kinds,
+        callback=_kv,
+        help="Type of the KV cache: f16 (the default), bf16, f32, q8_0, q5_1, q5_0, iq4_nl, q4_0.",
+    )(command)
+
+
 DEVICE = click.option(
     "--device",
     metavar="NAME",
@@ -413,7 +447,7 @@ LOAD = (
         metavar="N",
         help="Context size in tokens.",
     ),
-    KV,
+    kv_options,
     click.option(
         "--kv-mib",
         "kv_bytes",

@@ -48,7 +48,8 @@ OTHERS |= {"ctx": "context", "num_ctx": "context", "ctx_size": "context", "n_ctx
 OTHERS |= {"keep_alive": "idle", "ttl": "idle", "idle_unload": "idle", "lora_adapters": "lora"}
 OTHERS |= {
     "template": "chat-template",
-    "cache_type_k": "kv",
+    "cache_type_k": "kv-k",
+    "cache_type_v": "kv-v",
     "kv_type": "kv",
     "temp": "temperature",
 }

@@ -40,7 +40,17 @@ WITH_BIASES = frozenset(
 # Architectures whose files say which layers have the window (so do all with a usual pattern), and
 # those whose files give the attention scale.
 WITH_WINDOWS = frozenset(
-    {"gemma4", "olmo2", "granite_swa", "cohere2moe", "mellum", "laguna", "step35", "mimo2"}
+    {
+        "gemma4",
+        "olmo2",
+        "granite_swa",
+        "cohere2moe",
+        "mellum",
+        "laguna",
+        "step35",
+        "mimo2",
+        "spark2_5",
+    }
 )
 WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
 FEW_BIASES = QKV_BIAS
@@ -50,6 +60,7 @@ FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
     "phimoe": "its norms are RMS norms, and expert weights sum to 1 (no SparseMixer)",
+    "spark2_5": "its GELU is the approximation by tanh",
     "grovemoe": "small experts read the other experts' output, weighted by another's score",
 }
 # Tensor names of treadle's own, and biases that llama.cpp lacks in these architectures.

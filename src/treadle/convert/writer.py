@@ -124,7 +124,7 @@ class _Coder:
         assert target is not None
         weights = FORMATS[tensor.ggml_type].dequantize_rows(rows.reshape(-1, tensor.row_bytes))
         result = quantize_rows(target, weights).reshape(-1)
-        if not self.allow_nonfinite and not is_finite(target, result):
+        if not self.allow_nonfinite and not is_finite(target, result, tensor.k):
             expected = "a wider type, or --allow-nonfinite"
             raise tensor.error(f"has weights too large for {target.name}", expected)
         return result
@@ -132,9 +132,10 @@ class _Coder:
     def check(self, entry: OutputTensor, rows: Bytes, begin: int) -> None:
         tensor = entry.tensor
         fmt = FORMATS.get(tensor.ggml_type)
-        if self.allow_nonfinite or fmt is None or is_finite(fmt, rows):
+        if self.allow_nonfinite or fmt is None or is_finite(fmt, rows, tensor.k):
             return
-        block = begin // fmt.dtype.itemsize + find_nonfinite(fmt, rows)
+        first = begin // tensor.row_bytes * (tensor.k // fmt.block)
+        block = first + find_nonfinite(fmt, rows, tensor.k)
         what = said_of(fmt, block, tensor.k)
         raise tensor.error(what, "finite weights, or --allow-nonfinite")
 

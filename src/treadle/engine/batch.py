@@ -480,6 +480,7 @@ class _Pool:
         self._window = pool.window
         self._chunk = pool.chunk
         self._causal = pool.causal
+        self._lent = pool.lent
         self.n_items = self.n_few = self.n_merges = self.n_partials = 0
 
     def add(
@@ -497,7 +498,7 @@ class _Pool:
         """
         if not self._has_spans:
             spans = []
-        for position in range(start, start + n):
+        for position in range(start, start + n) if not self._lent else ():
             page = pages[position // PAGE]
             self._words[self.slots + token - start + position] = page * PAGE + position % PAGE
         if n <= self._few:
@@ -527,6 +528,7 @@ class _Pool:
             ahead = min(end, last + window - 1) if window else end
             row = token - start + position
             seen = max(last, sees + 1) if causal else ahead
+            seen = start if self._lent else seen
             ITEM_RECORD.pack_into(
                 block, at, row, last - position, position, begin, seen, table - at, -1, sees
             )
@@ -563,6 +565,7 @@ class _Pool:
             row = token - start + position
             sees = next((min(b, end) - 1 for a, b in spans if a <= position < b), 0)
             seen = max(position, sees) + 1 if causal else end
+            seen = start if self._lent else seen
             partial = -1
             cut = begin // SPLIT * SPLIT
             n_cuts = -(-(seen - cut) // SPLIT)

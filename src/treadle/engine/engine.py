@@ -9,7 +9,7 @@ from collections.abc import Sequence as Ids
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -83,7 +83,7 @@ class Engine:
         n_batch = config.n_batch
         limits = n_sequences, kv_bytes, n_batch, kv_tokens
         n_vocab = config.n_vocab
-        self.cache = self.cache_type(pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
+        self.cache = self.make_cache(pools, device, n_ctx, kv, *limits, n_vocab, n_encoded)
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check
@@ -105,6 +105,10 @@ class Engine:
         sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
+
+    def make_cache(self, *given: Any, **named: Any) -> KVCache:
+        """Return the cache of this engine, with these arguments of ``KVCache``."""
+        return self.cache_type(*given, **named)
 
     # -- plans ----------------------------------------------------------------------------------
 

@@ -189,7 +189,7 @@ class Header(FileReader):
             what = f"rows of {k} weights in {layout.name}"
             expected = f"a multiple of its block, {layout.block}"
             raise self.error(what, where=name, expected=expected)
-        n_bytes = n // layout.block * layout.n_bytes
+        n_bytes = layout.tensor_bytes(shape)
         return _Info(at, name, shape, ggml_type, n_bytes, offset=self.uint(name, 8))
 
     def _layout(self, name: str, ggml_type: int) -> GGMLType:

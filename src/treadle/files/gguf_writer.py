@@ -102,7 +102,7 @@ class GGUFWriter:
             raise self._error("too long a name", name, f"at most {MAX_NAME} bytes")
         if len(dims) > 4 or any(dim < 0 for dim in dims) or k % kind.block:
             raise self._error(f"shape {dims} in {kind.name}", name, f"blocks of {kind.block}")
-        n_bytes = int(np.prod(dims, dtype=object)) // kind.block * kind.n_bytes
+        n_bytes = kind.tensor_bytes(dims)
         self._tensors[name] = _Entry(name, dims, ggml_type, n_bytes, data)
 
     def write(self) -> None:

@@ -95,7 +95,7 @@ class Legacy(FileReader):
         self._check_layout(name, ggml_type)
         if kind is None or shape[-1] % kind.block or 0 in shape:
             raise self.error(f"shape {list(shape)} in type {ggml_type}", at, name)
-        n_bytes = math.prod(shape) // kind.block * kind.n_bytes
+        n_bytes = kind.tensor_bytes(shape)
         if self.kind == "GGJT":
             self.at = -(-self.at // ALIGNMENT) * ALIGNMENT
         self.check_inside(self.at, n_bytes, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +78,25 @@ class Tensor(TensorData):
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
-        """``format.dtype`` [..., K / block], read-only, zero copy.
+        """``format.whole`` [..., K / block]: read-only, zero copy; a copy if the format's rows have
+        scales of their own.
 
         Raises UnsupportedError if ``format`` is None.
         """
         fmt = self._known()
         *rows, k = self.shape or (1,)
-        blocks: npt.NDArray[Any] = self.data.view(fmt.dtype)
-        return blocks.reshape(*rows, k // fmt.block) if self.shape else blocks.reshape(())
+        shape = (*rows, k // fmt.block) if self.shape else ()
+        if not fmt.head:
+            return self.data.view(fmt.dtype).reshape(shape)
+        return fmt.blocks_of(self.data.reshape(prod(rows), fmt.row_bytes(k))).reshape(shape)
 
     def dequantize(self) -> npt.NDArray[np.float32]:
         """Return all weights as float32 [shape]. Raises UnsupportedError if ``format`` is None."""
         fmt = self._known()
-        return fmt.dequantize_rows(fmt.join(self.arrays)).reshape(self.shape)
+        data = fmt.join(self.arrays)
+        if fmt.head:
+            data = data.reshape(prod(self.shape[:-1]), fmt.row_bytes(self.shape[-1]))
+        return fmt.dequantize_rows(data).reshape(self.shape)
 
     def made(self, name: str, shape: tuple[int, ...], fmt: Format, data: Bytes) -> Tensor:
         """Return an in-memory tensor derived from this one, with other data."""

@@ -89,5 +89,5 @@ def type_of(ggml_id: int) -> GGMLType | None:
     """Return name and block size of a ggml type; None if it is unknown."""
     fmt = FORMATS.made.get(ggml_id)
     if fmt is not None:
-        return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize)
+        return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize, fmt.head_bytes)
     return GGML_TYPES.get(ggml_id)

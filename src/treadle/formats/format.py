@@ -114,6 +114,10 @@ class Format:
     A file may store each field of all blocks in an array of its own: ``parts`` names these fields,
     in the order of ``dtype``. A tensor then consists of as many arrays, and ``join`` and ``split``
     convert between them and whole blocks of ``dtype``.
+
+    A row may begin with scales that all its blocks share: ``head`` is their layout. Blocks of
+    ``quantize`` and ``dequantize`` then have the head's fields before their own (``whole``), and
+    ``quantize`` takes whole rows: float32 [..., k] -> blocks [..., k / block].
     """
 
     name: str
@@ -129,11 +133,29 @@ class Format:
     rounds: bool = False  # without importances no search is done, and the bytes equal ggml's
     aware: bool = False  # whether ``quantize`` uses importances
     parts: tuple[str, ...] = ()  # fields in arrays of their own; (): whole blocks in one array
+    head: np.dtype[Any] | None = None  # scales at the start of every row
+    # Blocks [...] -> float32 [..., block / codes.sub]: the scales of codes, for formats where they
+    # cannot be told from blocks with the lowest code everywhere.
+    sub_scales: Callable[[Blocks], F32Array] | None = None
 
     @property
     def strides(self) -> tuple[int, ...]:
         """Bytes per block in each of the arrays."""
         return tuple(self.dtype[name].itemsize for name in self.parts) or (self.dtype.itemsize,)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a row before its first block."""
+        return self.head.itemsize if self.head else 0
+
+    @property
+    def whole(self) -> np.dtype[Any]:
+        """The layout of a block with its row's scales before it: ``dtype`` if there are none."""
+        return np.dtype([*self.head.descr, *self.dtype.descr]) if self.head else self.dtype
+
+    def row_strides(self, k: int) -> tuple[int, ...]:
+        """Bytes per row of ``k`` weights in each of the arrays."""
+        return tuple(k // self.block * stride + self.head_bytes for stride in self.strides)
 
     def row_bytes(self, k: int) -> int:
         """Return the bytes of a row of ``k`` weights over all parts. Raises UnsupportedError if
@@ -143,7 +165,7 @@ class Format:
             raise UnsupportedError(
                 f"{self.name} needs rows that are multiples of {self.block}; these have {k} weights"
             )
-        return k // self.block * self.dtype.itemsize
+        return k // self.block * self.dtype.itemsize + self.head_bytes
 
     def place(self, field: str) -> tuple[int, int]:
         """Return the number of a field's array, and its byte offset within a block there."""
@@ -173,6 +195,34 @@ class Format:
         made = (np.ascontiguousarray(blocks[name]).view(np.uint8) for name in self.parts)
         return [array.reshape(*data.shape[:-1], -1) for array in made]
 
+    def blocks_of(self, data: npt.NDArray[np.uint8]) -> Blocks:
+        """Return the blocks, with their row's scales, of rows uint8 [..., row bytes]: ``whole``
+        [..., k / block]. A view if rows have no head.
+        """
+        data = np.ascontiguousarray(data)
+        n = self.head_bytes
+        shape = (*data.shape[:-1], (data.shape[-1] - n) // self.dtype.itemsize)
+        if self.head is None:
+            return data.reshape(-1).view(self.dtype).reshape(shape)
+        rows = data.reshape(-1, data.shape[-1])
+        each = np.dtype((np.void, self.dtype.itemsize))
+        parts = np.ascontiguousarray(rows[:, n:]).view(each).reshape(len(rows), shape[-1])
+        blocks = np.empty((len(rows), shape[-1], self.whole.itemsize), np.uint8)
+        blocks[..., :n] = rows[:, None, :n]
+        blocks[..., n:] = parts.view(np.uint8).reshape(len(rows), shape[-1], -1)
+        return blocks.reshape(-1).view(self.whole).reshape(shape)
+
+    def bytes_of(self, blocks: Blocks) -> npt.NDArray[np.uint8]:
+        """Return rows uint8 [..., row bytes] of blocks [..., k / block]; the inverse of
+        ``blocks_of``.
+        """
+        n = self.head_bytes
+        *rows, per_row = blocks.shape
+        whole = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
+        whole = whole.reshape(*blocks.shape, self.whole.itemsize)
+        made = whole[..., n:].reshape(*rows, per_row * self.dtype.itemsize)
+        return np.concatenate([whole[..., 0, :n], made], axis=-1) if n else made
+
     def quantize_rows(
         self, x: F32Array, weights: F32Array | None = None, search: Search | None = None
     ) -> npt.NDArray[np.uint8]:
@@ -181,27 +231,30 @@ class Format:
         ``weights`` are the importances of the errors, broadcast to x's shape; formats that are not
         ``aware`` ignore them. Works in strips, so that temporaries stay small.
         """
-        n_bytes = self.row_bytes(x.shape[-1])
-        blocks = np.ascontiguousarray(x, np.float32).reshape(-1, self.block)
-        out = np.empty(blocks.shape[0], self.dtype)
-        step = max(1, CACHED_WEIGHTS // self.block)
+        k = x.shape[-1]
+        n_bytes = self.row_bytes(k)
+        unit = k if self.head else self.block  # weights that are searched together
+        pieces = np.ascontiguousarray(x, np.float32).reshape(-1, unit)
+        out = np.empty((len(pieces), unit // self.block), self.whole)
+        step = max(1, CACHED_WEIGHTS // max(1, unit))
         importance = None
         if weights is not None:
-            importance = np.broadcast_to(weights, x.shape).reshape(-1, self.block)
+            importance = np.broadcast_to(weights, x.shape).reshape(-1, unit)
         for i in range(0, len(out), step):
             part = None
             if importance is not None:
                 part = np.ascontiguousarray(importance[i : i + step], np.float32)
-            given = (blocks[i : i + step], part)
-            out[i : i + step] = self.quantize(*given, *([search] if search else []))
-        return out.view(np.uint8).reshape(*x.shape[:-1], n_bytes)
+            given = (pieces[i : i + step], part)
+            made = self.quantize(*given, *([search] if search else []))
+            out[i : i + step] = made.reshape(len(made), -1)
+        return self.bytes_of(out).reshape(*x.shape[:-1], n_bytes)
 
     def dequantize_rows(self, data: npt.NDArray[np.uint8]) -> F32Array:
         """Dequantise the format's bytes, uint8 [..., n_bytes], to float32 [..., k]."""
-        blocks = np.ascontiguousarray(data).reshape(-1).view(self.dtype)
+        k = (data.shape[-1] - self.head_bytes) // self.dtype.itemsize * self.block
+        blocks = self.blocks_of(data).reshape(-1)
         out = np.empty((len(blocks), self.block), np.float32)
         step = CACHED_WEIGHTS // self.block
         for i in range(0, len(blocks), step):
             out[i : i + step] = self.dequantize(blocks[i : i + step])
-        k = data.shape[-1] // self.dtype.itemsize * self.block
         return out.reshape(*data.shape[:-1], k)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 
@@ -11,6 +13,16 @@ class GGMLType(NamedTuple):
     name: str
     block: int  # weights in a block
     n_bytes: int  # bytes of a block
+    head: int = 0  # bytes of a row before its first block
+
+    def row_bytes(self, k: int) -> int:
+        """Return the bytes of a row of ``k`` weights."""
+        return k // self.block * self.n_bytes + self.head
+
+    def tensor_bytes(self, shape: Sequence[int]) -> int:
+        """Return the bytes of a tensor, ``shape`` slowest dimension first; () is one number."""
+        *rows, k = shape or (1,)
+        return prod(rows) * self.row_bytes(k) if k else 0
 
 
 # The types that treadle computes with, each with the module of its format, which is named alike.
@@ -44,6 +56,17 @@ SUPPORTED: dict[int, tuple[GGMLType, str]] = {
     23: (GGMLType("IQ4_XS", 256, 136), "iq4"),
     39: (GGMLType("MXFP4", 32, 17), "fp4"),
     40: (GGMLType("NVFP4", 64, 36), "fp4"),
+    # ik_llama.cpp's. ggml's own numbers end at 42: none of its types has one of these.
+    137: (GGMLType("IQ2_K", 256, 76), "ik_blocks"),
+    138: (GGMLType("IQ3_K", 256, 110), "ik_blocks"),
+    139: (GGMLType("IQ4_K", 256, 144), "ik_blocks"),
+    140: (GGMLType("IQ5_K", 256, 176), "ik_blocks"),
+    141: (GGMLType("IQ6_K", 256, 212), "ik_blocks"),
+    145: (GGMLType("IQ2_KS", 256, 70, 2), "ik_rows"),
+    156: (GGMLType("IQ3_KS", 256, 102, 2), "ik_rows"),
+    144: (GGMLType("IQ4_KS", 256, 136, 4), "ik_rows"),
+    146: (GGMLType("IQ4_KSS", 256, 128, 4), "ik_rows"),
+    152: (GGMLType("IQ5_KS", 256, 168, 4), "ik_rows"),
 }
 
 OTHERS: dict[int, GGMLType] = {
@@ -53,9 +76,20 @@ OTHERS: dict[int, GGMLType] = {
     25: GGMLType("I16", 1, 2),
     26: GGMLType("I32", 1, 4),
     27: GGMLType("I64", 1, 8),
+    # ik_llama.cpp's
+    133: GGMLType("Q6_0", 32, 26),
+    134: GGMLType("IQ1_BN", 64, 13, 2),
+    135: GGMLType("IQ2_BN", 64, 16, 4),
+    153: GGMLType("IQ2_KT", 256, 68, 4),
+    154: GGMLType("IQ3_KT", 256, 100, 4),
+    155: GGMLType("IQ4_KT", 256, 128, 4),
+    157: GGMLType("IQ2_KL", 256, 86, 2),
+    158: GGMLType("IQ1_KT", 256, 56, 4),
 }
 
-# Type numbers that ggml removed; current programs neither write nor read them.
+REPACKED = "rows interleaved for ik_llama.cpp's kernels; use the file that was repacked, or another"
+# Type numbers that ggml removed, so that current programs neither write nor read them; and those of
+# ik_llama.cpp's repacked rows.
 REMOVED: dict[int, tuple[str, str]] = {
     4: ("Q4_2", "ggml dropped this format in 2023"),
     5: ("Q4_3", "ggml dropped this format in 2023"),
@@ -69,4 +103,31 @@ REMOVED: dict[int, tuple[str, str]] = {
     ),
     37: ("IQ4_NL_4_8", "a repacked IQ4_NL that ggml dropped; quantise the model to IQ4_NL again"),
     38: ("IQ4_NL_8_8", "a repacked IQ4_NL that ggml dropped; quantise the model to IQ4_NL again"),
+    202: ("Q4_0_R8", REPACKED),
+    206: ("Q5_0_R4", REPACKED),
+    208: ("Q8_0_R8", REPACKED),
+    210: ("Q2_K_R4", REPACKED),
+    211: ("Q3_K_R4", REPACKED),
+    212: ("Q4_K_R4", REPACKED),
+    213: ("Q5_K_R4", REPACKED),
+    214: ("Q6_K_R4", REPACKED),
+    216: ("IQ2_XXS_R4", REPACKED),
+    217: ("IQ2_XS_R4", REPACKED),
+    218: ("IQ3_XXS_R4", REPACKED),
+    219: ("IQ1_S_R4", REPACKED),
+    220: ("IQ4_NL_R4", REPACKED),
+    221: ("IQ3_S_R4", REPACKED),
+    222: ("IQ2_S_R4", REPACKED),
+    223: ("IQ4_XS_R8", REPACKED),
+    229: ("IQ1_M_R4", REPACKED),
+    230: ("BF16_R16", REPACKED),
+    233: ("Q6_0_R4", REPACKED),
+    335: ("IQ2_BN_R4", REPACKED),
+    337: ("IQ2_K_R4", REPACKED),
+    338: ("IQ3_K_R4", REPACKED),
+    339: ("IQ4_K_R4", REPACKED),
+    340: ("IQ5_K_R4", REPACKED),
+    344: ("IQ4_KS_R4", REPACKED),
+    352: ("IQ5_KS_R4", REPACKED),
+    353: ("MXFP4_R8", REPACKED),
 }

@@ -152,9 +152,9 @@ def write_3(out: Blocks, found: Any) -> None:
     out["hmask"] = join_bits(q >> np.uint8(2), 1, 32)
 
 
-def unpack_3(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..7."""
-    thirds = [k.each(v, 16, 4) for v in k.evens(field("hmask"), 8)]
+def unpack_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
+    """Return codes 0..7; ``high`` names the field of their third bits."""
+    thirds = [k.each(v, 16, 4) for v in k.evens(field(high), 8)]
     out = []
     for i, lower in enumerate(two_bits(k, field("qs"))):
         bits = [2 * (i // 2) + at for at in (0, 0, 4, 4, 1, 1, 5, 5)]  # a nibble per half block
@@ -170,10 +170,10 @@ def words_3(k: Builder, field: Field) -> list[Val]:
     return [(low & 3) | (third & 4) for low, third in zip(lower, moved, strict=True)]
 
 
-def in_halves_3(k: Builder, field: Field) -> list[Val]:
+def in_halves_3(k: Builder, field: Field, high: str = "hmask") -> list[Val]:
     """Return codes in the order of ``Codes.in_halves``."""
     # The upper four bits of a byte belong to the second half.
-    thirds = [beside(k, field, "hmask", at, 0) for at in (0, 16)]
+    thirds = [beside(k, field, high, at, 0) for at in (0, 16)]
     thirds = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in thirds]
     lower = enumerate(in_halves_2(k, field))
     return [low | bit_extract(k, thirds[i % 2], i // 2, 1, 2) for i, low in lower]

@@ -1,13 +1,13 @@
 """Scale search of all IQ quantisers: a scale for the block, and a step for each sub-block.
 
-A block is ``w = d * step * y``: d is the block's f16 scale, a sub-block's step is from a ladder,
+A block is ``w = d * step * y``: d is the block's scale, a sub-block's step is from a ladder,
 and y is a vector of the codebook. Given the scale ``t = d * step``, the format's coder finds y for
 ``x / t``; given y, least squares finds t. The joint loss has many minima, so the search tries many
 scales, which a coder's table makes cheap, and refines the best few.
 
 1. Each sub-block's own scale: for each of a range of scales, encode, fit the scale, keep the best.
 2. The block's d, such that steps of it are near the sub-blocks' own scales: for each of a range of
-   d, rounded to f16, encode every sub-block at the steps next to its own scale.
+   d, rounded to its type, encode every sub-block at the steps next to its own scale.
 3. The best few d: encode carefully, fit d to the codes by least squares, encode again.
 
 Losses are computed with the rounded d, as a reader will dequantise.
@@ -30,10 +30,9 @@ from treadle.formats.signs import take_off
 F64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
 # d, steps and codes of a ScaleFit.
-Found: TypeAlias = tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8], IntArray]
+Found: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.uint8], IntArray]
 
 SEARCHED_WEIGHTS = 1 << 16  # weights at once: a dozen temporaries stay in the L2 cache
-F16_MAX = 65504.0
 CAREFUL = 3  # number of best d that are encoded carefully
 LEAST = 1e-6  # lowest importance, relative to the mean
 TINY = np.float32(1e-30)  # scales below it count as zero; the strip's largest weight is about one
@@ -42,7 +41,7 @@ TINY = np.float32(1e-30)  # scales below it count as zero; the strip's largest w
 class ScaleFit(NamedTuple):
     """Quantised blocks, not yet packed."""
 
-    d: npt.NDArray[np.float16]  # [n]
+    d: npt.NDArray[Any]  # [n], of the coder's ``d_type``
     steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: indices into the ladder
     codes: IntArray  # [n, ...]: the coder's codes
     signs: npt.NDArray[np.uint8]  # [n, block / 8]: empty if codes include signs
@@ -68,6 +67,7 @@ class FormatCoder:
     nearest: npt.NDArray[np.uint8] | None = None
     values: F32Array | None = None
     points: Nearest | None = None  # if ``encode`` is that of a codebook
+    d_type: str = "<f2"  # the type of d: f16, or f32 ("<f4")
 
     def run(self, x: F32Array, weights: F32Array | None) -> ScaleFit:
         """Search for each block of x the one of least ``sum weights * (x - w) ** 2``.
@@ -80,7 +80,7 @@ class FormatCoder:
         if self.signs:
             x, signs = take_off(x, weights, even=self.signs == "even")
         strips = []
-        step = SEARCHED_WEIGHTS // x.shape[1]
+        step = max(1, SEARCHED_WEIGHTS // x.shape[1])
         for i in range(0, len(x), step):
             w = None if weights is None else weights[i : i + step]
             with np.errstate(all="ignore"):
@@ -141,8 +141,8 @@ class ScaleSearch:
             best = trial if best is None else better(best, trial)
         assert best is not None
         best = better(best, self.look(self.refit(best), best.steps))
-        half = np.ldexp(best.d, self.exponent).astype(np.float16)
-        return half, best.steps.astype(np.uint8), best.codes.reshape(len(half), -1)
+        d = np.ldexp(best.d, self.exponent).astype(self.coder.d_type)
+        return d, best.steps.astype(np.uint8), best.codes.reshape(len(d), -1)
 
     def own_scales(self) -> F64Array:
         """Return each sub-block's best unconstrained scale, [n, subs]."""
@@ -226,9 +226,11 @@ class ScaleSearch:
         return product.astype(np.float64)
 
     def round(self, d: F64Array) -> F64Array:
-        """Round d [..., n] so that it is an f16 in the block's original units."""
-        half = np.ldexp(d, self.exponent).clip(-F16_MAX, F16_MAX).astype(np.float16)
-        return np.ldexp(half.astype(np.float64), -self.exponent)
+        """Round d [..., n] so that it is of the coder's type in the block's original units."""
+        kind = np.dtype(self.coder.d_type)
+        most = float(np.finfo(kind).max)
+        rounded = np.ldexp(d, self.exponent).clip(-most, most).astype(kind)
+        return np.ldexp(rounded.astype(np.float64), -self.exponent)
 
 
 def better(a: ScaleTrial, b: ScaleTrial) -> ScaleTrial:

@@ -246,6 +246,14 @@ class Isa:
         """Number of f32 values in a vector register."""
         return self.vector_bits // 32
 
+    @property
+    def word_dots(self) -> Op:
+        """``dot_words``, or if f32 is as fast the same operation of ``shorts``."""
+        if self.dot_words is not None:
+            return self.dot_words
+        assert self.shorts is not None, self.name
+        return self.shorts.scale
+
     def above(self, name: str, more: str, **better: Any) -> Isa:
         """Return the row of machines that have ``more`` features than this one needs, with the
         fields ``better`` replaced.

@@ -243,7 +243,7 @@ AVX2_VNNI = AVX2.above(
     **VNNI,
     # Lanes, runs and single rows were not measured with these dots.
     tiles=replace(
-        AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), gemv_ahead=0, lanes=0, words=(0, 0)
+        AVX2.tiles, gemv_large=((1, 2), (2, 2), (4, 1)), gemv_ahead=0, lanes=0, words=(2, 5)
     ),
 )
 # Tiles for 32 registers. Four runs of rows are 1.2 times as fast as four adjacent rows on Sapphire
@@ -252,6 +252,7 @@ WIDE = Tiles(
     floats=(2, 12),
     bytes=(2, 8),
     bytes16=(2, 6),
+    words=(4, 6),
     gemv=((1, 4), (2, 4), (4, 4)),
     gemv_large=((1, 4), (2, 2), (4, 1)),
     gemv_ahead=2048,
@@ -273,7 +274,7 @@ AVX512 = replace(
     gather=portable.masked_gather,  # vpgatherd*; LLVM splits it again on earlier CPUs
     reciprocal=reciprocal,
     regs=32,
-    tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4), lanes=0),
+    tiles=replace(WIDE, bytes=(2, 4), bytes16=(2, 4), words=(0, 0), lanes=0),
 )
 AVX512_VNNI = AVX512.above("avx512_vnni", "avx512vnni", **VNNI, tiles=WIDE)
 # One instruction for any order of bytes, and for any bits in bytes.

@@ -21,10 +21,14 @@ WORDS = 32  # words in a table that ``Isa.lookup_words`` takes
 
 @dataclass(frozen=True)
 class BlockAddress:
-    """Address of a row or a block: one for each array of its format, usually a single one."""
+    """Address of a row or a block: one for each array of its format, usually a single one.
+
+    ``head`` is the start of a block's row, where rows have scales there; None for a row.
+    """
 
     fmt: Format
     parts: tuple[Val, ...]
+    head: Val | None = None
 
     @property
     def codes(self) -> Codes:
@@ -33,23 +37,43 @@ class BlockAddress:
         return self.fmt.codes
 
     def row(self, i: Val, k: int) -> BlockAddress:
-        """Return the address of the ``i``-th row of ``k`` weights from here."""
-        return self.block(i, k // self.fmt.block)
+        """Return the address of the ``i``-th row of ``k`` weights from here, a row."""
+        strides = self.fmt.row_strides(k)
+        return BlockAddress(
+            self.fmt, tuple(p + i * n for p, n in zip(self.parts, strides, strict=True))
+        )
 
     def block(self, i: Val | int, each: int = 1) -> BlockAddress:
         """Return the address of the ``i``-th block from here, or of the ``i``-th run of ``each``
         blocks.
         """
-        steps = (each * stride for stride in self.fmt.strides)
-        return BlockAddress(
-            self.fmt, tuple(p + i * n for p, n in zip(self.parts, steps, strict=True))
-        )
+        fmt = self.fmt
+        parts = self.parts
+        head = self.head
+        if fmt.head_bytes and head is None:
+            (head,) = parts
+            parts = (head + fmt.head_bytes,)
+        steps = (each * stride for stride in fmt.strides)
+        return BlockAddress(fmt, tuple(p + i * n for p, n in zip(parts, steps, strict=True)), head)
+
+    def has(self, field: str) -> bool:
+        """Whether a field is at the start of the row."""
+        return self.fmt.head is not None and field in (self.fmt.head.names or ())
+
+    def load_head(self, k: Builder, field: str, ty: Ty) -> Val:
+        """Load a ``ty`` from a field at the start of this block's row."""
+        assert self.fmt.head is not None, self.fmt.name
+        assert self.fmt.head.fields is not None, self.fmt.name
+        assert self.head is not None, self.fmt.name
+        offset = int(self.fmt.head.fields[field][1])
+        align = gcd(*self.fmt.strides, self.fmt.head_bytes, offset, k.isa.aligned)
+        return k.load(self.head, ty, offset=offset, align=align)
 
     def load(self, k: Builder, field: str, ty: Ty, at: int = 0) -> Val:
         """Load a ``ty`` from a field of this block, ``at`` bytes after its start."""
         part, offset = self.fmt.place(field)
         offset += at
-        align = gcd(self.fmt.strides[part], offset, k.isa.aligned)
+        align = gcd(self.fmt.strides[part], offset, self.fmt.head_bytes, k.isa.aligned)
         return k.load(self.parts[part], ty, offset=offset, align=align)
 
     def prefetch(self, k: Builder, ahead: int, n: int, locality: int) -> None:
@@ -96,6 +120,10 @@ def fields_of(k: Builder, blocks: list[BlockAddress], run: int = 0) -> Callable[
     size = fmt.dtype.itemsize
 
     def field(name: str, n_bytes: int = 0, at: int = 0) -> Val:
+        if blocks[0].has(name):
+            assert fmt.head is not None
+            ty = u8 * fmt.head[name].itemsize
+            return k.concat(*(block.load_head(k, name, ty) for block in blocks))
         offset = fmt.place(name)[1] + at
         if fmt.parts:  # adjacent blocks' fields are contiguous
             each = run or len(blocks)

@@ -29,7 +29,8 @@ class Neighbours:
         self.k = k
         self.rows = rows
         self.steps = ((FAR, 2),) * far + ((NEAR, 3),)
-        self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]
+        fmt = rows[0].fmt
+        self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
         """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each of their arrays."""
@@ -59,7 +60,8 @@ class PrefetchRuns:
         self.k = k
         self.rows = rows
         self.ahead = ahead
-        self.n_bytes = [n * (n_blocks * stride) for stride in rows[0].fmt.strides]
+        fmt = rows[0].fmt
+        self.n_bytes = [n * stride for stride in fmt.row_strides(n_blocks * fmt.block)]
 
     def fetch(self, i: Val, n: int) -> None:
         """Prefetch for the ``i``-th run of ``n`` blocks of each row, in each of their arrays."""

@@ -15,9 +15,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from treadle.errors import ContextFullError, NoRoomError
+from treadle.kernels.attention.page_layout import kv_formats, kv_of
 from treadle.kernels.attention.records import PAGE, most_partials
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
@@ -74,6 +75,8 @@ class KVCache:
     ``n_sequences``.
     """
 
+    lent: ClassVar[bool] = False  # whether its pages are another cache's, which no run changes
+
     def __init__(
         self,
         specs: Ids[PoolSpec | StateSpec],
@@ -87,7 +90,7 @@ class KVCache:
         n_vocab: int = 0,
         n_encoded: int | None = None,
     ) -> None:
-        self.kv = kv
+        self.kv = kv = kv_of(*(fmt.name for fmt in kv_formats(kv)))
         self.n_ctx = n_ctx
         self.n_sequences = n_sequences
         self.n_batch = n_batch

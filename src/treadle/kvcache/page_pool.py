@@ -107,6 +107,7 @@ class Pool(Cells):
     """A pool of pages that sequences may share."""
 
     what = "keys and values"
+    lent = False  # whether runs only read it, and their own tokens are not in it
     cell_name = "page"
 
     def __init__(self, device: Storage, spec: PoolSpec, index: int, kv: str, n_pages: int) -> None:

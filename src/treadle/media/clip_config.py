@@ -31,6 +31,7 @@ ROUNDED = "bf16"  # activations of decoders' products with BF16 matrices
 EXACT = "f32"  # those of towers
 SAMPLE = 64  # bytes of each tensor, at start, middle and end, in ``identity``
 N_LAYER_MAX = 1024
+CONVOLUTIONS = ("conv1d.", "conv2d.")  # their biases have axes of length 1
 
 # llama.cpp's names of tensors in layers, and those of the layers in ``models``.
 _IN_LAYERS = {
@@ -48,7 +49,7 @@ class ClipConfig:
     """One modality's part of a projector file.
 
     gguf: a view of the file; names of tensors lack ``v.`` or ``a.``, those of layers are as in
-        ``models``, and convolutions whose step is their width are matrices of patches.
+        ``models``, and convolutions are matrices ``[n_out, n_in * window]``.
     keys: the keys of the modality, without ``clip.vision.``.
     activation: of its layers, as the file's flags state it. Files of some types have no flag.
     n_out: width of its rows, the decoder's ``n_embd``; 0 in files that do not state it.
@@ -90,10 +91,14 @@ class ClipConfig:
 
     def floats(self, name: str) -> np.ndarray:
         """Return a tensor's weights, f32. Raises FileError if it is missing."""
+        self.read.add(name)
+        return self.tensor(name).dequantize()
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor. Raises FileError if it is missing."""
         if name not in self.gguf.tensors:
             raise FileError("the tensor is missing", path=self.gguf.path, where=name)
-        self.read.add(name)
-        return self.gguf.tensors[name].dequantize()
+        return self.gguf.tensors[name]
 
     def reordered(self, orders: Mapping[str, np.ndarray]) -> ClipConfig:
         """Return the same with the rows of some matrices, or the elements of vectors, in another
@@ -112,13 +117,18 @@ class ClipConfig:
         """Return the same with other weights, f32, for some tensors, new ones included."""
         from treadle.formats import by_name
 
-        view = copy.copy(self.gguf)
-        view.tensors = dict(view.tensors)
-        like = next(iter(view.tensors.values()))
+        like = next(iter(self.gguf.tensors.values()))
+        made = {}
         for name, values in tensors.items():
             data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-            source = view.tensors.get(name, like)
-            view.tensors[name] = source.made(name, values.shape, by_name("F32"), data)
+            source = self.gguf.tensors.get(name, like)
+            made[name] = source.made(name, values.shape, by_name("F32"), data)
+        return self.with_tensors(made)
+
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> ClipConfig:
+        """Return the same with other tensors, or further ones."""
+        view = copy.copy(self.gguf)
+        view.tensors = {**view.tensors, **tensors}
         return replace(self, gguf=view)
 
 
@@ -215,8 +225,9 @@ def _view(gguf: GGUF, prefix: str, names: Mapping[str, str]) -> GGUF:
         if match := _LAYER.fullmatch(name):
             i, stem, kind = match.groups()
             name = f"blk.{i}.{names.get(stem, stem)}.{kind}"
-        if len(tensor.shape) == 4:
-            tensor = replace(tensor, shape=(tensor.shape[0], prod(tensor.shape[1:])))
+        if len(tensor.shape) == 4 or name.startswith(CONVOLUTIONS):
+            n, *rest = tensor.shape
+            tensor = replace(tensor, shape=(n,) if name.endswith(".bias") else (n, prod(rest)))
         if tensor.format is not None and tensor.format.act == ROUNDED:
             # Rounded activations cost a tower 1e-3 of its rows' values; those of F16 files are not.
             tensor = replace(tensor, format=replace(tensor.format, act=EXACT))

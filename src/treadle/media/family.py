@@ -46,6 +46,9 @@ class MediaFamily(ABC):
     placeholders: texts of a rendered prompt that stand for one picture, the longest first.
     row_mark: the special token that stands for each media row.
     marks: all special tokens of its media, which answers must not contain.
+    stems: plans that patches go through before the tower, such as convolutions, one behind the
+        other, each of rows that ``lined_up`` makes. Empty: the tower is given the patches.
+    stem_share: their part of an encoding's work, for its progress.
     tower: the plan that patches go through.
     projectors: plans that the joined states go through: those of the tower's ``states``, then one
         for each of ``tower.deep``. Empty: the tower's results are the media rows.
@@ -57,6 +60,8 @@ class MediaFamily(ABC):
     placeholders: tuple[str, ...]
     row_mark: str
     marks: tuple[str, ...]
+    stems: tuple[TowerConfig, ...] = ()
+    stem_share: ClassVar[float] = 0.0
     tower: TowerConfig
     projectors: tuple[TowerConfig, ...] = ()
 
@@ -76,6 +81,16 @@ class MediaFamily(ABC):
 
         Raises TreadleError for a picture that the family cannot resize.
         """
+
+    def pieces(self, patches: np.ndarray) -> Sequence[np.ndarray]:
+        """Return one tower input's patches in pieces, which go through the stems one by one."""
+        return [patches]
+
+    def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
+        """Return the rows that stem number ``stage`` is given, or the tower behind the last one:
+        from a piece's patches for the first, else from the results of the stem before.
+        """
+        return rows
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """Return what the tower is given for a grid, besides its patches."""

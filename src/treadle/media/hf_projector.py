@@ -19,6 +19,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.hf_config import without_thinker
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import SafeTensor, SafeTensors, open_safetensors, read_json
 from treadle.files.splits import CONFIG
@@ -44,6 +45,7 @@ class HfNames:
         without ``.weight`` or ``.bias`` hold for both.
     prefixes: beginnings of the names of all tensors of these parts, without ``model.``.
     made: functions that make a tensor of the projector file (several: by name), from f32 values.
+    added: returns the tensors of the projector file that no folder has, from the keys.
     unread: tensors that nothing reads.
     left_out: parts that treadle does not read, by modality: the beginning of the names of their
         tensors, and their projector type.
@@ -57,6 +59,7 @@ class HfNames:
     names: Mapping[str, str]
     prefixes: tuple[str, ...]
     made: Mapping[str, Callable[[np.ndarray], Arrays | np.ndarray]] = field(default_factory=dict)
+    added: Callable[[Mapping[str, Any]], Arrays] | None = None
     unread: tuple[str, ...] = ()
     left_out: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     numbered: Mapping[str, str] = field(default_factory=dict)
@@ -107,7 +110,7 @@ class HfProjector(GGUF):
         """Take over the files of ``weights``. Raises FileError for a tensor or key that is missing
         or unknown, and UnsupportedError for quantised towers.
         """
-        config = MetadataReader(read_json(folder / CONFIG), folder / CONFIG)
+        config = MetadataReader(without_thinker(read_json(folder / CONFIG)), folder / CONFIG)
         keys = table.read(config, read_preprocessor(folder))
         self.path = folder
         self.table = table
@@ -123,7 +126,7 @@ class HfProjector(GGUF):
         self.left_out = {}
         self._maps = weights.maps
         for theirs, tensor in weights.tensors.items():
-            name = theirs.removeprefix("model.")
+            name = theirs.removeprefix("model.").removeprefix("thinker.")
             for modality, (prefix, kind) in table.left_out.items():
                 if name.startswith(prefix):
                     self.left_out = {**self.left_out, modality: kind}
@@ -134,6 +137,9 @@ class HfProjector(GGUF):
                 what = "the table of names of its family does not have this tensor"
                 raise FileError(what, path=tensor.path, where=theirs, offset=tensor.offset)
             self.tensors |= _tensors(found, tensor, table)
+        if table.added is not None and self.tensors:
+            like = next(iter(self.tensors.values()))
+            self.tensors |= _made(like, table.added(keys))
 
 
 def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]:
@@ -152,11 +158,15 @@ def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]
         found = make(mapped.dequantize())
     except ValueError:
         raise tensor.error(f"shape {list(tensor.shape)}", "that of its family") from None
-    arrays = found if isinstance(found, Mapping) else {name: found}
+    return _made(mapped, found if isinstance(found, Mapping) else {name: found})
+
+
+def _made(like: Tensor, arrays: Arrays) -> dict[str, Tensor]:
+    """Return tensors in memory; errors about them name the place of ``like``."""
     made = {}
-    for each, values in arrays.items():
+    for name, values in arrays.items():
         data = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
-        made[each] = mapped.made(each, values.shape, by_name("F32"), data)
+        made[name] = like.made(name, values.shape, by_name("F32"), data)
     return made
 
 
@@ -204,9 +214,27 @@ def colours(preprocessor: MetadataReader, mean: float, std: float) -> dict[str, 
 
 def is_media_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder's ``config.json`` has a picture or sound part."""
-    folder = Path(path)
-    config = read_json(folder / CONFIG)
-    return any(isinstance(config.get(key), dict) for key in ("vision_config", "audio_config"))
+    return bool(_parts_of(path))
+
+
+def folder_modalities(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the kinds of media, "image" and "audio", of a folder's parts that treadle reads."""
+    from treadle.media.families import HF_NAMES  # it imports this module
+
+    given = Path(path)
+    folder = given if given.is_dir() else given.parent
+    kind = read_json(folder / CONFIG).get("model_type")
+    if kind not in HF_NAMES.names():
+        return ()
+    left_out = HF_NAMES[kind].left_out
+    kinds = {"vision_config": ("vision", "image"), "audio_config": ("audio", "audio")}
+    found = (kinds[key] for key in _parts_of(folder))
+    return tuple(kind for modality, kind in found if modality not in left_out)
+
+
+def _parts_of(folder: str | os.PathLike[str]) -> list[str]:
+    config = without_thinker(read_json(Path(folder) / CONFIG))
+    return [key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)]
 
 
 def open_hf_projector(path: str | os.PathLike[str], table: HfNames) -> HfProjector:

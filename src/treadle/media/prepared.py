@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 
+if TYPE_CHECKING:
+    from treadle.media.mel_input import MelInput
+
 
 @dataclass(frozen=True, eq=False)
 class TowerInput:
-    """The input of one pass of the tower: a whole picture, one tile of it, or a sound.
+    """The input of one pass of the tower: a whole picture, one tile of it, or a sound's samples.
 
     patches: f32 ``[n_patches, patch_width]``, rows ready for the tower's first product.
     grid: rows and columns of patches; of a sound, 1 and the number of rows.
@@ -19,6 +23,16 @@ class TowerInput:
 
     patches: np.ndarray = field(repr=False)
     grid: tuple[int, int]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows that the tower's layers see."""
+        return len(self.patches)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it holds until it is encoded."""
+        return self.patches.nbytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +56,7 @@ class PreparedMedia:
     """
 
     kind: str
-    inputs: tuple[TowerInput, ...]
+    inputs: tuple[TowerInput | MelInput, ...]
     layout: tuple[str | range, ...]
     n_rows: int
     positions: np.ndarray | None
@@ -55,4 +69,4 @@ class PreparedMedia:
     @property
     def n_bytes(self) -> int:
         """Bytes of the tower's inputs."""
-        return sum(each.patches.nbytes for each in self.inputs)
+        return sum(each.n_bytes for each in self.inputs)

@@ -27,8 +27,11 @@ from treadle.models.structure import layer_of
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
     from treadle.media.family import GridInputs, MediaFamily
+    from treadle.media.mel_input import MelInput
     from treadle.media.prepared import PreparedMedia, TowerInput
     from treadle.models.config import Config
+
+    AnyInput = TowerInput | MelInput
 
 KINDS = {VISION: "image", AUDIO: "audio"}
 NONE: Mapping[str, str] = {}
@@ -46,10 +49,10 @@ class MediaTower:
         self.family = family
         gguf = family.clip.gguf
         self.engine = TowerEngine(gguf, family.tower, device, exact=exact, lock=lock)
-        self.projectors = [
-            TowerEngine(gguf, config, device, exact=exact, lock=lock)
-            for config in family.projectors
-        ]
+        self.stems, self.projectors = (
+            [TowerEngine(gguf, config, device, exact=exact, lock=lock) for config in configs]
+            for configs in (family.stems, family.projectors)
+        )
         self._grids: dict[tuple[int, int], GridInputs] = {}
         self._refuse_unused()
         for engine in self.projectors[1:]:
@@ -62,7 +65,7 @@ class MediaTower:
         that the family does not.
         """
         clip = self.family.clip
-        engines = (self.engine, *self.projectors)
+        engines = (*self.stems, self.engine, *self.projectors)
         unused = set.intersection(*(set(engine.config.ignored) for engine in engines))
         for name in sorted(unused - clip.read):
             if 0 <= layer_of(name)[0] < clip.n_layer:
@@ -77,7 +80,7 @@ class MediaTower:
 
     def close(self) -> None:
         """Release plans and weights."""
-        for engine in (self.engine, *self.projectors):
+        for engine in (*self.stems, self.engine, *self.projectors):
             engine.close()
 
     def encode(
@@ -109,33 +112,47 @@ class MediaTower:
     def engine_runs(self, prepared: PreparedMedia) -> Iterator[tuple[TowerEngine, list[int]]]:
         """Yield the runs of an encoding, in order: an engine, and the rows of each of its items."""
         for inputs in self._runs(prepared.inputs):
-            n_patches = len(inputs[0].patches)
-            yield self.engine, [n_patches] * len(inputs)
-            states = np.zeros((n_patches, self.engine.width), np.float32)
+            if self.stems:
+                for each in inputs:
+                    yield from self._stem_runs(each)
+            yield self.engine, [inputs[0].n_rows] * len(inputs)
+            states = np.zeros((inputs[0].n_rows, self.engine.width), np.float32)
             n_rows = len(self.family.joined(states, inputs[0].grid))
             for engine in self.projectors:
                 yield engine, [n_rows * len(inputs)]
 
-    def _runs(self, inputs: Sequence[TowerInput]) -> list[list[TowerInput]]:
+    def _stem_runs(self, one: AnyInput) -> Iterator[tuple[TowerEngine, list[int]]]:
+        for rows in self.family.pieces(one.patches):
+            for i, engine in enumerate(self.stems):
+                n = len(self.family.lined_up(i, rows))
+                yield engine, [n]
+                rows = np.zeros((n, engine.width), np.float32)
+
+    def _runs(self, inputs: Sequence[AnyInput]) -> list[list[AnyInput]]:
         """Group neighbours of equal grids that fit one run."""
         runs = []
         for _, group in groupby(inputs, key=lambda each: each.grid):
             alike = list(group)
-            n = min(MOST_ITEMS, max(1, TOGETHER // len(alike[0].patches)))
+            n = min(MOST_ITEMS, max(1, TOGETHER // alike[0].n_rows))
             runs += [alike[at : at + n] for at in range(0, len(alike), n)]
         return runs
 
     def _run(
-        self, inputs: Sequence[TowerInput], report: Report | None
+        self, inputs: Sequence[AnyInput], report: Report | None
     ) -> Generator[None, None, list[list[np.ndarray]]]:
         """Run inputs of equal grids; return each one's rows, for each branch."""
         grid = inputs[0].grid
         of = self._of_grid(grid)
         n = len(inputs)
-        given = {GIVEN: np.concatenate([each.patches for each in inputs])}
+        patches = [each.patches for each in inputs]
+        if self.stems:
+            patches = yield from self._through_stems(inputs, report)
+            share = self.family.stem_share
+            report = report and partial(_behind, report, share)
+        given = {GIVEN: np.concatenate(patches)}
         given |= {name: np.tile(rows, (n, 1)) for name, rows in of.rows.items()}
         ropes = [np.tile(rows, (n, 1, 1)) for rows in of.ropes]
-        items = [RunItem(len(each.patches), of.windows) for each in inputs]
+        items = [RunItem(each.n_rows, of.windows) for each in inputs]
         found = yield from self.engine.run(given, items, ropes, report)
         names = (STATES, *map(deep, self.engine.config.deep))
         states = [np.split(found[name], n) for name in names]
@@ -149,6 +166,30 @@ class MediaTower:
             made.append(np.split(result[STATES], n))
         return made
 
+    def _through_stems(
+        self, inputs: Sequence[AnyInput], report: Report | None
+    ) -> Generator[None, None, list[np.ndarray]]:
+        """Return the rows that the tower is given of each input."""
+        family = self.family
+        pieces = [family.pieces(each.patches) for each in inputs]
+        n_pieces = sum(map(len, pieces))
+        n_done = 0
+        made = []
+        for one, of_one in zip(inputs, pieces, strict=True):
+            rows = []
+            for states in of_one:
+                for i, engine in enumerate(self.stems):
+                    given = family.lined_up(i, states)
+                    found = yield from engine.run({GIVEN: given}, [RunItem(len(given))])
+                    states = found[STATES]
+                rows.append(family.lined_up(len(self.stems), states))
+                n_done += 1
+                if report is not None:
+                    report(family.stem_share * n_done / n_pieces)
+            # Behind the end of a sound, a last piece has rows that the tower does not see.
+            made.append(np.concatenate(rows)[: one.n_rows])
+        return made
+
     def _of_grid(self, grid: tuple[int, int]) -> GridInputs:
         if grid not in self._grids:
             while len(self._grids) >= MOST_GRIDS:
@@ -160,6 +201,11 @@ class MediaTower:
 def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
     """Report the share of the i-th of equal parts as one of the whole."""
     report((i + share) / n_parts)
+
+
+def _behind(report: Report, first: float, share: float) -> None:
+    """Report the share of the work that follows the ``first`` share of it."""
+    report(first + (1 - first) * share)
 
 
 class Projector:

@@ -13,7 +13,7 @@ _REASONS: dict[str, str] = {
     "its pictures go through MobileNet convolutions": "gemma3nv",
     "its sound goes through a conformer": "gemma3na gemma4a lfm2a granite_speech parakeet",
     "its sound encoder is not supported yet": (
-        "ultravox voxtral qwen2a qwen3a glma meralion musicflamingo mimo_audio dots3note_a"
+        "glma meralion musicflamingo mimo_audio dots3note_a"
     ),
     "its pictures and sound share a file in a layout of its own": "qwen2.5o",
     "its decoder has extra matrices for pictures": "cogvlm phi4",

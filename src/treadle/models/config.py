@@ -54,6 +54,7 @@ class Recurrence:
     n_rank: int = 0  # rank of Mamba-1's dt
     ranks: tuple[int, ...] = ()  # of WKV-7's decays, rates, mixed values and gates; 0: no gates
     beta_most: float = 1.0  # largest beta of the delta rule: above 1, eigenvalues may be negative
+    floor: float = 0.0  # least logarithm of a decay of Kimi Delta Attention; 0.0: none
     normed: bool = False  # Mamba-1's dt, B and C have norms without weights (Falcon)
 
     @property
@@ -105,7 +106,9 @@ class Layer:
     head_dim: int  # of queries and keys
     head_dim_v: int
     n_ff: int
-    kv_from: int  # the layer whose keys and values it attends to: itself, or an earlier one
+    # The layer whose keys and values it attends to: itself, or an earlier one; in a drafter, from
+    # ``n_layer`` on, one of the model that it drafts for.
+    kv_from: int
     causal: bool = True  # tokens do not attend to later ones
     window: int = 0  # attention window in tokens, the current one included; 0: unlimited
     chunked: bool = False  # the window starts at the last multiple of ``window``
@@ -186,15 +189,20 @@ class Config:
     ffn_norm: str = "ffn_norm"  # name of the norm before the FFN; "": it shares the mixer's
     n_positions: int = 0  # rows of learned positions, and so the longest context; 0: none
     n_ctx_most: int = 0  # longest context whose attention treadle supports; 0: any
+    embd_norm: bool = False  # token embeddings have a norm without weights
+    post_norm_eps: float = 0.0  # of norms after products; 0.0: norm_eps
     n_types: int = 0  # token types: the second marks the second text of a pair; 0: none
     alibi: float = 0.0  # ALiBi: see kernels/attention/work_item.py; 0.0: off
     n_buckets: int = 0  # distance buckets of a relative attention bias (T5); 0: none
     clamp: float = 0.0  # queries, keys and values are clamped to -clamp..clamp; 0.0: off
     value_scale: float = 1.0  # values are multiplied by it
     residual_scale: float = 1.0  # the residual stream is kept divided by it
+    n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states, of which layers compute one (AltUp)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
+    n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
+    loop_norm: bool = False  # the last norm is applied between loops too
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."
     factors: frozenset[str] = frozenset()  # scalars by which a matrix' products are multiplied

@@ -7,10 +7,6 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers run several times, with different keys and values each time": "nanbeige",
-    "its decays have a lower bound (safe gate), and its latent attention a sigmoid gate": (
-        "bailingmoe3 bailing_hybrid"
-    ),
     "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
@@ -31,10 +27,6 @@ _REASONS: dict[str, str] = {
     ),
     "it runs the same layers several times": "hrm_text dory",
     "each layer adds the embeddings again, scaled by its own factor": "talkie",
-    "embeddings have a norm without weights, and norms after products have their own epsilon": (
-        "muse-glimmer muse_glimmer muse_glimmer_text"
-    ),
-    "each head's output has a sigmoid gate, and transformers has no such model": "spark2_5",
     "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
@@ -42,12 +34,9 @@ _REASONS: dict[str, str] = {
     "its Mamba has norms of B, C and dt": "plamo2",
     "its tokens choose built-in adapters": "graniteswitch",
     "its model is custom code in its folder: transformers has no reference implementation": (
-        "llama-embed plamo plamo3 grok-1 rwkv_hybrid"
+        "plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
-    "it drafts from the states and keys of a Gemma 4, and is not a standalone model": (
-        "gemma4-assistant gemma4_assistant gemma4_unified_assistant"
-    ),
     "it drafts from the states of another model, and is not a standalone model": "eagle3 dflash",
     "its decoder attends to an encoder, and scores have learned distance biases": ("t5 mt5 umt5"),
     "its decoder attends to an encoder": (
@@ -74,7 +63,7 @@ _REASONS: dict[str, str] = {
         "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
     "it transcribes speech, which is not supported": (
-        "qwen3_asr glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
+        "glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
         "moss_transcribe_diarize voxtral_realtime"
     ),
     "it controls robots": "pi0",
@@ -82,7 +71,6 @@ _REASONS: dict[str, str] = {
     "it generates by unmasking many tokens at once (diffusion), not one by one": (
         "llada llada-moe llada_moe dream Dream rnd1 diffusion_gemma"
     ),
-    "each head's output has a sigmoid gate, in layers between short convolutions": "lfm3 lfm3_vl",
     "its experts are chosen before the sigmoid that weighs them": "kolibri1",
     "its attention is the difference of two": "diffllama",
     "its attention layers share their weights": "zamba zamba2",
@@ -90,9 +78,6 @@ _REASONS: dict[str, str] = {
     "its layers have gates that states decay by (RG-LRU)": "recurrent_gemma",
     "its states are those of an xLSTM": "xlstm",
     "its output matrix covers only some of its tokens": "apertus1p5 apertus1p5_text",
-    "its layers add projections of the embeddings, and it generates no text": (
-        "embedding_gemma2 embedding_gemma2_text"
-    ),
     "it is an encoder that generates text: GGUF has no architecture for it": "modernbert-decoder",
     "its folder's tokenizer is custom code": "kimi_vl",
     "it reads bytes and merges them with a model of its own": "blt",

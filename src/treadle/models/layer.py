@@ -27,7 +27,8 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
         for half in halves:
             h = half.build(g, i, _before(g, i, x, half))
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
-                h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}")
+                eps = g.config.post_norm_eps or None
+                h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}", eps)
             last = half is halves[-1] and g.has(f"{gain}.weight")
             before = x
             x = g.add(x, h, gain=gain if last else "")
@@ -60,5 +61,5 @@ def _before(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     return _norm(g, f"L{i}.{half.label}.norm", x, weight)
 
 
-def _norm(g: Ops, label: str, x: Rows, weight: str) -> Rows:
-    return g.norm(label, x, weight, centred=g.config.centred)
+def _norm(g: Ops, label: str, x: Rows, weight: str, eps: float | None = None) -> Rows:
+    return g.norm(label, x, weight, centred=g.config.centred, eps=eps)

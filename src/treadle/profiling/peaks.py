@@ -133,8 +133,7 @@ class DotPeakKernel(Spec):
         if self.act == "q8":
             return isa.dot4(k, total, w, x, WEIGHT_MAX)
         if self.act == "q16":
-            assert isa.shorts is not None
-            return isa.shorts.scale(k, total, w, x)
+            return isa.word_dots(k, total, w, x)
         assert isa.dot_bf16 is not None
         return isa.dot_bf16(k, total, w, x)
 

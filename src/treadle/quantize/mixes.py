@@ -122,9 +122,18 @@ FALLBACKS = {
             "IQ3_XXS",
             "IQ3_S",
             "IQ4_XS",
+            "IQ2_K",
+            "IQ2_KS",
+            "IQ3_K",
+            "IQ3_KS",
+            "IQ4_KS",
+            "IQ4_KSS",
         ),
         "IQ4_NL",
     ),
+    **dict.fromkeys(("IQ4_K", "IQ5_KS"), "Q5_0"),
+    "IQ5_K": "Q5_1",
+    "IQ6_K": "Q8_0",
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
@@ -348,9 +357,27 @@ def _other_rows() -> Iterable[QuantMix]:
         yield QuantMix(name, name, file_type, {"output": ends, "token_embd": ends})
 
 
+def _ik_rows() -> Iterable[QuantMix]:
+    """Mixes of ik_llama.cpp's formats; attn_v gets about one bit more, as in the others."""
+    for base, file_type, more in (
+        ("IQ2_KS", 147, "IQ3_K"),
+        ("IQ2_K", 138, "IQ3_K"),
+        ("IQ3_KS", 154, "IQ4_K"),
+        ("IQ3_K", 139, "IQ4_K"),
+        ("IQ4_KSS", 148, "IQ5_K"),
+        ("IQ4_KS", 145, "IQ5_K"),
+        ("IQ4_K", 140, "IQ5_K"),
+        ("IQ5_KS", 150, "IQ6_K"),
+        ("IQ5_K", 141, "IQ6_K"),
+        ("IQ6_K", 142, "IQ6_K"),
+    ):
+        embd: Choices = (always("IQ4_K"),) if base.startswith("IQ2") else ()
+        yield mix(base, base, file_type, attn_v=(always(more),), token_embd=embd)
+
+
 MIXES: dict[str, QuantMix] = {
     row.name: row
-    for rows in (_float_rows, _block_rows, _coarse_rows, _other_rows)
+    for rows in (_float_rows, _block_rows, _coarse_rows, _other_rows, _ik_rows)
     for row in rows()
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32"}

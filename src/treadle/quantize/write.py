@@ -151,7 +151,7 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
         what = "holds a weight that is not a finite number"
         if np.isfinite(x).all():
             result = quantize_rows(fmt, x, weights).reshape(-1)
-            if is_finite(fmt, result):
+            if is_finite(fmt, result, tensor.k):
                 return result
             what = f"holds {np.abs(x).max():g}, too large for {fmt.name}"
         raise tensor.error(what, where=f"rows {at} to {end - 1}")

@@ -169,7 +169,10 @@ def check_kernels(
     """Add each kernel of the model's plans to ``report.kernels``."""
     from treadle.api.engine_plans import media_plans, text_plans
 
-    plans = list(text_plans(model))
+    plans = [plan for plan in text_plans(model) if not plan.engine.cache.lent]
+    drafter = model.stepper.scheduler.drafting.drafter
+    if drafter is not None and drafter.engine.cache.lent:
+        report.cut.append("steps of the drafter, which reads the model's keys and values")
     if model.media is not None:
         plans += media_plans(model)
     if report.quick:

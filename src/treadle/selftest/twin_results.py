@@ -638,8 +638,7 @@ def products(
             if not len(chosen):
                 continue
             parts = []
-            for array, stride in zip(args.w[i], spec.fmt.strides, strict=True):
-                n = spec.k // spec.fmt.block * stride
+            for array, n in zip(args.w[i], spec.fmt.row_strides(spec.k), strict=True):
                 parts.append(array.reshape(-1)[n * first :][: n * m].reshape(m, n)[chosen])
             raw = np.ascontiguousarray(spec.fmt.join(parts)).reshape(len(chosen), -1)
             weights = spec.weights_ref(parts, len(chosen))
@@ -732,14 +731,17 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
             found.append(np.array(rows))
         a, b = found
         top = np.abs(b).max(-1, keepdims=True)
+        fmt = (spec.page.keys, spec.page.values)[which].fmt
         unit: Any = {
             "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
             "bf16": np.abs(b) * 2.0**-7,
             "f32": np.abs(b) * 2.0**-23,
-        }.get(spec.kv)
+        }.get(fmt.name)
         if unit is None:
             block = np.abs(b).reshape(len(b), -1, BLOCK).max(-1).repeat(BLOCK, -1)
-            unit = block / (8 if spec.page.fmt.packed else 127) * (1 + 4 * relative)
+            # The widest gap of IQ4_NL's steps is 24 of 127; of q5_1 both ends count.
+            gap = {"iq4_nl": 127 / 24, "q5_1": fmt.most / 2}.get(fmt.name, abs(fmt.most))
+            unit = block / gap * (1 + 4 * relative)
         yield Compared(name, a, b, unit + 2 * relative * top + TINY)
     before = evidence.changing["pool"]
     changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
@@ -753,7 +755,7 @@ def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     args = evidence.twin()
     n = int(evidence.run["n_tokens"])
     relative = rotation_error(spec.head_dim)
-    if spec.page.fmt.rotated:
+    if spec.page.keys.fmt.rotated or spec.page.values.fmt.rotated:
         relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
     width = spec.n_head * spec.head_dim
     q = evidence.written("qkv").reshape(-1, args.stride)[:n, :width].astype(np.float64)
@@ -768,7 +770,7 @@ def _latent(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: LatentStore = evidence.spec
     args = evidence.twin()
     relative = rotation_error(spec.head_dim)
-    if spec.page.fmt.rotated:
+    if spec.page.keys.fmt.rotated:
         relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
 
     def bound(expected: np.ndarray) -> np.ndarray:

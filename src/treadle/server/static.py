@@ -31,11 +31,11 @@ KINDS = {
     ".txt": "text/plain",
 }
 # Nothing is loaded from elsewhere, nothing inline runs, and text becomes HTML only through
-# DOMPurify. So a script that a model writes, or that is pasted, stays text. Attached pictures have
-# blob: addresses, which only the page's own scripts can make.
+# DOMPurify. So a script that a model writes, or that is pasted, stays text. Attached pictures and
+# sounds have blob: addresses, which only the page's own scripts can make.
 POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "object-src 'none'; img-src 'self' blob:; require-trusted-types-for 'script'; "
+    "object-src 'none'; img-src 'self' blob:; media-src blob:; require-trusted-types-for 'script'; "
     "trusted-types dompurify"
 )
 HEADERS = {

@@ -27,6 +27,7 @@ from treadle.tokenizer.vocab import TokenType, Vocab
 if TYPE_CHECKING:
     from treadle.engine.logits import LogitsBatch
     from treadle.files.gguf import GGUF
+    from treadle.models.config import Config
 
 LEAST = 32  # tokens per chunk: minimum, and the size before anything was measured
 STEP_S = 0.06  # seconds per chunk: other requests wait for it
@@ -216,14 +217,12 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
         )
 
 
-def open_drafter(draft: GGUF, engine: Engine) -> Drafter:
+def open_drafter(draft: GGUF, config: Config, engine: Engine) -> Drafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` cannot
     roll back to an earlier token, has another vocabulary, or has no logits.
     """
     from treadle.models.graphs import GRAPHS
-    from treadle.models.load import load_config
 
-    config = load_config(draft)
     check_vocabularies(engine.gguf, draft)
     if "logits" not in GRAPHS[config.arch.graph].outputs:
         raise UnsupportedError(

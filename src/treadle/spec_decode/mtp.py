@@ -87,6 +87,12 @@ class ModelStates(EngineObserver):
         self.states: WeakKeyDictionary[Sequence, HiddenStates] = WeakKeyDictionary()
         self._n_embd = n_embd
 
+    def keep(self, owners: Collection[Any]) -> None:
+        """Drop the states of all sequences but those of ``owners``."""
+        seqs = {id(owner.seq) for owner in owners}
+        for seq in [seq for seq in self.states if id(seq) not in seqs]:
+            del self.states[seq]
+
     def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         """Keep the states of the run's tokens."""
         rows = _states_of(ready, self._n_embd)
@@ -140,7 +146,7 @@ class NextnDrafter(Drafter):
 
     def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
-        self._before = _share(made, engine)
+        self._before = share_of(made, engine)
         self.observer = ModelStates(made.config.n_embd, engine.media)
         self.own_observer = LayerStates(made.config.n_embd)
         self._states = self.observer.states
@@ -151,9 +157,7 @@ class NextnDrafter(Drafter):
     def keep(self, owners: Collection[Any]) -> None:
         """See ``Drafter``."""
         super().keep(owners)
-        seqs = {id(owner.seq) for owner in owners}
-        for seq in [seq for seq in self._states if id(seq) not in seqs]:
-            del self._states[seq]
+        self.observer.keep(owners)
 
     def knows(self, owner: Any, ids: Ids[int]) -> bool:
         """See ``Drafter``."""
@@ -229,8 +233,8 @@ class NextnDrafter(Drafter):
         self.engine.gguf.tensors = {}
 
 
-def _share(made: Engine, engine: Engine) -> float:
-    """The layer's bytes as a share of those that a step of the model reads."""
+def share_of(made: Engine, engine: Engine) -> float:
+    """Return the layer's bytes as a share of those that a step of the model reads."""
     n = sum(tensor.n_bytes for tensor in made.gguf.tensors.values())
     return min(n / max(sum(tensor.n_bytes for tensor in engine.gguf.tensors.values()), 1), 1.0)
 

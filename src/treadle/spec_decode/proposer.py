@@ -47,10 +47,14 @@ class Drafting:
         if draft is None:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
             return own or bool(speculate)
-        from treadle.spec_decode.draft_model import open_drafter  # imported late: rarely used
+        from treadle.models.load import load_config  # imported late: rarely used
+        from treadle.spec_decode.assistant import open_assistant
+        from treadle.spec_decode.draft_model import open_drafter
 
         try:
-            self.drafter = self._opened = open_drafter(draft, engine)
+            config = load_config(draft)
+            open_ = open_assistant if config.n_target else open_drafter
+            self.drafter = self._opened = open_(draft, config, engine)
         except BaseException:
             draft.close()
             raise

@@ -25,7 +25,7 @@ from treadle.models.load import load_config
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 # Experts, latent heads, states, windows, and layers that share keys.
-ARCHS = ("llama", "qwen3moe", "deepseek2", "mamba2", "gemma3", "gemma4", "bloom")
+STANDALONE = ("llama", "qwen3moe", "deepseek2", "mamba2", "gemma3", "gemma4", "bloom")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def are_stored(engine: Engine) -> set[bool]:
     return {isinstance(plan, StoredPlan) and not plan.is_lowered for plan in plans}
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", STANDALONE)
 def test_same_bits(tiny: WriteTiny, arch: str) -> None:
     sizes = {"n_expert": 8, "n_ff_exp": 64} if "moe" in arch else {}
     path = tiny(arch, **sizes)

@@ -98,4 +98,4 @@ def test_kernels_of_blocks_assemble(spec: Spec, isa: Isa, tmp_path: Path) -> Non
         found = made.opcodes()
         assert found["HMMA"] >= spec.head_dim // 16 * 4
         assert found["LDSM"] >= spec.head_dim // 16 * 2
-        assert ("LDGSTS" in found) != spec.page.fmt.scaled  # codes pass through registers
+        assert ("LDGSTS" in found) != spec.page.keys.fmt.scaled  # codes pass through registers

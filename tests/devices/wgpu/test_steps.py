@@ -170,7 +170,7 @@ def check_top(dtype: Any, found: np.ndarray, expected: np.ndarray) -> None:
 
 def check_pool(step: Step, found: np.ndarray, expected: np.ndarray) -> None:
     """Rounding may fall to the other side: a unit of the format, of what is in the page."""
-    kv = step.spec.page.fmt if isinstance(step.spec, RopeStore) else None
+    kv = step.spec.page.keys.fmt if isinstance(step.spec, RopeStore) else None
     if kv is None:
         assert np.array_equal(found, expected), f"{step.label} wrote to pages"
         return

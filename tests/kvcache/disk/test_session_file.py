@@ -63,7 +63,7 @@ def test_the_same_logits_afterwards(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kv", KV_FORMATS)
+@pytest.mark.parametrize("kv", [*KV_FORMATS, "q8_0-q5_0"])
 def test_every_type_of_keys_and_values(kv: str, tiny: WriteTiny, tmp_path: Path) -> None:
     with treadle.load(tiny(**WINDOWED), threads=1, context=128, kv=kv) as model:
         session = saved(tmp_path / "state", model, text(45))

@@ -17,7 +17,7 @@ from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, str
 from treadle.cli.bench_results import Result, print_results, warn_busy
 from treadle.cli.load import device_name, find_model, find_projector, load_model
 from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, KV, MMPROJ, Picture
+from treadle.cli.options import DEVICE, IMAGE_MAX_TOKENS, MMPROJ, Picture, kv_options
 from treadle.cli.projector import ImageSize, ImageSizeType, cost_of
 from treadle.cli.speed import Parts, PassCost, Peaks, alike, measured_peaks
 from treadle.cli.ui.progress import ProgressBar
@@ -118,7 +118,7 @@ class Schedule:
     "-t", "--threads", type=least(1), help="Number of threads; `treadle doctor` shows the default."
 )
 @click.option("-r", "--repeat", type=click.IntRange(1), default=5, metavar="N", help="Repetitions.")
-@KV
+@kv_options
 @DEVICE
 @click.option(
     "--against",
@@ -355,7 +355,7 @@ def time_picture(
         picture={
             "size": list(prepared.size),
             "resized": list(prepared.resized),
-            "n_patches": sum(len(each.patches) for each in prepared.inputs),
+            "n_patches": sum(each.n_rows for each in prepared.inputs),
             "n_rows": prepared.n_rows,
             "seconds": middle,
         },

@@ -1,213 +1,244 @@
-"""Comparison of two model files, tensor by tensor, for ``treadle inspect --diff``."""
+"""``treadle diff``: the step at which two models part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+import click
 
-from treadle.cli.metadata import described, written
-from treadle.cli.ui.table import heading, print_table, shorten
-from treadle.errors import TreadleError
-from treadle.files.gguf import GGUF, GGUFArray, Tensor
-from treadle.models.load import load_config
+from treadle.cli.load import find_model, load_model, read_text
+from treadle.cli.model_type import ModelType
+from treadle.cli.options import DEVICE, LORA, THREADS, Number
+from treadle.cli.ui.progress import ProgressBar
+from treadle.cli.ui.table import heading, print_table, printable, say, show
 
-TASK_WEIGHTS = 1 << 20  # weights that a thread compares at a time
-MISSING = "-"
-Progress = Callable[[str, int, int], None]
-Rows = npt.NDArray[np.intp]
+if TYPE_CHECKING:
+    from treadle.api.model import Model
+    from treadle.api.step_diff import ModelDifference, StepDifference
+
+TEXT = (
+    "The river rose 3.5 metres in one night. By morning, Anna's boat lay in a field of wheat.\n"
+    "def area(r):\n    return 3.14159 * r ** 2\n"
+)
+N_TOKENS = 48
+REFERENCES = ("treadle", "transformers")
 
 
-def compare(a: GGUF, b: GGUF, n_threads: int, progress: Progress) -> dict[str, Any]:
-    """Return all differences: metadata, presence of tensors, shapes, formats, weights."""
-    order = order_of_b(a, b)
-    names = [*a.tensors, *(name for name in b.tensors if name not in a.tensors)]
-    rows = []
-    with ThreadPoolExecutor(n_threads, "diff") as pool:
-        for i, name in enumerate(names):
-            progress("comparing", i, len(names))
-            rows.append(compare_tensors(a.tensors.get(name), b.tensors.get(name), pool, order))
-    progress("comparing", len(names), len(names))
+@click.command()
+@click.argument("model", type=ModelType())
+@click.argument("reference", type=ModelType())
+@click.option(
+    "--reference",
+    "by",
+    type=click.Choice(REFERENCES),
+    default=REFERENCES[0],
+    show_default=True,
+    help="Who computes REFERENCE; transformers needs a Hugging Face folder.",
+)
+@click.option("-p", "--prompt", metavar="TEXT", help="Compare on this text.")
+@click.option(
+    "-f",
+    "--file",
+    metavar="FILE",
+    type=click.Path(readable=False),
+    help='Compare on a file\'s text ("-": standard input).',
+)
+@click.option(
+    "-n",
+    "--tokens",
+    type=click.IntRange(2, 128),
+    default=N_TOKENS,
+    show_default=True,
+    metavar="N",
+    help="Use the first N tokens of the text.",
+)
+@click.option(
+    "--tolerance",
+    type=Number(0, min_open=True),
+    metavar="X",
+    help="Relative error that is allowed, for all steps; by default it follows from the formats.",
+)
+@click.option("--all", "every", is_flag=True, help="List every step, not only the layers.")
+@LORA
+@THREADS
+@DEVICE
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: str,
+    reference: str,
+    by: str,
+    prompt: str | None,
+    file: str | None,
+    tokens: int,
+    tolerance: float | None,
+    every: bool,
+    lora: tuple[tuple[str, float], ...],
+    threads: int | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Say at which step MODEL departs from REFERENCE: both read one text, and what their steps
+    wrote is compared, label by label.
+
+    For a quantised model and its original, two conversions, a folder and its conversion, a model
+    with an adapter (--lora applies to MODEL) and without.
+    """
+    if prompt is not None and file is not None:
+        raise click.UsageError("-p and -f exclude each other")
+    text = prompt if file is None else read_text(file)
+    with ExitStack() as stack:
+        meter = stack.enter_context(ProgressBar())
+        settings: dict[str, Any] = {
+            "threads": threads,
+            "kv": "f32",
+            "device": device,
+            "room": tokens,
+        }
+        loaded = stack.enter_context(load_model(model, meter, lora=lora, **settings))
+        text = TEXT if text is None else text
+        if by == "transformers":
+            found = against_transformers(loaded, reference, text, tokens, tolerance, meter)
+        else:
+            other = stack.enter_context(load_model(reference, meter, **settings))
+            found = against_model(loaded, other, text, tokens, tolerance)
+        where = str(loaded.path)
+    report = describe(found, where, str(find_model(reference)), by)
+    report["every"] = every
+    show(report, as_json, print_report)
+
+
+def against_model(
+    model: Model, other: Model, text: str, most: int, tolerance: float | None
+) -> ModelDifference:
+    """Compare two models of treadle."""
+    from treadle.api.step_diff import check_alike, compare, ids_of, record
+
+    check_alike(model, other)
+    ids = ids_of(model, other, text, most)
+    reference = record(other, ids)
+    return compare(model, ids, reference, tensors=other.gguf.tensors, tolerance=tolerance)
+
+
+def against_transformers(
+    model: Model, ref: str, text: str, most: int, tolerance: float | None, meter: ProgressBar
+) -> ModelDifference:
+    """Compare a model with what transformers computes of a Hugging Face folder."""
+    from treadle.api.step_diff import ids_of
+    from treadle.api.transformers_reference import compare_with, load_transformers
+
+    folder = find_model(ref, meter)
+    network = load_transformers(folder)
+    ids = ids_of(model, None, text, most)
+    return compare_with(model, network, folder, ids, tolerance=tolerance)
+
+
+def describe(found: ModelDifference, model: str, reference: str, by: str) -> dict[str, Any]:
+    """Return the report."""
     return {
-        "a": str(a.path),
-        "b": str(b.path),
-        "n_bytes": [a.n_bytes, b.n_bytes],
-        "metadata": compare_metadata(a, b),
-        "tensors": rows,
-        "identical": all(row["identical"] for row in rows) and not compare_metadata(a, b),
+        "model": model,
+        "reference": reference,
+        "by": by,
+        "n_tokens": found.n_tokens,
+        "aligned": found.aligned,
+        "same_top": found.same_top,
+        "first": None if found.first is None else as_row(found.first),
+        "steps": [as_row(step) for step in found.steps],
+        "missing": list(found.missing),
     }
 
 
-def order_of_b(a: GGUF, b: GGUF) -> Callable[[str, int], Rows | None]:
-    """Return the row order of B's query and key tensors, if its RoPE pairs other rows than A's.
-
-    The result is a function of a tensor's name and its number of rows: for each row of A, its index
-    in B, or None for the same order.
-    """
-    try:
-        config, other = load_config(a), load_config(b)
-    except TreadleError:  # not a supported model: its heads are unknown
-        return lambda name, n: None
-    if config.arch.rope == other.arch.rope:
-        return lambda name, n: None
-    heads = {
-        f"blk.{i}.attn_{which}.{kind}": n
-        for i, layer in enumerate(config.layers)
-        for which, n in (("q", layer.n_head), ("k", layer.n_head_kv))
-        for kind in ("weight", "bias")
-    }
-
-    def order(name: str, n: int) -> Rows | None:
-        n_head = heads.get(name)
-        if n_head is None or n % (2 * n_head):
-            return None
-        rows = np.arange(n).reshape(n_head, -1)
-        if config.arch.rope == "neox":  # A pairs the halves of a head, B neighbouring rows
-            return rows.reshape(n_head, -1, 2).swapaxes(1, 2).ravel()
-        return rows.reshape(n_head, 2, -1).swapaxes(1, 2).ravel()
-
-    return order
+def as_row(step: StepDifference) -> dict[str, Any]:
+    """Return a step's facts for JSON."""
+    return {**asdict(step), "differs": step.differs}
 
 
-def compare_metadata(a: GGUF, b: GGUF) -> list[dict[str, Any]]:
-    """Return the keys with different values, or in one file only (None for the missing value)."""
-    out = []
-    for key in [*a.metadata, *(key for key in b.metadata if key not in a.metadata)]:
-        if content(a.metadata.get(key)) != content(b.metadata.get(key)):
-            out.append(
-                {
-                    "key": key,
-                    "a": described(a.metadata.get(key)),
-                    "b": described(b.metadata.get(key)),
-                }
-            )
-    return out
-
-
-def content(value: object) -> object:
-    """Return a metadata value in comparable form: arrays as bytes."""
-    if isinstance(value, GGUFArray):
-        return value.type, len(value), value.payload.tobytes()
-    return type(value), repr(value)  # by repr a NaN equals itself
-
-
-def compare_tensors(
-    a: Tensor | None,
-    b: Tensor | None,
-    pool: ThreadPoolExecutor,
-    order_of: Callable[[str, int], Rows | None] = lambda name, n: None,
-) -> dict[str, Any]:
-    """Compare one tensor: ``rmse``, ``relative`` (to the root mean square of A's weights) and
-    ``largest`` are errors of the weights, None if they cannot be compared.
-    """
-    some = a or b
-    assert some is not None
-    row: dict[str, Any] = {
-        "name": some.name,
-        "shapes": [a and list(a.shape), b and list(b.shape)],
-        "formats": [a and a.type_name, b and b.type_name],
-        "identical": False,
-        "rmse": None,
-        "relative": None,
-        "largest": None,
-    }
-    if a is None or b is None or a.shape != b.shape:
-        return row
-    order = order_of(a.name, a.shape[0]) if a.shape else None
-    if a.type_name == b.type_name and same(a, b, order):
-        return row | {"identical": True, "rmse": 0.0, "relative": 0.0, "largest": 0.0}
-    if a.format is None or b.format is None:
-        return row
-    return row | errors(a, b, pool, order)
-
-
-def same(a: Tensor, b: Tensor, order: Rows | None) -> bool:
-    """Return whether the bytes are equal, with B's rows in A's order."""
-    if order is None:
-        return all(map(np.array_equal, a.arrays, b.arrays))
-    n = len(order)
-    return np.array_equal(a.data.reshape(n, -1), b.data.reshape(n, -1)[order])
-
-
-def errors(
-    a: Tensor, b: Tensor, pool: ThreadPoolExecutor, order: Rows | None
-) -> dict[str, float | None]:
-    """Return the differences of B's weights from A's, computed in strips of rows; None if not
-    finite.
-    """
-    assert a.format is not None
-    assert b.format is not None
-    k = a.shape[-1] if len(a.shape) > 1 or (a.shape and order is None) else 1
-    of_a, of_b = (t.data.reshape(-1, t.format.row_bytes(k)) for t in (a, b) if t.format)
-    if order is not None:
-        of_b = of_b[order]
-    read_a = a.format.dequantize_rows
-    read_b = b.format.dequantize_rows
-    step = max(1, TASK_WEIGHTS // max(k, 1))
-
-    def strip(at: int) -> tuple[float, float, float]:
-        x = read_a(of_a[at : at + step]).astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            d = read_b(of_b[at : at + step]) - x
-            return float((d * d).sum()), float((x * x).sum()), float(np.abs(d).max(initial=0.0))
-
-    parts = np.array(list(pool.map(strip, range(0, len(of_a), step))) or [(0.0, 0.0, 0.0)])
-    square = parts[:, 0].sum()
-    size = parts[:, 1].sum()
-    largest = parts[:, 2].max()
-    n = max(len(of_a) * k, 1)
-    found = {
-        "rmse": np.sqrt(square / n),
-        "relative": np.sqrt(square / size) if size else (0.0 if not square else np.inf),
-        "largest": largest,
-    }
-    return {key: float(value) if np.isfinite(value) else None for key, value in found.items()}
-
-
-def print_diff(report: Mapping[str, Any]) -> None:
-    """Print the report for people; identical tensors are only counted."""
-    heading(f"{report['a']} (A) and {report['b']} (B)")
-    if report["metadata"]:
-        print_table(
-            ["key", "A", "B"],
-            [(row["key"], *(shown(row[side]) for side in "ab")) for row in report["metadata"]],
-        )
-    else:
-        print("the same metadata")
+def print_report(report: dict[str, Any]) -> None:
+    """Print the report for people."""
+    of = " by transformers" if report["by"] == "transformers" else ""
+    heading(f"{report['model']} against {report['reference']}{of}")
+    steps = report["steps"]
+    rows = [step_row(step) for step in steps] if report["every"] else layer_rows(steps)
+    what = "step" if report["every"] else "layer"
+    print_table(
+        [what, "error ", "own error ", "tolerance ", "" if report["every"] else "largest at"],
+        rows,
+    )
     print()
-    rows = [row for row in report["tensors"] if not row["identical"]]
-    if rows:
-        print_table(
-            ["tensor", "shape", "A", "B", "RMSE ", "relative ", "largest "],
-            [
-                (
-                    row["name"],
-                    shapes(row),
-                    *(fmt or MISSING for fmt in row["formats"]),
-                    *(number(row[key]) for key in ("rmse", "relative", "largest")),
-                )
-                for row in rows
-            ],
+    if report["same_top"] is not None:
+        say(f"same likeliest token after {report['same_top']} of {report['n_tokens']} tokens")
+    if not report["aligned"]:
+        say("layers pass on several streams of states, so errors of earlier layers are included")
+    if report["missing"]:
+        say(f"{len(report['missing'])} steps have no counterpart (--json lists them)")
+    say(verdict(report))
+
+
+def verdict(report: Mapping[str, Any]) -> str:
+    """Return the last line: the first step that differs."""
+    first = report["first"]
+    if first is None:
+        return "no step differs by more than its tolerance"
+    steps = report["steps"]
+    at = next(i for i, step in enumerate(steps) if step["key"] == first["key"])
+    part = f" ({first['part']})" if first["part"] else ""
+    text = f"first difference: {first['label']}{part}: {errors_of(first)}"
+    if at and steps[at - 1]["layer"] == first["layer"]:
+        before = steps[at - 1]
+        text += f"; the step before it, {before['label']}: {number(judged(before))}"
+    others = sum(step["differs"] for step in steps) - 1
+    return text + (f"; {others} more behind it" if others else "")
+
+
+def errors_of(step: Mapping[str, Any]) -> str:
+    """Format an error and its tolerance."""
+    return f"relative error {number(judged(step))}, tolerance {number(step['tolerance'])}"
+
+
+def judged(step: Mapping[str, Any]) -> float:
+    """Return the error that is compared with the tolerance."""
+    value: float = step["error"] if step["own"] is None else step["own"]
+    return value
+
+
+def layer_rows(steps: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return a row for each layer: the errors of its last step, and where it is largest for its
+    tolerance.
+    """
+    layers: dict[int, list[dict[str, Any]]] = {}
+    for step in steps:
+        layers.setdefault(step["layer"], []).append(step)
+    rows: list[tuple[str, ...]] = []
+    for of_layer in layers.values():
+        last = of_layer[-1]
+        worst = next((step for step in of_layer if step["differs"]), None)
+        worst = worst or max(of_layer, key=lambda step: judged(step) / step["tolerance"])
+        name = last["key"].partition(".")[0]
+        shown = f"{worst['label']} {number(judged(worst))}"
+        mark = "  <<" if worst["differs"] else ""
+        own = "" if last["own"] is None else number(last["own"])
+        rows.append(
+            (name, number(last["error"]), own, number(worst["tolerance"]), printable(shown + mark))
         )
-        print()
-    same = len(report["tensors"]) - len(rows)
-    print(f"{same} of {len(report['tensors'])} tensors are identical")
+    return rows
 
 
-def shown(value: object) -> str:
-    """Format a metadata value for a column."""
-    return MISSING if value is None else shorten(written(value), 80)
+def step_row(step: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a row for one step."""
+    own = "" if step["own"] is None else number(step["own"])
+    part = f" ({step['part']})" if step["part"] else ""
+    mark = "<<" if step["differs"] else ""
+    return (
+        step["label"] + part,
+        number(step["error"]),
+        own,
+        number(step["tolerance"]),
+        mark,
+    )
 
 
-def shapes(row: Mapping[str, Any]) -> str:
-    """Format one shape, or both if they differ."""
-    texts = ["×".join(map(str, shape)) for shape in row["shapes"] if shape is not None]
-    return " / ".join(dict.fromkeys(texts))
-
-
-def number(value: float | None) -> str:
-    """Format a number with four digits."""
-    return MISSING if value is None else f"{value:.3e}"
+def number(value: float) -> str:
+    """Format an error with two digits."""
+    return f"{value:.1e}"

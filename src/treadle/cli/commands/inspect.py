@@ -58,7 +58,7 @@ def command(model: str, other: str | None, diff: bool, mmproj: str | None, as_js
 
 def print_difference(a: str, b: str, as_json: bool) -> None:
     """Compare two files and print the result."""
-    from treadle.cli.commands.diff import compare, print_diff
+    from treadle.cli.file_diff import compare, print_diff
     from treadle.convert.open import open_model
     from treadle.machine.topology import usable_threads
 

@@ -11,7 +11,7 @@ import click
 
 from treadle.cli.load import load_model, read_text
 from treadle.cli.model_type import ModelType
-from treadle.cli.options import DEVICE, KV, LORA, THREADS
+from treadle.cli.options import DEVICE, LORA, THREADS, kv_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import heading, print_table, show
 from treadle.errors import TreadleError
@@ -64,7 +64,7 @@ STAGE = "perplexity"
     help="Run the scored tokens one by one, as in generation: slower, and with other kernels.",
 )
 @THREADS
-@KV
+@kv_options
 @LORA
 @DEVICE
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -24,6 +24,7 @@ from treadle.convert.quantized.mlx import KEYS, Quantization, find_quantization
 from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.convert.sources.llama_names import widths
 from treadle.errors import FileError, UnsupportedError
+from treadle.files.hf_config import without_thinker
 from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
@@ -64,6 +65,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     Raises FileError for keys missing or out of range, UnsupportedError for an unsupported model,
     RoPE scaling or quantisation.
     """
+    config = without_thinker(config)
     family, keys = _find_family(config, path)
     whole = MetadataReader(config, path)
     arch = ARCHS[family.arch]
@@ -241,6 +243,7 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
         if (inner := keys.within(part.at)) is not None:  # older folders have its keys outside
             keys = inner
             name = inner.text("model_type", name)
+            name = part.kind if name == part.alone else name
     if isinstance(name, str) and _kinds(MetadataReader(config, path), "EncoderModel"):
         name = ENCODERS_OF.get(name, name)
     if not isinstance(name, str):

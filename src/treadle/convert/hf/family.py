@@ -29,6 +29,7 @@ class Family:
         architecture of this name.
     older_activation: the value in its first files, which transformers treats as ``activation``.
     norm_shift: amount added to norm weights in GGUF (Gemma multiplies by 1 + weight).
+    unshifted: endings of the names of norms that ``norm_shift`` leaves as they are.
     windowed: layers that see ``sliding_window`` tokens only, used without ``layer_types``; None if
         the window is unused.
     own_local_rope: layers with a window have their own RoPE base, never scaled.
@@ -69,6 +70,7 @@ class Family:
     activation: str = "silu"
     older_activation: str = ""
     norm_shift: float = 0.0
+    unshifted: tuple[str, ...] = ("ssm_norm.weight",)
     windowed: Callable[[MetadataReader, int], Windowed] = lambda keys, n_layer: None
     own_local_rope: bool = False
     paired: bool = False

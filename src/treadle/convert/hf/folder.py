@@ -271,7 +271,7 @@ def _in_memory(
 
 
 def _shift(named: MappedTensor, hyper: HfConfig) -> float:
-    own = named.name.endswith("norm.weight") and not named.name.endswith("ssm_norm.weight")
+    own = named.name.endswith("norm.weight") and not named.name.endswith(hyper.family.unshifted)
     return hyper.family.norm_shift if own else 0.0
 
 

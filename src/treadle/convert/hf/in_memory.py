@@ -82,7 +82,7 @@ def _rows_of(named: MappedTensor) -> Bytes:
     rows = named.rows()
     if _is_unpacked(named.tensor):  # just computed, so the check is cheap
         fmt = FORMATS[named.ggml_type]
-        if (block := find_nonfinite(fmt, rows)) >= 0:
+        if (block := find_nonfinite(fmt, rows, named.shape[-1])) >= 0:
             raise named.tensor.error(said_of(fmt, block, named.shape[-1]), "finite weights")
     return rows
 

@@ -222,15 +222,16 @@ def _dynamic(rope: MetadataReader, keys: MetadataReader, base: float, dims: int)
 
 def _proportional(rope: MetadataReader, keys: MetadataReader, base: float, dims: int) -> Scaled:
     """Apply Gemma 4's: the first pairs rotate as if all did, the others do not rotate."""
-    if keys.get(_WIDE) is None:
-        rope.refuse(
-            "rope_type", f"'proportional' without {_WIDE}: treadle supports it only in Gemma 4"
-        )
-    head_dim, _ = wide_heads(keys)
+    if keys.get(_WIDE) is not None:
+        head_dim, _ = wide_heads(keys)
+    elif keys.get("head_dim") is not None:
+        head_dim = keys.integer("head_dim")
+    else:
+        rope.refuse("rope_type", f"'proportional' without {_WIDE} or head_dim")
     n_turned = int(rope.number("partial_rotary_factor", 1.0, lo=0.0, hi=1.0) * head_dim // 2)
     factors = np.full(head_dim // 2, _STILL, np.float32)
     factors[:n_turned] = rope.number("factor", 1.0, lo=1e-3, hi=1e6)
-    return {}, {FACTORS: factors}
+    return {"rope.dimension_count": head_dim}, {FACTORS: factors}
 
 
 def wide_heads(keys: MetadataReader) -> tuple[int, int]:

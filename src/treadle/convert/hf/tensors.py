@@ -46,6 +46,7 @@ from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
 from treadle.models.keys import ArchMetadata
 from treadle.models.mixers import MIXERS
+from treadle.models.pooling_head import DENSE
 from treadle.models.structure import layer_of, needed_tensors
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def check_named(
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
         order[name] = layer_of(name)[0], i
     for name, named in found.items():
-        if name.startswith(SCORING):
+        if name.startswith(SCORING) or name in DENSE:  # behind the states
             order[name] = -1, len(order)
         elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
             order[name] = *at, 1

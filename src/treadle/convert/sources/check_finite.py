@@ -13,14 +13,17 @@ Flags = npt.NDArray[np.bool_]
 CHECKED_WEIGHTS = 1 << 20  # weights checked at a time
 
 
-def is_finite(fmt: Format, data: npt.NDArray[np.uint8]) -> bool:
-    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN."""
-    return find_nonfinite(fmt, data) < 0
+def is_finite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> bool:
+    """Whether no weight of ``data`` (uint8, whole blocks) is an infinity or a NaN. If rows of the
+    format, here of ``k`` weights, have scales of their own, these are whole rows.
+    """
+    return find_nonfinite(fmt, data, k) < 0
 
 
-def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8]) -> int:
+def find_nonfinite(fmt: Format, data: npt.NDArray[np.uint8], k: int) -> int:
     """Return the first block with a weight that is not finite; -1 if all are finite."""
-    blocks = np.ascontiguousarray(data).reshape(-1).view(fmt.dtype)
+    rows = data.reshape(-1, fmt.row_bytes(k)) if fmt.head else data.reshape(-1)
+    blocks = fmt.blocks_of(rows).reshape(-1)
     step = max(1, CHECKED_WEIGHTS // fmt.block)
     for begin in range(0, len(blocks), step):
         good = _finite(fmt, blocks[begin : begin + step])
@@ -40,7 +43,7 @@ def _finite(fmt: Format, blocks: npt.NDArray[Any]) -> Flags:
     """Return a flag for each block, bool [n]. Codes are always finite, so a quantised weight is
     finite if its block's scales are.
     """
-    fields = fmt.dtype.fields
+    fields = fmt.whole.fields
     if fields is None:
         floats = blocks if fmt.dtype.kind == "f" else fmt.dequantize(blocks)
         return _every(np.isfinite(floats), len(blocks))

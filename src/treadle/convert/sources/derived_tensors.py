@@ -43,7 +43,8 @@ class DerivationRule:
     gives: functions that make each result, by name; a leading slash puts it outside the layers.
     floats: sources are passed, and results made, as float32; else elements are moved as stored.
     dtype: type of the result, as bytes [.., n]; "": that of the first source, or float32.
-    first_layer, last_layer: the rule applies to these layers and those between.
+    first_layer, last_layer: the rule applies to these layers and those between; ``layers``: to
+        those of them, if given. Of the rules for one source the first that applies is used.
     whole: arrays of three axes are not a stack of matrices of one kind.
     side: the operation on a matrix applies to a LoRA pair's B (rows) or A (columns); "": an adapter
         of the matrix cannot be mapped.
@@ -55,8 +56,14 @@ class DerivationRule:
     dtype: str = ""
     first_layer: int = 0
     last_layer: int = 1 << 20
+    layers: frozenset[int] | None = None
     whole: bool = False
     side: Side = ""
+
+    def applies(self, layer: int) -> bool:
+        """Return whether the rule is one of a layer, 0 for a tensor outside of layers."""
+        within = self.first_layer <= layer <= self.last_layer
+        return within and (self.layers is None or layer in self.layers)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +97,16 @@ def make_tensors(
     that are missing or differ, and for a rule with only some of its sources.
     """
     result = _stacked(tensors)
-    by_name_ = {rule.of[0]: rule for rule in rules}
+    by_name_: dict[str, list[DerivationRule]] = {}
+    for each in rules:
+        by_name_.setdefault(each.of[0], []).append(each)
     for name, first in list(result.items()):
         match = _IN_LAYER.fullmatch(name) or _OUTSIDE.fullmatch(name)
-        if match is None or (rule := by_name_.get(match["rest"])) is None:
+        if match is None:
             continue
-        if not rule.first_layer <= int(match.groupdict().get("i", 0)) <= rule.last_layer:
+        layer = int(match.groupdict().get("i", 0))
+        own = (each for each in by_name_.get(match["rest"], ()) if each.applies(layer))
+        if (rule := next(own, None)) is None:
             continue
         sources = []
         for rest in rule.of:

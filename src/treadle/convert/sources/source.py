@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from pathlib import Path
@@ -48,6 +47,17 @@ FILE_TYPES = {
     "NVFP4": 39,
     "Q1_0": 40,
     "Q2_0": 41,
+    # ik_llama.cpp's own numbers
+    "IQ2_K": 138,
+    "IQ3_K": 139,
+    "IQ4_K": 140,
+    "IQ5_K": 141,
+    "IQ6_K": 142,
+    "IQ4_KS": 145,
+    "IQ2_KS": 147,
+    "IQ4_KSS": 148,
+    "IQ5_KS": 150,
+    "IQ3_KS": 154,
 }
 
 PARTS_LEFT_OUT = "the image and audio parts"  # a note's first words
@@ -87,12 +97,12 @@ class SourceTensor:
         if self.k % kind.block:
             what = f"shape {list(self.shape)} in ggml type {self.ggml_type}"
             raise UnsupportedError(f"{self.origin}: {what}")
-        return math.prod(self.shape) // kind.block * kind.n_bytes
+        return kind.tensor_bytes(self.shape)
 
     @property
     def row_bytes(self) -> int:
         """Return the bytes per row; 1 if rows are empty."""
-        return max(1, self.k // self.kind.block * self.kind.n_bytes)
+        return max(1, self.kind.row_bytes(self.k))
 
     @property
     def n_rows(self) -> int:

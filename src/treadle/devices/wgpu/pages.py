@@ -69,14 +69,14 @@ def page_constants(page: PageLayout) -> tuple[tuple[str, Any], ...]:
     """Return the sizes and offsets within a head of a page, in words."""
     return (
         ("PAGE", PAGE),
-        ("BITS", 8 * page.fmt.n_bytes),
-        ("SCALED", page.fmt.scaled),
+        ("BITS", 8 * page.keys.fmt.n_bytes),
+        ("SCALED", page.keys.fmt.scaled),
         ("BLOCK", BLOCK),
         ("D", page.head_dim),
         ("DV", page.head_dim_v),
-        ("K_CODES", page.codes_bytes(page.head_dim) // 4),
+        ("K_CODES", page.keys.codes_bytes // 4),
         ("V_OFF", page.v_off // 4),
-        ("V_CODES", page.codes_bytes(page.head_dim_v) // 4),
+        ("V_CODES", page.values.codes_bytes // 4),
         ("HEAD_WORDS", page.head_bytes // 4),
     )
 

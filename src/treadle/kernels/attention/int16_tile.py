@@ -29,14 +29,12 @@ from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.wide import DIMS, KEYS, ROWS, WideTile, tree
 from treadle.kernels.attention.work_item import WORD_DIMS, Queries
-from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import LINE, round_up
 
 LIMIT = 32000.0  # with rounding, a number stays below 2**15, a sum below 2**31
 LEAST = 2.0**-40  # least length or largest value, so that scales are finite
 FAINT = 2.0**-100  # the same for the sum of weights
 VECTORS = 2  # vectors of columns in a product
-TALL = 8  # rows of a product with 32 registers; half of them with 16
 
 
 class Int16Scratch(NamedTuple):
@@ -77,7 +75,7 @@ def words_scratch(spec: Queries) -> int:
 
 
 class WordTile(WideTile):
-    """Attention tile with products of TALL rows and VECTORS of columns."""
+    """Attention tile with products of ``tall`` rows and VECTORS of columns."""
 
     places: ClassVar[Any] = Int16Scratch
     divisor: ClassVar[int] = WORD_DIMS
@@ -87,11 +85,6 @@ class WordTile(WideTile):
     def pitch(self) -> int:
         """Values from one row of ``o`` to the next: whole vectors."""
         return round_up(self.spec.dims_v, self.isa.lanes)
-
-    @property
-    def tall(self) -> int:
-        """Rows of a product."""
-        return TALL if self.isa.regs >= 32 else TALL // 2
 
     @property
     def width(self) -> int:
@@ -146,9 +139,10 @@ class WordTile(WideTile):
         at = self.at
         lanes = self.isa.lanes
         dims = self.spec.head_dim
-        fmt = self.spec.page.fmt
+        side = self.spec.page.keys
+        fmt = side.fmt
         ty = f32 * lanes
-        scales = home + self.spec.page.codes_bytes(dims)
+        scales = home + side.codes_bytes
 
         def row(d: Val, c: int) -> Val:
             """Return dim ``d`` of a vector of keys."""
@@ -179,9 +173,10 @@ class WordTile(WideTile):
         k = self.k
         at = self.at
         dims = self.spec.dims_v
-        fmt = self.spec.page.fmt
+        side = self.spec.page.values
+        fmt = side.fmt
         lanes = self.isa.lanes
-        scales = home + self.spec.page.codes_bytes(dims)
+        scales = home + side.codes_bytes
         ty = f32 * lanes
         starts = range(0, dims, lanes)
 
@@ -242,11 +237,6 @@ class WordTile(WideTile):
                     )
         return [[total.v for total in row] for row in sums]
 
-    def _groups(self, block: Val) -> Val:
-        """Return the number of products for a block's rows."""
-        left = self.k.min(self.n_rows - block * ROWS, ROWS)
-        return (left + (self.tall - 1)) // self.tall
-
     def _scores(self, block: Val, i: Val) -> None:
         k = self.k
         at = self.at
@@ -301,40 +291,7 @@ class WordTile(WideTile):
 
     # -- between them ---------------------------------------------------------------------------
 
-    def _softmax(self, block: Val, first_key: Val) -> None:
-        with self.k.loop(self._groups(block)) as g:
-            first = block * ROWS + g * self.tall
-            row = self.scratch + self.at.scores + g * (self.tall * KEYS * 4)
-            with self.k.loop(self.tall) as r:
-                if self.spec.softcap:
-                    self._cap(row + r * (KEYS * 4), first + r)
-                self._hide(row + r * (KEYS * 4), first + r, first_key)
-            self._shift(row, first, g * self.tall)
-            with self.k.loop(self.tall) as r:
-                self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
-
-    def _shift(self, row: Val, first: Val, r: Val) -> None:
-        """Compute m, and the correction of earlier sums, for a group's rows together: one row alone
-        would wait for each step.
-        """
-        k = self.k
-        at = self.at
-        starts = range(0, 4 * KEYS, 4 * self.isa.lanes)
-        ty = f32 * self.isa.lanes
-        group = f32 * self.tall
-        tops = [
-            tree([k.load(row, ty, offset=i * (4 * KEYS) + c) for c in starts], k.max)
-            for i in range(self.tall)
-        ]
-        top = k.split(reduce_all(k, tops, k.max), self.tall)[0]
-        m = self.m + first * 4
-        old = k.load(m, group)
-        new = k.max(old, top * self._scale(first, group))
-        k.store(m, new)
-        k.store(self.scratch + at.less, math.exp2(k, old - new), offset=r * 4)
-
     def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
-        """Compute a row's P, and its weights as whole numbers."""
         k = self.k
         at = self.at
         lanes = self.isa.lanes
@@ -360,39 +317,8 @@ class WordTile(WideTile):
             k.store(to, _narrow(k, pair), offset=2 * lanes * c)
         k.store(self.scratch + at.d_weights, whole * (1 / LIMIT), offset=r * 4)
 
-    def _number(self, place: int, r: Val) -> Val:
-        """Load the f32 of row ``r`` from the array at ``place`` in scratch."""
-        return self.k.load(self.scratch + place, f32, offset=r * 4)
-
-    def _scale(self, r: Val, ty: Ty) -> Val:
-        """Return the factors of the scores of rows from ``r`` on."""
-        if self.spec.softcap:
-            return self.k.const(1.0, ty)
+    def _unit(self, r: Val, ty: Ty) -> Val:
         return self.k.load(self.scratch + self.at.d_q, ty, offset=r * 4)
-
-    def _cap(self, row: Val, r: Val) -> None:
-        """Apply the softcap to all scores of a row."""
-        k = self.k
-        cap = self.spec.softcap
-        ty = f32 * self.isa.lanes
-        by = k.splat(self._number(self.at.d_q, r) * (1 / cap), ty)
-        with k.loop(KEYS, step=self.isa.lanes) as c:
-            score = math.tanh(k, k.load(row, ty, offset=c * 4) * by) * (cap * math.LOG2_E)
-            k.store(row, score, offset=c * 4)
-
-    def _hide(self, row: Val, r: Val, first_key: Val) -> None:
-        """Set the scores of keys that a row does not see to -infinity; few spans have any."""
-        k = self.k
-        lanes = self.isa.lanes
-        first, last = self.seen(r)
-        hides = (first > first_key) | (last < first_key + (KEYS - 1))
-        with k.if_(hides), k.loop(KEYS, step=lanes) as c:
-            iota = k.const(range(lanes), i32 * lanes)
-            position = iota + k.splat((first_key + c).to(i32), iota.ty)
-            low, high = (k.splat(v.to(i32), iota.ty) for v in (first, last))
-            score = k.load(row, f32 * lanes, offset=c * 4)
-            seen = (position >= low) & (position <= high)
-            k.store(row, k.select(seen, score, k.const(float("-inf"), score.ty)), offset=c * 4)
 
 
 def _up_to(n: Val, step: int) -> Val:

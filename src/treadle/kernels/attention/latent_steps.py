@@ -15,7 +15,7 @@ from treadle.jit.types import f32, ptr
 from treadle.kernels.activation_layout import BLOCK, DWORD, ActivationLayout, emit_store
 from treadle.kernels.attention.page_layout import PagedKernel
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.attention.rope import store_head, turn_pairs
+from treadle.kernels.attention.rope import turn_pairs
 from treadle.kernels.attention.rope import turned as turned_pairs
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, Spec, numbered
@@ -139,7 +139,7 @@ class LatentStore(PagedKernel):
             self._rotate(k, behind)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
-            store_head(k, self.page, tmp, home, kv_index % PAGE, self.head_dim, transposed=True)
+            self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
     @property
     def turns(self) -> bool:
@@ -158,7 +158,7 @@ class LatentStore(PagedKernel):
         """Hadamard-rotate a query or key in place, if pages need it. ``behind``: address of its
         last ``rope_dims``.
         """
-        if self.page.fmt.rotated:
+        if self.page.keys.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate  # rarely needed
 
             x = behind + self.dims_v * -4
@@ -171,7 +171,7 @@ class LatentStore(PagedKernel):
         rank = self.dims_v
         turn = self.rope_dims
         rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
-        if self.page.fmt.rotated:
+        if self.page.keys.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate_ref as rotated
 
         def turned(x: np.ndarray) -> np.ndarray:

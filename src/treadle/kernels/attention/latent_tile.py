@@ -39,7 +39,7 @@ class LatentTile(VectorTile):
         k = self.k
         spec = self.spec
         at_once = max(1, (self.isa.regs - 6) // spec.rows)
-        while spec.page.fmt.run % at_once or spec.dims_v % at_once:
+        while spec.page.keys.fmt.run % at_once or spec.dims_v % at_once:
             at_once -= 1
         with k.loop(spec.dims_v, step=at_once) as d:
             sums = [self._vectors(0.0) for _ in range(at_once)]
@@ -57,23 +57,25 @@ class LatentTile(VectorTile):
         """
         k = self.k
         isa = self.isa
-        fmt = self.spec.page.fmt
+        side = self.spec.page.keys
+        fmt = side.fmt
         lanes = isa.lanes
-        scales = home + self.spec.page.codes_bytes(self.spec.head_dim) + d // BLOCK * (PAGE * 4)
+        scales = home + d // BLOCK * (PAGE * 4)
         first = d
-        more: tuple[Val, ...] = ()
+        half: Val | int = 0
         if fmt.packed:
             first = d // BLOCK * HALF + d % HALF
-            more = (d % BLOCK // HALF * 4,)
+            half = d % BLOCK // HALF * 4
         for c in range(0, PAGE, lanes):
             iota = k.const(range(c, c + lanes), i32 * lanes)
             inside = iota < k.splat(n_keys.to(i32), iota.ty)
             values = []
             for j in range(len(sums)):
-                at = home + ((first + j) * PAGE + c) * fmt.n_bytes
-                v = fmt.load(k, isa, at, lanes, *more)
+                v = side.load_keys(k, home, first + j, c, lanes, half)
                 if fmt.scaled:
-                    v = v * k.load(scales, v.ty, offset=c * 4)
+                    v = v * k.load(scales, v.ty, offset=side.scales_at + c * 4)
+                if fmt.minimum:
+                    v = v + k.load(scales, v.ty, offset=side.minimums_at + c * 4)
                 values.append(k.select(inside, v, k.zero(v.ty)))
             for r in range(self.spec.rows):
                 weight = k.load(p, f32 * lanes, offset=4 * (c + r * SPAN * PAGE))

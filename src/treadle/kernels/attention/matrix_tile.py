@@ -41,12 +41,13 @@ class MatrixScratch:
 
     q: int
     q_low: int
-    s: int
+    scores: int
     p: int
     p_low: int
     o: int
     m: int
     total: int
+    less: int  # factors of earlier results
     keys: int
     keys_low: int
     values: int
@@ -63,12 +64,13 @@ class MatrixScratch:
         p = LINE * EDGE * SPAN
         keys = 2 * KEYS * dims
         values = 2 * KEYS * dims_v
-        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, 4 * rows, 4 * rows]
+        stats = [4 * rows, 4 * rows, 4 * EDGE]
+        sizes = [2 * q, 4 * EDGE * KEYS, 2 * p, 4 * rows * dims_v, *stats]
         at = [LINE]  # after the registers' configuration
         for size in (*sizes, 2 * keys, 2 * values):
             at.append(round_up(at[-1] + size, LINE))
-        o, m, total = at[3:6]
-        return cls(at[0], q, at[1], at[2], p, o, m, total, at[6], keys, at[7], values, at[8])
+        o, m, total, less = at[3:7]
+        return cls(at[0], q, at[1], at[2], p, o, m, total, less, at[7], keys, at[8], values, at[9])
 
 
 def matrix_scratch(spec: Queries) -> int:
@@ -83,9 +85,14 @@ class MatrixTile(WideTile):
     at: MatrixScratch
 
     @property
+    def lanes(self) -> int:
+        return SIDE
+
+    @property
     def low(self) -> bool:
         """Whether keys and values have a low part; bf16 ones have none."""
-        return self.spec.page.fmt.name != "bf16"
+        page = self.spec.page
+        return not page.keys.fmt.name == page.values.fmt.name == "bf16"
 
     # -- to bf16 --------------------------------------------------------------------------------
 
@@ -128,7 +135,7 @@ class MatrixTile(WideTile):
         k = self.k
         spec = self.spec
         at = self.at
-        fmt = spec.page.fmt
+        fmt = spec.page.keys.fmt
         dims = spec.head_dim
         dims_v = spec.dims_v
         home = self.page(p)
@@ -139,7 +146,7 @@ class MatrixTile(WideTile):
                 if self.low or not offset:
                     k.store(to, part, offset=offset)
 
-        scales = home + spec.page.codes_bytes(dims)
+        scales = home + spec.page.keys.codes_bytes
         with k.loop(dims // 2) as pair:
             to = self.scratch + (at.keys + i * (2 * PAGE * dims))
             to = to + (pair // SIDE * (2 * REGISTER) + pair % SIDE * LINE)
@@ -155,7 +162,8 @@ class MatrixTile(WideTile):
                     rows = [row * d for row in rows]
                 store(to + half * REGISTER, rows, at.keys_low)
         home = home + spec.page.v_off
-        scales = home + spec.page.codes_bytes(dims_v)
+        fmt = spec.page.values.fmt
+        scales = home + spec.page.values.codes_bytes
         n_keys = self.item["key_end"] - p * PAGE
         values = self.scratch + (at.values + i * (2 * PAGE * dims_v))
         with k.loop(PAGE // 2) as pair:
@@ -224,7 +232,7 @@ class MatrixTile(WideTile):
                     lambda part, m: (q + (part * at.q_low + m * (2 * dims * SIDE)), LINE),
                     lambda part, n: (keys + (part * at.keys_low + n * REGISTER), LINE),
                 )
-            to = scratch + (at.s + i * (4 * PAGE))
+            to = scratch + (at.scores + i * (4 * PAGE))
             for m, n in product(BOTH, BOTH):
                 place = to + (m * (4 * SIDE * KEYS) + n * LINE)
                 matrix.store(k, 2 * m + n, place, 4 * KEYS)
@@ -266,41 +274,28 @@ class MatrixTile(WideTile):
     # -- between them ---------------------------------------------------------------------------
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """Compute P, in two parts, and rescale O."""
+        super()._softmax(block, first_key)
+        self._turn("powers", self.scratch + self.at.p, 2 * 2, SPAN)
+
+    def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
+        """Compute a row's P, in two parts, and rescale its O."""
         k = self.k
         at = self.at
         spec = self.spec
         ty = f32 * SIDE
-        lowest = k.const(float("-inf"), ty)
-        iota = k.const(range(SIDE), i32 * SIDE) + k.splat(first_key.to(i32), i32 * SIDE)
-        begin = block * EDGE
-        with k.loop(k.min(begin + EDGE, self.n_rows), start=begin) as r:
-            low, high = (k.splat(v.to(i32), iota.ty) for v in self.seen(r))
-            scores = []
-            for c in range(0, KEYS, SIDE):
-                position = iota + c
-                score = k.load(self.scratch + (at.s + r % EDGE * (4 * KEYS)), ty, offset=4 * c)
-                if spec.softcap:
-                    capped = math.tanh(k, score * (1 / spec.softcap))
-                    score = capped * (spec.softcap * math.LOG2_E)
-                seen = (position >= low) & (position <= high)
-                scores.append(k.select(seen, score, lowest))
-            m, total = (place + r * 4 for place in (self.m, self.total))
-            old = k.load(m, f32)
-            top = k.reduce(tree(scores, k.max), k.max)
-            new = k.max(old, top)
-            shift = k.splat(new, ty)
-            powers = [math.exp2(k, score - shift) for score in scores]
-            correction = math.exp2(k, k.splat(old - new, ty))
-            sums = k.sum(tree(powers, operator.add))
-            k.store(total, k.fma(k.load(total, f32), k.extract(correction, 0), sums))
-            k.store(m, new)
-            to = self.scratch + (at.p + r % EDGE * (LINE * SPAN))
-            for j in range(SPAN):
-                both = k.concat(powers[2 * j], powers[2 * j + 1])
-                for part, offset in zip(in_bf16(self.k, both, 2), (0, at.p_low), strict=True):
-                    k.store(to, part, offset=offset + LINE * j)
-            with k.if_(new > old), k.loop(spec.dims_v, step=SIDE) as d:
-                o = self.o + (r * spec.dims_v + d) * 4
-                k.store(o, k.load(o, ty) * correction)
-        self._turn("powers", self.scratch + at.p, 2 * 2, SPAN)
+        shift = k.splat(self._number(at.m, at_m), ty)
+        powers = [
+            math.exp2(k, k.load(row, ty, offset=4 * c) - shift, math.EXP2_SHORT)
+            for c in range(0, KEYS, SIDE)
+        ]
+        less = self._number(at.less, r)
+        total = k.fma(self._number(at.total, at_m), less, k.sum(tree(powers, operator.add)))
+        k.store(self.total, total, offset=at_m * 4)
+        to = self.scratch + at.p + r * (LINE * SPAN)
+        for j in range(SPAN):
+            both = k.concat(powers[2 * j], powers[2 * j + 1])
+            for part, offset in zip(in_bf16(k, both, 2), (0, at.p_low), strict=True):
+                k.store(to, part, offset=offset + LINE * j)
+        with k.if_(less < 1.0), k.loop(spec.dims_v, step=SIDE) as d:
+            o = self.o + (at_m * spec.dims_v + d) * 4
+            k.store(o, k.load(o, ty) * k.splat(less, ty))

@@ -2,11 +2,13 @@
 
 A page has room for PAGE tokens in every layer of its pool. For each layer and each key/value head
 it keeps the keys transposed, ``[head_dim, PAGE]``, so that attention multiplies a vector of keys by
-one value of the query without sums across lanes; then the values ``[PAGE, head_dim_v]``. ``q8_0``
-and ``q4_0`` have f32 scales per token and 32 dims after each. A byte of ``q4_0`` has two of these
-dims, 16 apart. Its keys, values and queries are first rotated by a Hadamard matrix
-(``hadamard.py``): scores do not change, and no dim is an outlier. Latent attention stores no
-values: they are the keys' first dims, which are rotated separately from the others.
+one value of the query without sums across lanes; then the values ``[PAGE, head_dim_v]``. Keys and
+values may have different formats. Those of codes have f32 scales per token and 32 dims after each,
+``q5_1`` minimums too. A byte of ``q4_0``, ``iq4_nl``, ``q5_0`` and ``q5_1`` has two of these dims,
+16 apart; words of the fifth bits of 32 dims follow. Keys and queries of such formats, and values,
+are first rotated by a Hadamard matrix (``hadamard.py``): scores do not change, and no dim is an
+outlier. Latent attention stores no values: they are the keys' first dims, which are rotated
+separately from the others.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from treadle.base.cached_property import cached_property
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import UnsupportedError
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f16, f32, i8, i32, u8, u16, u32
 from treadle.kernels.activation_layout import BLOCK, to_bf16_bits
 from treadle.kernels.attention.records import PAGE
-from treadle.kernels.spec import Spec
+from treadle.kernels.spec import Spec, widest
 
 HALF = BLOCK // 2
 
@@ -29,8 +32,9 @@ HALF = BLOCK // 2
 @dataclass(frozen=True)
 class KVFormat:
     """A storage format of keys and values. ``load(k, isa, p, n)`` returns ``f32 * n`` (codes, if
-    scaled); for ``packed`` formats it takes those ``shift`` bits up in each byte. ``narrow`` is the
-    inverse.
+    scaled); for ``packed`` formats it takes those ``shift`` bits up in each byte, and with
+    ``fifth`` bits these too, as ``u32 * n``. ``narrow`` is the inverse; of packed formats it
+    returns the codes of a block, ``i32 * BLOCK``.
     """
 
     name: str
@@ -38,10 +42,13 @@ class KVFormat:
     scaled: bool
     load: Callable[..., Val]
     narrow: Callable[[Builder, Isa, Val], Val]
-    to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes to float64 values or codes
-    from_numpy: Callable[[np.ndarray], np.ndarray]
+    to_numpy: Callable[[np.ndarray], np.ndarray]  # bytes, or a packed format's codes, to float64
+    from_numpy: Callable[[np.ndarray], np.ndarray]  # to bytes, or to a packed format's codes
     packed: bool = False  # a byte has the dims i and i + HALF of a block
     rotated: bool = False
+    fifth: bool = False  # codes have a fifth bit, in words of a block's 32 dims
+    minimum: bool = False  # ``d * code + m``
+    most: float = 127.0  # the scale is the block's extreme over this; negative: it keeps its sign
 
     @property
     def halves(self) -> range:
@@ -52,6 +59,25 @@ class KVFormat:
     def run(self) -> int:
         """Dims of a block that are contiguous in memory."""
         return HALF if self.packed else BLOCK
+
+    def parts(self, dims: int) -> list[tuple[int, int]]:
+        """Return what a token of ``dims`` dims has, part after part: a number of pieces, and the
+        bytes of each. Codes, fifth bits, scales, minimums.
+        """
+        made = [(dims // len(self.halves), self.n_bytes)]
+        made += [(dims // 8, 1)] if self.fifth else []
+        return made + [(dims // BLOCK, 4)] * (self.scaled + self.minimum)
+
+    def scale_ref(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return scale and minimum, f32 [n] each, of blocks f32 [n, BLOCK]."""
+        top = blocks.max(-1)
+        low = blocks.min(-1)
+        if self.minimum:
+            return (top - low) * np.float32(1 / self.most), low
+        extreme = np.abs(blocks).max(-1)
+        if self.most < 0:
+            extreme = np.where(top > -low, top, low)
+        return extreme * np.float32(1 / self.most), np.zeros_like(low)
 
 
 F16_KV = KVFormat(
@@ -93,21 +119,49 @@ Q8_0_KV = KVFormat(
 )
 
 
-def _load_q4(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int = 0) -> Val:
+def _nibbles(k: Builder, p: Val, n: int, shift: Val | int) -> Val:
     codes = k.load(p, u8 * n).to(u32)
     if not isinstance(shift, int) or shift:
         codes = codes >> (shift if isinstance(shift, int) else k.splat(shift.to(u32), codes.ty))
-    return (codes & 15).to(i32).to(f32) - 8.0
+    return codes & 15
 
 
-def _narrow_q4(k: Builder, isa: Isa, x: Val) -> Val:
-    low, high = k.split(k.min(k.round(x) + 8.0, 15.0).to(i32), HALF)
-    return (low | (high << 4)).to(i8)
+def _load_q4(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int = 0) -> Val:
+    return _nibbles(k, p, n, shift).to(i32).to(f32) - 8.0
 
 
-def _codes_q4(x: np.ndarray) -> np.ndarray:
-    codes = np.minimum(np.rint(x) + 8, 15).astype(np.uint8).reshape(-1, 2, HALF)
-    return np.asarray((codes[:, 0] | (codes[:, 1] << 4)).reshape(-1))
+def _load_q5(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int, fifth: Val) -> Val:
+    return (_nibbles(k, p, n, shift) | (fifth << 4)).to(i32).to(f32)
+
+
+def _steps() -> np.ndarray:
+    """Return the steps of IQ4_NL, f32 [16]."""
+    from treadle.formats.iq4 import STEPS  # rarely needed
+
+    return STEPS
+
+
+def _load_nl(k: Builder, isa: Isa, p: Val, n: int, shift: Val | int = 0) -> Val:
+    table = [128 + int(v) for v in _steps()]
+    codes = _nibbles(k, p, n, shift).to(u8)
+    wide = codes if n >= 16 else k.shuffle(codes, codes, [i % n for i in range(16)])
+    found = k.lookup(table, wide)
+    found = found if n >= 16 else k.shuffle(found, found, range(n))
+    return found.to(i32).to(f32) - 128.0
+
+
+def _nearest_nl(k: Builder, isa: Isa, x: Val) -> Val:
+    """Return the number of midpoints of steps that ``x`` exceeds."""
+    code = k.zero(i32.like(x.ty))
+    one = k.const(1, code.ty)
+    for middle in _middles():
+        code = code + k.select(x > middle, one, k.zero(code.ty))
+    return code
+
+
+def _middles() -> list[float]:
+    steps = _steps()
+    return [float(middle) for middle in (steps[1:] + steps[:-1]) / 2]
 
 
 Q4_0_KV = KVFormat(
@@ -115,60 +169,334 @@ Q4_0_KV = KVFormat(
     1,
     True,
     _load_q4,
-    _narrow_q4,
-    lambda b: np.stack([b.reshape(-1, HALF) & 15, b.reshape(-1, HALF) >> 4], 1).ravel() - 8.0,
-    _codes_q4,
+    lambda k, isa, x: k.min(k.round(x) + 8.0, 15.0).to(i32),
+    lambda codes: codes - 8.0,
+    lambda x: np.minimum(np.rint(x) + 8, 15),
     packed=True,
     rotated=True,
+    most=-8.0,  # the largest magnitude gets code -8: there is no +8
 )
-KV_FORMATS = {row.name: row for row in (F16_KV, BF16_KV, F32_KV, Q8_0_KV, Q4_0_KV)}
+IQ4_NL_KV = KVFormat(
+    "iq4_nl",
+    1,
+    True,
+    _load_nl,
+    _nearest_nl,
+    lambda codes: _steps().astype(np.float64)[codes],
+    lambda x: np.searchsorted(_middles(), x),
+    packed=True,
+    rotated=True,
+    most=-127.0,
+)
+Q5_0_KV = KVFormat(
+    "q5_0",
+    1,
+    True,
+    lambda *given: _load_q5(*given) - 16.0,
+    lambda k, isa, x: k.min(k.round(x) + 16.0, 31.0).to(i32),
+    lambda codes: codes - 16.0,
+    lambda x: np.minimum(np.rint(x) + 16, 31),
+    packed=True,
+    rotated=True,
+    fifth=True,
+    most=-16.0,
+)
+Q5_1_KV = KVFormat(
+    "q5_1",
+    1,
+    True,
+    _load_q5,
+    lambda k, isa, x: k.round(x).to(i32),
+    lambda codes: codes.astype(np.float64),
+    np.rint,
+    packed=True,
+    rotated=True,
+    fifth=True,
+    minimum=True,
+    most=31.0,
+)
+KV_FORMATS = {
+    row.name: row
+    for row in (
+        F16_KV,
+        BF16_KV,
+        F32_KV,
+        Q8_0_KV,
+        Q5_1_KV,
+        Q5_0_KV,
+        IQ4_NL_KV,
+        Q4_0_KV,
+    )
+}
+
+
+def kv_of(keys: str, values: str) -> str:
+    """Return the name of a pair of formats, ``keys-values``; one name if they are the same."""
+    return keys if keys == values else f"{keys}-{values}"
+
+
+def kv_formats(kv: str) -> tuple[KVFormat, KVFormat]:
+    """Return the formats of keys and of values. Raises UnsupportedError for an unknown one."""
+    keys, dash, values = kv.partition("-")
+    for name in (keys, values) if dash else (keys,):
+        if name not in KV_FORMATS:
+            raise UnsupportedError(
+                f"unknown KV format {name!r}; choose one of {', '.join(KV_FORMATS)}, or two of "
+                "them, KEYS-VALUES"
+            )
+    return KV_FORMATS[keys], KV_FORMATS[values if dash else keys]
+
+
+@dataclass(frozen=True)
+class PageSide:
+    """A head's keys, or its values, within a page: ``transposed`` keys, ``[dims, PAGE]``, or values
+    ``[PAGE, dims]``. ``home`` arguments are its address.
+    """
+
+    fmt: KVFormat
+    dims: int
+    transposed: bool
+
+    @property
+    def codes_bytes(self) -> int:
+        """Bytes of the codes, which come first."""
+        return self.offsets[1]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Byte offsets of the parts (``KVFormat.parts``), and the end."""
+        made = [0]
+        for n, size in self.fmt.parts(self.dims):
+            made.append(made[-1] + PAGE * n * size)
+        return made
+
+    @property
+    def n_bytes(self) -> int:
+        return self.offsets[-1]
+
+    @property
+    def scales_at(self) -> int:
+        """Byte offset of the scales."""
+        return self.offsets[2 if self.fmt.fifth else 1]
+
+    @property
+    def minimums_at(self) -> int:
+        """Byte offset of the minimums."""
+        return self.offsets[-2]
+
+    def scale_place(self, block: Val, token: Val) -> Val:
+        """Return the offset of a block's scale among scales, in bytes."""
+        if self.transposed:
+            return (block * PAGE + token) * 4
+        return (token * (self.dims // BLOCK) + block) * 4
+
+    def load_keys(
+        self, k: Builder, home: Val, row: Val, c: int, n: int, half: Val | int = 0
+    ) -> Val:
+        """Return ``n`` keys from key ``c`` on, f32, not scaled, of a dim of a transposed side:
+        ``row`` is the dim, or with packed formats a pair's, of which ``half`` has the bit position.
+        """
+        fmt = self.fmt
+        place = home + (row * PAGE + c) * fmt.n_bytes
+        if not fmt.packed:
+            return fmt.load(k, k.isa, place, n)
+        if not fmt.fifth:
+            return fmt.load(k, k.isa, place, n, half)
+        within = row % HALF + half * (HALF // 4)  # 4 bits up: HALF dims further on
+        byte = row // HALF * (BLOCK // 8) + within // 8
+        bits = k.load(home + (byte * PAGE + c), u8 * n, offset=self.offsets[1]).to(u32)
+        bits = (bits >> k.splat((within % 8).to(u32), bits.ty)) & 1
+        return fmt.load(k, k.isa, place, n, half, bits)
+
+    def load_values(self, k: Builder, home: Val, token: Val, start: Val, n: int) -> Val:
+        """Return ``n`` dims of a token's value from ``start`` on, f32, scaled. They are in one run
+        of a block if the format is scaled.
+        """
+        fmt = self.fmt
+        ty = f32 * n
+        if not fmt.scaled:
+            return fmt.load(k, k.isa, home + (token * self.dims + start) * fmt.n_bytes, n)
+        block = start // BLOCK
+        if fmt.packed:
+            at = token * (self.dims // 2) + block * HALF + start % HALF
+            more = [start % BLOCK // HALF * 4]
+            if fmt.fifth:
+                word = home + (token * (self.dims // 8) + block * 4)
+                bits = k.splat(k.load(word, u32, offset=self.offsets[1], align=4), u32 * n)
+                first = k.splat((start % BLOCK).to(u32), bits.ty)
+                more.append((bits >> (first + k.const(range(n), bits.ty))) & 1)
+            v = fmt.load(k, k.isa, home + at, n, *more)
+        else:
+            v = fmt.load(k, k.isa, home + (token * self.dims + start) * fmt.n_bytes, n)
+        place = home + self.scale_place(block, token)
+        v = v * k.splat(k.load(place, f32, offset=self.scales_at), ty)
+        if fmt.minimum:
+            v = v + k.splat(k.load(place, f32, offset=self.minimums_at), ty)
+        return v
+
+    def store(self, k: Builder, x: Val, home: Val, place: Val) -> None:
+        """Narrow f32 ``[dims]`` at ``x``, and store it as token ``place``."""
+        fmt = self.fmt
+        dims = self.dims
+        width = BLOCK if fmt.scaled else widest(2 * k.isa.lanes, dims)
+        with k.loop(dims // width) as b:
+            v = k.load(x, f32 * width, offset=b * (4 * width))
+            if fmt.scaled:
+                d, inverse, m = self._scale(k, v)
+                if m is not None:
+                    v = v - k.splat(m, v.ty)
+                    at = home + self.scale_place(b, place)
+                    k.store(at, m, offset=self.minimums_at)
+                v = v * k.splat(inverse, v.ty)
+                k.store(home + self.scale_place(b, place), d, offset=self.scales_at)
+            codes = fmt.narrow(k, k.isa, v)
+            if fmt.packed:
+                self._store_packed(k, home, place, b, codes)
+            else:
+                self._store_part(k, home, place, b, codes, fmt.n_bytes)
+
+    def _store_packed(self, k: Builder, home: Val, place: Val, b: Val, codes: Val) -> None:
+        """Store the codes of a token's ``b``-th block, i32 * BLOCK."""
+        low, high = k.split(codes & 15, HALF)
+        self._store_part(k, home, place, b, (low | (high << 4)).to(i8), 1)
+        if self.fmt.fifth:
+            bits = (codes >> 4) << k.const([i % 8 for i in range(BLOCK)], codes.ty)
+            for _ in range(3):
+                even, odd = k.evens(bits, 1)
+                bits = even | odd
+            self._store_part(k, home + self.offsets[1], place, b, bits.to(i8), 1)
+
+    def _scale(self, k: Builder, v: Val) -> tuple[Val, Val, Val | None]:
+        """Return scale, its inverse, and minimum or None of a block."""
+        fmt = self.fmt
+        none = k.const(0.0, f32)
+        if fmt.minimum:
+            low = k.reduce(v, k.min)
+            d = (k.reduce(v, k.max) - low) * (1 / fmt.most)
+            return d, k.select(d > 1e-38, 1.0 / d, none), low
+        if fmt.most < 0:
+            top = k.reduce(v, k.max)
+            low = k.reduce(v, k.min)
+            d = k.select(top > -low, top, low) * (1 / fmt.most)
+            return d, k.select(k.abs(d) > 1e-38, 1.0 / d, none), None
+        d = k.reduce(k.abs(v), k.max) * (1 / fmt.most)
+        return d, k.select(d > 0.0, 1.0 / k.max(d, 1e-38), none), None
+
+    def _store_part(
+        self, k: Builder, home: Val, place: Val, b: Val, pieces: Val, n_bytes: int
+    ) -> None:
+        """Store the pieces of a token's ``b``-th block, of a part at ``home``."""
+        n = pieces.ty.lanes
+        if self.transposed:
+            to = home + (b * (n * PAGE) + place) * n_bytes
+            for lane in range(n):
+                k.store(to, k.extract(pieces, lane), offset=lane * PAGE * n_bytes)
+            return
+        width = BLOCK if self.fmt.scaled else n
+        row = self.dims // width * n
+        k.store(home, pieces, offset=(place * row + b * n) * n_bytes)
+
+    # -- numpy's view ---------------------------------------------------------------------------
+
+    def by_token(self, side: np.ndarray) -> list[np.ndarray]:
+        """Return views ``[.., PAGE, n, bytes]`` of the parts of ``side``, its bytes
+        ``[.., n_bytes]``.
+        """
+        lead = side.shape[:-1]
+        made = []
+        sizes = [size for _, size in self.fmt.parts(self.dims)]
+        for part, size in zip(np.split(side, self.offsets[1:-1], -1), sizes, strict=True):
+            if self.transposed:
+                made.append(part.reshape(*lead, -1, PAGE, size).swapaxes(-3, -2))
+            else:
+                made.append(part.reshape(*lead, PAGE, -1, size))
+        return made
+
+    def read_ref(self, side: np.ndarray) -> np.ndarray:
+        """Return the values of one head's side, float64 ``[PAGE, dims]``."""
+        fmt = self.fmt
+        parts = [np.ascontiguousarray(part).reshape(-1) for part in self.by_token(side)]
+        if not fmt.packed:
+            x = fmt.to_numpy(parts[0])
+        else:
+            packed = parts[0].reshape(-1, HALF)
+            codes = np.concatenate([packed & 15, packed >> 4], 1)
+            if fmt.fifth:
+                bits = np.unpackbits(parts[1], bitorder="little").reshape(codes.shape)
+                codes = codes | bits << 4
+            x = fmt.to_numpy(codes).reshape(-1)
+        if fmt.scaled:
+            scales, *m = (
+                part.view(np.float32).astype(np.float64)[:, None] for part in parts[1 + fmt.fifth :]
+            )
+            x = x.reshape(-1, BLOCK) * scales
+            x = x + m[0] if m else x
+        return np.asarray(x.reshape(PAGE, -1))
+
+    def write_ref(self, side: np.ndarray, place: int, given: np.ndarray) -> None:
+        """Write one token's values ``[dims]``."""
+        fmt = self.fmt
+        parts = [part[place] for part in self.by_token(side)]
+        x = given.astype(np.float32)
+        if fmt.scaled:
+            blocks = x.reshape(-1, BLOCK)
+            d, m = fmt.scale_ref(blocks)
+            inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
+            x = ((blocks - m[:, None]) * inverse[:, None]).reshape(-1)
+            numbers = parts[1 + fmt.fifth :]
+            for part, number in zip(numbers, (d, m), strict=False):
+                part[:] = number.astype(np.float32)[:, None].view(np.uint8)
+        made = fmt.from_numpy(x)
+        if fmt.packed:
+            codes = made.astype(np.uint8).reshape(-1, 2, HALF)
+            if fmt.fifth:
+                bits = np.packbits(codes.reshape(-1) >> 4, bitorder="little")
+                parts[1][:] = bits.reshape(parts[1].shape)
+            made = codes[:, 0] & 15 | (codes[:, 1] & 15) << 4
+        parts[0][:] = made.reshape(parts[0].shape)
 
 
 @dataclass(frozen=True)
 class PageLayout:
     """Byte offsets inside one layer's part of a page."""
 
-    kv: str
+    kv: str  # one format, or two: KEYS-VALUES
     n_head_kv: int
     head_dim: int
     head_dim_v: int
     latent: bool = False  # a value is its key's first dims, not stored separately
 
     def __post_init__(self) -> None:
-        if self.kv not in KV_FORMATS:
-            raise UnsupportedError(
-                f"unknown KV format {self.kv!r}; choose one of {', '.join(KV_FORMATS)}"
-            )
-        for dims in (self.head_dim, self.head_dim_v):
-            if self.fmt.scaled and dims % BLOCK:
+        keys, values = kv_formats(self.kv)
+        if self.latent:
+            values = keys
+        for fmt, dims in ((keys, self.head_dim), (values, self.head_dim_v)):
+            if fmt.scaled and dims % BLOCK:
                 *others, last = (row.name for row in KV_FORMATS.values() if not row.scaled)
                 raise UnsupportedError(
-                    f"KV format {self.kv} needs head dims that are a multiple of {BLOCK}, but this "
-                    f"model has {dims}; use {', '.join(others)} or {last}"
+                    f"KV format {fmt.name} needs head dims that are a multiple of {BLOCK}, but "
+                    f"this model has {dims}; use {', '.join(others)} or {last}"
                 )
 
-    @property
-    def fmt(self) -> KVFormat:
-        return KV_FORMATS[self.kv]
+    @cached_property
+    def keys(self) -> PageSide:
+        return PageSide(kv_formats(self.kv)[0], self.head_dim, transposed=True)
 
-    def codes_bytes(self, dims: int) -> int:
-        """Return the bytes of a page's keys or values of ``dims`` dims, without the scales after
-        them.
-        """
-        return PAGE * dims * self.fmt.n_bytes // len(self.fmt.halves)
-
-    def part_bytes(self, dims: int) -> int:
-        """Return the same with scales."""
-        return self.codes_bytes(dims) + (PAGE * dims // BLOCK * 4 if self.fmt.scaled else 0)
+    @cached_property
+    def values(self) -> PageSide:
+        """The values; the keys if these are the values too."""
+        if self.latent:
+            return self.keys
+        return PageSide(kv_formats(self.kv)[1], self.head_dim_v, transposed=False)
 
     @property
     def v_off(self) -> int:
         """Byte offset of a head's values."""
-        return self.part_bytes(self.head_dim)
+        return self.keys.n_bytes
 
     @property
     def head_bytes(self) -> int:
-        return self.v_off + (0 if self.latent else self.part_bytes(self.head_dim_v))
+        return self.v_off + (0 if self.latent else self.values.n_bytes)
 
     @property
     def layer_bytes(self) -> int:
@@ -176,8 +504,9 @@ class PageLayout:
 
     def blank(self, page: np.ndarray, n: int) -> None:
         """Zero the tokens from ``n`` on of one page ``[page_bytes]``, in every layer."""
-        for part in self._by_token(page.reshape(-1, self.head_bytes)):
-            part[:, n:] = 0
+        for side, given in self._sides(page.reshape(-1, self.head_bytes)):
+            for part in side.by_token(given):
+                part[:, n:] = 0
 
     # -- numpy's view ---------------------------------------------------------------------------
 
@@ -188,48 +517,22 @@ class PageLayout:
         start = page * page_bytes + layer_off + head * self.head_bytes
         return pool[start : start + self.head_bytes]
 
-    def _by_token(self, heads: np.ndarray) -> list[np.ndarray]:
-        """Return views ``[.., PAGE, n, bytes]`` of heads' bytes ``[.., head_bytes]``: codes and
-        scales of keys, then of values.
-        """
-        codes = self.codes_bytes
-        size = self.fmt.n_bytes
-        lead = heads.shape[:-1]
-        ends = codes(self.head_dim), self.v_off, self.v_off + codes(self.head_dim_v)
-        parts = list(zip(np.split(heads, ends, -1), (size, 4, size, 4), strict=True))
-        made = [part.reshape(*lead, -1, PAGE, n).swapaxes(-3, -2) for part, n in parts[:2]]
-        return made + [part.reshape(*lead, PAGE, -1, n) for part, n in parts[2:]]
+    def _sides(self, heads: np.ndarray) -> list[tuple[PageSide, np.ndarray]]:
+        """Return keys and values, each with views of its bytes in heads' ``[.., head_bytes]``."""
+        keys = self.keys, heads[..., : self.v_off]
+        return [keys] if self.latent else [keys, (self.values, heads[..., self.v_off :])]
 
     def read_ref(self, head: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return keys and values of one head, float64 ``[PAGE, dims]`` each."""
-        out = []
-        parts = [np.ascontiguousarray(part).reshape(-1) for part in self._by_token(head)]
-        for codes, scales in (parts[:2], parts[2:]):
-            x = self.fmt.to_numpy(codes)
-            if self.fmt.scaled:
-                x = x.reshape(-1, BLOCK) * scales.view(np.float32).astype(np.float64)[:, None]
-            out.append(x.reshape(PAGE, -1))
+        out = [side.read_ref(given) for side, given in self._sides(head)]
         return out[0], out[0][:, : self.head_dim_v] if self.latent else out[1]
 
     def write_ref(self, head: np.ndarray, place: int, key: np.ndarray, value: np.ndarray) -> None:
         """Write one token's key ``[head_dim]`` and value ``[head_dim_v]``. The value is ignored for
         latent attention.
         """
-        parts = [part[place] for part in self._by_token(head)]
-        both = ((key, *parts[:2]), (value, *parts[2:]))
-        for given, codes, scales in both[: 1 if self.latent else 2]:
-            x = given.astype(np.float32)
-            if self.fmt.scaled:
-                blocks = x.reshape(-1, BLOCK)
-                d = np.abs(blocks).max(-1) * np.float32(1 / 127)
-                if self.fmt.packed:  # the largest gets code -8: there is no +8
-                    top = blocks.max(-1)
-                    low = blocks.min(-1)
-                    d = np.where(top > -low, top, low) * np.float32(-1 / 8)
-                inverse = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
-                x = (blocks * inverse[:, None]).reshape(-1)
-                scales[:] = d[:, None].view(np.uint8)
-            codes[:] = self.fmt.from_numpy(x).reshape(codes.shape)
+        for (side, given), x in zip(self._sides(head), (key, value), strict=False):
+            side.write_ref(given, place, x)
 
 
 class PagedKernel(Spec):

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, ptr
-from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import PagedKernel, PageLayout
+from treadle.kernels.attention.page_layout import PagedKernel, PageSide
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.spec import Args, Frame, numbered, widest
@@ -84,7 +83,8 @@ class RopeStore(PagedKernel):
         kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         queries = self.n_head // self.n_head_kv
         tmp = frame.scratch
-        if self.page.fmt.rotated:
+        turns_keys, turns_values = (s.fmt.rotated for s in (self.page.keys, self.page.values))
+        if turns_keys or turns_values:
             from treadle.kernels.attention.hadamard import rotate  # rarely needed
         n_tokens = frame.run("n_tokens")
         with k.loop(frame.end, start=frame.begin) as item:
@@ -100,18 +100,18 @@ class RopeStore(PagedKernel):
             with k.loop(queries) as g:
                 q = row + (head * queries + g) * (self.head_dim * 4)
                 self._rotate(k, isa, q, q, q_table, q_norm, self.scale)
-                if self.page.fmt.rotated:
+                if turns_keys:
                     rotate(k, q, q, self.head_dim)
             if not self.queries_only:
                 at = row + (k_column + head * self.head_dim) * 4
                 self._rotate(k, isa, at, tmp, table, k_norm, 1.0)
-                if self.page.fmt.rotated:
+                if turns_keys:
                     rotate(k, tmp, tmp, self.head_dim)
                 kv_index = k.load(kv_indices, n.ty, offset=n * 8)
                 home = pool + (
                     kv_index // PAGE * page_bytes + layer_off + head * self.page.head_bytes
                 )
-                store_head(k, self.page, tmp, home, kv_index % PAGE, self.head_dim, transposed=True)
+                self.page.keys.store(k, tmp, home, kv_index % PAGE)
                 value = row + (v_column + head * self.dims_v) * 4
                 home = home + self.page.v_off
                 if self.v_eps is not None:
@@ -119,12 +119,10 @@ class RopeStore(PagedKernel):
                     gain = 1.0 / k.sqrt(square + self.v_eps)
                     map_row(k, self.dims_v, tmp, lambda v, g=gain: v * k.splat(g, v.ty), value)
                     value = tmp  # the key is already stored
-                if self.page.fmt.rotated:
+                if turns_values:
                     rotate(k, value, tmp, self.dims_v)
                     value = tmp
-                store_head(
-                    k, self.page, value, home, kv_index % PAGE, self.dims_v, transposed=False
-                )
+                self.page.values.store(k, value, home, kv_index % PAGE)
 
     def _rotate(
         self, k: Builder, isa: Isa, x: Val, out: Val, table: Val, weight: Val, scale: float
@@ -175,19 +173,17 @@ class RopeStore(PagedKernel):
             return rows[:, column : column + n_heads * dims].reshape(n, n_heads, dims)
 
         q = turn(heads(0, self.n_head, dims), args.q_norm, self.queries_table) * self.scale
-        rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
-        if self.page.fmt.rotated:
-            from treadle.kernels.attention.hadamard import rotate_ref as rotated
-        q = rotated(q)
+        of_keys, of_values = (_rotation(side) for side in (self.page.keys, self.page.values))
+        q = of_keys(q)
         rows[:, : self.n_head * dims] = q.reshape(n, -1)
         if self.queries_only:
             return
-        keys = rotated(turn(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table))
+        keys = of_keys(turn(heads(args.k_column, self.n_head_kv, dims), args.k_norm, self.table))
         value = heads(args.v_column, self.n_head_kv, self.dims_v)
         if self.v_eps is not None:
             value = value.astype(np.float64)
             value = value / np.sqrt((value**2).mean(-1, keepdims=True) + self.v_eps)
-        value = rotated(value)
+        value = of_values(value)
         for i, kv_index in enumerate(run.kv_indices(self.pool)[:n]):
             page = args.pool, int(kv_index) // PAGE, args.page_bytes, args.layer_off
             for head in range(self.n_head_kv):
@@ -229,39 +225,6 @@ def turn_pairs(
             k.store(out, k.shuffle(first, second, order), offset=i * 8)
 
 
-def store_head(
-    k: Builder, page: PageLayout, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
-) -> None:
-    """Narrow one head's key or value, and store it in its page."""
-    fmt = page.fmt
-    isa = k.isa
-    width = BLOCK if fmt.scaled else widest(2 * isa.lanes, dims)
-    scales = home + page.codes_bytes(dims)
-    with k.loop(dims // width) as b:
-        v = k.load(x, f32 * width, offset=b * (4 * width))
-        if fmt.scaled:
-            if fmt.packed:  # the largest magnitude gets code -8, which has no positive counterpart
-                top = k.reduce(v, k.max)
-                low = k.reduce(v, k.min)
-                d = k.select(top > -low, top, low) * (-1 / 8)
-                inverse = k.select(k.abs(d) > 1e-38, 1.0 / d, k.const(0.0, f32))
-            else:
-                d = k.reduce(k.abs(v), k.max) * (1 / 127)
-                inverse = k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
-            v = v * k.splat(inverse, v.ty)
-            at = b * PAGE + place if transposed else place * (dims // BLOCK) + b
-            k.store(scales, d, offset=at * 4)
-        narrow = fmt.narrow(k, isa, v)
-        n = narrow.ty.lanes
-        if not transposed:
-            per = len(fmt.halves)
-            k.store(home, narrow, offset=(place * (dims // per) + b * n) * fmt.n_bytes)
-        else:
-            to = home + (b * (n * PAGE) + place) * fmt.n_bytes
-            for lane in range(n):
-                k.store(to, k.extract(narrow, lane), offset=lane * PAGE * fmt.n_bytes)
-
-
 def turned(
     x: npt.NDArray[np.float64], table: npt.NDArray[np.float32], style: str
 ) -> npt.NDArray[np.float64]:
@@ -275,3 +238,12 @@ def turned(
     y[..., ia] = x[..., ia] * cos - x[..., ib] * sin
     y[..., ib] = x[..., ia] * sin + x[..., ib] * cos
     return y
+
+
+def _rotation(side: PageSide) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the Hadamard rotation of keys or values, or what leaves them as they are."""
+    if not side.fmt.rotated:
+        return np.asarray
+    from treadle.kernels.attention.hadamard import rotate_ref
+
+    return rotate_ref

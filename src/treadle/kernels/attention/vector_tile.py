@@ -97,7 +97,8 @@ class VectorTile(AttentionItem):
         k = self.k
         isa = self.isa
         spec = self.spec
-        fmt = spec.page.fmt
+        side = spec.page.keys
+        fmt = side.fmt
         lanes = isa.lanes
         dims = spec.head_dim
         vectors = PAGE // lanes
@@ -109,33 +110,45 @@ class VectorTile(AttentionItem):
             sums = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
 
             def dots(
-                start: Val, count: int, into: list[list[Var]], before: Val, columns: range = columns
+                start: Val,
+                count: int,
+                into: list[list[Var]],
+                before: Val,
+                totals: list[Var],
+                columns: range = columns,
             ) -> None:
                 """Multiply rows of keys from ``start`` on. ``before``: how many dims the key rows
-                lag behind the query's.
+                lag behind the query's. ``totals``, if any: sums of each row's query.
                 """
                 with k.loop(start + count, start=start) as d:
-                    places = [home + (d * PAGE + c * lanes) * fmt.n_bytes for c in columns]
                     for half in fmt.halves:
-                        more = (half,) if fmt.packed else ()
-                        keys = [fmt.load(k, isa, place, lanes, *more) for place in places]
+                        keys = [side.load_keys(k, home, d, c * lanes, lanes, half) for c in columns]
                         at = (d + before) * 4 + half * HALF
                         for r, row in enumerate(into):
                             q = k.load(self.q, f32, offset=at + r * dims * 4)
+                            if totals:
+                                totals[r].v = totals[r].v + q
                             for c, key_ in enumerate(keys):
                                 row[c].v = k.fma(k.splat(q, f32 * lanes), key_, row[c].v)
 
             if fmt.scaled:
-                scales = home + spec.page.codes_bytes(dims)
                 with k.loop(dims // BLOCK) as b:
                     part = [[k.var(k.zero(f32 * lanes)) for _ in columns] for _ in range(spec.rows)]
-                    dots(b * fmt.run, fmt.run, part, b * (BLOCK - fmt.run))
+                    n_totals = spec.rows if fmt.minimum else 0
+                    totals = [k.var(k.const(0.0, f32)) for _ in range(n_totals)]
+                    dots(b * fmt.run, fmt.run, part, b * (BLOCK - fmt.run), totals)
                     for i, c in enumerate(columns):
-                        d_k = k.load(scales, f32 * lanes, offset=(b * PAGE + c * lanes) * 4)
+                        place = home + (b * PAGE + c * lanes) * 4
+                        d_k = k.load(place, f32 * lanes, offset=side.scales_at)
                         for r in range(spec.rows):
                             sums[r][i].v = k.fma(part[r][i].v, d_k, sums[r][i].v)
+                        if fmt.minimum:
+                            m_k = k.load(place, f32 * lanes, offset=side.minimums_at)
+                            for r, total in enumerate(totals):
+                                q = k.splat(total.v, m_k.ty)
+                                sums[r][i].v = k.fma(q, m_k, sums[r][i].v)
             else:
-                dots(k.i64(0), dims, sums, k.i64(0))
+                dots(k.i64(0), dims, sums, k.i64(0), [])
             for i, c in enumerate(columns):
                 self._mask_and_store(key, at, c * lanes, [row[i].v for row in sums], tops)
 
@@ -218,7 +231,8 @@ class VectorTile(AttentionItem):
         k = self.k
         isa = self.isa
         spec = self.spec
-        width = widest(isa.lanes, spec.page.fmt.run if spec.page.fmt.scaled else spec.dims_v)
+        fmt = spec.page.values.fmt
+        width = widest(isa.lanes, fmt.run if fmt.scaled else spec.dims_v)
         vectors = spec.dims_v // width
         at_once = max(1, min(vectors, (isa.regs - 6) // spec.rows))
         while vectors % at_once:
@@ -250,27 +264,13 @@ class VectorTile(AttentionItem):
         """Add one page's P V, in the vectors of V from ``column`` on."""
         k = self.k
         spec = self.spec
-        fmt = spec.page.fmt
-        dims = spec.dims_v
+        side = spec.page.values
         width = sums[0][0].ty.lanes
-        scales = home + spec.page.codes_bytes(dims)
         with k.loop(n_keys) as j:
-            values = []
-            for i in range(len(sums[0])):
-                start = (column + i) * width
-                row_start = j * dims
-                at = start
-                more: tuple[Val, ...] = ()
-                if fmt.packed:
-                    row_start = j * (dims // 2)
-                    at = start // BLOCK * HALF + start % HALF
-                    more = (start % BLOCK // HALF * 4,)
-                place = home + (row_start + at) * fmt.n_bytes
-                v = fmt.load(k, self.isa, place, width, *more)
-                if fmt.scaled:
-                    at = (j * (dims // BLOCK) + start // BLOCK) * 4
-                    v = v * k.splat(k.load(scales, f32, offset=at), v.ty)
-                values.append(v)
+            values = [
+                side.load_values(k, home, j, (column + i) * width, width)
+                for i in range(len(sums[0]))
+            ]
             for r, row in enumerate(sums):
                 weight = k.load(p, f32, offset=j * 4 + r * SPAN * PAGE * 4)
                 for total, v in zip(row, values, strict=True):

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32
+from treadle.jit.types import Ty, f32, i32
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.work_item import SPAN, AttentionItem, Queries
+from treadle.kernels.reduce import reduce_all
 from treadle.kernels.spec import Frame
 
 KEYS = SPAN * PAGE  # keys of a span
 ROWS = 32  # rows with scores at a time
+TALL = 8  # rows whose maxima are found together with 32 registers; half of them with 16
 DIMS = 32  # dims of a query or of a result that are copied at a time, if that divides them
 
 
@@ -85,12 +88,98 @@ class WideTile(AttentionItem):
         raise NotImplementedError
 
     def _softmax(self, block: Val, first_key: Val) -> None:
-        """P = 2**(S - m') of a block's rows; update m and l."""
+        """P = 2**(S - m') of a block's rows; update m and l. The tile's ``_weigh`` does it for a
+        row, after ``_shift`` has found the maxima of a group's.
+        """
+        with self.k.loop(self._groups(block)) as g:
+            first = block * ROWS + g * self.tall
+            row = self.scratch + self.at.scores + g * (self.tall * KEYS * 4)
+            with self.k.loop(self.tall) as r:
+                if self.spec.softcap:
+                    self._cap(row + r * (KEYS * 4), first + r)
+                self._hide(row + r * (KEYS * 4), first + r, first_key)
+            self._shift(row, first, g * self.tall)
+            with self.k.loop(self.tall) as r:
+                self._weigh(row + r * (KEYS * 4), first + r, g * self.tall + r)
+
+    def _weigh(self, row: Val, at_m: Val, r: Val) -> None:
+        """Compute the P of one row of scores, and its l."""
         raise NotImplementedError
 
     def _values(self, block: Val, n_pages: Val) -> None:
         """O = O c + P V."""
         raise NotImplementedError
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of the vectors in which scores are processed."""
+        return self.isa.lanes
+
+    @property
+    def tall(self) -> int:
+        """Rows of a group, whose maxima are found together."""
+        return TALL if self.isa.regs >= 32 else TALL // 2
+
+    def _groups(self, block: Val) -> Val:
+        """Return the number of groups of a block's rows."""
+        left = self.k.min(self.n_rows - block * ROWS, ROWS)
+        return (left + (self.tall - 1)) // self.tall
+
+    def _shift(self, row: Val, first: Val, r: Val) -> None:
+        """Compute m, and the correction of earlier sums, for a group's rows together: one row alone
+        would wait for each step.
+        """
+        k = self.k
+        at = self.at
+        starts = range(0, 4 * KEYS, 4 * self.lanes)
+        ty = f32 * self.lanes
+        group = f32 * self.tall
+        tops = [
+            tree([k.load(row, ty, offset=i * (4 * KEYS) + c) for c in starts], k.max)
+            for i in range(self.tall)
+        ]
+        top = k.split(reduce_all(k, tops, k.max), self.tall)[0]
+        m = self.m + first * 4
+        old = k.load(m, group)
+        new = k.max(old, top * self._scale(first, group))
+        k.store(m, new)
+        k.store(self.scratch + at.less, math.exp2(k, old - new), offset=r * 4)
+
+    def _cap(self, row: Val, r: Val) -> None:
+        """Apply the softcap to all scores of a row."""
+        k = self.k
+        cap = self.spec.softcap
+        ty = f32 * self.lanes
+        by = k.splat(self._unit(r, f32) * (1 / cap), ty)
+        with k.loop(KEYS, step=self.lanes) as c:
+            score = math.tanh(k, k.load(row, ty, offset=c * 4) * by) * (cap * math.LOG2_E)
+            k.store(row, score, offset=c * 4)
+
+    def _hide(self, row: Val, r: Val, first_key: Val) -> None:
+        """Set the scores of keys that a row does not see to -infinity; few spans have any."""
+        k = self.k
+        lanes = self.lanes
+        first, last = self.seen(r)
+        hides = (first > first_key) | (last < first_key + (KEYS - 1))
+        with k.if_(hides), k.loop(KEYS, step=lanes) as c:
+            iota = k.const(range(lanes), i32 * lanes)
+            position = iota + k.splat((first_key + c).to(i32), iota.ty)
+            low, high = (k.splat(v.to(i32), iota.ty) for v in (first, last))
+            score = k.load(row, f32 * lanes, offset=c * 4)
+            seen = (position >= low) & (position <= high)
+            k.store(row, k.select(seen, score, k.const(float("-inf"), score.ty)), offset=c * 4)
+
+    def _number(self, place: int, r: Val) -> Val:
+        """Load the f32 of row ``r`` from the array at ``place`` in scratch."""
+        return self.k.load(self.scratch + place, f32, offset=r * 4)
+
+    def _unit(self, r: Val, ty: Ty) -> Val:
+        """Return the factors of the products of rows from ``r`` on, with which they are scores."""
+        return self.k.const(1.0, ty)
+
+    def _scale(self, r: Val, ty: Ty) -> Val:
+        """Return the factors of what is stored of the scores of rows from ``r`` on."""
+        return self.k.const(1.0, ty) if self.spec.softcap else self._unit(r, ty)
 
     def row(self, r: Val) -> tuple[Val, Val]:
         """Return row r's token and head."""

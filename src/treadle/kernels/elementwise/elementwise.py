@@ -65,8 +65,7 @@ class Embed(Spec):
         fmt = self.fmt
         tokens = np.where(run.tokens < (self.rows or np.inf), run.tokens, 0)
         parts = [
-            w.reshape(-1, self.k // fmt.block * n)[tokens]
-            for w, n in zip(args.w, fmt.strides, strict=True)
+            w.reshape(-1, n)[tokens] for w, n in zip(args.w, fmt.row_strides(self.k), strict=True)
         ]
         rows = fmt.dequantize_rows(fmt.join(parts).reshape(len(run.tokens), -1))
         x = args.x.reshape(-1, args.stride)

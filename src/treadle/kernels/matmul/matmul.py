@@ -123,8 +123,8 @@ class Matmul(Spec):
             for i, m in enumerate(args.rows):
                 first = expert * args.pitch[i] if expert else 0
                 w = [
-                    a.reshape(-1)[(n := self.k // self.fmt.block * stride) * first :][: n * m]
-                    for a, stride in zip(args.w[i], self.fmt.strides, strict=True)
+                    a.reshape(-1)[n * first :][: n * m]
+                    for a, n in zip(args.w[i], self.fmt.row_strides(self.k), strict=True)
                 ]
                 part = x @ self.weights_ref(w, m).T
                 part = part * float(args.factor[i][expert]) if self.factor else part

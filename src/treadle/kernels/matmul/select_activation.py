@@ -65,7 +65,7 @@ def float_words(fmt: Format, isa: Isa) -> bool:
     than one of f32.
     """
     half = fmt.codes is None and np.dtype(fmt.dtype) == np.float16
-    return half and isa.shorts is not None and bool(isa.tiles.words[0])
+    return half and isa.dot_words is not None and bool(isa.tiles.words[0])
 
 
 def on_matrix(fmt: Format, isa: Isa) -> bool:

@@ -138,7 +138,7 @@ class MatmulTile:
         isa = self.isa
         spec = self.spec
         act = self.act
-        assert isa.shorts is not None
+        dot = isa.word_dots
         lanes = isa.lanes
         words = i16 * (2 * lanes)
         acc = {at: k.var(k.zero(i32 * lanes)) for at in product(range(spec.mr), range(spec.nr))}
@@ -149,7 +149,7 @@ class MatmulTile:
                 weights = self._weights(first + u)
                 for t, x in enumerate(self._tokens(first + u)):
                     for m, w in enumerate(weights):
-                        acc[m, t].v = isa.shorts.scale(k, acc[m, t].v, w.bits(words), x.bits(words))
+                        acc[m, t].v = dot(k, acc[m, t].v, w.bits(words), x.bits(words))
                 if spec.fence and (u + 1) % spec.fence == 0:
                     k.fence()
         scales = self.panel + (4 * self.rows * act.kd + c * (4 * self.rows))

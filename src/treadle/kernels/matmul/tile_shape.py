@@ -103,10 +103,14 @@ def _words_of_codes_ref(
     codes = fmt.codes
     shape = (len(weights), -1, SPAN)
     assert codes is not None, fmt.name
-    low = rows.copy()
-    lows = low.view(fmt.dtype)["qs"]
-    lows[:] = np.iinfo(lows.dtype).min
-    scales = fmt.dequantize_rows(low) / np.float64(min(codes.levels, default=-codes.offset))
+    if fmt.sub_scales is None:
+        low = rows.copy()
+        lows = low.view(fmt.dtype)["qs"]
+        lows[:] = np.iinfo(lows.dtype).min
+        scales = fmt.dequantize_rows(low) / np.float64(min(codes.levels, default=-codes.offset))
+    else:
+        each = fmt.sub_scales(fmt.blocks_of(rows)).reshape(len(rows), -1)
+        scales = each.repeat(codes.sub, axis=-1).astype(np.float64)
     found = np.rint(np.divide(weights, scales, out=np.zeros_like(weights), where=scales != 0))
     missing = (0, 0), (0, -weights.shape[1] % SPAN)
     scales, found = (np.pad(a, missing).reshape(shape) for a in (scales.astype(np.float32), found))

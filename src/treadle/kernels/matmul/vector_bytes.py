@@ -66,8 +66,8 @@ class LanesGemm(ByteStrips):
     def _ask(self, k: Builder, strip: Strip, run: Val, turn: Val) -> None:
         """Prefetch a turn's share of a strip's rows of a run, which are adjacent."""
         first = strip.weights(k, run, k.i64(0))
-        for p, stride in zip(first.parts, self.fmt.strides, strict=True):
-            n_bytes = EACH * self.k // self.fmt.block * stride
+        for p, stride in zip(first.parts, self.fmt.row_strides(self.k), strict=True):
+            n_bytes = EACH * stride
             n = -(-n_bytes // (LINE * self.turns))
             for i in range(n):
                 k.prefetch(p + (turn * n + i) * LINE, 2)

@@ -28,7 +28,8 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 @dataclass(frozen=True)
 class ChannelRates(Spec):
     """For each head ``sigmoid(beta)``, and for each of its ``k`` channels the decay ``e**(a
-    softplus(x + bias))``, with one ``a`` below 0 a head.
+    softplus(x + bias))``, with one ``a`` below 0 a head; with ``floor``, which is below 0, it is
+    ``e**(floor * sigmoid(a (x + bias)))``, with an ``a`` above 0.
 
     ``out`` is a row of ``heads`` values, padded to COLUMNS, and one of ``heads * k``, side by side.
     Items: tokens x heads.
@@ -40,6 +41,7 @@ class ChannelRates(Spec):
     )
     heads: int
     k: int
+    floor: float = 0.0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
@@ -52,6 +54,9 @@ class ChannelRates(Spec):
             a = k.load(frame.a + head * 4, f32)
 
             def decay(x: Val, bias: Val, a: Val = a) -> Val:
+                if self.floor:
+                    share = math.sigmoid(k, (x + bias) * k.splat(a, x.ty))
+                    return math.exp(k, share * self.floor)
                 return math.exp(k, math.softplus(k, x + bias) * k.splat(a, x.ty))
 
             map_row(k, 1, out + head * 4, lambda v: math.sigmoid(k, v), beta)
@@ -65,10 +70,11 @@ class ChannelRates(Spec):
         beta = args.beta.reshape(-1, args.beta_stride)[:n, args.beta_column :].astype(np.float64)
         out = args.out.reshape(-1, args.out_stride)
         pad = round_up(h, COLUMNS)
-        dt = np.logaddexp(0, rows[:, : h * self.k] + args.bias[: h * self.k])
+        x = rows[:, : h * self.k] + args.bias[: h * self.k]
         a = args.a[:h].astype(np.float64).repeat(self.k)
+        decay = self.floor * activated("sigmoid", a * x) if self.floor else a * np.logaddexp(0, x)
         out[:n, :h] = activated("sigmoid", beta[:, :h])
-        out[:n, pad : pad + h * self.k] = np.exp(dt * a)
+        out[:n, pad : pad + h * self.k] = np.exp(decay)
 
 
 @dataclass(frozen=True)

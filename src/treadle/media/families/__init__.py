@@ -30,6 +30,10 @@ FAMILIES: LateConstants[type[MediaFamily]] = LateConstants(
         "internvl": "internvl.InternVl",
         "lfm2": "lfm2.Lfm2",
         "llama4": "llama4.Llama4Vision",
+        "qwen2a": "qwen2_audio.Qwen2Audio",
+        "qwen3a": "qwen3_asr.Qwen3Asr",
+        "voxtral": "voxtral.Voxtral",
+        "ultravox": "ultravox.Ultravox",
     },
 )
 
@@ -52,6 +56,9 @@ HF_NAMES: LateConstants[HfNames] = LateConstants(
         "internvl_chat": "internvl.INTERNVL_CHAT",
         "lfm2_vl": "lfm2.LFM2_VL",
         "llama4": "llama4.LLAMA4",
+        "qwen2_audio": "qwen2_audio.QWEN2_AUDIO",
+        "qwen3_asr": "qwen3_asr.QWEN3_ASR",
+        "voxtral": "voxtral.VOXTRAL",
     },
 )
 

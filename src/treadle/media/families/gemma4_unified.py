@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from treadle.errors import TreadleError
 from treadle.files.keys import MetadataReader
 from treadle.media import pixels as px
 from treadle.media.clip_config import ClipConfig
 from treadle.media.families.gemma4 import EPS, MARKS, GemmaSquares, read_squares
-from treadle.media.family import PATCHES, POSITIONS, GridInputs, MediaFamily
+from treadle.media.family import PATCHES, POSITIONS, GridInputs
 from treadle.media.hf_projector import HfNames, colours_first, part_of
 from treadle.media.prepared import PreparedMedia, TowerInput
+from treadle.media.sound_family import SoundFamily
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import AddGivenStage, LinearStage, NormStage
 
@@ -56,13 +56,14 @@ class Gemma4UnifiedVision(GemmaSquares):
         return GridInputs(rows={POSITIONS: self.positions(grid)})
 
 
-class Gemma4UnifiedAudio(MediaFamily):
-    """Sound: a norm and a product of 640 samples at 16 kHz. Its tokens are causal."""
+class Gemma4UnifiedAudio(SoundFamily):
+    """Sound: a norm and a product of 640 samples at 16 kHz."""
 
-    kind = "audio"
     decoders = frozenset({"gemma4"})
     row_mark = "<|audio|>"
-    placeholders = ("<|audio><|audio|><audio|>", row_mark)
+    before = "<|audio>"
+    behind = "<audio|>"
+    placeholders = (f"{before}{row_mark}{behind}", row_mark)
     marks = MARKS
 
     def __init__(self, clip: ClipConfig) -> None:
@@ -76,29 +77,12 @@ class Gemma4UnifiedAudio(MediaFamily):
         )
 
     def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
-        """Prepare samples, f32 ``[n]`` at 16 kHz, padded with zeros to whole rows. Raises
-        TreadleError for no samples, or more than ``max_rows`` rows.
-        """
-        samples = np.asarray(pixels, np.float32)
+        """See ``MediaFamily``. Samples are padded with zeros to whole rows."""
         width = self.clip.n_embd
-        n = -(-len(samples) // width)
-        if not n:
-            raise TreadleError("a sound without samples")
-        if max_rows is not None and n > max_rows:
-            raise TreadleError(f"a sound of {n} rows, more than {max_rows}")
+        n = -(-len(pixels) // width)
+        samples = self.samples_of(pixels, n, max_rows)
         rows = np.pad(samples, (0, n * width - len(samples))).reshape(n, width)
-        return PreparedMedia(
-            kind=self.kind,
-            inputs=(TowerInput(rows, (1, n)),),
-            layout=("<|audio>", range(n), "<audio|>"),
-            n_rows=n,
-            positions=None,
-            advance=n,
-            bidirectional=(),
-            size=(1, len(samples)),
-            resized=(1, n * width),
-            digest=self.digest(samples),
-        )
+        return self.sound(samples, [TowerInput(rows, (1, n))], n, n * width)
 
 
 def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from treadle.models.archs.arch import (
     ALIBI,
     BUCKETS,
     DISTANCES,
+    EMBD_NORMED,
     EXPERTS_GATING,
     EXPERTS_JITTER,
     EXPERTS_MEAN,
@@ -21,7 +22,9 @@ from treadle.models.archs.arch import (
     LEADING_DENSE,
     LOCAL_BASE,
     N_BUCKETS,
+    N_OWN,
     PATTERN,
+    POST_EPS,
     QK_NORM,
     QKV_BIAS,
     REACH,
@@ -32,6 +35,7 @@ from treadle.models.archs.arch import (
     TEMPERATURE,
     TEMPERATURE_LENGTH,
     TYPES,
+    VALUE_NORMED,
     WINDOW,
     YARN_TRUNCATE,
     Arch,
@@ -42,11 +46,15 @@ from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
 ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
+DRAFTER_GRAPHS = ("assistant",)  # of models that only draft for another one
+STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 __all__ = [
     "ALIBI",
     "ARCHS",
     "BUCKETS",
     "DISTANCES",
+    "DRAFTER_GRAPHS",
+    "EMBD_NORMED",
     "EXPERTS_GATING",
     "EXPERTS_JITTER",
     "EXPERTS_MEAN",
@@ -56,7 +64,9 @@ __all__ = [
     "LEADING_DENSE",
     "LOCAL_BASE",
     "N_BUCKETS",
+    "N_OWN",
     "PATTERN",
+    "POST_EPS",
     "QKV_BIAS",
     "QK_NORM",
     "REACH",
@@ -64,9 +74,11 @@ __all__ = [
     "ROPE_HALVED",
     "ROPE_PATTERN",
     "ROPE_SECTIONED",
+    "STANDALONE",
     "TEMPERATURE",
     "TEMPERATURE_LENGTH",
     "TYPES",
+    "VALUE_NORMED",
     "WINDOW",
     "YARN_TRUNCATE",
     "Arch",

@@ -30,6 +30,8 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
+LAYER_SCALE = frozenset({"layer_output_scale.weight"})
+PER_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
 
 RopePairs = Literal["norm", "neox", "none"]
@@ -54,6 +56,10 @@ LEADING_DENSE = "leading_dense_block_count"
 EXPERTS_MEAN = "expert_shared_mean"  # treadle's; not in GGUF files
 EXPERTS_GATING = "expert_gating_func"
 EXPERTS_JITTER = "router_jitter_noise"  # transformers'; not in GGUF files
+POST_EPS = "post_norm_epsilon"  # of norms after products; not in GGUF files
+VALUE_NORMED = "attention.value_normed"  # by a norm without weights; not in GGUF files
+N_OWN = "embedding_length_per_layer_input"
+EMBD_NORMED = "embedding_normed"  # by a norm without weights; not in GGUF files
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; not in GGUF files
 
 

@@ -6,6 +6,7 @@ from treadle.models.archs.arch import (
     ALIBI,
     BIASES,
     EMBD_NORM_BIAS,
+    EMBD_NORMED,
     EXPERTS_NORM,
     FFN_NORM,
     LOCAL_BASE,
@@ -14,6 +15,7 @@ from treadle.models.archs.arch import (
     PATTERN,
     POSITIONS,
     POST_ATTENTION,
+    POST_EPS,
     POST_NORM,
     PRE_NORM,
     QK_NORM,
@@ -78,6 +80,14 @@ DECODERS = (
         names=(("ffn_gate_inp.scale", "ffn_gate_inp_norm.weight"),),
         spans="window",
         causal_widths=frozenset({1536, 2560}),  # E2B and E4B
+        nextn="normed",
+    ),
+    Arch(  # a drafter of Gemma 4
+        "gemma4-assistant",
+        graph="assistant",
+        activation="gelu",
+        needs=frozenset({"attn_q_norm.weight", "layer_output_scale.weight"}) | POST_NORM,
+        keys=(("attention.scale", 1.0),),
     ),
     Arch(
         "gemma3n",
@@ -88,6 +98,13 @@ DECODERS = (
         embd_scale=True,
     ),
     Arch("smollm3", rope="norm", nope="fourth"),
+    Arch(
+        "muse-glimmer",
+        rope="norm",
+        needs=QK_NORM | POST_NORM | {"attn_gate.weight"},
+        keys=((PATTERN, 4), (POST_EPS, 1e-8), (EMBD_NORMED, True)),
+        nope="global",
+    ),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
     # With experts or without
     Arch(
@@ -106,7 +123,14 @@ DECODERS = (
         nope="global",
     ),
     Arch("seed_oss", needs=QKV_BIAS | POST_ATTENTION, lacks=FFN_NORM),
+    Arch(  # Spark X2.5; its activation is transformers' gelu
+        "spark2_5",
+        activation="gelu_erf",
+        keys=((LOCAL_BASE, 0.0),),
+        mixer="attention_sigmoid",
+    ),
     Arch("arcee", rope="norm", activation="relu2", gated=False),
+    Arch("nanbeige", graph="nanbeige", rope="norm"),  # Nanbeige 4.2
     Arch(  # not in llama.cpp
         "nanochat",
         graph="nanochat",
@@ -114,7 +138,7 @@ DECODERS = (
         gated=False,
         norm="bare_rms",
         lacks=PRE_NORM | OUTPUT_NORM,
-        keys=(("final_logit_softcapping", 15.0),),
+        keys=(("final_logit_softcapping", 15.0), (EMBD_NORMED, True)),
     ),
     Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
     Arch("bitnet", needs=SUB_NORMS),

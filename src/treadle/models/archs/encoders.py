@@ -10,15 +10,19 @@ from treadle.models.archs.arch import (
     EMBD_NORM,
     EMBD_NORM_BIAS,
     GATE,
+    LAYER_SCALE,
     LOCAL_BASE,
+    N_OWN,
     OUTPUT_NORM,
     PATTERN,
+    PER_LAYER,
     POSITIONS,
     POST_NORM,
     PRE_NORM,
     QK_NORM,
     SCALE,
     TYPES,
+    VALUE_NORMED,
     Arch,
 )
 
@@ -100,6 +104,21 @@ ENCODERS = (
         embd_scale=True,
     ),
     Arch("eurobert", graph="encoder"),
+    Arch("llama-embed", graph="encoder", rope="norm"),  # Nemotron's embeddings
+    Arch(  # treadle's own name: llama.cpp has no such model
+        "embedding-gemma2",
+        graph="encoder",
+        activation="gelu",
+        needs=QK_NORM | POST_NORM | LAYER_SCALE | PER_LAYER,
+        keys=(
+            (PATTERN, 6),
+            (LOCAL_BASE, 10000.0),
+            (SCALE, 1.0),
+            (VALUE_NORMED, True),
+            (N_OWN, 512),
+        ),
+        embd_scale=True,
+    ),
     Arch(
         "mpnet",
         graph="encoder",

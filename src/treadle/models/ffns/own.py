@@ -25,11 +25,12 @@ def build(g: Ops, i: int, x: Rows) -> Rows:
 def owns(g: Ops) -> Rows:
     """Return the per-layer embeddings of all layers, ``[N, n_layer * n_own]``: the scaled sum of a
     table look-up by token and a projection of the token's embedding. For tokens of media it is row
-    0, that of padding, and a projection of the media row.
+    0, that of padding, and a projection of the media row. Without a table it is the projection.
     """
     config = g.config
     n = config.layers[0].n_own
-    half = math.sqrt(0.5)
+    looks_up = g.has("per_layer_token_embd.weight")
+    half = math.sqrt(0.5) if looks_up else 1.0
     # Gemma divides the projection by the scale of embeddings, which rows of media do not have. The
     # norm makes up for any factor but in its epsilon.
     scale = config.embd_scale if config.with_media else 1.0
@@ -39,6 +40,8 @@ def owns(g: Ops) -> Rows:
     x = g.linear("own.proj", x, "per_layer_model_proj")
     eps = config.norm_eps * scale**2
     x = g.norm("own.norm", x, "per_layer_proj_norm", heads=config.n_layer, scale=half, eps=eps)
+    if not looks_up:
+        return g.columns(x, 0, n * config.n_layer)  # the norm is a step once
     looked_up = g.embed("own.token_embd", "per_layer_token_embd", half * math.sqrt(n))
     return g.add(looked_up, x)
 

@@ -54,7 +54,9 @@ def first(g: Ops) -> Rows:
     if g.config.here.start:
         return g.given("stream", g.config.n_embd)
     x = g.embed("token_embd", "token_embd", g.config.embd_scale)
-    if g.config.with_media:  # after the scale: rows of media have their own
+    if g.config.embd_norm:
+        x = g.norm("token_embd_norm", x, "")
+    if g.config.with_media:  # after scale and norm: rows of media have their own
         x = g.call("media_rows", "token_embd.media", x)
     if g.config.n_positions:
         x = g.add_rows("position_embd", x, "position_embd", by="position")
@@ -66,7 +68,8 @@ def first(g: Ops) -> Rows:
     return x
 
 
-def _normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+def normed(g: Ops, x: Rows, scale: float = 1.0) -> Rows:
+    """Return the states after the last norm, if there is one, times ``scale``."""
     weight = "output_norm" if g.has("output_norm.weight") else ""
     if not (weight or g.config.bare):  # with norms after the sums, x is normed already
         return x
@@ -79,7 +82,7 @@ def logits(g: Ops, x: Rows) -> None:
         raise UnsupportedError(
             "no logits: the file's head is a scoring head and does not generate text"
         )
-    h = _normed(g, g.outputs(x), g.config.logit_scale)
+    h = normed(g, g.outputs(x), g.config.logit_scale)
     name = "token_embd" if g.config.tied else "output"
     g.result("logits", g.linear("output", h, name))
 
@@ -94,7 +97,7 @@ def ahead(g: Ops, x: Rows) -> None:
 
 def embedding(g: Ops, x: Rows) -> None:
     """Output a pooled vector for each input, and the same scaled to length 1."""
-    h = _normed(g, x)
+    h = normed(g, x)
     how = g.config.pool
     g.result("pooled", g.pool("pool", h, how))
     g.result("embedding", g.pool("pool.unit", h, how, unit=True))
@@ -102,7 +105,7 @@ def embedding(g: Ops, x: Rows) -> None:
 
 def states(g: Ops, x: Rows) -> None:
     """Output the last layer's normed states of all tokens."""
-    g.result("states", _normed(g, x))
+    g.result("states", normed(g, x))
 
 
 def stream(g: Ops, x: Rows) -> None:

@@ -1,18 +1,38 @@
 """The encoder: a decoder's layers with bidirectional attention, and no logits.
 
-All tokens of an input are in one run.
+All tokens of an input are in one run. EmbeddingGemma 2 has heads of another width in layers with a
+window, norms of values, and per-layer embeddings that are projections alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from treadle.models.archs import BUCKETS, DISTANCES, GATE, N_BUCKETS, TYPES, Arch
-from treadle.models.config import Config
-from treadle.models.graphs.decoder import DECODER, EMBD_NORM_ROWS, MODEL_ROWS, embedding, states
+from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import (
+    BUCKETS,
+    DISTANCES,
+    GATE,
+    N_BUCKETS,
+    N_OWN,
+    TYPES,
+    VALUE_NORMED,
+    Arch,
+)
+from treadle.models.config import Config, Layer
+from treadle.models.ffns.own import OWN
+from treadle.models.graphs.decoder import (
+    DECODER,
+    EMBD_NORM_ROWS,
+    MODEL_ROWS,
+    build,
+    embedding,
+    halves_of,
+    states,
+)
 from treadle.models.graphs.reading import read_config
 from treadle.models.keys import ArchMetadata
-from treadle.models.structure import Sizes, TensorRow
+from treadle.models.structure import Sizes, Sublayer, TensorRow
 
 N_TYPES = "tokenizer.ggml.token_type_count"
 
@@ -32,20 +52,41 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     if arch.needs >= DISTANCES:
         n_buckets = keys.integer(BUCKETS, lo=N_BUCKETS[0], hi=N_BUCKETS[-1])
         config = replace(config, n_buckets=n_buckets)
-    layers = (
-        replace(at, causal=False, window=at.window // 2 + 1 if at.window else 0)
-        for at in config.layers
-    )
+    n_own = keys.integer(N_OWN, 0, lo=0, hi=SIZE_MAX)
+    v_norm = keys.flag(VALUE_NORMED, False)
+    layers = []
+    for at in config.layers:
+        layer = replace(at, causal=False, v_norm=v_norm, n_own=n_own)
+        layers.append(_with_window(keys, layer) if at.window else layer)
     return replace(config, layers=tuple(layers))
 
 
+def _with_window(keys: ArchMetadata, layer: Layer) -> Layer:
+    """Return a layer with a window, whose heads may have widths of their own."""
+    head_dim = keys.integer("attention.key_length_swa", layer.head_dim, lo=1, hi=SIZE_MAX)
+    wide = keys.integer("attention.value_length_swa", layer.head_dim_v, lo=1, hi=SIZE_MAX)
+    return replace(layer, window=layer.window // 2 + 1, head_dim=head_dim, head_dim_v=wide)
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """Return an encoder's sublayers, and that of per-layer embeddings."""
+    return *halves_of(layer), *((OWN,) if layer.n_own else ())
+
+
 def _sizes(config: Config) -> Sizes:
-    own = {"n_buckets": config.n_buckets, "n_head": config.layers[0].n_head}
+    n_own = config.layers[0].n_own
+    own = {
+        "n_buckets": config.n_buckets,
+        "n_head": config.layers[0].n_head,
+        "n_own": n_own,
+        "n_owns": n_own * config.n_layer,
+    }
     return {**DECODER.sizes(config), **own}
 
 
 ENCODER = replace(
     DECODER,
+    build=lambda g: build(g, parts_of),
     outputs={"embedding": embedding, "states": states},
     rows=(
         *MODEL_ROWS,
@@ -53,7 +94,11 @@ ENCODER = replace(
         TensorRow("blk.0.attn_rel_b.weight", ("n_buckets", "n_head"), optional=True),
         TensorRow("token_types.weight", ("n_types", "n_embd"), optional=True),  # the first for all
         *EMBD_NORM_ROWS,
+        TensorRow("per_layer_model_proj.weight", ("n_owns", "n_embd"), optional=True),
+        TensorRow("per_layer_proj_norm.weight", ("n_own",), optional=True),
     ),
     sizes=_sizes,
+    sublayers=parts_of,
     read=read,
+    parts=lambda: (*DECODER.parts(), OWN),
 )

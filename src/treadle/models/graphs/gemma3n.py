@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import N_OWN
 from treadle.models.ffns.own import OWN
 from treadle.models.ffns.sparse import SPARSE
 from treadle.models.ffns.streams import ALTUP, HALF, LAUREL, corrected, joined, predicted, spread
@@ -60,7 +61,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         keys.fail(gemma4.N_SHARED, f"is {shared}", "a whole number")
     if (active := keys.integer(ACTIVE, 0, lo=0)) != 0:
         keys.refuse(ACTIVE, f"is {active}: treadle supports only 0")
-    n_own = keys.integer(gemma4.N_OWN, lo=1, hi=SIZE_MAX)
+    n_own = keys.integer(N_OWN, lo=1, hi=SIZE_MAX)
     cuts = _cuts(keys, config.n_layer)
     sources = gemma4.sources_of(keys, config, int(shared))
     layers: list[Layer] = []

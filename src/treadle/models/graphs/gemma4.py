@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
 from treadle.files.keys import SIZE_MAX
+from treadle.models.archs import N_OWN
 from treadle.models.ffns.own import OWN
 from treadle.models.ffns.parallel import BESIDE
 from treadle.models.graphs import reading
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
 
-N_OWN = "embedding_length_per_layer_input"
 N_SHARED = "attention.shared_kv_layers"
 ROWS = (
     TensorRow("per_layer_token_embd.weight", ("n_vocab", "n_owns"), optional=True),

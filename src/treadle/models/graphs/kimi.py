@@ -1,4 +1,4 @@
-"""Kimi Linear: latent attention without rope in some layers, a recurrent state in the others."""
+"""Kimi Linear and Ling 3: latent attention in some layers, a recurrent state in the others."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ from treadle.models.mixers.names import FUSED as FUSED_MIXER
 from treadle.models.mixers.names import (
     HEAD_NORMS,
     OWN_DISTANCES,
+    SIGMOID_FUSED,
+    SIGMOID_HEADS,
     SINKS,
     SINKS_FUSED,
     SOFTPLUS,
@@ -63,6 +65,9 @@ def mixer_of(
         return arch.state
     if arch.mixer == SOFTPLUS and keys.n_rows(f"blk.{i}.attn_gate.weight") == n_head:
         return SOFTPLUS_HEADS
+    fused = f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors
+    if arch.mixer == SIGMOID_HEADS and fused:
+        return SIGMOID_FUSED
     if arch.mixer.startswith(LATENT):
         kind = LATENT if keys.integer(Q_RANK, 0, lo=0) else "latent_q"
         return kind + KV_B * has_kv_b(keys, arch)
@@ -71,7 +76,7 @@ def mixer_of(
     if i and arch.needs >= DISTANCES and f"blk.{i}.attn_rel_b.weight" in keys.gguf.tensors:
         return OWN_DISTANCES
     sinks = arch.mixer == SINKS and local
-    if f"blk.{i}.attn_qkv.weight" in keys.gguf.tensors:
+    if fused:
         return SINKS_FUSED if sinks else FUSED_MIXER
     if arch.mixer == SINKS:
         return SINKS if sinks else "attention"

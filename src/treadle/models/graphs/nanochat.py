@@ -1,4 +1,4 @@
-"""NanoChat: a norm of the embeddings, norms without weights, and rope in the opposite direction.
+"""NanoChat: norms without weights, and rope in the opposite direction.
 
 Queries and keys are normed after the rope. Without weights this equals a norm before it, since
 rotation preserves lengths.
@@ -11,28 +11,15 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import UnsupportedError
 from treadle.models.graphs import reading
-from treadle.models.graphs.decoder import DECODER, first, halves_of
-from treadle.models.layer import build_layer
+from treadle.models.graphs.decoder import DECODER
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.config import Config
     from treadle.models.keys import ArchMetadata
-    from treadle.models.ops import Ops, Rows
     from treadle.models.rope import Rope
 
 _LATER = "lambda"  # in tensor names of later versions: factors that mix streams
-
-
-def build(g: Ops) -> Rows:
-    """Build a decoder's layers on normed embeddings."""
-    x = first(g)
-    if not g.config.here.start:
-        x = g.norm("token_embd_norm", x, "")
-    for i in g.config.here:
-        x = build_layer(g, i, g.layer(i, x), *halves_of(g.config.layers[i]))
-        x = g.steer(f"L{i}.control", x, layer=i)
-    return g.layer(g.config.here.stop, x)
 
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
@@ -59,4 +46,4 @@ def _backwards(rope: Rope) -> Rope:
     )
 
 
-NANOCHAT = replace(DECODER, build=build, read=read)
+NANOCHAT = replace(DECODER, read=read)

@@ -6,7 +6,7 @@ import math
 
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
-from treadle.models.archs import ALIBI, ARCHS, Arch
+from treadle.models.archs import ALIBI, ARCHS, EMBD_NORMED, POST_EPS, STANDALONE, Arch
 from treadle.models.config import Config, Layer
 from treadle.models.graphs.experts import read_experts
 from treadle.models.graphs.kinds import (
@@ -28,7 +28,7 @@ from treadle.models.graphs.recurrence import (
 )
 from treadle.models.keys import N_LAYER_MAX, NEXTN, ArchMetadata
 
-DECODERS = [name for name, arch in ARCHS.items() if arch.graph != "encoder"]
+DECODERS = [name for name in STANDALONE if ARCHS[name].graph != "encoder"]
 DECODERS_ONLY = f"treadle supports these decoders: {', '.join(DECODERS)}"
 POSITIONS = "position_embd.weight"
 CLAMP = "attention.clamp_kqv"
@@ -105,6 +105,8 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
         n_vocab=keys.n_vocab(),
         n_ctx_train=n_ctx_train,
         norm_eps=read_norm_eps(keys, arch) / residual**2,
+        embd_norm=keys.flag(EMBD_NORMED, False),
+        post_norm_eps=keys.number(POST_EPS, 0.0, lo=0.0, hi=1.0) / residual**2,
         embd_scale=(keys.number("embedding_scale", 0.0, lo=0.0) or embd_scale) / residual,
         attn_scale=attn_scale or 1.0 / math.sqrt(width),
         attn_softcap=keys.number("attn_logit_softcapping", 0.0, lo=0.0),

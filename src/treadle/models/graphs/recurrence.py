@@ -20,6 +20,8 @@ FLAGS = "attention.recurrent_layers"
 INTERVAL = "full_attention_interval"
 PARTS_NORM = "ssm.dt_b_c_rms"
 PARTS_EPS = "ssm.dt_b_c_rms_epsilon"  # treadle's own key
+KDA_FLOOR = "kda.gate_lower_bound"  # of the logarithm of a decay
+KDA_SAFE = "kda.safe_gate"
 KDA_HEAD = "kda.head_dim"  # of keys and of values
 N_CONV_MAX = 64
 
@@ -52,7 +54,7 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
         return None
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
-    if arch.state == "kda":
+    if arch.state in ("kda", "kda_bounded"):
         n_head = keys.integer("attention.head_count", lo=1, hi=SIZE_MAX)
         size = keys.integer(KDA_HEAD, lo=1, hi=SIZE_MAX)
         return Recurrence(
@@ -63,6 +65,7 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
             n_state=size,
             n_group=n_head,
             norm_eps=read_norm_eps(keys, arch),
+            floor=_floor(keys) if arch.state == "kda_bounded" else 0.0,
         )
     n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)
     if arch.state == "mamba1":
@@ -92,6 +95,13 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
         n_group=n_group,
         norm_eps=read_norm_eps(keys, arch),
     )
+
+
+def _floor(keys: ArchMetadata) -> float:
+    """Return the least logarithm of a decay."""
+    if not keys.flag(KDA_SAFE, True):
+        keys.refuse(KDA_SAFE, "is false: treadle supports only decays with a lower bound")
+    return keys.number(KDA_FLOOR, lo=-1e3, hi=-1e-3)
 
 
 def with_norm(keys: ArchMetadata, arch: Arch) -> Arch:

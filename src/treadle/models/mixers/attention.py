@@ -11,6 +11,7 @@ from treadle.models.mixers.names import (
     GATE,
     HEAD_NORMS,
     KEYS_ALONE,
+    SIGMOID_FUSED,
     SINKS_FUSED,
     SOFTPLUS,
     SOFTPLUS_HEADS,
@@ -106,7 +107,7 @@ def _products(g: Ops, i: int, h: Rows) -> tuple[Rows, Rows | None, Rows | None, 
 
 def _matrices(layer: Layer, stem: str) -> list[TensorName]:
     """Return the matrices of queries, keys and values; rows of one matrix if they are fused."""
-    if layer.mixer not in (FUSED, SINKS_FUSED):
+    if layer.mixer not in (FUSED, SINKS_FUSED, SIGMOID_FUSED):
         return [stem + name for name in "qkv"]
     sizes = _sizes(layer)
     q = sizes["n_q"]

@@ -1,9 +1,10 @@
 """Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay for each channel of a head's
-key, computed from each token by a low-rank product.
+key, computed from each token by a low-rank product; or, with a bound, by a plain one (Ling 3).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.cache_spec import StateSpec
@@ -25,10 +26,13 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
     *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)
     q, k, v = convolved(g, i, at, qkv)
-    decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
-    rates = g.call("channel_rates", f"{at}.rates", decay, beta, a=f"{blk}_a", bias=f"{blk}_dt.bias")
+    floor = state_of(g.config.layers[i]).floor
+    if not floor:
+        decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
+        gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
+    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor}
+    rates = g.call("channel_rates", f"{at}.rates", decay, beta, **given)
     y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
-    gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
     y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")
     return g.linear(f"{at}.output", y, f"blk.{i}.attn_output")
 
@@ -71,4 +75,14 @@ KDA = Sublayer(
     ),
     sizes=_sizes,
     memory=lambda layer: (StateSpec("kda", (), state_of(layer).n_values),),
+)
+_LOW_RANK = ("ssm_f_", "ssm_g_", "ssm_a")
+KDA_BOUNDED = replace(
+    KDA,
+    rows=(
+        *(row for row in KDA.rows if not row.name.startswith(_LOW_RANK)),
+        TensorRow("ssm_f_a.weight", ("n_inner", "n_embd")),
+        TensorRow("ssm_g_a.weight", ("n_inner", "n_embd")),
+        TensorRow("ssm_a", ("n_ssm_head", "one")),
+    ),
 )

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
-    """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps."""
+    """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
+    gate, each head's result is multiplied by the sigmoid of one value.
+    """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
     blk = f"blk.{i}.attn"
     first = "q_a" if _latent_of(layer).n_q_rank else "q"
-    q, kv = g.linears(f"{at}.{first}_kv_a", h, [f"{blk}_{first}", f"{blk}_kv_a_mqa"])
+    names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
+    has_gate = g.has(f"{blk}_gate.weight")
+    q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + [f"{blk}_gate"] * has_gate)
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
         q = g.linear(f"{at}.q_b", q, f"{blk}_q_b")
@@ -35,6 +39,8 @@ def build(g: Ops, i: int, h: Rows, *, whole: str = "") -> Rows:
     of = {"whole": f"{blk}_{whole}"} if whole else {}
     y = g.call("latent", at, q, kv, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
+    if has_gate:
+        y = g.call("sigmoid_gate", f"{at}.gate", y, *gate)
     return g.linear(f"{at}.output", y, f"{blk}_output")
 
 
@@ -79,7 +85,10 @@ _MAPS = (
     TensorRow("attn_v_b.weight", ("n_head", "n_v", "n_kv_rank")),
 )
 _WHOLE = (TensorRow("attn_kv_b.weight", ("n_kv", "n_kv_rank")),)
-_OUTPUT = with_bias("attn_output", "n_embd", "n_attn")
+_OUTPUT = (
+    TensorRow("attn_gate.weight", ("n_head", "n_embd"), optional=True),
+    *with_bias("attn_output", "n_embd", "n_attn"),
+)
 LATENT = Sublayer(
     label="attn",
     before="attn_norm",

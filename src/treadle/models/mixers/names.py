@@ -7,6 +7,7 @@ GATE = "attention_gate"  # each head's queries are followed by a gate of its out
 SOFTPLUS = "attention_softplus"  # a matrix makes a gate of the output, used through softplus
 SOFTPLUS_HEADS = "attention_softplus_heads"  # the same with one gate value per head
 SIGMOID_HEADS = "attention_sigmoid"  # one gate value per head, used through sigmoid
+SIGMOID_FUSED = "attention_qkv_sigmoid"  # the same with one matrix of queries, keys and values
 OWN_DISTANCES = "attention_distances"  # the layer has its own relative bias
 SINKS = "attention_sinks"  # the sinks are required
 SINKS_FUSED = "attention_qkv_sinks"  # the sinks are required

@@ -1,4 +1,4 @@
-"""Short convolution over the last few tokens, between two gates (LFM2)."""
+"""Short convolution over the last few tokens, between two gates (LFM2 and 3)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _sizes(layer: Layer) -> Sizes:
 SHORTCONV = Sublayer(
     label="shortconv",
     before="attn_norm",
-    after="",
+    after="post_attention_norm",
     behind="",
     build=build,
     rows=(
@@ -42,6 +42,7 @@ SHORTCONV = Sublayer(
         *with_bias("shortconv.in_proj", "n_bcx", "n_embd"),
         TensorRow("shortconv.conv.weight", ("n_embd", "n_conv")),
         *with_bias("shortconv.out_proj", "n_embd", "n_embd"),
+        TensorRow("post_attention_norm.weight", ("n_embd",), optional=True),  # before the add
     ),
     sizes=_sizes,
     memory=_memory,

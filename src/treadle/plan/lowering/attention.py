@@ -97,7 +97,7 @@ def emit_attention(
             out_stride=out.row_bytes // 4,
             sinks=scores,
         )
-    if spec.page.fmt.rotated:
+    if spec.page.values.fmt.rotated:
         from treadle.kernels.attention.hadamard import Rotate
 
         back = Rotate(at.head_dim_v, at.n_head)

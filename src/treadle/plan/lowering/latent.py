@@ -209,7 +209,7 @@ def cut_heads(whole: Tensor, fmt: Format, n_head: int, n_nope: int) -> tuple[Ten
             to, part = _numbers(fmt, part)
         if turned:
             part = np.ascontiguousarray(part.view(to.dtype).swapaxes(1, 2)).view(np.uint8)
-        shape = (*part.shape[:2], part.shape[2] // to.dtype.itemsize * to.block)
+        shape = (*part.shape[:2], (part.shape[2] - to.head_bytes) // to.dtype.itemsize * to.block)
         part.flags.writeable = False
         made.append(whole.made(whole.name.replace("kv_b", name), shape, to, part.reshape(-1)))
     keys, values = made

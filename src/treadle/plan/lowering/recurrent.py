@@ -357,8 +357,12 @@ def part_convolution(
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
 
 
-def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str) -> Rows:
-    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state."""
+def channel_rates(
+    ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str, floor: float = 0.0
+) -> Rows:
+    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state;
+    ``floor``: the least logarithm of a decay, 0 for none.
+    """
     from treadle.kernels.recurrent.kda import ChannelRates
 
     steps = ops.steps
@@ -368,7 +372,7 @@ def channel_rates(ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias:
     out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
     steps.emit(
         label,
-        ChannelRates(heads, x.width // heads),
+        ChannelRates(heads, x.width // heads, floor),
         Grid(heads, "n_tokens"),
         x=rows,
         beta=beta_rows,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from treadle.kernels.activation_layout import BLOCK
-from treadle.kernels.attention.page_layout import KV_FORMATS
+from treadle.kernels.attention.page_layout import kv_formats
 from treadle.kernels.attention.work_item import WORD_DIMS
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.select import TunedTable, matmul, narrowed, tokens_per_item
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 TILE_ROWS = 8  # query rows of an attention tile in a prefill
 FEW_TOKENS = GEMV_TOKENS[-1]  # of a sequence; the queries of more tokens are tiled
-# Rows of wide tiles, which share the unpacking of a page. The smaller size applies where larger
+# Rows of wide tiles, which share the unpacking of a page. A smaller size applies where larger
 # tiles would be too few for many cores. It ignores the number of cores, which must not change bits.
-WIDE_ROWS = (128, 64)
+WIDE_ROWS = (512, 128, 64)
 # Matrices whose inputs are rounded less in plans for few tokens: rounding to 8 bits before them
 # makes two thirds of a text's divergence from float32 (docs/kernels.md). Those of a layer share one
 # input.
@@ -82,25 +82,28 @@ class Steps:
         n_head = min((layer.n_head for layer in attending), default=1)
         # Not in deterministic mode: few tokens use vector kernels, whose bits differ.
         dims = [n for at in attending for n in (at.head_dim, at.head_dim_v)]
+        kinds = kv_formats(cache.kv)
+        packed = any(fmt.packed for fmt in kinds)
+        exact = any(fmt.name == "f32" for fmt in kinds)
         plain = (
             not deterministic
             and not any(at.latent for at in attending)
             and not (config.alibi or config.n_buckets)
-            and not KV_FORMATS[cache.kv].packed
+            and not packed
         )
-        wide = plain and cache.kv != "f32" and not any(n % BLOCK for n in dims)
+        coarse = plain and (int16 or not exact)  # 16 bits of keys and values are enough
         matrix = isa.matrix
-        words = isa.dot_words is not None
+        words = isa.dot_words is not None and coarse and not any(n % WORD_DIMS for n in dims)
+        wide = coarse and not any(n % BLOCK for n in dims)
         self.matrix_attention = wide and matrix is not None and n_tokens > matrix.vector_tokens
-        in_words = plain and int16 and not any(n % WORD_DIMS for n in dims)
-        in_words = in_words or (wide and matrix is None)
-        self.word_attention = in_words and words and n_tokens > isa.lanes
+        words = words and (int16 or (wide and matrix is None))
+        self.word_attention = words and not self.matrix_attention and n_tokens > isa.lanes
         rows = TILE_ROWS
         if self.matrix_attention or self.word_attention:
-            most, fewer = WIDE_ROWS
-            rows = most if n_tokens * n_head >= most * ENOUGH_TILES else fewer
+            n_rows = n_tokens * n_head
+            rows = next((n for n in WIDE_ROWS if n_rows >= n * ENOUGH_TILES), WIDE_ROWS[-1])
         elif isa.simt is not None and not deterministic:
-            narrow = cache.kv != "f32" and not KV_FORMATS[cache.kv].packed
+            narrow = not exact and not packed and kinds[0] is kinds[1]
             added = config.alibi or config.n_buckets  # to scores
             apart = bool(added) or any(at.latent for at in attending)
             if narrow and not apart and not any(n % 16 or n > isa.simt.tile_dims for n in dims):

@@ -27,8 +27,8 @@ const composer = new Composer({
   ready,
   send,
   notice,
-  refusal: noPictures,
-  nPictures: () => pictures.shownIn(talk).length,
+  refusal,
+  nHeld: () => pictures.shownIn(talk).length,
 });
 const dialogs = new Dialogs({
   changed: show,
@@ -55,8 +55,9 @@ const view = new View(byId("log"), {
   resume: (node) => write(node),
   answerNow: () => writers.get(talk.id)?.answerNow().catch(({ message }) => notice(message)),
   edit(node, text) {
-    const { role, mode, files, pictures: shown, reasoning, model, calls } = node;
-    const said = { role, mode, files, pictures: shown, reasoning, model, calls, content: text };
+    const { role, mode, files, pictures: seen, sounds, reasoning, model, calls } = node;
+    const held = { files, pictures: seen, sounds };
+    const said = { role, mode, ...held, reasoning, model, calls, content: text };
     const made = talks.add(talk, node.parent, said);
     if (role === "user") reply(made.id);
     else save();
@@ -122,11 +123,12 @@ async function run(node, call, own = talk) {
   if (own === talk) show();
 }
 
-// Why no picture can be sent now, or "".
-function noPictures() {
-  if (!server.model_alias) return "the server has not said yet whether its model reads pictures";
-  if (!server.modalities?.vision) return `${server.model_alias} does not read pictures`;
-  return mode() ? "text mode has no pictures: set Mode to chat" : "";
+// Why no "picture" or "sound" can be sent now, or "".
+function refusal(kind) {
+  const modality = { picture: "vision", sound: "audio" }[kind];
+  if (!server.model_alias) return `the server has not said yet whether its model reads ${kind}s`;
+  if (!server.modalities?.[modality]) return `${server.model_alias} does not read ${kind}s`;
+  return mode() ? `text mode has no ${kind}s: set Mode to chat` : "";
 }
 
 async function write(node, own = talk) {
@@ -207,7 +209,7 @@ function show() {
   view.show(talk, talks.path(talk));
   byId("stop").hidden = !writing;
   byId("send").hidden = writing;
-  composer.show(mode() ? "Text to continue" : "Message", noPictures());
+  composer.show(mode() ? "Text to continue" : "Message");
   meter();
 }
 

@@ -1,36 +1,68 @@
 // Where a message is written: its text, with what is attached to it. Both outlive a reload.
 
-import { byId } from "./element.js";
+import { announce, byId } from "./element.js";
 import { Attached } from "./files.js";
+import { Recorder, canRecord } from "./sounds.js";
 import { ofTab, sweepPictures } from "./store.js";
 
 // `page` has current(), the id of what is shown; isWriting(), whether it gets an answer now;
-// ready(), which resolves to whether a message can be sent; send({content, files, pictures}); and
-// what Attached takes.
+// ready(), which resolves to whether a message can be sent; send({content, files, pictures,
+// sounds}); and what Attached takes.
 export class Composer {
   constructor(page) {
     this.page = page;
     this.entry = byId("entry");
     this.entry.value = ofTab.get("draft", "");
     this.attached = new Attached(byId("attached"), page);
-    this._waits = false; // a message waits for its pictures
+    this._waits = false; // a message waits for its pictures and sounds
+    this._recorder = null;
     this._listen();
   }
 
   // Puts back what was attached before a reload.
   async restore() {
     await this.attached.restore();
-    await sweepPictures(this.attached.pictures.map(({ id }) => id));
+    const { pictures, sounds } = this.attached;
+    await sweepPictures([...pictures, ...sounds].map(({ id }) => id));
   }
 
   focus() {
     this.entry.focus();
   }
 
-  // `refusal`: why no picture can be sent, or "".
-  show(placeholder, refusal) {
+  show(placeholder) {
     this.entry.placeholder = placeholder;
-    byId("picture").hidden = Boolean(refusal);
+    byId("picture").hidden = Boolean(this.page.refusal("picture"));
+    const deaf = Boolean(this.page.refusal("sound"));
+    byId("sound").hidden = deaf;
+    byId("record").hidden = (deaf || !canRecord()) && !this._recorder;
+  }
+
+  // Begins to record, or ends it: what was recorded is then attached.
+  record() {
+    const button = byId("record");
+    if (this._recorder) return this._recorder.stop();
+    const over = (label) => {
+      this._recorder = null;
+      button.textContent = "Record";
+      button.setAttribute("aria-pressed", "false");
+      announce(label);
+    };
+    button.textContent = "Stop recording";
+    button.setAttribute("aria-pressed", "true");
+    announce("Recording");
+    this._recorder = new Recorder({
+      ended: async (file) => {
+        over("Recording ended");
+        await this.attached.add([file], { only: "sound" });
+        this.focus();
+      },
+      failed: ({ message }) => {
+        over("Not recording");
+        this.page.notice(message);
+      },
+      ticked: (time) => (button.textContent = `Stop recording (${time})`),
+    });
   }
 
   async send() {
@@ -79,7 +111,9 @@ export class Composer {
       });
     };
     picker("attach", {});
-    picker("picture", { only: true });
+    picker("picture", { only: "picture" });
+    picker("sound", { only: "sound" });
+    on("record", "click", () => this.record());
     document.addEventListener("dragover", (event) => attached.drag(event));
     document.addEventListener("drop", (event) => attached.drag(event));
   }

@@ -1,7 +1,8 @@
-// Files that are attached to a message: pictures, and all others as text.
+// Files that are attached to a message: pictures, sounds, and all others as text.
 
 import { announce, button, el } from "./element.js";
 import * as pictures from "./pictures.js";
+import * as sounds from "./sounds.js";
 import { ofTab } from "./store.js";
 
 const MOST_BYTES = 4 << 20; // a text file larger than this fits no context
@@ -10,18 +11,19 @@ const THUMB_SIDE = 96; // pixels
 const NAMED = 3; // files that a complaint names
 
 // The files that wait for the next message, shown in `box`. `page` has notice(text), for files that
-// cannot be read; refusal(), why no picture can be sent now, or ""; nPictures() of what is shown.
+// cannot be read; refusal(kind), why no "picture" or "sound" can be sent now, or ""; nHeld(), how
+// many pictures and sounds are shown.
 export class Attached {
   constructor(box, page) {
-    Object.assign(this, { box, page, files: [], pictures: [] });
+    Object.assign(this, { box, page, files: [], pictures: [], sounds: [] });
     this._n_waiting = 0; // calls of `add` that are not done
-    this._reading = ""; // the name of the picture that is being read
+    this._reading = ""; // the name of the picture or sound that is being read
     this._read = Promise.resolve(); // when all that was given is read
     this._rows = new WeakMap(); // of each file and picture: its element, which may have the focus
   }
 
   get isEmpty() {
-    return !this.files.length && !this.pictures.length;
+    return !this.files.length && !this.pictures.length && !this.sounds.length;
   }
 
   // Null, or a promise of the moment when every file is read.
@@ -29,8 +31,8 @@ export class Attached {
     return this._n_waiting ? this._read : null;
   }
 
-  // Adds files, or from a button for pictures these alone. Resolves when they are read.
-  add(list, { only = false, pasted = false } = {}) {
+  // Adds files, or from a button for pictures or sounds `only` these. Resolves when they are read.
+  add(list, { only = "", pasted = false } = {}) {
     this._n_waiting++;
     this._read = this._read
       .then(() => this._add(list, only, pasted))
@@ -44,10 +46,15 @@ export class Attached {
     for (const file of list) {
       const name = nameOf(file, pasted);
       try {
-        if (await pictures.isPicture(file)) {
-          await this._addPicture(file, name, (why) => complain(name, why));
-        } else if (only || claimsPicture(file)) {
+        const complainOf = (why) => complain(name, why);
+        if (only !== "sound" && (await pictures.isPicture(file))) {
+          await this._addHeld("picture", file, name, complainOf);
+        } else if (only !== "picture" && (await sounds.isSound(file))) {
+          await this._addHeld("sound", file, name, complainOf);
+        } else if (only === "picture" || (!only && claims("image", file))) {
           throw new Error(`not a picture: expected ${pictures.FORMATS}`);
+        } else if (only || claims("audio", file)) {
+          throw new Error(`not a sound: expected ${sounds.FORMATS}`);
         } else this.files.push({ name, text: await read(file) });
       } catch (error) {
         complain(name, error.message);
@@ -57,21 +64,28 @@ export class Attached {
     if (complaints.size) this.page.notice([...complaints].map(inWords).join("\n"));
   }
 
-  async _addPicture(file, name, complain) {
-    const refusal = this.page.refusal();
+  // Reads a picture or a sound, whichever `kind` says.
+  async _addHeld(kind, file, name, complain) {
+    const refusal = this.page.refusal(kind);
     if (refusal) throw new Error(refusal);
-    if (this.page.nPictures() + this.pictures.length >= pictures.MOST_PICTURES)
-      throw new Error(`a conversation can have ${pictures.MOST_PICTURES} pictures`);
+    const n_held = this.page.nHeld() + this.pictures.length + this.sounds.length;
+    if (n_held >= pictures.MOST_PICTURES)
+      throw new Error(`a conversation can have ${pictures.MOST_PICTURES} ${kind}s`);
     this._reading = name;
     this.show();
     announce(`Reading ${name}`);
+    const unstored = ({ message }) =>
+      complain(`lost at a reload, since this browser could not store it: ${message}`);
     try {
-      const scaled = await pictures.scaleDown(file);
-      const unstored = ({ message }) =>
-        complain(`lost at a reload, since this browser could not store it: ${message}`);
-      const kept = await pictures.keep(scaled, name, unstored);
-      this.pictures.push(kept);
-      announce(`Picture attached: ${name}, ${kept.width} by ${kept.height} pixels`);
+      if (kind === "picture") {
+        const kept = await pictures.keep(await pictures.scaleDown(file), name, unstored);
+        this.pictures.push(kept);
+        announce(`Picture attached: ${name}, ${kept.width} by ${kept.height} pixels`);
+      } else {
+        const kept = await sounds.keep(await sounds.toWav(file), name, unstored);
+        this.sounds.push(kept);
+        announce(`Sound attached: ${sounds.inWords(kept)}`);
+      }
     } finally {
       this._reading = "";
     }
@@ -101,27 +115,32 @@ export class Attached {
     if (event.type === "drop") this.add([...files]);
   }
 
-  // Returns {files, pictures}, which are then a message's.
+  // Returns {files, pictures, sounds}, which are then a message's.
   take() {
-    const { files, pictures: taken } = this;
-    this._set([], []);
-    return { files, pictures: taken };
+    const { files, pictures: seen, sounds: heard } = this;
+    this._set([], [], []);
+    return { files, pictures: seen, sounds: heard };
   }
 
   // Puts back what was there before a reload of this tab.
   async restore() {
-    const { files = [], pictures: kept = [] } = ofTab.get("attached", {});
+    const { files = [], pictures: kept = [], sounds: heard = [] } = ofTab.get("attached", {});
     const there = await pictures.stored(kept);
-    this._set([...files, ...this.files], [...there, ...this.pictures]);
+    const audible = await pictures.stored(heard);
+    this._set(
+      [...files, ...this.files],
+      [...there, ...this.pictures],
+      [...audible, ...this.sounds],
+    );
   }
 
-  _set(files, kept) {
-    Object.assign(this, { files, pictures: kept });
+  _set(files, seen, heard) {
+    Object.assign(this, { files, pictures: seen, sounds: heard });
     this.show();
   }
 
   show() {
-    const rows = [...this.pictures, ...this.files].map((each) => this._row(each));
+    const rows = [...this.pictures, ...this.sounds, ...this.files].map((each) => this._row(each));
     if (this._reading) rows.push(el("li", {}, `Reading ${this._reading}…`));
     this.box.hidden = !rows.length;
     for (const child of [...this.box.children]) if (!rows.includes(child)) child.remove();
@@ -132,14 +151,28 @@ export class Attached {
   }
 
   _keep() {
-    const kept = { files: this.files, pictures: this.pictures };
+    const kept = { files: this.files, pictures: this.pictures, sounds: this.sounds };
     if (!ofTab.set("attached", this.isEmpty ? null : kept)) ofTab.set("attached", null); // full
   }
 
   _row(each) {
-    if (!this._rows.has(each))
-      this._rows.set(each, each.id ? this._pictureRow(each) : this._fileRow(each));
+    if (!this._rows.has(each)) {
+      const made = !each.id
+        ? this._fileRow(each)
+        : each.seconds === undefined
+          ? this._pictureRow(each)
+          : this._soundRow(each);
+      this._rows.set(each, made);
+    }
     return this._rows.get(each);
+  }
+
+  _soundRow(sound) {
+    const gone = () => {
+      this.sounds = this.sounds.filter((each) => each !== sound);
+      pictures.drop([sound]);
+    };
+    return el("li", { class: "sound" }, sounds.inWords(sound), this._remover(sound.name, gone));
   }
 
   _fileRow(file) {
@@ -197,8 +230,8 @@ export class Attached {
 const nameOf = (file, pasted) =>
   pasted && (!file.name || file.name === "image.png") ? "pasted picture" : file.name || "pasted";
 
-// A picture by its name; a drawing in SVG is a text, which a model can read.
-const claimsPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
+// A picture or a sound by its name; a drawing in SVG is a text, which a model can read.
+const claims = (kind, { type }) => type.startsWith(`${kind}/`) && type !== "image/svg+xml";
 
 function inWords([why, names]) {
   const rest = names.length - NAMED;
@@ -230,6 +263,6 @@ async function read(file) {
     if (text.includes("\0")) throw new Error();
     return text;
   } catch {
-    throw new Error("not a text file or a picture: nothing else can be attached");
+    throw new Error("not a text file, a picture or a sound: nothing else can be attached");
   }
 }

@@ -2,6 +2,7 @@
 // shown. A conversation holds {id, name, alt, width, height} of each; the store has its bytes.
 
 import { el } from "./element.js";
+import * as sounds from "./sounds.js";
 import * as store from "./store.js";
 import { newId, path } from "./talk.js";
 
@@ -187,9 +188,11 @@ export function pictureViews(node, enlarge) {
 
 // -- sent, written to files and read from them ----------------------------------------------------
 
-const picturesOf = (nodes) => nodes.flatMap((node) => node.pictures ?? []);
-export const allOf = (talk) => picturesOf(Object.values(talk.nodes));
-export const shownIn = (talk) => picturesOf(path(talk));
+// The pictures of messages, and their sounds, which are kept and sent in the same way.
+export const heldBy = (nodes) =>
+  nodes.flatMap((node) => [...(node.pictures ?? []), ...(node.sounds ?? [])]);
+export const allOf = (talk) => heldBy(Object.values(talk.nodes));
+export const shownIn = (talk) => heldBy(path(talk));
 
 // Those of these pictures whose bytes are there.
 export async function stored(pictures) {
@@ -197,7 +200,7 @@ export async function stored(pictures) {
   return pictures.filter((_, i) => blobs[i]);
 }
 
-// data: URLs of pictures, by their ids. One that is not stored any more is left out.
+// data: URLs of pictures and sounds, by their ids. One that is not stored any more is left out.
 export async function dataUrls(pictures) {
   const found = new Map();
   for (const { id } of pictures) {
@@ -215,25 +218,29 @@ const dataUrl = (blob) =>
     reader.readAsDataURL(blob);
   });
 
-// A conversation as it is written to a file, with the bytes of its pictures.
+// A conversation as it is written to a file, with the bytes of its pictures and sounds.
 export async function packed(talk) {
   const found = await dataUrls(allOf(talk));
   return found.size ? { ...talk, pictures: Object.fromEntries(found) } : talk;
 }
 
-// Keeps the pictures of a conversation that was read from a file: each has its bytes as `url`.
-// Returns how many are left out, since they cannot be read. `unstored` is as in `keep`.
+// Keeps the pictures and sounds of a conversation that was read from a file: each has its bytes as
+// `url`. Returns how many are left out, since they cannot be read. `unstored` is as in `keep`.
 export async function unpack(talk, unstored) {
-  const kept = new Map(); // a picture may be in several versions of a message
+  const kept = new Map(); // one may be in several versions of a message
   let n_left_out = 0;
-  for (const node of Object.values(talk.nodes)) {
+  const unpacked = async (held, read) => {
     const found = [];
-    for (const { id, url, name, alt } of node.pictures ?? []) {
-      if (!kept.has(id)) kept.set(id, await fromUrl(url, name, unstored).catch(() => null));
-      if (kept.get(id)) found.push({ ...kept.get(id), alt });
+    for (const { id, url, name, alt } of held ?? []) {
+      if (!kept.has(id)) kept.set(id, await read(url, name, unstored).catch(() => null));
+      if (kept.get(id)) found.push(alt === undefined ? kept.get(id) : { ...kept.get(id), alt });
       else n_left_out++;
     }
-    node.pictures = found;
+    return found;
+  };
+  for (const node of Object.values(talk.nodes)) {
+    node.pictures = await unpacked(node.pictures, fromUrl);
+    node.sounds = await unpacked(node.sounds, sounds.fromUrl);
   }
   return n_left_out;
 }

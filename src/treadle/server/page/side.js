@@ -59,8 +59,10 @@ export class Side {
         n_left_out += await pictures.unpack(talk, ({ message }) => (unstored = message));
         await store.put(talk);
       }
-      const left = n_left_out ? ` Pictures that could not be read: ${n_left_out}.` : "";
-      const lost = unstored ? ` Pictures are lost at a reload, not stored: ${unstored}.` : "";
+      const left = n_left_out ? ` Pictures and sounds that could not be read: ${n_left_out}.` : "";
+      const lost = unstored
+        ? ` Pictures and sounds are lost at a reload, not stored: ${unstored}.`
+        : "";
       this.page.notice(`Imported ${found.length} conversations.${left}${lost}`);
     } catch (error) {
       this.page.notice(`${file.name}: ${error.message}`);

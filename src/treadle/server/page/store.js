@@ -1,12 +1,12 @@
-// What outlives the page. Conversations are in IndexedDB, and their pictures beside them, since a
-// conversation is saved again each second while an answer grows; settings and the key are in
-// localStorage; what this tab is writing in sessionStorage, which survives a reload and is no other
-// tab's.
+// What outlives the page. Conversations are in IndexedDB, and beside them their pictures and
+// sounds, since a conversation is saved again each second while an answer grows; settings and the
+// key are in localStorage; what this tab is writing in sessionStorage, which survives a reload and
+// is no other tab's.
 
 const NAME = "treadle";
 const VERSION = 2; // 1 had no pictures
 const TABLE = "talks";
-const PICTURES = "pictures"; // {id, blob, at: when it was put there, in ms}
+const PICTURES = "pictures"; // and sounds: {id, blob, at: when it was put there, in ms}
 const UNSENT_MS = 7 * 86400000; // how long a picture may wait to be sent in a tab
 
 let database; // a promise of it; null where the browser gives none, as in some private windows
@@ -81,9 +81,10 @@ export async function search(query = "") {
   const found = (await all()).filter((talk) => {
     if (!words.length) return true;
     const nodes = Object.values(talk.nodes);
-    const said = nodes.flatMap(({ content, pictures = [] }) => [
+    const said = nodes.flatMap(({ content, pictures = [], sounds = [] }) => [
       content,
       ...pictures.map(({ alt }) => alt),
+      ...sounds.map(({ name }) => name),
     ]);
     const text = [talk.title, ...said].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
@@ -93,9 +94,9 @@ export async function search(query = "") {
 
 export const lasting = async () => Boolean(await open());
 
-// -- pictures -------------------------------------------------------------------------------------
+// -- pictures and sounds --------------------------------------------------------------------------
 
-// Where the browser does not take a picture, this page keeps it, and what went wrong is thrown.
+// Where the browser does not take one, this page keeps it, and what went wrong is thrown.
 export async function putPicture(id, blob) {
   try {
     const store = await table("readwrite", PICTURES);
@@ -131,7 +132,8 @@ export async function sweepPictures(waiting) {
 
 async function usedPictures() {
   const nodes = (await all()).flatMap((talk) => Object.values(talk.nodes));
-  return new Set(nodes.flatMap((node) => (node.pictures ?? []).map(({ id }) => id)));
+  const held = nodes.flatMap((node) => [...(node.pictures ?? []), ...(node.sounds ?? [])]);
+  return new Set(held.map(({ id }) => id));
 }
 
 async function deletePictures(ids) {

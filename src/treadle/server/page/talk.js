@@ -4,8 +4,9 @@
 // talk: {id, title, system, model, made, changed, nodes: {id: node}, leaf}; model: the name of the
 //   one that was chosen for it, of a server that has several
 // node: {id, parent, role, content, state, at, ...}; of an assistant also reasoning, calls,
-//   tokens, timings, finish, error, warning; of a user also files: [{name, text}] and pictures:
-//   [{id, name, alt, width, height}]. state: "writing", "done", "stopped" or "broken".
+//   tokens, timings, finish, error, warning; of a user also files: [{name, text}], pictures:
+//   [{id, name, alt, width, height}] and sounds: [{id, name, seconds}]. state: "writing", "done",
+//   "stopped" or "broken".
 
 // crypto.randomUUID is missing where the page comes over plain HTTP from another machine.
 export const newId = () =>
@@ -30,7 +31,7 @@ export function add(talk, parent, fields) {
 }
 
 function titleOf(node) {
-  const attached = node.files?.[0]?.name || node.pictures?.[0]?.alt;
+  const attached = node.files?.[0]?.name || node.pictures?.[0]?.alt || node.sounds?.[0]?.name;
   const line = (node.content || attached || "").trim().split("\n")[0];
   return line.length > 60 ? `${line.slice(0, 59)}…` : line;
 }
@@ -90,16 +91,25 @@ export function written(node) {
   return [...files, node.content].filter(Boolean).join("\n\n");
 }
 
-// A message as /v1/chat/completions takes it: a text, or its pictures and then the text. `urls` has
-// the data: URL of each picture by its id.
+// A message as /v1/chat/completions takes it: a text, or its pictures, its sounds and then the
+// text. `urls` has the data: URL of each of them by its id.
 function content(node, urls) {
   const said = written(node);
-  if (!node.pictures?.length) return said;
-  const parts = node.pictures.map(({ id, name }) => {
+  const urlOf = ({ id, name }, what) => {
     if (!urls.has(id))
-      throw new Error(`${name}: this browser no longer has this picture: delete its message`);
-    return { type: "image_url", image_url: { url: urls.get(id) } };
+      throw new Error(`${name}: this browser no longer has this ${what}: delete its message`);
+    return urls.get(id);
+  };
+  const seen = (node.pictures ?? []).map((each) => ({
+    type: "image_url",
+    image_url: { url: urlOf(each, "picture") },
+  }));
+  const heard = (node.sounds ?? []).map((each) => {
+    const data = urlOf(each, "sound").split(",")[1];
+    return { type: "input_audio", input_audio: { data, format: "wav" } };
   });
+  const parts = [...seen, ...heard];
+  if (!parts.length) return said;
   return said ? [...parts, { type: "text", text: said }] : parts;
 }
 
@@ -169,7 +179,8 @@ function readNode(id, node, urls) {
   made.at = Number.isFinite(node.at) ? node.at : 0;
   made.state = ["stopped", "broken"].includes(node.state) ? node.state : "done";
   if (node.mode === "text") made.mode = "text";
-  for (const key of ["reasoning", "error", "warning", "finish", "model", "callId", "name"]) {
+  const words = ["reasoning", "error", "warning", "finish", "model", "callId", "name", "reads"];
+  for (const key of words) {
     if (typeof node[key] === "string") made[key] = node[key];
   }
   const list = (key) =>
@@ -179,6 +190,11 @@ function readNode(id, node, urls) {
     id: string(own),
     name: string(name),
     alt: string(alt),
+    url: string(urls[string(own)]),
+  }));
+  made.sounds = list("sounds").map(({ id: own, name }) => ({
+    id: string(own),
+    name: string(name),
     url: string(urls[string(own)]),
   }));
   made.calls = list("calls").map((call) => ({
@@ -201,6 +217,13 @@ const isToken = (value) => isChoice(value) && Array.isArray(value[2]) && value[2
 // The address in a part of a message that is a picture, in OpenAI's two forms.
 const urlOf = (part) => string(part?.image_url?.url) || string(part?.image_url);
 const named = (url, i) => ({ id: url, name: `picture ${i + 1}`, alt: `picture ${i + 1}`, url });
+// A sound of OpenAI's parts, whose bytes stand there without a URL.
+const heard = (part) => string(part?.input_audio?.data);
+const namedSound = (data, i) => ({
+  id: data,
+  name: `sound ${i + 1}`,
+  url: data.startsWith("data:") ? data : `data:audio/wav;base64,${data}`,
+});
 
 function fromMessages(value) {
   const talk = newTalk(string(value.system));
@@ -210,6 +233,7 @@ function fromMessages(value) {
     const texts = parts.filter((part) => typeof part?.text === "string");
     const content = texts.map((part) => part.text).join("\n") || string(message?.content);
     const pictures = parts.map(urlOf).filter(Boolean).map(named);
+    const sounds = parts.map(heard).filter(Boolean).map(namedSound);
     if (role === "system" || role === "developer") talk.system = content;
     else if (["user", "assistant", "tool"].includes(role)) {
       const asked = Array.isArray(message.tool_calls) ? message.tool_calls : [];
@@ -219,7 +243,7 @@ function fromMessages(value) {
         arguments: string(call?.function?.arguments),
       }));
       const callId = string(message.tool_call_id);
-      add(talk, talk.leaf, { role, content, pictures, calls, callId });
+      add(talk, talk.leaf, { role, content, pictures, sounds, calls, callId });
     } else throw new Error("not a conversation: a message has an unknown role");
   }
   return talk;

@@ -4,6 +4,7 @@ import { button, byId, copy, el } from "./element.js";
 import { fileViews } from "./files.js";
 import { Markdown } from "./markdown.js";
 import { pictureViews } from "./pictures.js";
+import { soundViews } from "./sounds.js";
 import { siblings, unanswered } from "./talk.js";
 import { tokenView } from "./tokens.js";
 import { figures, remark } from "./words.js";
@@ -108,7 +109,7 @@ export class View {
     );
     const buttons = el("div", { class: "row" }, this._buttons(node, last, body));
     if (node.role !== "assistant") {
-      const shown = pictureViews(node, this.actions.enlarge);
+      const shown = [...pictureViews(node, this.actions.enlarge), ...soundViews(node)];
       box.append(...shown, body.box, ...fileViews(node), buttons);
       body.show(node);
       return { box, body, grow: body.show };

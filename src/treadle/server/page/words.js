@@ -11,22 +11,22 @@ export function remark(node) {
   return [ended, node.warning].filter(Boolean).join(" · ");
 }
 
-function waiting({ processed, total, queue, media, n_pictures }) {
+function waiting({ processed, total, queue, media, reads }) {
   if (queue) return `Queued at position ${queue}`;
-  const pictures = media ? encoding(media) : n_pictures ? "Reading pictures…" : "";
+  const files = media ? encoding(media, reads) : reads ? `Reading ${reads}s…` : "";
   const prompt = total ? `Processing the prompt: ${processed} of ${total} tokens` : "";
-  return [pictures, prompt].filter(Boolean).join(" · ") || "Waiting for the first token…";
+  return [files, prompt].filter(Boolean).join(" · ") || "Waiting for the first token…";
 }
 
-// How far the server is with a prompt's pictures; empty once it has read all.
-function encoding({ total, encoded, encoding_ms: ms }) {
+// How far the server is with a prompt's pictures and sounds; empty once it has read all.
+function encoding({ total, encoded, encoding_ms: ms }, reads) {
   if (encoded >= total) return "";
   const took = ms >= 1000 ? `, ${Math.round(ms / 1000)} s` : "";
-  return `Reading picture ${encoded + 1} of ${total}${took}`;
+  return `Reading ${reads || "picture"} ${encoded + 1} of ${total}${took}`;
 }
 
 // Statistics of an answer: tokens, speed, prompt, reuse of the prefix cache.
-export function figures({ timings: t }) {
+export function figures({ timings: t, reads }) {
   if (!t) return "";
   const parts = [`${t.predicted_n} tokens`];
   if (t.predicted_per_second) parts.push(`${t.predicted_per_second.toFixed(1)} tokens/s`);
@@ -34,7 +34,8 @@ export function figures({ timings: t }) {
   const files = t.cache?.files ? ` (${t.cache.files} from disk)` : "";
   if (n_prompt) parts.push(`Prompt tokens: ${n_prompt}`, `Reused from cache: ${t.cache_n}${files}`);
   if (t.prompt_per_second) parts.push(`Prompt speed: ${t.prompt_per_second.toFixed(0)} tokens/s`);
-  if (t.media_ms) parts.push(`Reading pictures: ${(t.media_ms / 1000).toFixed(1)} s`);
+  if (t.media_ms)
+    parts.push(`Reading ${reads || "picture"}s: ${(t.media_ms / 1000).toFixed(1)} s`);
   const left = leaving(t.cache ?? {});
   return [...parts, ...(left ? [left] : [])].join(" · ");
 }

@@ -1,6 +1,6 @@
 // One answer while it is written: from the request to the message that grows.
 
-import { dataUrls } from "./pictures.js";
+import { dataUrls, heldBy } from "./pictures.js";
 import { answer, endReasoning } from "./stream.js";
 import { chat, completion } from "./settings.js";
 import { messages, path, text } from "./talk.js";
@@ -13,8 +13,10 @@ export class Writer {
     Object.assign(this, { talk, node, server, servers, typed, key, told });
     this._abort = new AbortController();
     this._saved = 0;
-    // Those of the message that is answered; the server has kept what it read of earlier ones.
-    this._nPictures = talk.nodes[node.parent]?.pictures?.length ?? 0;
+    // What the message has that is answered; the server has kept what it read of earlier ones.
+    const { pictures, sounds } = talk.nodes[node.parent] ?? {};
+    const words = [...(pictures?.length ? ["picture"] : []), ...(sounds?.length ? ["sound"] : [])];
+    this._reads = words.length > 1 ? "file" : (words[0] ?? "");
   }
 
   // Resolves when it has stopped.
@@ -50,7 +52,8 @@ export class Writer {
         finish: "",
         error: "",
         warning: "",
-        progress: this._nPictures ? { n_pictures: this._nPictures } : null,
+        progress: this._reads ? { reads: this._reads } : null,
+        reads: this._reads,
         model: this.server.model_alias,
       });
       const [address, body] = await this._request();
@@ -75,12 +78,18 @@ export class Writer {
   async _request() {
     const { node, talk } = this;
     const upto = node.content ? node.id : node.parent;
-    const shown = path(talk, upto).flatMap((each) => each.pictures ?? []);
-    this._unseen = shown.length > 0 && !this.server.modalities?.vision;
+    const nodes = path(talk, upto);
+    const shown = heldBy(nodes);
+    const { vision, audio } = this.server.modalities ?? {};
+    this._unread = nodes.some(
+      ({ pictures, sounds }) => (pictures?.length && !vision) || (sounds?.length && !audio),
+    );
     const which = this.server.several ? { model: this.server.model_alias } : {};
     if (node.mode === "text") {
       if (shown.length)
-        throw new Error("Text mode has no pictures: set Mode to chat, or delete their messages.");
+        throw new Error(
+          "Text mode has no pictures or sounds: set Mode to chat, or delete their messages.",
+        );
       return ["completion", { ...which, ...completion(this.typed), prompt: text(talk, upto) }];
     }
     const preserve = this.server.treadle?.reasoning_preserve;
@@ -104,9 +113,9 @@ export class Writer {
     if (part.tokens?.length) (node.tokens ??= []).push(...part.tokens);
     if (part.timings) node.timings = part.timings;
     if (part.usage) node.used = part.usage.prompt_tokens + part.usage.completion_tokens;
-    if (part.progress) node.progress = { ...part.progress, n_pictures: this._nPictures };
-    // What the model was told in place of pictures that it does not read.
-    if (part.warnings && this._unseen) node.warning = part.warnings.join(" ");
+    if (part.progress) node.progress = { ...part.progress, reads: this._reads };
+    // What the model was told in place of pictures and sounds that it does not read.
+    if (part.warnings && this._unread) node.warning = part.warnings.join(" ");
     if (part.finish) node.finish = part.finish;
     told.grow(node);
     if (Date.now() - this._saved > SAVE_MS) {

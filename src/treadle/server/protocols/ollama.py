@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.api.embedding import Embedder
+from treadle.chat.media_parts import kind_of_base64
 from treadle.chat.messages import PlacedPart, parts_of
 from treadle.chat.tools import OutputPiece, ParsedOutput
 from treadle.chat.tools.arguments import arguments_of
@@ -137,8 +138,8 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
-    """Convert to a chat message: images become parts of its content, before the text; those of a
-    tool result after it.
+    """Convert to a chat message: images, among which may be sounds, become parts of its content,
+    before the text; those of a tool result after it.
     """
     result = dict(mapping(name, message))
     pictures = array(f"{name}.images", result.pop("images", None) or [])
@@ -147,7 +148,7 @@ def _given(name: str, message: Any) -> dict[str, Any]:
     said = result.get("content")
     texts = parts_of(said) if isinstance(said, str) else array(f"{name}.content", said or [])
     images = [
-        PlacedPart({"type": "image", "data": data}, f"{name}.images[{i}]")
+        PlacedPart({"type": kind_of_base64(data), "data": data}, f"{name}.images[{i}]")
         for i, data in enumerate(pictures)
     ]
     content = [*texts, *images] if result.get("role") == "tool" else [*images, *texts]

@@ -10,7 +10,7 @@ from treadle.catalog.facts import PROGRAM_BYTES, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
 from treadle.hub.resume import size_of
 from treadle.models.config import USUAL_CONTEXT
-from treadle.server.router.served_model import KV_BYTES, MemoryRequest, ServedModel
+from treadle.server.router.served_model import MemoryRequest, ServedModel, kv_share
 
 SHARED_BYTES = 256 << 20  # of a default KV cache, at least so many if it has a use for them
 MOST_SHARE = 4  # of all memory, a default KV cache takes at most one part of so many
@@ -51,7 +51,7 @@ def memory_need(
 ) -> MemoryNeed:
     """Return the need of a model's engine. ``most``: bytes of memory for all engines."""
     weights = facts.stored_bytes(stored) + sum(size_of(Path(file)) for file in cache.files)
-    size = cache_size(facts, KV_BYTES.get(cache.kv or "f16", 1.0))
+    size = cache_size(facts, kv_share(cache.kv))
     if cache.n_bytes is not None:
         return MemoryNeed(weights, cache.n_bytes, cache.n_bytes)
     if cache.n_tokens is None:

@@ -7,7 +7,22 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 
-KV_BYTES = {"f16": 1.0, "bf16": 1.0, "f32": 2.0, "q8_0": 0.54, "q4_0": 0.29}  # of f16's
+KV_BYTES = {  # of f16's
+    "f16": 1.0,
+    "bf16": 1.0,
+    "f32": 2.0,
+    "q8_0": 0.54,
+    "q5_1": 0.44,
+    "q5_0": 0.38,
+    "iq4_nl": 0.29,
+    "q4_0": 0.29,
+}
+
+
+def kv_share(kv: str | None) -> float:
+    """Return the bytes of a KV cache of this type, or of two (KEYS-VALUES), as a share of f16's."""
+    keys, _, values = (kv or "f16").partition("-")
+    return (KV_BYTES.get(keys, 1.0) + KV_BYTES.get(values or keys, 1.0)) / 2
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from treadle.convert.hf.rope import wide_heads
 from treadle.convert.hf.tensor_names import POST_NORMS, Names
 from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.keys import MetadataReader
-from treadle.models.graphs.gemma4 import N_OWN, N_SHARED
+from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.models.archs import N_OWN, WINDOW
+from treadle.models.graphs.assistant import N_TARGET
+from treadle.models.graphs.gemma4 import N_SHARED
+from treadle.models.keys import NEXTN
 
 
 def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
@@ -137,6 +140,37 @@ GEMMA4_FAMILIES: dict[str, Family] = {
     ),
 }
 
+
+def _assistant_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of an assistant: llama.cpp counts all its layers as those of a drafter."""
+    return {**_keys(keys, n_layer), NEXTN: n_layer}
+
+
+def _target(whole: MetadataReader) -> dict[str, Any]:
+    return {N_TARGET: whole.integer("backbone_hidden_size")}
+
+
+# A drafter: none of its layers has keys and values.
+ASSISTANT = replace(
+    GEMMA4_FAMILIES["gemma4_text"],
+    arch="gemma4-assistant",
+    names={
+        **_NAMES,
+        "pre_projection": "nextn.pre_projection",
+        "post_projection": "nextn.post_projection",
+    },
+    only={"attention_bias": False, "enable_moe_block": False, "use_double_wide_mlp": False},
+    more=_assistant_keys,
+    beside=_target,
+)
+
+
+def _variant(keys: MetadataReader) -> Family | None:
+    n_shared = keys.get("num_kv_shared_layers")
+    return ASSISTANT if n_shared and n_shared == keys.get("num_hidden_layers") else None
+
+
+GEMMA4_FAMILIES["gemma4_text"] = replace(GEMMA4_FAMILIES["gemma4_text"], variant=_variant)
 _UNIFIED = {
     "hidden_size_per_layer_input": 0,
     "sliding_window": 1024,
@@ -149,3 +183,74 @@ GEMMA4_FAMILIES |= {
         defaults={**GEMMA4_FAMILIES["gemma4_text"].defaults, **_UNIFIED},
     ),
 }
+
+
+def _embedding_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of EmbeddingGemma 2. GGUF's window has two sides, this one is a radius."""
+    wide, wide_kv = wide_heads(keys)
+    narrow = keys.integer("head_dim")
+    n_kv = keys.integer("num_key_value_heads")
+    flags = _is_wide(keys, n_layer)
+    n_embd, width = (keys.integer(word) for word in ("hidden_size", "embedding_dim"))
+    result: dict[str, Any] = {
+        "rope.dimension_count": wide,
+        "rope.dimension_count_swa": narrow,
+        "attention.head_count_kv": [wide_kv if flag else n_kv for flag in flags],
+        N_OWN: keys.integer("hidden_size_per_layer_input"),
+        WINDOW: 2 * keys.integer("sliding_window", hi=POSITION_MAX // 2),
+        "dense_2_feat_in": n_embd,
+        "dense_2_feat_out": width,
+    }
+    for of in ("key", "value"):
+        result |= {f"attention.{of}_length": wide, f"attention.{of}_length_swa": narrow}
+    return result
+
+
+def _unscaled(keys: MetadataReader) -> Sequence[DerivationRule]:
+    return (DerivationRule(("layer_scalar",), {"layer_scalar.weight": same}),)
+
+
+EMBEDDING_GEMMA2_FAMILIES: dict[str, Family] = {
+    "embedding_gemma2_text": Family(
+        "embedding-gemma2",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,  # the number of heads of wide layers is another one
+            "max_position_embeddings": 262144,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 512,
+            "embedding_dim": 768,
+            "tie_word_embeddings": True,
+        },
+        {
+            **POST_NORMS,
+            "layer_scalar": "layer_output_scale",
+            "ple.per_layer_model_projection": "per_layer_model_proj",
+            "ple.per_layer_projection_norm": "per_layer_proj_norm",
+            "ple_block.per_layer_input_gate": "inp_gate",
+            "ple_block.per_layer_projection": "proj",
+            "ple_block.post_per_layer_input_norm": "post_norm",
+            "embedding_projection": "dense_2",
+        },
+        activation="gelu_pytorch_tanh",
+        windowed=_windowed,
+        own_local_rope=True,
+        only={"attention_bias": False},
+        derived=_unscaled,
+        more=_embedding_keys,
+    ),
+}
+
+# Rows that ``variant`` chooses.
+GEMMA4_VARIANTS = (ASSISTANT,)

@@ -24,7 +24,8 @@ _FULL = ATTENTION[0]
 _EVERY = 4
 _STATE = "linear_attention"
 _MOE = "block_sparse_moe."
-_COUNTS = {  # the published folder's keys; those of transformers are read as in other families
+# The published folder's keys; those of transformers are read as in other families.
+EXPERT_COUNTS = {
     "expert_used_count": "num_experts_per_token",
     "expert_shared_count": "num_shared_experts",
     "expert_group_count": "num_expert_group",
@@ -56,7 +57,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
     if keys.get("q_lora_rank") is not None:
         result[Q_RANK] = keys.integer("q_lora_rank")
-    result |= {name: keys.integer(word) for name, word in _COUNTS.items() if keys.has(word)}
+    result |= {name: keys.integer(word) for name, word in EXPERT_COUNTS.items() if keys.has(word)}
     if keys.has("moe_renormalize"):
         result[EXPERTS_NORM] = keys.flag("moe_renormalize", True)
     return result
@@ -91,7 +92,7 @@ def _decay(rows: Rows) -> Rows:
     return decay(rows).reshape(1, -1, 1)
 
 
-def _taps(rows: Rows) -> Rows:
+def taps_of_parts(rows: Rows) -> Rows:
     """Return [channels, 1, taps]; llama.cpp also reads [channels, taps]."""
     return rows.reshape(rows.shape[0], 1, -1)
 
@@ -100,7 +101,7 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
     return (
         *_LATENT.derived(keys),
-        *(DerivationRule((name,), {name: _taps}) for name in convolutions),
+        *(DerivationRule((name,), {name: taps_of_parts}) for name in convolutions),
         DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
         DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
         scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),

@@ -1,4 +1,4 @@
-"""Family rows of LFM 2: dense models and mixtures."""
+"""Family rows of LFM 2, dense models and mixtures, and of LFM 3."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import LLAMA, Names, experts_123
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, same, taps
-from treadle.files.keys import MetadataReader
+from treadle.files.keys import POSITION_MAX, MetadataReader
+from treadle.models.archs import PATTERN, WINDOW
 
 
 def _conv_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -27,6 +28,39 @@ def _conv_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "attention.head_count_kv": [n_head_kv if flag else 0 for flag in flags],
         "shortconv.l_cache": keys.integer("conv_L_cache", 3),
     }
+
+
+def _kinds(keys: MetadataReader, n_layer: int) -> list[str]:
+    """Return each layer's kind in LFM 3. By default attention is in every other layer from the
+    third on, and has the window in half of those.
+    """
+    known = ("conv", "sliding_attention", "full_attention")
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        every = {0: "sliding_attention", 2: "full_attention"}
+        return [every.get(i % 4, "conv") if i else "conv" for i in range(n_layer)]
+    if not isinstance(kinds, list) or len(kinds) != n_layer:
+        keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+    for kind in kinds:
+        if kind not in known:
+            keys.refuse("layer_types", f"{kind!r:.60}: treadle supports {', '.join(known)}")
+    return kinds
+
+
+def _third_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    kinds = _kinds(keys, n_layer)
+    n_head_kv = keys.integer("num_key_value_heads")
+    found: dict[str, Any] = {
+        "attention.head_count_kv": [0 if kind == "conv" else n_head_kv for kind in kinds],
+        "shortconv.l_cache": keys.integer("conv_L_cache"),
+    }
+    local = [kind == "sliding_attention" for kind in kinds]
+    if any(local):
+        if keys.values.get("sliding_window", 0) is None:
+            keys.refuse("sliding_window", "is null, but some layers have a RoPE base of their own")
+        found[WINDOW] = keys.integer("sliding_window", hi=POSITION_MAX)
+        found[PATTERN] = local
+    return found
 
 
 def _dense_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -58,6 +92,15 @@ _NAMES: Names = {
     "feed_forward.w2": "ffn_down",
     "feed_forward.w3": "ffn_up",
     **experts_123("feed_forward."),
+}
+_NAMES_3: Names = {
+    **_NAMES,
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    **dict.fromkeys(("self_attn.g_proj", "self_attn.gate_proj"), "attn_gate"),
+    "post_operator_norm": "post_attention_norm",
+    "post_ffn_norm": "post_ffw_norm",
 }
 _RULES = (
     DerivationRule(("conv.conv.weight",), {"conv.taps.weight": taps}),
@@ -102,5 +145,45 @@ LFM2_FAMILIES: dict[str, Family] = {
         experts=True,
         derived=lambda keys: _RULES,
         more=_conv_keys,
+    ),
+    "lfm3": Family(
+        "lfm3",
+        {
+            "rms_norm_eps": 1e-5,
+            "norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 10000.0,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "rope_theta": 1e6,
+                    "partial_rotary_factor": 0.5,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "partial_rotary_factor": None,
+            "vocab_size": 128000,
+            "hidden_size": 2048,
+            "intermediate_size": 7680,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "max_position_embeddings": 128000,
+            "conv_L_cache": 7,
+            "sliding_window": 256,
+            "tie_word_embeddings": True,
+        },
+        _NAMES_3,
+        {"rms_norm_eps": "norm_eps"},
+        own_local_rope=True,
+        only={
+            "conv_bias": False,
+            "attention_bias": False,
+            "use_attention_gate": True,
+            "use_sandwich_norm": True,
+        },
+        derived=lambda keys: _RULES,
+        more=_third_keys,
     ),
 }

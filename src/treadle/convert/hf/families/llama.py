@@ -107,8 +107,20 @@ _CWM_ROPE = {
 
 # -- the rows -------------------------------------------------------------------------------------
 
+_DEFAULTS = {**COMMON, "vocab_size": 32000, "max_position_embeddings": 2048}
+LLAMA_EMBED = Family("llama-embed", _DEFAULTS)
+
+
+def _embeds(keys: MetadataReader) -> Family | None:
+    """Return the encoder if there is no causal mask."""
+    return LLAMA_EMBED if keys.get("is_causal") is False else None
+
+
+_LLAMA = Family("llama", _DEFAULTS, variant=_embeds)
+
 LLAMA_FAMILIES: dict[str, Family] = {
-    "llama": Family("llama", {**COMMON, "vocab_size": 32000, "max_position_embeddings": 2048}),
+    "llama": _LLAMA,
+    "llama_bidirec": LLAMA_EMBED,  # Nemotron's embeddings, whose code is in their folder
     "llama4_text": Family(
         _LLAMA4,
         {

@@ -20,13 +20,14 @@ from treadle.models.load import SECTIONS
 class TextPart:
     """The text part. at: its key, with its parents in front. kind: its ``model_type`` if not given.
     tied: the default of whether output and embeddings are tied. defaults: for keys that it omits,
-    before its family's.
+    before its family's. alone: a ``model_type`` of the part that stands for ``kind`` there.
     """
 
     at: str
     kind: str
     tied: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    alone: str = ""
 
 
 def sections(*usual: int) -> Callable[[MetadataReader, int], dict[str, Any]]:
@@ -80,6 +81,11 @@ OUTER: Mapping[str, TextPart] = {
     "aya_vision": TextPart("text_config", "cohere2", tied=True),
     "cohere2_vision": TextPart("text_config", "cohere2", tied=True),
     "lfm2_vl": TextPart("text_config", "lfm2", tied=True),
+    "muse_glimmer": TextPart("text_config", "muse_glimmer_text"),
+    "lfm3_vl": TextPart("text_config", "lfm3", tied=True),
+    "gemma4_assistant": TextPart("text_config", "gemma4_text", tied=True),
+    "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
+    "embedding_gemma2": TextPart("text_config", "embedding_gemma2_text"),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
@@ -91,6 +97,7 @@ OUTER: Mapping[str, TextPart] = {
     ),
     **dict.fromkeys(("ovis2", "got_ocr2"), TextPart("text_config", "qwen2", tied=True)),
     "qianfan_ocr": TextPart("text_config", "qwen3"),
+    "qwen3_asr": TextPart("text_config", "qwen3_asr_text", tied=True, alone="qwen3"),
     "lighton_ocr": TextPart("text_config", "qwen3", tied=True),
     **dict.fromkeys(("minicpmv4_6", "minicpmv4_7"), TextPart("text_config", "qwen3_5_text")),
     "minicpm_ocr": TextPart("text_config", "qwen3_5_text", tied=True),

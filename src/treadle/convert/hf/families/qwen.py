@@ -336,6 +336,13 @@ def _vl_experts(keys: MetadataReader) -> Sequence[DerivationRule]:
     )
 
 
+def _asr_sections(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the sections of a head's pairs, which folders need not have: positions are equal."""
+    pairs = keys.integer("head_dim") // 2
+    usual = (24, 20, 20) if pairs == 64 else (pairs, 0, 0)
+    return sections(*usual)(keys, n_layer)
+
+
 QWEN_FAMILIES |= {
     "qwen2_vl_text": _QWEN2_VL,
     "qwen2_5_vl_text": _QWEN2_VL,
@@ -372,5 +379,23 @@ QWEN_FAMILIES |= {
         derived=_vl_experts,
         more=sections(24, 20, 20),
         beside=_deepstack,
+    ),
+    # Files of Qwen3-ASR are those of a Qwen3-VL whose pictures add nothing behind layers.
+    "qwen3_asr_text": replace(
+        QWEN_FAMILIES["qwen3"],
+        arch="qwen3vl",
+        defaults={
+            **QWEN_FAMILIES["qwen3"].defaults,
+            "tie_word_embeddings": True,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 65536,
+        },
+        more=_asr_sections,
+        beside=lambda whole: {"n_deepstack_layers": 0},
     ),
 }

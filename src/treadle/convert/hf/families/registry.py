@@ -10,6 +10,7 @@ from treadle.convert.hf.families.apertus import APERTUS_FAMILIES
 from treadle.convert.hf.families.arcee import ARCEE_FAMILIES
 from treadle.convert.hf.families.baichuan import BAICHUAN_FAMILIES
 from treadle.convert.hf.families.bailing import BAILING_FAMILIES, BAILING_VARIANTS
+from treadle.convert.hf.families.bailing_hybrid import BAILING_HYBRID_FAMILIES
 from treadle.convert.hf.families.bert import BERT_FAMILIES
 from treadle.convert.hf.families.bitnet import BITNET_FAMILIES
 from treadle.convert.hf.families.cohere import COHERE_FAMILIES
@@ -21,7 +22,11 @@ from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
 from treadle.convert.hf.families.gemma import GEMMA_FAMILIES, GEMMA_VARIANTS
 from treadle.convert.hf.families.gemma3n import GEMMA3N_FAMILIES
-from treadle.convert.hf.families.gemma4 import GEMMA4_FAMILIES
+from treadle.convert.hf.families.gemma4 import (
+    EMBEDDING_GEMMA2_FAMILIES,
+    GEMMA4_FAMILIES,
+    GEMMA4_VARIANTS,
+)
 from treadle.convert.hf.families.glm import GLM_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
@@ -43,6 +48,8 @@ from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
 from treadle.convert.hf.families.minimax import MINIMAX_FAMILIES
 from treadle.convert.hf.families.mistral import MISTRAL_FAMILIES
+from treadle.convert.hf.families.muse import MUSE_FAMILIES
+from treadle.convert.hf.families.nanbeige import NANBEIGE_FAMILIES
 from treadle.convert.hf.families.nanochat import NANOCHAT_FAMILIES
 from treadle.convert.hf.families.nemotron import NEMOTRON_FAMILIES, NEMOTRON_VARIANTS
 from treadle.convert.hf.families.olmo import OLMO_FAMILIES
@@ -57,6 +64,7 @@ from treadle.convert.hf.families.seed import SEED_FAMILIES
 from treadle.convert.hf.families.smallthinker import SMALLTHINKER_FAMILIES
 from treadle.convert.hf.families.smollm import SMOLLM_FAMILIES
 from treadle.convert.hf.families.solar import SOLAR_FAMILIES
+from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
 from treadle.convert.hf.family import Family
@@ -69,6 +77,7 @@ FAMILIES: dict[str, Family] = {
     **ARCEE_FAMILIES,
     **BAICHUAN_FAMILIES,
     **BAILING_FAMILIES,
+    **BAILING_HYBRID_FAMILIES,
     **BERT_FAMILIES,
     **BITNET_FAMILIES,
     **COHERE_FAMILIES,
@@ -81,6 +90,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA_FAMILIES,
     **GEMMA3N_FAMILIES,
     **GEMMA4_FAMILIES,
+    **EMBEDDING_GEMMA2_FAMILIES,
     **GLM_FAMILIES,
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
@@ -101,6 +111,8 @@ FAMILIES: dict[str, Family] = {
     **MINICPM_FAMILIES,
     **MINIMAX_FAMILIES,
     **MISTRAL_FAMILIES,
+    **MUSE_FAMILIES,
+    **NANBEIGE_FAMILIES,
     **NANOCHAT_FAMILIES,
     **NEMOTRON_FAMILIES,
     **OLMO_FAMILIES,
@@ -115,6 +127,7 @@ FAMILIES: dict[str, Family] = {
     **SMALLTHINKER_FAMILIES,
     **SMOLLM_FAMILIES,
     **SOLAR_FAMILIES,
+    **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
 }
@@ -123,6 +136,7 @@ VARIANTS = (
     *NEMOTRON_VARIANTS,
     *GRANITE_VARIANTS,
     *GEMMA_VARIANTS,
+    *GEMMA4_VARIANTS,
     *FALCON_VARIANTS,
     *BAILING_VARIANTS,
 )

@@ -157,7 +157,7 @@ class ItemRows:
         k = self.k
         spec = self.spec
         lane = self.block.lane
-        fmt = spec.page.fmt
+        fmt = spec.page.keys.fmt
         dims = spec.head_dim
         sums = [k.var(k.const(0.0, f32)) for _ in self.rows]
         step = 4 if dims % 4 == 0 else 1
@@ -175,7 +175,7 @@ class ItemRows:
                         row.v = k.fma(k.extract(q, i), k.extract(key, 0), row.v)
 
         if fmt.scaled:
-            scales = home + spec.page.codes_bytes(dims)
+            scales = home + spec.page.keys.codes_bytes
             with k.loop(dims // BLOCK) as b:
                 part = [k.var(k.const(0.0, f32)) for _ in self.rows]
                 dots(b * BLOCK, (b + 1) * BLOCK, part)
@@ -220,9 +220,9 @@ class ItemRows:
         k = self.k
         spec = self.spec
         width = self.width
-        fmt = spec.page.fmt
+        fmt = spec.page.values.fmt
         dims = spec.dims_v
-        scales = home + spec.page.codes_bytes(dims)
+        scales = home + spec.page.values.codes_bytes
         columns = [self._column(i) for i in range(len(o[0]))]
 
         def add(j: Val, n: int) -> None:
@@ -243,8 +243,8 @@ class ItemRows:
         """Add P V to O if values are the first dims of the keys, which are stored transposed."""
         k = self.k
         spec = self.spec
-        fmt = spec.page.fmt
-        scales = home + spec.page.codes_bytes(spec.head_dim)
+        fmt = spec.page.keys.fmt
+        scales = home + spec.page.keys.codes_bytes
 
         def add(j: Val, n: int) -> None:
             weights = self._weights(j, n)
@@ -329,7 +329,8 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     spec = step.spec
     assert isinstance(spec, Attention)
-    if spec.spans or spec.matrix or spec.page.fmt.packed or not aligned(step):
+    packed = spec.page.keys.fmt.packed or spec.page.values.fmt.packed
+    if spec.spans or spec.matrix or packed or not aligned(step):
         return None
     many = isa.simt is not None and fits(spec, isa.simt)
     return replace(step, spec=instead(TileAttention if many else SimtAttention, spec))

@@ -23,6 +23,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i8, i32, u32
 from treadle.kernels.activation_layout import BLOCK
+from treadle.kernels.attention.page_layout import PageSide
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.work_item import AttentionItem
@@ -37,7 +38,9 @@ def fits(spec: Attention, simt: Simt) -> bool:
     """Return whether this kernel supports these heads and number of rows."""
     dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
-    pages = spec.kv != "f32" and not spec.page.fmt.packed and not spec.latent
+    kinds = {spec.page.keys.fmt, spec.page.values.fmt}
+    pages = len(kinds) == 1 and not any(fmt.name == "f32" or fmt.packed for fmt in kinds)
+    pages = pages and not spec.latent
     plain = not (spec.alibi or spec.reach)
     return sizes and pages and plain and ROWS <= spec.rows <= simt.tile_rows
 
@@ -221,7 +224,7 @@ class CudaAttentionTile:
             key = i % pieces * 8
             to = stage + dim * spec.key_pitch + key * 2
             scale = dim // BLOCK * PAGE + key, 8  # f32, one for each key
-            self._bring_piece(home, spec.head_dim, dim * PAGE + key, to, scale)
+            self._bring_piece(home, spec.page.keys, dim * PAGE + key, to, scale)
         values = stage + spec.head_dim * spec.key_pitch
         pieces = spec.dims_v // 8
         with k.loop(PAGE * pieces, start=self.block.tid, step=step) as i:
@@ -232,19 +235,20 @@ class CudaAttentionTile:
                 with there:
                     scale = key * (spec.dims_v // BLOCK) + dim // BLOCK, 1  # one for all 8
                     part = home + spec.page.v_off
-                    self._bring_piece(part, spec.dims_v, key * spec.dims_v + dim, to, scale)
+                    self._bring_piece(part, spec.page.values, key * spec.dims_v + dim, to, scale)
                 with nothing:
                     k.store(to, k.zero(i32 * 4), align=16)
 
-    def _bring_piece(self, part: Val, dims: int, at: Val, to: Val, scale: tuple[Val, int]) -> None:
+    def _bring_piece(
+        self, part: Val, side: PageSide, at: Val, to: Val, scale: tuple[Val, int]
+    ) -> None:
         """Load 8 values of keys or values at ``part``, from the ``at``-th on."""
         k = self.k
-        page = self.spec.page
-        if not page.fmt.scaled:
+        if not side.fmt.scaled:
             self.block.simt.copy_async(k, to, part + at * 2)
             return
         first, n = scale
-        d = k.load(part + page.codes_bytes(dims) + first * 4, f32 * n, align=4 * n)
+        d = k.load(part + side.codes_bytes + first * 4, f32 * n, align=4 * n)
         d = k.splat(k.extract(d, 0), f32 * 8) if n == 1 else d
         codes = k.load(part + at, i8 * 8, align=8).to(f32)
         k.store(to, k.isa.narrow_f16(k, codes * d), align=16)

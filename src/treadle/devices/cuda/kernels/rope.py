@@ -133,7 +133,8 @@ class SimtRopeStore(PerBlock, RopeStore):
     ) -> None:
         """Store a key or a value in its page's format, one block of dims at a time."""
         k = block.k
-        fmt = self.page.fmt
+        side = self.page.keys if transposed else self.page.values
+        fmt = side.fmt
         values = [
             Dim(at, k.load(x + at * 4, f32, align=4), inside)
             for at, inside in _lanes(block, 0, dims)
@@ -147,7 +148,7 @@ class SimtRopeStore(PerBlock, RopeStore):
                 v = v * k.select(d > 0.0, 1.0 / k.max(d, 1e-38), k.const(0.0, f32))
                 where = place + b * PAGE if transposed else place * (dims // BLOCK) + b
                 with k.if_(block.lane.eq(0)):
-                    k.store(home + self.page.codes_bytes(dims) + where * 4, d, align=4)
+                    k.store(home + side.codes_bytes + where * 4, d, align=4)
             narrow = fmt.narrow(k, k.isa, k.splat(v, f32 * 1))
             where = at * PAGE + place if transposed else place * dims + at
             _store(k, home, [Dim(where, k.extract(narrow, 0), inside)])
@@ -194,4 +195,5 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
     spec = step.spec
     assert isinstance(spec, RopeStore)
     # Formats with a Hadamard rotation have no GPU kernel.
-    return None if spec.page.fmt.rotated else replace(step, spec=instead(SimtRopeStore, spec))
+    rotated = spec.page.keys.fmt.rotated or spec.page.values.fmt.rotated
+    return None if rotated else replace(step, spec=instead(SimtRopeStore, spec))

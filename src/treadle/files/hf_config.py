@@ -1,0 +1,18 @@
+"""Layouts of ``config.json`` that differ between folders of one model type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+THINKER = "thinker_config"
+WITH_THINKER = frozenset({"qwen3_asr"})  # whose first folders have their parts within it
+
+
+def without_thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config with its parts at the top, where newer folders have them."""
+    inner = config.get(THINKER)
+    kind = config.get("model_type")
+    if kind not in WITH_THINKER or not isinstance(inner, Mapping):
+        return config
+    return {**config, **inner, "model_type": kind}

@@ -1,0 +1,88 @@
+"""Ultravox: Whisper's encoder on the sound alone, in windows of 30 s; eight states are one row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from treadle.files.tensor import Tensor
+from treadle.media.clip_config import ClipConfig
+from treadle.media.mel import HOP
+from treadle.media.mel_input import MelInput, MelSpectrogram
+from treadle.media.prepared import PreparedMedia
+from treadle.media.whisper_tower import WhisperTower, stack_factor
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import GatedStage, LinearStage, NormStage
+
+RMS_EPS = 1e-6  # of the projector's norms; files state the encoder's
+FEWEST = 2  # frames; shorter sounds are filled with silence
+WIDE = "mm.a.mlp.1.weight"  # the rows of up, then those of gate
+UP = "mm.a.mlp.1.up"
+GATE = "mm.a.mlp.1.gate"
+
+
+class Ultravox(WhisperTower):
+    """Sounds of any length. Its decoders are models of text that know nothing of sound."""
+
+    row_mark = "<|audio|>"
+    placeholders = (row_mark,)
+    marks = (row_mark,)
+
+    def __init__(self, clip: ClipConfig) -> None:
+        wide = clip.gguf.tensors.get(WIDE)
+        if wide is not None:
+            clip = clip.with_tensors(_halves(wide))
+        super().__init__(clip)
+        self.stack = stack_factor(clip)
+        self.projectors = (
+            tower_config(
+                f"{clip.projector_type}.projector",
+                n_given=self.stack * clip.n_embd,
+                stem=(
+                    NormStage("mm.a.norm_pre", centred=False),
+                    GatedStage(GATE, UP, "silu"),
+                    NormStage("mm.a.norm_mid", centred=False),
+                    LinearStage("mm.a.mlp.2"),
+                ),
+                norm_eps=RMS_EPS,
+                norm="rms",
+            ),
+        )
+
+    def prepare(self, pixels: np.ndarray, max_rows: int | None) -> PreparedMedia:
+        """See ``MediaFamily``. A window's last row is of fewer states, and zeros."""
+        n_frames = max(-(-len(pixels) // HOP), FEWEST)
+        firsts = range(0, n_frames, self.n_frames)
+        windows = [range(at, min(at + self.n_frames, n_frames)) for at in firsts]
+        n_states = [-(-len(window) // 2) for window in windows]
+        n_rows = sum(-(-n // self.stack) for n in n_states)
+        samples = self.samples_of(pixels, n_rows, max_rows)
+        n_samples = n_frames * HOP
+        mel = MelSpectrogram(samples, self.n_mels, n_samples)
+        inputs = [
+            MelInput(mel, window, (1, n)) for window, n in zip(windows, n_states, strict=True)
+        ]
+        return self.sound(samples, inputs, n_rows, n_samples)
+
+    def joined(self, states: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+        """Return each group of neighbours as one row, the last one filled with zeros."""
+        n = -(-len(states) // self.stack)
+        padded = np.pad(states, ((0, n * self.stack - len(states)), (0, 0)))
+        return padded.reshape(n, -1)
+
+
+def _halves(tensor: Tensor) -> dict[str, Tensor]:
+    """Return the two matrices that lie one behind the other in ``tensor``. Raises FileError."""
+    n, *columns = tensor.shape
+    if n % 2 or len(columns) != 1:
+        raise tensor.error(f"shape {list(tensor.shape)}", "[n, width] of an even n")
+    size = tensor.n_bytes // 2
+    made = {}
+    for i, name in enumerate((UP, GATE)):
+        name = f"{name}.weight"
+        place = tensor.offset + i * size
+        made[name] = replace(
+            tensor, name=name, shape=(n // 2, *columns), n_bytes=size, offset=place
+        )
+    return made

@@ -1,0 +1,158 @@
+"""Whisper's encoder as a tower: two convolutions, learned positions, layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.files.keys import MetadataReader
+from treadle.media.clip_config import ClipConfig
+from treadle.media.convolutions import rows_of_1d
+from treadle.media.family import POSITION_TABLE, POSITIONS, GridInputs
+from treadle.media.hf_projector import part_of
+from treadle.media.mel import HOP
+from treadle.media.sound_family import SoundFamily
+from treadle.models.towers.config import tower_config, tower_layer
+from treadle.models.towers.stages import (
+    ActivationStage,
+    AddGivenStage,
+    LinearStage,
+    NormStage,
+    TowerStage,
+)
+
+if TYPE_CHECKING:
+    from treadle.models.towers.config import TowerConfig
+
+CONV1 = "conv1d.1"
+CONV2 = "conv1d.2"
+STEP = 2  # of the second convolution
+GELU = "gelu_erf"
+EPS = 1e-5
+TEXT_WIDTH = 4096  # transformers' own, which Qwen2-Audio's folders omit
+
+
+class WhisperTower(SoundFamily):
+    """A family whose tower is Whisper's encoder, with its last norm in ``tail``."""
+
+    stem_share = 0.02
+    tail: tuple[TowerStage, ...] = (NormStage("post_ln"),)
+
+    def __init__(self, clip: ClipConfig) -> None:
+        super().__init__(clip)
+        self.n_mels = clip.keys.integer("num_mel_bins", lo=1, hi=1024)
+        self._table = clip.floats(POSITION_TABLE)
+        if self._table.ndim != 2 or self._table.shape[1] != clip.n_embd:
+            tensor = clip.gguf.tensors[POSITION_TABLE]
+            raise tensor.error(f"shape {list(tensor.shape)}", f"[n, {clip.n_embd}]")
+        for name in (CONV1, CONV2):
+            matrix = clip.tensor(f"{name}.weight")
+            if matrix.shape[0] != clip.n_embd:
+                raise matrix.error(f"shape {list(matrix.shape)}", f"{clip.n_embd} rows")
+        self.stems = convolution_stems(clip, {CONV1: 3 * self.n_mels, CONV2: 3 * clip.n_embd})
+        self.tower = tower_config(
+            clip.projector_type,
+            n_given=clip.n_embd,
+            stem=(AddGivenStage(POSITIONS),),
+            n_embd=clip.n_embd,
+            norm_eps=clip.norm_eps,
+            layers=tuple(
+                tower_layer(i, n_embd=clip.n_embd, n_head=clip.n_head, n_ff=clip.n_ff)
+                for i in range(clip.n_layer)
+            ),
+            tail=self.tail,
+            activation=GELU,
+        )
+
+    @property
+    def n_positions(self) -> int:
+        """Most rows of one pass."""
+        return len(self._table)
+
+    @property
+    def n_frames(self) -> int:
+        """Most frames of one pass."""
+        return STEP * self.n_positions
+
+    @property
+    def n_samples(self) -> int:
+        """Most samples of one pass."""
+        return HOP * self.n_frames
+
+    def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
+        """See ``MediaFamily``."""
+        return rows if stage == len(self.stems) else rows_of_1d(rows, (1, STEP)[stage])
+
+    def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
+        """See ``MediaFamily``."""
+        return GridInputs(rows={POSITIONS: self._table[: grid[1]]})
+
+
+def convolution_stems(clip: ClipConfig, widths: Mapping[str, int]) -> tuple[TowerConfig, ...]:
+    """Return the plans of convolutions, each with a GELU behind it. ``widths``: the number of
+    values that a result reads, by name.
+    """
+    return tuple(
+        tower_config(
+            f"{clip.projector_type}.{name}",
+            n_given=width,
+            stem=(LinearStage(name), ActivationStage(GELU)),
+        )
+        for name, width in widths.items()
+    )
+
+
+def stack_factor(clip: ClipConfig) -> int:
+    """Return how many states are joined to one row."""
+    return clip.keys.integer("projector.stack_factor", lo=1, hi=64)
+
+
+def read_encoder(config: MetadataReader, projector_type: str) -> dict[str, Any]:
+    """Return the keys of a Hugging Face folder's encoder, ``audio_config``."""
+    audio = part_of(config, "audio_config")
+    text = part_of(config, "text_config")
+
+    def size(names: tuple[str, str]) -> int:
+        return audio.integer(names[0] if audio.get(names[0]) is not None else names[1])
+
+    return {
+        "has_audio_encoder": True,
+        "projector_type": projector_type,
+        "audio.embedding_length": size(("d_model", "hidden_size")),
+        "audio.feed_forward_length": size(("encoder_ffn_dim", "intermediate_size")),
+        "audio.block_count": size(("encoder_layers", "num_hidden_layers")),
+        "audio.attention.head_count": size(("encoder_attention_heads", "num_attention_heads")),
+        "audio.attention.layer_norm_epsilon": EPS,
+        "audio.num_mel_bins": audio.integer("num_mel_bins"),
+        "audio.projection_dim": text.integer("hidden_size", TEXT_WIDTH),
+    }
+
+
+LAYERS: Mapping[str, str] = {
+    "audio_tower.layers.{}.self_attn_layer_norm": "a.blk.{}.ln1",
+    "audio_tower.layers.{}.final_layer_norm": "a.blk.{}.ln2",
+    "audio_tower.layers.{}.self_attn.q_proj": "a.blk.{}.attn_q",
+    "audio_tower.layers.{}.self_attn.k_proj": "a.blk.{}.attn_k",
+    "audio_tower.layers.{}.self_attn.v_proj": "a.blk.{}.attn_v",
+    "audio_tower.layers.{}.self_attn.out_proj": "a.blk.{}.attn_out",
+    "audio_tower.layers.{}.fc1": "a.blk.{}.ffn_up",
+    "audio_tower.layers.{}.fc2": "a.blk.{}.ffn_down",
+}
+ENCODER: Mapping[str, str] = {
+    **LAYERS,
+    "audio_tower.conv1": "a.conv1d.1",
+    "audio_tower.conv2": "a.conv1d.2",
+    "audio_tower.embed_positions": "a.position_embd",
+    "audio_tower.layer_norm": "a.post_ln",
+}
+PREFIXES = ("audio_tower.", "multi_modal_projector.")
+
+
+def column(bias: np.ndarray) -> np.ndarray:
+    """Return a convolution's bias as projector files have it: ``[n, 1]``."""
+    return bias[:, None]
+
+
+MADE = {"a.conv1d.1.bias": column, "a.conv1d.2.bias": column}

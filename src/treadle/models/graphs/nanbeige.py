@@ -1,0 +1,121 @@
+"""Nanbeige 4.2: a decoder whose layers run several times, with the same weights and with keys and
+values of each time's own.
+
+::
+
+    x = embed(ids)
+    for each loop:
+        x = layer(x)                     each of the file's layers
+        x = norm(x)                      with the weights of the last norm, unless the file says no
+    logits = linear(norm(x))
+
+A config has a record for each layer of each loop: those of loop j follow those of loop j - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.layer import build_layer
+from treadle.models.ops import TensorSlice
+from treadle.models.structure import Graph, TensorRow, layer_of
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows, TensorName
+
+LOOPS = "num_loops"
+SKIPS_NORM = "skip_loop_final_norm"
+N_LOOPS_MOST = 64
+
+
+class LoopedOps:
+    """The ops of a graph, in which the weights of each loop's layers are those of the file's.
+
+    ``n``: layers of the file. All other words of the vocabulary are the ops' own.
+    """
+
+    def __init__(self, ops: Ops, n: int) -> None:
+        self._ops = ops
+        self._n = n
+
+    def __getattr__(self, word: str) -> Any:
+        return getattr(self._ops, word)
+
+    def _own(self, name: TensorName) -> TensorName:
+        if isinstance(name, TensorSlice):
+            return TensorSlice(own_name(name.whole, self._n), name.first, name.n)
+        return own_name(name, self._n)
+
+    def has(self, name: str) -> bool:
+        return self._ops.has(own_name(name, self._n))
+
+    def norm(self, label: str, x: Rows, weight: str, **settings: Any) -> Rows:
+        return self._ops.norm(label, x, own_name(weight, self._n), **settings)
+
+    def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
+        return self._ops.linears(label, x, [self._own(name) for name in weights])
+
+    def linear(self, label: str, x: Rows, weight: TensorName) -> Rows:
+        return self._ops.linear(label, x, self._own(weight))
+
+
+def own_name(name: str, n: int) -> str:
+    """Return the name in the file of a tensor of any loop's layer."""
+    i, rest = layer_of(name)
+    return name if i < n else f"blk.{i % n}.{rest}"
+
+
+def build(g: Ops) -> Rows:
+    """Build the layers of all loops, and the norms between loops."""
+    config = g.config
+    n = config.n_layer // config.n_loops
+    looped: Any = LoopedOps(g, n)
+    x = first(g)
+    for i in config.here:
+        x = build_layer(looped, i, g.layer(i, x), *halves_of(config.layers[i]))
+        x = g.steer(f"L{i}.control", x, layer=i)
+        if config.loop_norm and (i + 1) % n == 0 and i + 1 < config.n_layer:
+            x = g.norm(f"L{i}.loop_norm", x, "output_norm")
+    return g.layer(config.here.stop, x)
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Read a decoder's config, with a record for each layer of each loop."""
+    config = reading.read(keys, arch)
+    n_loops = keys.integer(LOOPS, 1, lo=1, hi=N_LOOPS_MOST)
+    n = config.n_layer
+    layers = tuple(
+        replace(layer, kv_from=j * n + layer.kv_from)
+        for j in range(n_loops)
+        for layer in config.layers
+    )
+    norm = not keys.flag(SKIPS_NORM, False)
+    return replace(config, layers=layers, n_loops=n_loops, loop_norm=norm)
+
+
+class LoopedGraph(Graph):
+    """A graph whose tensors are those of the first loop."""
+
+    def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
+        n = config.n_layer // config.n_loops
+        return super().tensors(replace(config, layers=config.layers[:n]))
+
+
+# No "stream": layers of several stages would need the same weights.
+_OUTPUTS = {name: build for name, build in DECODER.outputs.items() if name != "stream"}
+NANBEIGE = LoopedGraph(
+    build=build,
+    outputs=_OUTPUTS,
+    rows=DECODER.rows,
+    sizes=DECODER.sizes,
+    sublayers=halves_of,
+    read=read,
+    parts=DECODER.parts,
+)

@@ -1,0 +1,155 @@
+"""Drafter with a Gemma 4 assistant, which reads the model's own keys and values.
+
+It has no cache, and no text of its own to read: after any run of the model it can draft at once,
+from the state of the last token but one and the pages of the request's sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import Engine
+from treadle.engine.observer import EngineObserver
+from treadle.errors import UnsupportedError
+from treadle.kvcache.lent import LentCache
+from treadle.kvcache.sequence import Sequence
+from treadle.models.graphs.assistant import GIVEN, bound
+from treadle.spec_decode.draft_model import FIRST_LOOK, Drafter, K, check_vocabularies
+from treadle.spec_decode.mtp import AHEAD, ModelStates, share_of
+
+if TYPE_CHECKING:
+    from treadle.engine.logits import LogitsBatch
+    from treadle.engine.prepared_plan import PreparedPlan
+    from treadle.files.gguf import GGUF
+    from treadle.kvcache.cache import KVCache
+    from treadle.models.config import Config
+
+
+class AssistantEngine(Engine):
+    """An engine whose layers read the pages of another engine's cache."""
+
+    def __init__(self, gguf: GGUF, config: Config, target: Engine) -> None:
+        self._target = target
+        super().__init__(gguf, config, target.device, n_ctx=target.n_ctx)
+
+    def make_cache(self, *given: Any, **named: Any) -> KVCache:
+        """Return the view of the other engine's cache."""
+        return LentCache(self._target.cache, self.config.n_layer)
+
+
+class GivenStates(EngineObserver):
+    """Gives a run its embeddings and states, ``given``, f32 ``[n, 2 * n_target]``, and keeps the
+    states that follow, ``rows``, f32 ``[n, n_target]``.
+    """
+
+    output = AHEAD
+
+    def __init__(self, n_target: int) -> None:
+        self._n_target = n_target
+        self.given = self.rows = np.zeros((0, 0), np.float32)
+
+    def before_run(self, ready: PreparedPlan) -> None:
+        """Write the given rows."""
+        buffer = ready.plan.takes[GIVEN]
+        rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
+        rows[:, : self.given.shape[1]] = self.given
+        ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
+
+    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+        """Copy the next states."""
+        n = ready.run.n_outputs
+        self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
+
+
+class AssistantDrafter(Drafter):
+    """Drafts for ``engine``. Owners have one of its sequences, ``seq``."""
+
+    observer: ModelStates
+    own_observer: GivenStates
+
+    def __init__(self, made: AssistantEngine, engine: Engine, **given: Any) -> None:
+        super().__init__(made, engine.config.n_vocab, **given)
+        self._before = share_of(made, engine)
+        self.observer = ModelStates(engine.config.n_embd, engine.media)
+        self.own_observer = GivenStates(engine.config.n_embd)
+        self._embeddings = engine.gguf.tensors["token_embd.weight"]
+        self._scale = np.float32(engine.config.embd_scale)
+
+    def keep(self, owners: Collection[Any]) -> None:
+        """See ``Drafter``."""
+        self.observer.keep(owners)
+
+    def knows(self, owner: Any, ids: Ids[int]) -> bool:
+        """Whether the model ran all ids but the last, the one before it with this drafter."""
+        states = self.observer.states.get(owner.seq)
+        if states is None or len(owner.seq) != len(ids) - 1:
+            return False
+        states.settle(ids)
+        states.drop(len(ids) - 2)
+        return states.start == len(ids) - 2 and len(states.ids) == 1
+
+    def read(self, owner: Hashable, ids: Ids[int], within_s: float) -> None:
+        """Nothing is read before a draft."""
+
+    def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
+        """See ``Drafter``."""
+        result: dict[K, list[int]] = {owner: [] for owner in wanted}
+        rows = {owner: self.observer.states[seq_of(owner)].rows[0] for owner in wanted}
+        for i in range(max((n for _, n in wanted.values()), default=0)):
+            going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
+            if not going or len(going) > self.engine.max_tokens:
+                break
+            last = {owner: [*wanted[owner][0][-1:], *result[owner]][-1] for owner in going}
+            given = [np.concatenate([self._embedding(last[own]), rows[own]]) for own in going]
+            self.own_observer.given = np.stack(given)
+            began = self._now()
+            made = self._ask([(seq_of(owner), token) for owner, token in last.items()])
+            self._steps.note(len(going), self._now() - began)
+            for at, (owner, row) in enumerate(zip(going, made, strict=True)):
+                rows[owner] = self.own_observer.rows[at]
+                assert row.top is not None
+                _, token = row.top.first
+                if 0 <= token < self._n_vocab:
+                    result[owner].append(token)
+        return result
+
+    def _ask(self, asked: Ids[tuple[Sequence, int]]) -> LogitsBatch:
+        """Run a token of each sequence, at the position behind its end; they stay as they are."""
+        cache = self.engine.cache
+        parts = []
+        for seq, token in asked:
+            view = Sequence(cache, seq.ids, seq.pages, shifts=seq.shifts)
+            parts.append(BatchItem(view, [token], 1, (FIRST_LOOK,)))
+        return self.engine.sample(parts, self.own_observer)
+
+    def _embedding(self, token: int) -> np.ndarray:
+        """Return the model's embedding of a token, f32 ``[n_target]``."""
+        found = self._embeddings
+        fmt = found.format
+        assert fmt is not None
+        n = found.n_bytes // found.shape[0]
+        row = fmt.dequantize_rows(found.data[token * n : (token + 1) * n])
+        return np.asarray(row, np.float32).reshape(-1) * self._scale
+
+
+def seq_of(owner: Any) -> Sequence:
+    """Return the model's sequence of a request."""
+    seq: Sequence = owner.seq
+    return seq
+
+
+def open_assistant(draft: GGUF, config: Config, engine: Engine) -> AssistantDrafter:
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if the assistant is
+    not one of this model, or the model's layers are in several processes.
+    """
+    check_vocabularies(engine.gguf, draft)
+    if not engine.has_states:
+        what = "drafts from the model's states, which are in another process"
+        raise UnsupportedError(f"{draft.path}: {config.arch.name} {what}")
+    made = AssistantEngine(draft, bound(config, draft, engine.config), engine)
+    return AssistantDrafter(made, engine)
