@@ -50,8 +50,10 @@ def test_what_one_comes_for_is_shown_first() -> None:
     """To ``dir`` and so to completion, and to ``help``: before anything of it is imported."""
     names = run("import json, treadle; print(json.dumps(dir(treadle)))")
     classes = ["AttentionWeights", "ChatCompletions", "ControlVector", "Generation", "LensLogits"]
-    classes += ["Model", "Reply", "Sampling", "Session", "StepValues", "Trace"]
-    functions = ["load", "load_session", "load_shared", "make_control_vector", "run_tools"]
+    classes += ["Model", "Reply", "Sampling", "Session", "SpeechRecognizer", "StepValues", "Trace"]
+    classes += ["Transcript", "TranscriptSegment", "TranscriptWord", "Transcription"]
+    functions = ["load", "load_session", "load_shared", "load_speech", "make_control_vector"]
+    functions.append("run_tools")
     assert names == [*classes, "__version__", "errors", *functions]
     first = run("import json, treadle; print(json.dumps(treadle.__all__[:6]))")
     assert first == ["load", "Model", "Sampling", "Generation", "Session", "load_session"]
@@ -72,7 +74,8 @@ def test_every_exception_is_here_and_in_errors() -> None:
     lazy = {"load", "Model", "Sampling", "Generation", "Session", "load_session"}
     lazy |= {"Reply", "run_tools", "ControlVector", "make_control_vector"}
     lazy |= {"Trace", "StepValues", "AttentionWeights", "LensLogits"}
-    lazy |= {"ChatCompletions", "load_shared"}
+    lazy |= {"ChatCompletions", "load_shared", "load_speech", "SpeechRecognizer"}
+    lazy |= {"Transcription", "Transcript", "TranscriptSegment", "TranscriptWord"}
     kinds = {
         name
         for name, kind in vars(treadle.errors).items()

@@ -22,6 +22,8 @@
 - ``run_tools(model, messages, functions)``: a chat whose model calls functions
 - ``ControlVector``: directions that change a model's style; ``make_control_vector`` makes one from
   pairs of texts
+- ``load_speech(path)`` opens a speech model (Whisper), whose ``transcribe`` turns sound into text:
+  a ``Transcription``, an iterator of ``TranscriptSegment``, and at its end a ``Transcript``
 - ``openai``: OpenAI's client for a model of this process
 - ``errors``: the exceptions, drawn as a tree; all of them are ``TreadleError``, and all of them are
   here too: ``treadle.FileError``
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from treadle.api.model import Model, load, load_session
     from treadle.api.session import Session
     from treadle.api.shared_models import load_shared
+    from treadle.api.speech import SpeechRecognizer, load_speech
     from treadle.api.tool_chat import Reply, run_tools
     from treadle.distributed import cluster as cluster
     from treadle.errors import (
@@ -64,6 +67,8 @@ if TYPE_CHECKING:
     )
     from treadle.models.control_vector import ControlVector
     from treadle.sampling import Sampling
+    from treadle.speech.transcript import Transcript, TranscriptSegment, TranscriptWord
+    from treadle.speech.transcription import Transcription
 
 __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "load",
@@ -82,6 +87,12 @@ __all__ = [  # noqa: RUF022 - in the order that a reader wants
     "StepValues",
     "AttentionWeights",
     "LensLogits",
+    "load_speech",
+    "SpeechRecognizer",
+    "Transcription",
+    "Transcript",
+    "TranscriptSegment",
+    "TranscriptWord",
     "TreadleError",
     "CacheError",
     "CompileError",
@@ -115,6 +126,12 @@ _LAZY = {
     "StepValues": "treadle.api.hooks",
     "AttentionWeights": "treadle.api.hooks",
     "LensLogits": "treadle.api.hooks",
+    "load_speech": "treadle.api.speech",
+    "SpeechRecognizer": "treadle.api.speech",
+    "Transcription": "treadle.speech.transcription",
+    "Transcript": "treadle.speech.transcript",
+    "TranscriptSegment": "treadle.speech.transcript",
+    "TranscriptWord": "treadle.speech.transcript",
 }
 _MODULES = {
     "errors": "treadle.errors",

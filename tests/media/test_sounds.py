@@ -203,7 +203,7 @@ def test_as_the_standard_library_writes_it() -> None:
 
 
 def test_more_than_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treadle.media.wav._FRAMES", 7)
+    monkeypatch.setattr("treadle.media.wav.FRAMES", 7)
     values = np.arange(1000, dtype="<i2")
     got = read_sound(wav(values.tobytes(), channels=2))
     np.testing.assert_array_equal(got, np.float32(values.reshape(-1, 2).mean(1) / 32768))

@@ -17,7 +17,14 @@ from treadle.cli.app import COMMANDS, SECTIONS
 from treadle.cli.environment import commands_of, prefix_of
 
 COMMAND_LINE = Path(__file__).resolve().parents[2] / "docs" / "command-line.md"
-FUNCTIONS = ("load", "load_shared", "load_session", "run_tools", "make_control_vector")
+FUNCTIONS = (
+    "load",
+    "load_shared",
+    "load_session",
+    "load_speech",
+    "run_tools",
+    "make_control_vector",
+)
 CLASSES = (
     "Model",
     "Generation",
@@ -30,6 +37,11 @@ CLASSES = (
     "StepValues",
     "AttentionWeights",
     "LensLogits",
+    "SpeechRecognizer",
+    "Transcription",
+    "Transcript",
+    "TranscriptSegment",
+    "TranscriptWord",
 )
 INTERNAL = {
     "Model": (
@@ -43,11 +55,14 @@ INTERNAL = {
     ),
     "Generation": ("begin", "wait"),
     "Session": ("retire",),
+    "SpeechRecognizer": ("run",),
+    "Transcription": ("step",),
     "Trace": ("begin", "calls", "end", "is_hooked", "truncated"),
 }
 # Modules of the server, and whose calls they answer.
 PROTOCOLS = {
     "anthropic": "Anthropic",
+    "audio": "OpenAI",
     "completions": "OpenAI",
     "chat": "OpenAI",
     "chat_servers": "OpenAI",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from treadle.catalog.records import read_facts, write_facts
 from treadle.catalog.stored import StoredModel
 from treadle.errors import TreadleError
 from treadle.models.config import USUAL_CONTEXT
+from treadle.models.ignored_tensors import SPEECH
 from treadle.version import __version__
 
 if TYPE_CHECKING:
@@ -31,13 +33,15 @@ KV = "f16"  # the default type of keys and values
 TEXT = "text"
 VECTORS = "vectors"
 SCORES = "scores"
+SPEECH_TEXT = "speech"  # the text of sound
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts of one model.
 
-    kind: "text", "vectors" or "scores": what it gives. format: of most of its weights.
+    kind: "text", "vectors", "scores" or "speech", the text of sound: what it gives. format: of most
+    of its weights.
     n_context: tokens that it was trained for. kv_bytes: of keys, values and states of one text of
     USUAL_CONTEXT tokens, or of ``n_context`` if that is less; full_kv_bytes: of ``n_context``.
     reads_media: whether it reads pictures or sounds with a projector. modalities: of pictures and
@@ -122,6 +126,8 @@ def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
         "n_parameters": sum(math.prod(tensor.shape) for tensor in gguf.tensors.values()),
         "has_template": "tokenizer.chat_template" in gguf.metadata,
     }
+    if known["architecture"] in SPEECH:
+        return describe_speech(gguf, known)
     try:
         config = load_config(gguf, warn=False)
     except TreadleError as error:
@@ -135,6 +141,27 @@ def describe(gguf: GGUF, projector: Path | None) -> ModelFacts:
         full_kv_bytes=cache_bytes(config, config.n_ctx_train),
         reads_media=config.arch.pictures,
         modalities=modalities_of(gguf, config, projector),
+    )
+
+
+def describe_speech(gguf: GGUF, known: Mapping[str, Any]) -> ModelFacts:
+    """Return the facts of a speech model."""
+    from treadle.speech.read import read_parts
+
+    try:
+        config = read_parts(gguf).config
+    except TreadleError as error:
+        return ModelFacts(**known, kind=SPEECH_TEXT, problem=str(error))
+    # Keys and values of a text are f16, those of its window f32.
+    of_row = 2 * config.n_embd * config.n_text_layer
+    n_bytes = of_row * (2 * config.n_text_ctx + 4 * config.n_audio_ctx)
+    return ModelFacts(
+        **known,
+        kind=SPEECH_TEXT,
+        n_context=config.n_text_ctx,
+        kv_bytes=n_bytes,
+        full_kv_bytes=n_bytes,
+        modalities=("audio",),
     )
 
 

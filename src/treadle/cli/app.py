@@ -30,6 +30,7 @@ SECTIONS = {
         "launch": "Start a coding agent on a local model.",
         "batch": "Answer a file of requests.",
         "cluster": "Serve a model from several machines.",
+        "transcribe": "Transcribe sound, or translate it into English.",
         "embed": "Compute embedding vectors of texts.",
         "rerank": "Rank documents by how well they answer a query.",
     },

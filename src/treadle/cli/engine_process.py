@@ -19,7 +19,13 @@ from typing import Any
 from treadle.cli.engine_options import CheckedOptions, ServeRole
 from treadle.cli.ui.progress import ProgressBar
 from treadle.errors import TreadleError
-from treadle.server.router.engine import EngineOrder, ReportPipe, end_with_router, serve_engine
+from treadle.server.router.engine import (
+    EngineOrder,
+    ReportPipe,
+    end_with_router,
+    serve_engine,
+    serve_speech_engine,
+)
 
 DONE = 0
 FAILED = 1
@@ -94,12 +100,25 @@ class EngineLoad(ServeRole):
     def take(self, checked: CheckedOptions) -> None:
         """Load and serve. Raises TreadleError."""
         from treadle.cli.load import find_model, keeps_states, load_model, warn_of_template
+        from treadle.cli.speech import load_recognizer, speech_model_path
         from treadle.cli.ui.table import remark
 
         loading = checked.loading
         if loading.get("kv_tokens"):  # the default size, not one that options name
             loading["kv_bytes"] = self.order.kv_bytes
         progress = ReportedProgress(self.pipe)
+        own = replace(
+            checked.settings,
+            alias=self.order.name,
+            api_keys=self.order.keys,
+            page=False,
+            allow_origins=(),
+            is_engine=True,
+        )
+        if (speech := speech_model_path(checked.models[0], progress)) is not None:
+            with load_recognizer(speech, progress, loading) as recognizer:
+                serve_speech_engine(recognizer, own, self.order, self.pipe)
+            return
         # The option is for all models, and page files hold no state of layers.
         if loading.get("cache_dir") and keeps_states(find_model(checked.models[0], progress)):
             loading["cache_dir"] = None
@@ -107,17 +126,8 @@ class EngineLoad(ServeRole):
         loaded = load_model(checked.models[0], progress, **loading)
         warn_of_template(loaded, progress)
         toolbox = checked.tool_servers.open()
-        own = replace(
-            checked.settings,
-            toolbox=toolbox,
-            alias=self.order.name,
-            api_keys=self.order.keys,
-            page=False,
-            allow_origins=(),
-            is_engine=True,
-        )
         with loaded, toolbox or nullcontext():
-            serve_engine(loaded, own, self.order, self.pipe)
+            serve_engine(loaded, replace(own, toolbox=toolbox), self.order, self.pipe)
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treadle.catalog.facts import ModelFacts, facts_of, memory_fit
+from treadle.catalog.facts import SPEECH_TEXT, ModelFacts, facts_of, memory_fit
 from treadle.catalog.names import NamedModel
 from treadle.catalog.records import last_used, usual_speed
 from treadle.catalog.stored import StoredModel
@@ -70,6 +70,8 @@ def reads(report: Mapping[str, Any]) -> str:
     """Return what a model reads besides text, or what it gives in place of text."""
     if report["problem"]:
         return "partial" if report["state"] == "partial" else "not supported"
+    if report["gives"] == SPEECH_TEXT:
+        return "sound; gives text"
     kinds = [NOUNS[kind] for kind in report["reads"][1:]]
     text = ", ".join(["text", *kinds])
     return text if report["gives"] == "text" else f"{text}; gives {report['gives']}"

@@ -11,6 +11,7 @@ from treadle.errors import FileError
 
 # Files of a Hugging Face directory: configuration, and weights as one file or by an index.
 CONFIG = "config.json"
+CTRANSLATE2 = "model.bin"  # the file of a folder of CTranslate2
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODELOPT = "hf_quant_config.json"  # quantisation settings of ModelOpt's first versions
@@ -52,7 +53,7 @@ def find_model(path: str | os.PathLike[str]) -> Path:
     """Return the file to open for ``path``: a file or first shard, a stem of shards, or a folder.
 
     ``model.gguf`` and ``model`` stand for ``model-00001-of-00003.gguf``; a folder stands for its
-    only model. Raises FileError if no model, or more than one, matches.
+    only model, or for CTranslate2's. Raises FileError if no model, or more than one, matches.
     """
     if not os.fspath(path):
         raise FileError("an empty name", path="''", expected="a GGUF file")
@@ -61,6 +62,8 @@ def find_model(path: str | os.PathLike[str]) -> Path:
         firsts = [p for p in sorted(given.glob("*.gguf")) if _is_first(p)]
         if len(firsts) == 1:
             return firsts[0]
+        if not firsts and (given / CTRANSLATE2).is_file():
+            return given / CTRANSLATE2
         if not firsts:
             raise FileError("is a folder that contains no GGUF file", path=given)
         found = listed([p.name for p in firsts], SHOWN)

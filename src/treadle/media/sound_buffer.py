@@ -14,40 +14,66 @@ MIN_RATE = 1_000
 MAX_RATE = 384_000
 
 
-class SoundBuffer:
-    """A sound of one channel at 16 kHz, checked against the limits while it grows."""
+class SoundResampling:
+    """A sound of one channel on its way to 16 kHz, whose length is checked while it grows."""
 
     def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
         if not MIN_RATE <= rate <= MAX_RATE:
             raise FileError(
                 f"{rate} samples a second", path=place, expected=f"{MIN_RATE} to {MAX_RATE}"
             )
-        self._rate = rate
+        self.rate = rate
         self._limits = limits
         self._place = place
         self._resampler = Resampler(rate, RATE)
+        self._n_frames = 0
+
+    def add(self, samples: np.ndarray) -> np.ndarray:
+        """Take float32 [n] at the file's rate; return those at 16 kHz that are complete, float32
+        [m]. Raises UnsupportedError beyond the limits, FileError for NaN and infinity.
+        """
+        self._n_frames += len(samples)
+        self._limits.check_seconds(self._n_frames / self.rate, self._place)
+        check_finite(samples, self._place)
+        return self._resampler.push(samples)
+
+    def finish(self) -> np.ndarray:
+        """Return the last samples, float32 [m]. Raises FileError if there were none at all."""
+        if not self._n_frames:
+            raise FileError("no samples", path=self._place, expected="a sound")
+        return self._resampler.finish()
+
+
+class SoundBuffer:
+    """All samples of a sound of one channel at 16 kHz, checked against limits as it grows."""
+
+    def __init__(self, rate: int, limits: MediaLimits, place: str) -> None:
+        self._resampling = SoundResampling(rate, limits, place)
+        self._limits = limits
+        self._place = place
         self._parts = list[np.ndarray]()
         self._n_frames = 0
 
     def expect(self, n_frames: int) -> None:
         """Raise UnsupportedError if so many samples at the file's rate are beyond the limits."""
-        seconds = n_frames / self._rate
+        seconds = n_frames / self._resampling.rate
         self._limits.check_seconds(seconds, self._place)
         self._limits.check_bytes("audio", int(seconds * RATE) * 4, self._place)
 
     def add(self, samples: np.ndarray) -> None:
-        """Append float32 [n] at the file's rate. Raises UnsupportedError beyond the limits."""
+        """Append float32 [n] at the file's rate. Raises UnsupportedError beyond the limits,
+        FileError for NaN and infinity.
+        """
         self._n_frames += len(samples)
         self.expect(self._n_frames)
-        self._parts.append(self._resampler.push(samples))
+        self._parts.append(self._resampling.add(samples))
 
     def finish(self) -> np.ndarray:
-        """Return all samples, float32 [n]. Raises FileError if there are none, or not all are
-        finite.
-        """
-        samples = np.concatenate([*self._parts, self._resampler.finish()])
-        if not len(samples):
-            raise FileError("no samples", path=self._place, expected="a sound")
-        if not np.isfinite(samples).all():
-            raise FileError("NaN or infinite samples", path=self._place)
-        return samples
+        """Return all samples, float32 [n]. Raises FileError if there are none."""
+        return np.concatenate([*self._parts, self._resampling.finish()])
+
+
+def check_finite(samples: np.ndarray, place: str) -> None:
+    """Raise FileError for samples of which some are NaN or infinite."""
+    if not np.isfinite(samples).all():
+        raise FileError("NaN or infinite samples", path=place)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -33,14 +34,9 @@ def decode_sound(data: bytes, limits: MediaLimits, place: str) -> np.ndarray:
     limits.check_bytes("audio", len(data), place)
     if not data:
         raise FileError("an empty file", path=place, expected="a sound")
-    found = media_format(data)
-    if found not in SOUNDS:
-        what = "a file of unknown format" if found is None else f"{found.name} is not read"
-        raise UnsupportedError(
-            f"{place}: {what}: expected {', '.join(known.name for known in SOUNDS)}"
-        )
+    found = sound_format(data, place)
     if found != WAV:
-        return _decode_elsewhere(data, found, _library(found, place), limits, place)
+        return _decode_elsewhere(data, found, library_for(found, place), limits, place)
     sound = open_wav(data, place)
     buffer = SoundBuffer(sound.rate, limits, place)
     buffer.expect(sound.n_frames)
@@ -49,8 +45,19 @@ def decode_sound(data: bytes, limits: MediaLimits, place: str) -> np.ndarray:
     return buffer.finish()
 
 
-def _library(found: MediaFormat, place: str) -> str:
-    """Return the name of an installed library that reads a format."""
+def sound_format(head: bytes, place: str) -> MediaFormat:
+    """Return the format of a file by its first bytes. Raises UnsupportedError."""
+    found = media_format(head)
+    if found is None or found not in SOUNDS:
+        what = "a file of unknown format" if found is None else f"{found.name} is not read"
+        raise UnsupportedError(
+            f"{place}: {what}: expected {', '.join(known.name for known in SOUNDS)}"
+        )
+    return found
+
+
+def library_for(found: MediaFormat, place: str) -> str:
+    """Return the name of an installed library that reads a format. Raises TreadleError."""
     if is_installed("av"):
         return "av"
     if found in _ONLY_AV:
@@ -83,11 +90,9 @@ def _decode_elsewhere(
         "limits": vars(limits),
         "place": place[:200],
     }
-    flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-    command = [interpreter(), *flags, "-c", _START, json.dumps(request), *import_path()]
     try:
         done = subprocess.run(
-            command,
+            decoder_command(request),
             input=data,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # decoders write of every damaged frame
@@ -105,13 +110,29 @@ def _decode_elsewhere(
     reply = memoryview(done.stdout)[1:]
     if done.returncode == 0 and kind == SAMPLES and len(reply) % 4 == 0:
         return np.frombuffer(reply, np.float32).copy()  # aligned, and writable
-    if done.returncode == 0 and kind == REFUSED:
-        raise UnsupportedError(bytes(reply).decode("utf-8", "replace"))
-    if done.returncode == 0 and kind == MEMORY:
-        raise UnsupportedError(
+    if done.returncode == 0 and kind in (REFUSED, MEMORY, DAMAGED):
+        raise decoder_error(kind, bytes(reply), found, limits, place)
+    reason = f"its decoder ended with exit code {done.returncode}"
+    raise FileError(f"damaged: {reason}", path=place, expected=found.name)
+
+
+def decoder_command(request: dict[str, Any]) -> list[str]:
+    """Return the command of a process that decodes; see ``sound_process.serve``."""
+    flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
+    return [interpreter(), *flags, "-c", _START, json.dumps(request), *import_path()]
+
+
+def decoder_error(
+    kind: bytes, text: bytes, found: MediaFormat, limits: MediaLimits, place: str
+) -> TreadleError:
+    """Return the error that such a process tells."""
+    from treadle.media.sound_process import MEMORY, REFUSED
+
+    told = text.decode("utf-8", "replace")
+    if kind == REFUSED:
+        return UnsupportedError(told)
+    if kind == MEMORY:
+        return UnsupportedError(
             f"{place}: decoding takes more than {limits.decoding_bytes >> 20} MiB, the limit"
         )
-    reason = f"its decoder ended with exit code {done.returncode}"
-    if kind == DAMAGED:
-        reason = bytes(reply).decode("utf-8", "replace")[:300]
-    raise FileError(f"damaged: {reason}", path=place, expected=found.name)
+    return FileError(f"damaged: {told[:300]}", path=place, expected=found.name)

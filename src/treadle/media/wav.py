@@ -20,48 +20,69 @@ EXTENSIBLE = 0xFFFE  # the format's number stands in a later field
 # Numbers of RFC 2361's registry, so that an error can name them.
 _CODECS = {2: "ADPCM", 6: "A-law", 7: "mu-law", 0x11: "IMA ADPCM", 0x31: "GSM", 0x55: "MP3"}
 _WIDTHS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}  # bits of a sample
-_STREAMED = 0xFFFFFFFF  # a size that was unknown when the header was written
+STREAMED = 0xFFFFFFFF  # a size that was unknown when the header was written
 _MAX_CHANNELS = 64
-_FRAMES = 1 << 18  # of one block
+FRAMES = 1 << 18  # of one block
 
 
 @dataclass(frozen=True)
-class WavSound:
-    """A WAV file's samples, not yet decoded: frames of one sample for each channel."""
+class WavFormat:
+    """The form of a WAV file's samples.
+
+    rate: frames a second; a frame has one sample for each channel. codec: ``PCM`` or ``FLOAT``.
+    bits: of a sample.
+    """
 
     rate: int
-    """Frames a second."""
-    n_frames: int
-    _data: memoryview
-    _codec: int
-    _bits: int
-    _channels: int
+    codec: int
+    bits: int
+    channels: int
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the mean of the channels as float32 [n], block by block."""
-        n_bytes = self._channels * self._bits // 8
-        for begin in range(0, self.n_frames, _FRAMES):
-            end = min(begin + _FRAMES, self.n_frames)
-            samples = self._decoded(self._data[begin * n_bytes : end * n_bytes])
-            if self._channels == 1:
-                yield samples
-            else:
-                yield samples.reshape(-1, self._channels).mean(1)
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a frame."""
+        return self.channels * self.bits // 8
 
-    def _decoded(self, data: memoryview) -> np.ndarray:
+    def mono(self, data: bytes | memoryview) -> np.ndarray:
+        """Return the mean of the channels of whole frames, float32 [n]."""
+        samples = self._decoded(data)
+        return samples if self.channels == 1 else samples.reshape(-1, self.channels).mean(1)
+
+    def _decoded(self, data: bytes | memoryview) -> np.ndarray:
         """Return samples as float32 [n]."""
-        if self._codec == FLOAT:
+        if self.codec == FLOAT:
             with np.errstate(over="ignore"):  # infinite then, which is refused
-                return np.frombuffer(data, f"<f{self._bits // 8}").astype(np.float32)
-        if self._bits == 8:  # the only width without a sign
+                return np.frombuffer(data, f"<f{self.bits // 8}").astype(np.float32)
+        if self.bits == 8:  # the only width without a sign
             return (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
-        if self._bits == 24:
+        if self.bits == 24:
             wide = np.zeros((len(data) // 3, 4), np.uint8)
             wide[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
             values = wide.view("<i4").reshape(-1)
             return values.astype(np.float32) / np.float32(1 << 31)
-        values = np.frombuffer(data, f"<i{self._bits // 8}")
-        return values.astype(np.float32) / np.float32(1 << self._bits - 1)
+        values = np.frombuffer(data, f"<i{self.bits // 8}")
+        return values.astype(np.float32) / np.float32(1 << self.bits - 1)
+
+
+@dataclass(frozen=True)
+class WavSound:
+    """A WAV file's samples, not yet decoded."""
+
+    format: WavFormat
+    n_frames: int
+    _data: memoryview
+
+    @property
+    def rate(self) -> int:
+        """Frames a second."""
+        return self.format.rate
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the mean of the channels as float32 [n], block by block."""
+        n_bytes = self.format.frame_bytes
+        for begin in range(0, self.n_frames, FRAMES):
+            end = min(begin + FRAMES, self.n_frames)
+            yield self.format.mono(self._data[begin * n_bytes : end * n_bytes])
 
 
 def open_wav(data: bytes, place: str) -> WavSound:
@@ -80,20 +101,22 @@ def open_wav(data: bytes, place: str) -> WavSound:
         if name == b"data":
             if described is None:
                 raise FileError("the samples come before their format", path=place, offset=at)
-            if size == _STREAMED:
+            if size == STREAMED:
                 size = len(view) - at
             if size > len(view) - at:
                 raise FileError(
                     f"cut: {len(view) - at} bytes of samples", path=place, expected=f"{size} bytes"
                 )
-            return _sound(described, view[at : at + size], place)
+            form = wav_format(described, place)
+            return WavSound(form, size // form.frame_bytes, view[at : at + size])
         if name == b"fmt ":
             described = view[at : at + size]
         at += size + size % 2  # chunks begin at even offsets
     raise FileError("no samples", path=place, expected="a data chunk")
 
 
-def _sound(described: memoryview, data: memoryview, place: str) -> WavSound:
+def wav_format(described: memoryview, place: str) -> WavFormat:
+    """Read the contents of a chunk ``fmt``. Raises FileError and UnsupportedError."""
     try:
         codec, channels, rate, _, n_bytes, bits = struct.unpack_from("<HHIIHH", described)
         if codec == EXTENSIBLE:
@@ -114,4 +137,4 @@ def _sound(described: memoryview, data: memoryview, place: str) -> WavSound:
             path=place,
             expected=f"1 to {_MAX_CHANNELS} channels that fill a frame",
         )
-    return WavSound(rate, len(data) // n_bytes, data, codec, bits, channels)
+    return WavFormat(rate, codec, bits, channels)

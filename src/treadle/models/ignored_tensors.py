@@ -62,7 +62,6 @@ _REASONS: dict[str, str] = {
     "it generates speech, not text": (
         "qwen3tts qwen3_tts pockettts pocket_tts wavtokenizer-dec wavtokenizer"
     ),
-    "it transcribes speech: its decoder attends to an audio encoder": "whisper",
     "it transcribes speech, which is not supported": (
         "glmasr fun_asr_nano vibevoice_asr nemo_speechlm omniasr kyutai_speech_to_text "
         "moss_transcribe_diarize voxtral_realtime"
@@ -98,3 +97,6 @@ _REASONS: dict[str, str] = {
     ),
 }
 LEFT_OUT: dict[str, str] = {name: why for why, names in _REASONS.items() for name in names.split()}
+SPEECH = ("whisper",)
+"""Architectures that ``treadle.speech`` reads."""
+IS_SPEECH = "a speech model: it transcribes sound, with treadle transcribe or treadle.load_speech"

@@ -12,7 +12,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
 from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
-from treadle.models.ignored_tensors import LEFT_OUT
+from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
 from treadle.models.keys import NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
 from treadle.models.structure import check_tensors, find_factors, layer_of
@@ -159,6 +159,8 @@ def _find_arch(gguf: GGUF) -> Arch:
             where="general.architecture",
             expected="the name of an architecture",
         )
+    if name in SPEECH:
+        raise UnsupportedError(f"{gguf.path}: {IS_SPEECH}")
     if name in LEFT_OUT:
         what = f"architecture {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{gguf.path}: {what}")

@@ -38,6 +38,7 @@ from treadle.server.http.path_prefix import PathPrefix
 from treadle.server.openai_routes import OPENAI_DELETE, OPENAI_GET, OPENAI_POST
 from treadle.server.protocols import (
     anthropic,
+    audio,
     control_vectors,
     embeddings,
     kept_stream_actions,
@@ -73,6 +74,8 @@ POST: dict[str, Handler] = {
     "/completion": llamacpp.completion,
     "/infill": llamacpp.infill,
     "/embedding": embeddings.native_embedding,
+    "/v1/audio/transcriptions": audio.refuse,
+    "/v1/audio/translations": audio.refuse,
     "/v1/rerank": rerank.rerank,
     "/v1/reranking": rerank.rerank,
     "/v2/rerank": rerank.cohere_rerank,
@@ -109,7 +112,7 @@ DELETE: dict[str, Handler] = {
     "/v1/stream": kept_stream_actions.stop,
 }
 NOT_YET = (  # paths that clients know and treadle does not implement
-    "/v1/audio/transcriptions",
+    "/v1/audio/speech",
     "/v1/images/generations",
     "/v1/responses/compact",
     "/api/pull",

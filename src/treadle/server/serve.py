@@ -171,13 +171,23 @@ def serve(
     """Serve ``model`` until a signal. ``ready`` is called with the addresses, one a line. Raises
     TreadleError if it cannot listen or compile, or for wrong files of TLS or keys.
     """
-    service = Service(model, settings)
+    run_service(Service(model, settings), build_app, port, grace_s, ready)
+
+
+def run_service(
+    service: Any,
+    build: Callable[[Any], Starlette],
+    port: int,
+    grace_s: float,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve a Service, or a SpeechService, as ``serve`` does; ``build`` makes its application."""
     listeners: Listeners | None = None
     # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)
     try:
-        listeners = Listeners(settings.hosts, port)
-        asyncio.run(ServerProcess(service, grace_s, ready).run(listeners))
+        listeners = Listeners(service.settings.hosts, port)
+        asyncio.run(ServerProcess(service, grace_s, ready, build).run(listeners))
     finally:
         if listeners is not None:
             listeners.close()

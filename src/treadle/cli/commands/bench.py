@@ -141,6 +141,12 @@ class Schedule:
 )
 @MMPROJ
 @IMAGE_MAX_TOKENS
+@click.option(
+    "--sound",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Sound that speech models transcribe.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a list of objects.")
 def command(
     models: tuple[str, ...],
@@ -157,6 +163,7 @@ def command(
     pictures: tuple[ImageSize, ...],
     mmproj: str | None,
     image_max_tokens: int | None,
+    sound: Path | None,
     as_json: bool,
 ) -> None:
     """Benchmark each MODEL: tokens per second, median and spread, and the share of this machine's
@@ -164,8 +171,11 @@ def command(
 
     -p, -n, -d, -s and -t take several numbers, as in -t 1,2; 0 skips the test. ppN processes N
     prompt tokens at once, tgN generates N tokens one by one, without sampling. With --image, the
-    time from a picture's pixels to the rows that the model reads is measured too.
+    time from a picture's pixels to the rows that the model reads is measured too. Of speech models
+    it measures how many times faster than the sound they are, with -t and -r.
     """
+    if time_speech(models, threads, repeat, device, sound, as_json):
+        return
     tests = [
         *(Test("pp", n, d) for d in depth for n in n_prompt if n),
         *(Test("tg", n, d, s) for d in depth for n in n_gen for s in sequences if n),
@@ -205,6 +215,36 @@ def command(
         from treadle.cli.ui.svg import origin, save
 
         save(plot, draw([r for r in results if r.picture is None], origin([])))
+
+
+def time_speech(
+    models: Sequence[str],
+    threads: Sequence[int] | None,
+    repeat: int,
+    device: str | None,
+    sound: Path | None,
+    as_json: bool,
+) -> bool:
+    """Benchmark speech models; return whether MODELs are such. Raises click.UsageError for some
+    that are and some that are not.
+    """
+    from treadle.cli.speech import is_speech_model
+
+    with ProgressBar() as progress:
+        paths = [find_model(model, progress) for model in models]
+        n_speech = sum(map(is_speech_model, paths))
+        if not n_speech and sound is not None:
+            raise click.UsageError("--sound is for speech models")
+        if not n_speech:
+            return False
+        if n_speech < len(paths):
+            raise click.UsageError("speech models and others: benchmark them one after the other")
+        from treadle.cli.bench_speech import bench_speech, print_speech
+
+        counts = [*(threads or (None,))]
+        results = bench_speech(paths, names_of(paths), counts, repeat, device, sound, progress)
+    print_speech(results, as_json)
+    return True
 
 
 def record(path: Path, results: Sequence[Result], kv: str | None) -> None:

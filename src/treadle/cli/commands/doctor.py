@@ -95,13 +95,19 @@ def look_at(model: str, progress: ProgressBar, chat_template: str | None = None)
     from treadle.convert.open import open_model
     from treadle.errors import TreadleError
     from treadle.formats import FORMATS
+    from treadle.models.ignored_tensors import SPEECH
     from treadle.models.load import load_config
     from treadle.profiling.facts import ModelFile
+    from treadle.speech.read import read_parts
 
     with open_model(find_model(model, progress)) as gguf:
         problem = None
+        is_speech = gguf.metadata.get("general.architecture") in SPEECH
         try:
-            load_config(gguf)
+            if is_speech:
+                read_parts(gguf)
+            else:
+                load_config(gguf)
         except TreadleError as error:
             problem = str(error)
         tensors = list(gguf.tensors.values())
@@ -115,7 +121,7 @@ def look_at(model: str, progress: ProgressBar, chat_template: str | None = None)
             acts={t.format.act for t in tensors if t.format and len(t.shape) > 1},
             instead=[row.name for row in FORMATS.values()],
             problem=problem,
-            chat=None if problem else chat_of(gguf, chat_template),
+            chat=None if problem or is_speech else chat_of(gguf, chat_template),
         )
 
 

@@ -194,9 +194,12 @@ def projector_of(gguf: GGUF, mmproj: Path | None) -> tuple[dict[str, Any] | None
 
 def find_problems(gguf: GGUF) -> list[str]:
     """List the parts of a model's file that treadle does not support, each checked separately."""
+    from treadle.models.ignored_tensors import SPEECH
     from treadle.models.load import load_config
     from treadle.tokenizer.tokenizer import load_tokenizer
 
+    if gguf.metadata.get("general.architecture") in SPEECH:
+        return speech_problems(gguf) + unknown_formats(gguf)
     parts: list[tuple[str, Callable[[GGUF], object]]] = [
         ("model", partial(load_config, warn=False)),  # problems are listed here instead
         ("tokenizer", load_tokenizer),
@@ -213,6 +216,17 @@ def find_problems(gguf: GGUF) -> list[str]:
     if "tokenizer.chat_template" not in gguf.metadata:
         problems.append("chat: the file has no chat template")
     return problems + unknown_formats(gguf)
+
+
+def speech_problems(gguf: GGUF) -> list[str]:
+    """Return what is wrong with the file of a speech model."""
+    from treadle.speech.read import read_parts
+
+    try:
+        read_parts(gguf)
+    except TreadleError as error:
+        return [f"model: {error}"]
+    return []
 
 
 def unknown_formats(gguf: GGUF) -> list[str]:

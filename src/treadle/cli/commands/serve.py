@@ -24,12 +24,14 @@ from treadle.cli.options import (
     writing_load_options,
 )
 from treadle.cli.router import SOURCES, check_alone, router_options, serve_models
+from treadle.cli.speech import load_recognizer, speech_model_path
 from treadle.cli.tool_servers import ToolServerOptions, tell_servers, tool_server_options
 from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import n_bytes, remark
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
+    from treadle.server.requests.service import ServerSettings
 
 MOST_SEQUENCES = 128  # if --kv-mib bounds the cache
 # Default KV cache of all sequences: agents' prompts have 6,000 to 21,000 tokens. It is at most a
@@ -209,9 +211,12 @@ def command(
     if len(models) > 1 or any(router[name] for name in SOURCES):
         return serve_models(models, context, router, loading, own, port, grace)
     check_alone(router)
+    model = models[0] if models else None
+    with ProgressBar() as progress:
+        if model is not None and (speech := speech_model_path(model, progress)) is not None:
+            return _serve_speech(speech, progress, own, port, grace, loading)
     toolbox = tool_servers.open()
     own = replace(own, toolbox=toolbox)
-    model = models[0] if models else None
     with ProgressBar() as progress:
         loaded = load_model(model, progress, **loading)
         warn_of_template(loaded, progress)
@@ -232,6 +237,34 @@ def command(
 
     with loaded, toolbox or nullcontext():
         serve(loaded, own, port, grace, ready)
+
+
+def _serve_speech(
+    path: Path,
+    progress: ProgressBar,
+    settings: ServerSettings,
+    port: int,
+    grace_s: float,
+    loading: dict[str, Any],
+) -> None:
+    """Serve a speech model."""
+    from treadle.server.serve import run_service
+    from treadle.server.speech.speech_app import build_speech_app
+    from treadle.server.speech.speech_service import SpeechService
+
+    with load_recognizer(path, progress, loading) as recognizer:
+
+        def ready(url: str) -> None:
+            progress.close()
+            n = len(recognizer.languages)
+            remark(
+                f"{path.name} is ready: {recognizer.n_threads} threads, transcribes "
+                f"{f'{n} languages' if n > 1 else 'English'}: POST /v1/audio/transcriptions"
+            )
+            click.echo(url)
+
+        service = SpeechService(recognizer, settings)
+        run_service(service, build_speech_app, port, grace_s, ready)
 
 
 def _senses(model: Model) -> str:

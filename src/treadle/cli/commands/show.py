@@ -65,9 +65,11 @@ def details_of(path: Path) -> dict[str, Any]:
 
 
 def capabilities(kind: str, chat: Mapping[str, Any] | None) -> list[str]:
-    """Return what a model can do: complete texts, chat, call tools, reason; or give vectors or
-    scores.
+    """Return what a model can do: complete texts, chat, call tools, reason; transcribe; or give
+    vectors or scores.
     """
+    if kind == "speech":
+        return ["transcription"]
     if kind != "text":
         return [kind]
     found = ["completion"]

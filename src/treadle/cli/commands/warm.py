@@ -17,9 +17,9 @@ from treadle.cli.ui.table import say, show
 from treadle.errors import CacheError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from treadle.api.model import Model
+    from treadle.engine.engine import Engine
 
 
 @click.command()
@@ -43,9 +43,18 @@ def command(
     which kernels are needed. Kernels are for this machine's kind of CPU.
     """
     from treadle.api.engine_plans import compile_plans
+    from treadle.cli.speech import load_recognizer, speech_model_path
 
     folder = writable_cache()
     began = time.perf_counter()
+    with ProgressBar() as progress:
+        if (speech := speech_model_path(model, progress)) is not None:
+            from treadle.speech.warm import warm_model
+
+            with load_recognizer(speech, progress, load) as recognizer:
+                warm_model(recognizer.model)
+                report = report_of([recognizer.model.engine], speech, began, folder)
+            return show(report, as_json, print_report)
     with (
         ProgressBar() as progress,
         load_model(
@@ -53,7 +62,9 @@ def command(
         ) as loaded,
     ):
         compile_plans(loaded)
-        report = report_of(loaded, time.perf_counter() - began, folder)
+        drafter = loaded.stepper.scheduler.drafting.drafter
+        engines = [loaded.engine, *([drafter.engine] if drafter else [])]
+        report = report_of(engines, loaded.path, began, folder)
     show(report, as_json, print_report)
 
 
@@ -69,17 +80,15 @@ def writable_cache() -> Path:
     return folder
 
 
-def report_of(model: Model, seconds: float, folder: Path) -> dict[str, Any]:
-    """Return what was compiled. ``seconds``: with loading."""
-    drafter = model.stepper.scheduler.drafting.drafter
-    engines = [model.engine, *([drafter.engine] if drafter else [])]
+def report_of(engines: Sequence[Engine], path: Path, began: float, folder: Path) -> dict[str, Any]:
+    """Return what was compiled. ``began``: before loading, by ``perf_counter``."""
     tallies = {id(engine.kernels): engine.kernels for engine in engines}.values()
     return {
-        "model": str(model.path),
-        "isa": model.isa.name,
+        "model": str(path),
+        "isa": engines[0].device.isa.name,
         "n_compiled": sum(tally.n_compiled for tally in tallies),
         "n_cached": sum(tally.n_cached for tally in tallies),
-        "seconds": seconds,
+        "seconds": time.perf_counter() - began,
         "folder": str(folder),
     }
 

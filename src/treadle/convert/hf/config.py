@@ -29,7 +29,7 @@ from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
 from treadle.models.graphs.positions import by_period
-from treadle.models.ignored_tensors import LEFT_OUT
+from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
 from treadle.models.keys import N_LAYER_MAX
 
 
@@ -249,6 +249,8 @@ def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, Metadat
     if not isinstance(name, str):
         found = "is missing" if name is None else f"is {name!r:.60}"
         raise FileError(found, path=path, where="model_type", expected="a name")
+    if name in SPEECH:
+        raise UnsupportedError(f"{path}: {IS_SPEECH}")
     if name in LEFT_OUT:
         what = f"{keys.prefix}model_type {name!r}: not supported: {LEFT_OUT[name]}"
         raise UnsupportedError(f"{path}: {what}")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_BODY = 16 << 20  # bytes
 MAX_MEDIA_BODY = 64 << 20  # of a server whose model reads pictures or sounds
+MAX_SOUND_BODY = 200 << 20  # of a transcription: three hours of compressed sound
 MAX_BODIES = 256 << 20  # of all large bodies being read: slow clients cannot fill memory
 BODY_S = 30.0  # longest wait for the next bytes of a body
 WHOLE_BODY_S = 120.0  # longest time for a whole body

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,10 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import declare_harmless
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
     from treadle.api.model import Model
+    from treadle.api.speech import SpeechRecognizer
     from treadle.server.requests.service import ServerSettings
 
 REPORT_S = 0.1  # between two reports of one stage of the load
@@ -110,9 +113,44 @@ def serve_engine(
     model: Model, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
     """Serve ``model`` for the router until SIGTERM. Raises TreadleError."""
-    from treadle.server.http.listeners import UNIX, Listeners
     from treadle.server.requests.service import Service
     from treadle.server.router.engine_app import build_engine_app
+
+    media = model.media
+    facts = {
+        "n_bytes": model.gguf.n_bytes + (media.projector.gguf.n_bytes if media else 0),
+        "cache_bytes": model.engine.cache.n_bytes,
+        "n_ctx": min(model.n_ctx, model.engine.cache.n_tokens),
+    }
+    _run_engine(Service(model, settings), build_engine_app, facts, order, report)
+
+
+def serve_speech_engine(
+    recognizer: SpeechRecognizer, settings: ServerSettings, order: EngineOrder, report: ReportPipe
+) -> None:
+    """Serve a speech model for the router, as ``serve_engine`` does."""
+    from treadle.server.router.engine_app import build_speech_engine_app
+    from treadle.server.speech.speech_service import SpeechService
+
+    model = recognizer.model
+    facts = {
+        "n_bytes": model.gguf.n_bytes,
+        "cache_bytes": model.engine.cache.n_bytes,
+        "n_ctx": model.config.n_text_ctx,
+    }
+    service = SpeechService(recognizer, settings)
+    _run_engine(service, build_speech_engine_app, facts, order, report)
+
+
+def _run_engine(
+    service: Any,
+    build: Callable[[Any], Starlette],
+    facts: Mapping[str, int],
+    order: EngineOrder,
+    report: ReportPipe,
+) -> None:
+    """Serve a service at the order's socket, and report its ``facts`` once it can."""
+    from treadle.server.http.listeners import UNIX, Listeners
     from treadle.server.router.engine_turns import EngineTurns
     from treadle.server.serve import SWITCH_S, ServerProcess
 
@@ -120,25 +158,16 @@ def serve_engine(
     address: dict[str, Any] = {"socket": order.socket}
     if not order.socket:
         address = {"port": listeners.tcp[0].getsockname()[1]}
-    service = Service(model, settings)
     if order.turns:
         service.engine.turns = EngineTurns(order.turns)
     service.engine.warms_when_idle = True
 
     def ready(url: str) -> None:
-        media = model.media
-        report.send(
-            ready={
-                **address,
-                "n_bytes": model.gguf.n_bytes + (media.projector.gguf.n_bytes if media else 0),
-                "cache_bytes": model.engine.cache.n_bytes,
-                "n_ctx": min(model.n_ctx, model.engine.cache.n_tokens),
-            }
-        )
+        report.send(ready={**address, **facts})
 
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(ServerProcess(service, GRACE_S, ready, build_engine_app).run(listeners))
+        asyncio.run(ServerProcess(service, GRACE_S, ready, build).run(listeners))
     finally:
         listeners.close()
         service.close()

@@ -16,11 +16,23 @@ if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest
 
     from treadle.server.requests.service import Service
+    from treadle.server.speech.speech_service import SpeechService
 
 
 def build_engine_app(service: Service) -> Starlette:
     """Build the ASGI application of an engine."""
-    app = build_app(service)
+    return with_charges(build_app(service))
+
+
+def build_speech_engine_app(service: SpeechService) -> Starlette:
+    """Build the ASGI application of a speech model's engine."""
+    from treadle.server.speech.speech_app import build_speech_app
+
+    return with_charges(build_speech_app(service))
+
+
+def with_charges(app: Starlette) -> Starlette:
+    """Add to an application what only its router asks."""
     app.router.routes.insert(0, Route(CHARGES, charges, methods=["GET"]))
     return app
 

@@ -21,6 +21,7 @@ from treadle.server.http.api_errors import ApiError, GoneError
 from treadle.server.http.api_keys import ASKED_HEADER, OWNER_HEADER, current_key
 from treadle.server.http.http_io import (
     LARGE,
+    MAX_SOUND_BODY,
     Bodies,
     encode,
     event,
@@ -108,7 +109,9 @@ async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
     if request.method in ("GET", "DELETE", "HEAD"):
         return ModelCall(request.url.path, b"", {}, named)
     with bodies.weighing() as weigh:
-        raw = await read_body(request, weigh, bodies.most)
+        is_sound = request.url.path.removeprefix("/v1").startswith("/audio/")
+        most = max(bodies.most, MAX_SOUND_BODY) if is_sound else bodies.most
+        raw = await read_body(request, weigh, most)
         kind = request.headers.get("content-type", "").lower()
         if kind.startswith("multipart/"):
             part = MULTIPART_MODEL.search(raw)

@@ -12,7 +12,7 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.humanize import n_weights
-from treadle.catalog.facts import PROGRAM_BYTES, TEXT, ModelFacts, facts_of
+from treadle.catalog.facts import PROGRAM_BYTES, SPEECH_TEXT, TEXT, ModelFacts, facts_of
 from treadle.catalog.stored import StoredModel, stored_at
 from treadle.models.config import USUAL_CONTEXT
 from treadle.server.http.http_io import utc
@@ -39,6 +39,17 @@ class ModelCard:
     def writes(self) -> bool:
         """Whether it writes text."""
         return self.facts.kind == TEXT
+
+    @property
+    def input_modalities(self) -> list[str]:
+        """What it reads."""
+        others = sorted(self.facts.modalities)
+        return others if self.facts.kind == SPEECH_TEXT else ["text", *others]
+
+    @property
+    def output_modalities(self) -> list[str]:
+        """What it gives."""
+        return ["text"] if self.facts.kind in (TEXT, SPEECH_TEXT) else ["embeddings"]
 
     @property
     def context(self) -> int | None:
@@ -94,8 +105,8 @@ def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
         "aliases": list(model.aliases),
         "status": status_of(pool, model),
         "architecture": {
-            "input_modalities": ["text", *sorted(facts.modalities)],
-            "output_modalities": ["text"] if card.writes else ["embeddings"],
+            "input_modalities": card.input_modalities,
+            "output_modalities": card.output_modalities,
         },
         "meta": {
             "n_ctx": engine.facts.get("n_ctx") if engine else card.context,
@@ -201,6 +212,8 @@ def capabilities(card: ModelCard, template: str) -> list[str]:
     from treadle.chat.tools import dialect_of
     from treadle.errors import TreadleError
 
+    if card.facts.kind == SPEECH_TEXT:
+        return ["transcription"]
     if not card.writes:
         return ["embedding"]
     thinks = False

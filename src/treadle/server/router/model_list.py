@@ -229,9 +229,13 @@ def scan_library(options: EngineOptions) -> Scan:
 
 
 def file_stem(model: StoredModel) -> str:
-    """Return the name of a model's file without its ending, of a shard without its number."""
-    from treadle.files.splits import SHARD
+    """Return the name of a model's file without its ending, of a shard without its number, and of a
+    file of CTranslate2 that of its folder.
+    """
+    from treadle.files.splits import CTRANSLATE2, SHARD
 
     name = model.path.name
+    if name == CTRANSLATE2:
+        return model.path.parent.name
     match = SHARD.fullmatch(name)
     return match["stem"] if match else name.removesuffix(".gguf")

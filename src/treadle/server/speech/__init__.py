@@ -1,0 +1,1 @@
+"""The server of a speech model: OpenAI's transcriptions and translations."""

@@ -1,0 +1,101 @@
+"""State shared by the handlers of a speech model's server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.files.splits import CTRANSLATE2
+from treadle.media.limits import MediaLimits
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges
+from treadle.server.http.http_io import MAX_SOUND_BODY, Bodies
+from treadle.server.http.log import log
+from treadle.server.http.redaction import hide, without_folders
+from treadle.server.requests.service import ServerSettings
+from treadle.server.speech.speech_thread import SpeechJob, SpeechThread
+from treadle.version import __version__
+
+if TYPE_CHECKING:
+    from treadle.api.speech import SpeechRecognizer
+
+SOUND_SECONDS = 24 * 3600
+
+
+@dataclass
+class SpeechService:
+    """One served speech model. ``close`` it to end its thread; the owner closes the model."""
+
+    recognizer: SpeechRecognizer
+    settings: ServerSettings = field(default_factory=ServerSettings)
+
+    def __post_init__(self) -> None:
+        path = self.recognizer.path
+        # A folder of CTranslate2 has a file model.bin, which names nothing.
+        named = path.parent if path.name == CTRANSLATE2 else path
+        own = named.name.removesuffix(".gguf").removesuffix(".bin")
+        self.name = self.settings.alias or own
+        hide(path)
+        self.created = int(time.time())
+        self.fingerprint = f"treadle-{__version__}"
+        self.charges = TokenCharges()  # of a router's engine
+        self.keys = KeyRing(self.settings.api_keys, self.settings.api_key_file, self.warn)
+        self.bodies = Bodies(MAX_SOUND_BODY)
+        self.limits = MediaLimits(sound_bytes=MAX_SOUND_BODY, sound_seconds=SOUND_SECONDS)
+        self.engine = SpeechThread(self.recognizer.model)
+        self.draining = False
+        self.n_open = 0  # open HTTP requests that the shutdown waits for
+        self.n_requests = 0  # transcriptions, since the start
+        self.seconds_done = 0.0  # of sound
+
+    def check_ready(self) -> None:
+        """Raise ApiError if no request can be taken now."""
+        if self.draining:
+            raise busy("the server is stopping")
+        self.check_model()
+        if len(self.engine.outputs) >= self.settings.max_requests:
+            raise busy(
+                f"the server already has {self.settings.max_requests} requests, its limit "
+                "(--max-requests)"
+            )
+
+    def check_model(self) -> None:
+        """Raise ApiError if the model is being loaded, or can no longer be used."""
+        if self.engine.state == "loading":
+            raise ApiError(
+                503,
+                "the model is loading",
+                type="unavailable_error",
+                code="loading",
+                headers={"Retry-After": "1"},
+            )
+        if self.engine.state != "ok":
+            raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
+
+    def check_key(self, key: ApiKey) -> None:
+        """Raise ApiError if a key may not use the model."""
+        key.check(self.name)
+
+    def note_ended(self, job: SpeechJob) -> None:
+        """Count a transcription."""
+        self.n_requests += 1
+        self.seconds_done += job.transcription.seconds_done
+
+    def warn(self, message: str) -> None:
+        """Log a warning."""
+        if self.settings.log:
+            log(level="warning", message=message)
+
+    def stop_streams(self) -> None:
+        """Abort the unfinished transcriptions: the server is stopping."""
+        for job in [*self.engine.outputs]:
+            job.error = busy("the server is stopping")
+            job.ended = True
+            self.engine.drop(job)
+            job.tell()
+
+    def close(self) -> None:
+        """End the thread."""
+        self.engine.stop()

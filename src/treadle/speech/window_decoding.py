@@ -1,0 +1,273 @@
+"""Decoding of windows: the text of each, greedily, by samples, or by beams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.base.fast_dataclass import dataclass
+from treadle.errors import NotFiniteError
+from treadle.speech.repetition import repeated_length
+from treadle.speech.settings import TranscribeSettings
+from treadle.speech.token_rules import TimestampRules, log_softmax
+from treadle.speech.window_text import WindowText, best_text
+
+if TYPE_CHECKING:
+    from treadle.speech.model import DecoderBatch, EncodedWindow, SpeechModel
+
+CHECK_EVERY = 8  # ids between two looks for repetitions
+MOST_ROWS = 40  # of one batch, as models are opened
+
+
+@dataclass
+class TextRow:
+    """A text that is being decoded.
+
+    window: its index. total: sum of the log-probabilities of ``n_decoded`` ids, and of the end
+    token. loops: whether it was cut because its end repeats.
+    """
+
+    window: int
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    total: float = 0.0
+    n_decoded: int = 0
+    loops: bool = False
+
+    def grown(self, id: int, logprob: float) -> TextRow:
+        """Return the row with one more id."""
+        ids = [*self.ids, id]
+        logprobs = [*self.logprobs, logprob]
+        return TextRow(self.window, ids, logprobs, self.total + logprob, self.n_decoded + 1)
+
+
+class WindowDecoder:
+    """Decodes encoded windows. ``prompts`` are whole beginnings, with the text before and the
+    tokens of language and task.
+    """
+
+    def __init__(self, model: SpeechModel, settings: TranscribeSettings) -> None:
+        self._model = model
+        self._config = model.config
+        self.eot = model.config.special.eot
+        self._settings = settings
+        self._rules = TimestampRules(model.config, timestamps=settings.timestamps)
+        self._n_each = max(settings.best_of, settings.beams)
+        self._random = np.random.default_rng(settings.seed)
+
+    def best(
+        self, windows: Sequence[EncodedWindow], prompts: Sequence[Sequence[int]]
+    ) -> list[WindowText]:
+        """Return the text of each window: that of the first temperature that gives a good one, else
+        the best of all.
+        """
+        attempts: list[list[WindowText]] = [[] for _ in windows]
+        left = list(range(len(windows)))
+        for temperature in self._settings.temperatures:
+            # A window has one row at temperature 0, several with beams or samples.
+            is_single = temperature == 0 and self._settings.beams == 1
+            n_together = MOST_ROWS // (1 if is_single else self._n_each)
+            for at in range(0, len(left), n_together):
+                some = left[at : at + n_together]
+                texts = self.decode(
+                    [windows[i] for i in some], [prompts[i] for i in some], temperature
+                )
+                for i, text in zip(some, texts, strict=True):
+                    attempts[i].append(text)
+            left = [i for i in left if not attempts[i][-1].is_good(self._settings)]
+            if not left:
+                break
+        return [
+            each[-1] if each[-1].is_good(self._settings) else best_text(each, self._settings)
+            for each in attempts
+        ]
+
+    def decode(
+        self,
+        windows: Sequence[EncodedWindow],
+        prompts: Sequence[Sequence[int]],
+        temperature: float,
+    ) -> list[WindowText]:
+        """Return the text of each window at one temperature. Raises NotFiniteError."""
+        with self._model.decoder(windows) as batch:
+            logits, no_speech = self._begin(batch, prompts)
+            most = [self._most_ids(prompt) for prompt in prompts]
+            if temperature == 0 and self._settings.beams > 1:
+                rows = _BeamSearch(self, batch, most, self._settings.beams).run(logits)
+            else:
+                rows = self._sampled(batch, logits, most, temperature)
+        return [
+            self._finished([row for row in rows if row.window == i], temperature, no_speech[i])
+            for i in range(len(windows))
+        ]
+
+    def _begin(
+        self, batch: DecoderBatch, prompts: Sequence[Sequence[int]]
+    ) -> tuple[np.ndarray, list[float]]:
+        """Feed the prompts; return the logits behind them, and each window's probability of no
+        speech, which stands behind the ``sot`` token.
+        """
+        special = self._config.special
+        sot = special.sot
+        places = [len(prompt) - 1 - [*reversed(prompt)].index(sot) for prompt in prompts]
+        first = batch.step([prompt[: at + 1] for prompt, at in zip(prompts, places, strict=True)])
+        check_finite(first)
+        no_speech = [0.0] * len(prompts)
+        if special.no_speech >= 0:  # the vocabulary has it
+            no_speech = np.exp(log_softmax(first)[:, special.no_speech]).tolist()
+        rest = [prompt[at + 1 :] for prompt, at in zip(prompts, places, strict=True)]
+        return (batch.step(rest) if any(rest) else first), no_speech
+
+    def _most_ids(self, prompt: Sequence[int]) -> int:
+        """Return how many ids a text may have: half of the context, as the models were trained."""
+        n_ctx = self._config.n_text_ctx
+        return max(0, min(n_ctx // 2, n_ctx - len(prompt)))
+
+    def _sampled(
+        self, batch: DecoderBatch, logits: np.ndarray, most: list[int], temperature: float
+    ) -> list[TextRow]:
+        """Return finished rows: one of each window, or with a temperature ``best_of``."""
+        n_each = self._settings.best_of if temperature > 0 else 1
+        live = [TextRow(i) for i in range(len(most)) for _ in range(n_each)]
+        if n_each > 1:
+            sources = [row.window for row in live]
+            batch.select(sources)
+            logits = logits[sources]
+        done: list[TextRow] = []
+        while live:
+            logprobs = self.logprobs(logits, live)
+            ids = self._chosen(logits, temperature)
+            kept: list[int] = []
+            for i, (row, id) in enumerate(zip(live, ids, strict=True)):
+                row.total += float(logprobs[i, id])
+                if id == self.eot:
+                    continue
+                row.n_decoded += 1
+                row.ids.append(id)
+                row.logprobs.append(float(logprobs[i, id]))
+                if not self.ends(row, most[row.window]):
+                    kept.append(i)
+            done += [row for i, row in enumerate(live) if i not in kept]
+            if kept and len(kept) < len(live):
+                batch.select(kept)
+            live = [live[i] for i in kept]
+            if live:
+                logits = batch.step([row.ids[-1:] for row in live])
+        return done
+
+    def logprobs(self, logits: np.ndarray, rows: Sequence[TextRow]) -> np.ndarray:
+        """Apply the rules to logits, in place, and return their log-probabilities."""
+        check_finite(logits)
+        self._rules.apply(logits, [row.ids for row in rows])
+        return log_softmax(logits)
+
+    def ends(self, row: TextRow, most: int) -> bool:
+        """Whether a row is to end without the end token. One that repeats itself keeps the first of
+        the repetitions.
+        """
+        if len(row.ids) % CHECK_EVERY == 0:
+            places = [i for i, id in enumerate(row.ids) if id < self.eot]
+            n_repeated = repeated_length([row.ids[i] for i in places])
+            if n_repeated:
+                row.loops = True
+                end = places[-n_repeated]
+                del row.ids[end:]
+                del row.logprobs[end:]
+        return row.loops or len(row.ids) >= most
+
+    def _chosen(self, logits: np.ndarray, temperature: float) -> list[int]:
+        if temperature == 0:
+            return [int(id) for id in logits.argmax(axis=1)]
+        # The largest of logits with Gumbel's noise is a sample.
+        noise = self._random.gumbel(size=logits.shape)
+        return [int(id) for id in (logits / temperature + noise).argmax(axis=1)]
+
+    def _finished(self, rows: list[TextRow], temperature: float, no_speech: float) -> WindowText:
+        """Return the best row of a window as its text."""
+        texts = [
+            WindowText(
+                ids=tuple(row.ids),
+                logprobs=tuple(row.logprobs),
+                mean_logprob=row.total / (row.n_decoded + 1),
+                temperature=temperature,
+                no_speech=no_speech,
+                text=self._model.tokenizer.decode(self.words_of(row.ids), start=False).strip(),
+                loops=row.loops,
+            )
+            for row in rows
+        ]
+        return best_text(texts, self._settings)
+
+    def words_of(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of text: without timestamps and other special tokens."""
+        return [id for id in ids if id < self.eot]
+
+
+class _BeamSearch:
+    """Beam search over several windows in one batch, with as many results as beams."""
+
+    def __init__(
+        self, decoder: WindowDecoder, batch: DecoderBatch, most: list[int], n_beams: int
+    ) -> None:
+        self._decoder = decoder
+        self._batch = batch
+        self._most = most
+        self._beams = n_beams
+        self._done: list[list[TextRow]] = [[] for _ in most]
+
+    def run(self, logits: np.ndarray) -> list[TextRow]:
+        """Return the finished rows of all windows. ``logits``: one row for each window."""
+        live = [TextRow(i) for i in range(len(self._most))]
+        while live:
+            logprobs = self._decoder.logprobs(logits, live)
+            grown: list[TextRow] = []
+            sources: list[int] = []
+            for window in dict.fromkeys(row.window for row in live):
+                places = [i for i, row in enumerate(live) if row.window == window]
+                for row, source in self._step(window, places, live, logprobs):
+                    grown.append(row)
+                    sources.append(source)
+            live = grown
+            if live:
+                self._batch.select(sources)
+                logits = self._batch.step([row.ids[-1:] for row in live])
+        return [row for rows in self._done for row in rows]
+
+    def _step(
+        self, window: int, places: list[int], live: list[TextRow], logprobs: np.ndarray
+    ) -> list[tuple[TextRow, int]]:
+        """Return a window's next beams, each with the row that it goes on from; none if it is
+        done.
+        """
+        candidates: list[tuple[float, int, int]] = []
+        for place in places:
+            n = self._beams + 1  # one of them may be the end
+            for id in np.argpartition(logprobs[place], -n)[-n:].tolist():
+                candidates.append((live[place].total + float(logprobs[place, id]), place, id))
+        candidates.sort(key=lambda each: -each[0])
+        done = self._done[window]
+        beams: list[tuple[TextRow, int]] = []
+        for total, place, id in candidates:
+            if total == -np.inf or len(beams) == self._beams:
+                break
+            row = live[place]
+            if id == self._decoder.eot:
+                done.append(TextRow(window, row.ids, row.logprobs, total, row.n_decoded))
+                continue
+            grown = row.grown(id, float(logprobs[place, id]))
+            if self._decoder.ends(grown, self._most[window]):
+                done.append(grown)
+            else:
+                beams.append((grown, place))
+        return [] if len(done) >= self._beams else beams
+
+
+def check_finite(logits: np.ndarray) -> None:
+    """Raise NotFiniteError for logits of which some are NaN or infinite."""
+    if not np.isfinite(logits).all():
+        raise NotFiniteError(
+            "the model's logits are not finite numbers: its weights are damaged, or too large"
+        )
