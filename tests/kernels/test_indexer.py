@@ -68,7 +68,7 @@ def test_index_store(spec: IndexStore, isa: Isa, memory: Memory, rng: np.random.
         given |= {"pool": pool, **({"q": made} if spec.n_head else {})}
         call(spec, isa, memory, given, run, n)
         relative = 20 * U32
-        if page.fmt.rotated:
+        if page.keys.fmt.rotated:
             m = points(spec.head_dim)
             relative = np.sqrt(m) * (relative + (np.log2(m) + 2) * U32)
         assert_close(made, expected, 2 * np.abs(expected).max() * relative, spec.name)

@@ -787,7 +787,7 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: IndexStore = evidence.spec
     args = evidence.twin()
     relative = rotation_error(spec.head_dim)
-    if spec.page.fmt.rotated:
+    if spec.page.keys.fmt.rotated:
         relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
     if spec.n_head:
         top = np.nanmax(np.abs(args.q), initial=0.0)

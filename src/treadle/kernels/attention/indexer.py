@@ -18,7 +18,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32, i32, i64, ptr, u32
 from treadle.kernels.attention.page_layout import PagedKernel
 from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
-from treadle.kernels.attention.rope import store_head, turn_pairs, turned
+from treadle.kernels.attention.rope import turn_pairs, turned
 from treadle.kernels.attention.work_item import Queries
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.spec import (
@@ -86,13 +86,13 @@ class IndexStore(PagedKernel):
             self._turn(k, tmp, table)
             kv_index = k.load(kv_indices, n.ty, offset=n * 8)
             home = frame.pool + (kv_index // PAGE * frame.page_bytes + frame.layer_off)
-            store_head(k, self.page, tmp, home, kv_index % PAGE, self.head_dim, transposed=True)
+            self.page.keys.store(k, tmp, home, kv_index % PAGE)
 
     def _turn(self, k: Builder, x: Val, table: Val | None) -> None:
         """Rotate one head in place, and by the Hadamard matrix if pages need it."""
         if table is not None:
             self._pairs(k, x, table)
-        if self.page.fmt.rotated:
+        if self.page.keys.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate  # rarely needed
 
             rotate(k, x, x, self.head_dim)
@@ -104,7 +104,7 @@ class IndexStore(PagedKernel):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         rotated: Callable[[np.ndarray], np.ndarray] = np.asarray
-        if self.page.fmt.rotated:
+        if self.page.keys.fmt.rotated:
             from treadle.kernels.attention.hadamard import rotate_ref as rotated
 
         part = slice(self.first, self.first + self.rope_dims)
