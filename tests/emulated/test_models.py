@@ -91,7 +91,7 @@ def test_pictures(machine: str, cpu: str, row: str, name: str, data: Path, tmp_p
     or with spans, give the truth's logits. The picture is prepared here: Pillow is not there.
     """
     case = BY_NAME[name]
-    projector = opened(case, data)
+    projector = opened(case, data, isa=None)
     made = projector.prepare(picture(), case.max_rows)
     ids, where = prompt_of(case, projector, [made], data)
     arrays: dict[str, Any] = {

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import treadle
+from tests.matrix_rounding import sharp_isa
 from treadle.convert.open import open_model
 from treadle.kvcache.media import MediaEntry
 
@@ -70,8 +71,11 @@ class Prompt:
 
 
 def load(media: Path, case: DecoderCase, **settings: object) -> treadle.Model:
-    """The family's decoder, with keys and values in float32."""
-    given = {"kv": "f32", "threads": 1, "context": 512, "n_sequences": 4, **settings}
+    """The family's decoder, with keys and values in float32, and all products of the files' F16
+    weights: so ``tolerance`` holds on every CPU. ``isa=None`` takes the default.
+    """
+    given = {"kv": "f32", "threads": 1, "context": 512, "n_sequences": 4, "isa": sharp_isa()}
+    given |= settings
     return treadle.load(media / case.name / "text.gguf", **given)  # type: ignore[arg-type]
 
 

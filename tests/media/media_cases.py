@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tests.matrix_rounding import sharp_isa
 from treadle.convert.open import open_model
 from treadle.devices.registry import open_device
 from treadle.files.gguf import GGUF, open_gguf
@@ -16,6 +17,7 @@ from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import Projector, open_projector
 from treadle.tokenizer.tokenizer import load_tokenizer
 
+SHARP = sharp_isa()  # the limits of tests hold for products in f32
 NO_KEYS: Mapping[str, object] = {}
 SIZES = {"": [(97, 61)], "two.": [(97, 61), (50, 120)]}  # width and height, by prefix in truth.npz
 
@@ -72,10 +74,10 @@ def opened(
     keys: Mapping[str, object] = NO_KEYS,
     *,
     folder: bool = False,
-    isa: str | None = None,
+    isa: str | None = SHARP,
     exact: bool = True,
 ) -> Projector:
-    """The model's projector, from mmproj.gguf or from its folder."""
+    """The model's projector, from mmproj.gguf or from its folder. ``isa=None`` is the default."""
     device = open_device("cpu", isa, 1, None)
     if folder:
         return open_projector(data / "media" / case.name, device, exact=exact)

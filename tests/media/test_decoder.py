@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.matrix_rounding import limit, sharp_isa
 from tests.media.decoder_cases import CASES, DecoderCase, Prompt, error, load, prompt_of
 from treadle.engine.batch import BatchItem
 from treadle.errors import TreadleError
@@ -31,9 +32,11 @@ def whole(model: treadle.Model, prompt: Prompt) -> np.ndarray:
 
 @pytest.mark.parametrize(("case", "prefix"), PREFIXED, ids=[f"{c}{p}" for c, p in PREFIXED])
 def test_logits_equal_the_truth(case: DecoderCase, prefix: str, media: Path) -> None:
-    with load(media, case) as model:
-        prompt = prompt_of(model, media, case, prefix)
-        assert error(whole(model, prompt), prompt.logits) < case.tolerance
+    for isa in {sharp_isa(), None}:
+        with load(media, case, isa=isa) as model:
+            prompt = prompt_of(model, media, case, prefix)
+            allowed = limit(case.tolerance, "F16", model.isa)
+            assert error(whole(model, prompt), prompt.logits) < allowed, isa
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

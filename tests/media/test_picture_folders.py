@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.matrix_rounding import sharp_isa
 from tests.media.picture_cases import BY_NAME, off, picture, truth_of
 from tests.models.hf_tiny import require_transformers
 from treadle.devices.registry import open_device
@@ -23,7 +24,7 @@ SAME = 2e-6  # of rows of the same weights in f32 and f16, whose products differ
 
 
 def opened(source: Path | GGUF) -> Projector:
-    return open_projector(source, open_device("cpu", None, 1, None), exact=True)
+    return open_projector(source, open_device("cpu", sharp_isa(), 1, None), exact=True)
 
 
 @pytest.mark.parametrize("name", ["smolvlm", "mistral3", "internvl"])

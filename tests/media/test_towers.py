@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.matrix_rounding import limit
 from tests.media.media_cases import (
     BY_NAME,
     CASES,
+    SHARP,
     Case,
     file_of,
     off,
@@ -47,6 +49,7 @@ folders = pytest.mark.parametrize(
 def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -> None:
     """Compare the rows of all prompts' pictures with the truth, deepstack's too."""
     n = 0
+    allowed = limit(TOLERANCE, "F16", projector.towers["image"].engine.device.isa)
     n_deepstack = projector.family("image").n_deepstack
     for prefix, pictures in prompts(truth):
         made = [projector.prepare(each, case.max_rows) for each in pictures]
@@ -58,11 +61,11 @@ def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -
             sum(each.n_rows for each in made),
             width * (1 + n_deepstack),
         )
-        assert off(rows[:, :width], expected.reshape(-1, width)) < TOLERANCE
+        assert off(rows[:, :width], expected.reshape(-1, width)) < allowed
         for i in range(n_deepstack):
             at = width * (i + 1)
             beside = truth[f"{prefix}deepstack.{i}"]
-            assert off(rows[:, at : at + width], beside) < TOLERANCE
+            assert off(rows[:, at : at + width], beside) < allowed
         n += 1
     assert n >= 1
     assert n_deepstack == sum(name.startswith("deepstack.") for name in truth)
@@ -70,7 +73,8 @@ def check_rows(case: Case, projector: Projector, truth: dict[str, np.ndarray]) -
 
 @every
 def test_rows_are_those_of_transformers(case: Case, data: Path) -> None:
-    check_rows(case, opened(case, data), truth_of(case, data))
+    for isa in {SHARP, None}:
+        check_rows(case, opened(case, data, isa=isa), truth_of(case, data))
 
 
 @folders
@@ -121,7 +125,7 @@ def test_rows_on_another_instruction_set(name: str, isa: str, data: Path) -> Non
 def test_products_of_16_bit_numbers(case: Case, data: Path) -> None:
     """The default, where the machine has such products: off as with f16 pages, 1e-3 at most."""
     exact = opened(case, data)
-    projector = opened(case, data, exact=False)
+    projector = opened(case, data, isa=None, exact=False)
     prepared = projector.prepare(picture(), case.max_rows)
     rows = projector.encode(prepared)
     most = 1e-7 if projector.towers["image"].engine.device.isa.dot_words is None else 1e-3
@@ -254,7 +258,7 @@ def test_long_steps_are_run_in_parts(
 ) -> None:
     """To the bit as whole ones. Once the steps' speed is known, short ones are run together."""
     case = BY_NAME[name]
-    projector = opened(case, data)
+    projector = opened(case, data, isa=None)
     made = projector.prepare(picture(), case.max_rows)
 
     def whole(self: TowerPlan, device: Cpu, step: int, item: int) -> tuple[int, int]:
@@ -269,7 +273,9 @@ def test_long_steps_are_run_in_parts(
     n_slices = sum(1 for _ in runs)
     n_rows = sum(len(each.patches) for each in made.inputs)
     plan = projector.towers["image"].engine.plan_for(n_rows).plan
-    assert n_slices > 1.5 * len(plan)
+    # An item is 256 rows on matrix registers: fewer of these steps have two.
+    on_matrix = projector.towers["image"].engine.device.isa.matrix is not None
+    assert n_slices > (1.2 if on_matrix else 1.5) * len(plan)
     assert np.array_equal(finished(projector.encode_runs([made])), expected)
     monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 1e9)
     assert next(projector.encode_runs([made]), None) is None  # one slice

@@ -85,8 +85,10 @@ def test_agrees_without_a_shared_file(tmp_path: Path) -> None:
     check_truth(made, compute_logits(model, ids_of()))
 
 
-def check_truth(path: Path, truth: np.ndarray) -> None:
-    """The logits of ``ids_of()``, made in every way."""
+def check_truth(path: Path, truth: np.ndarray, moved: np.ndarray | float = 0.0) -> None:
+    """The logits of ``ids_of()``, made in every way. ``moved``: what roundings of the weights alone
+    make of each token's logits ``[n_tokens]``, where it is not far below ``rounding``.
+    """
     ids = ids_of()
     found: dict[str, np.ndarray] = {}
     for threads in (1, 2, 3):
@@ -106,8 +108,8 @@ def check_truth(path: Path, truth: np.ndarray) -> None:
                 ways[f"chunks of {chunk}"] = np.concatenate(rows)
                 session.close()
         for way, logits in ways.items():
-            error = np.abs(logits - truth).max() / np.abs(truth).max()
-            assert error <= 2 * allowed, (way, threads, error / allowed)
+            errors = np.abs(logits - truth).max(1) / np.abs(truth).max()
+            assert (errors <= 2 * (allowed + moved)).all(), (way, threads, errors / allowed)
             assert np.array_equal(found.setdefault(way, logits), logits), (way, threads)
 
 
