@@ -17,7 +17,7 @@ def chosen_keys(maps: Layer, h: Array, rank: Array) -> Choice:
     at = maps.at
     index = at.indexer
     assert index is not None
-    if at.chosen_by != maps.i:
+    if at.chosen_by >= 0:
         source, seen = _made[at.chosen_by]
         assert source is maps.tensor
         return seen

@@ -533,6 +533,11 @@ _ENCODERS = {
 }
 
 
+# transformers' defaults are no such model: no layer has an indexer, or its ratio is missing. Folders
+# say more (test_hf_indexed.py).
+_SPELLED_OUT = {"minimax_m3_vl_text", "qwen4_exp_text"}
+
+
 def keys_of(config: dict[str, Any]) -> dict[str, Any]:
     return read_config(config, Path("config.json")).metadata
 
@@ -550,7 +555,7 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     left_out |= {key: full[key] for key in _SPOKEN.get(name, ())}
     assert keys_of(left_out) == keys_of(full)
     known = set(transformers.CONFIG_MAPPING.keys())  # others have code of their own
-    assert set(_CLASSES) == (set(FAMILIES) - _ENCODERS) & known
+    assert set(_CLASSES) == (set(FAMILIES) - _ENCODERS - _SPELLED_OUT) & known
 
 
 def test_old_and_new_spelling_of_rope() -> None:

@@ -157,7 +157,9 @@ def test_matrices_of_several_formats(tmp_path: Path) -> None:
     write_model(tmp_path / "x.gguf", ARCH, "F16", formats=(("attn_v", "F32"), ("gate", "BF16")))
     with treadle.load(tmp_path / "x.gguf", threads=2, kv="f32") as model:
         exact = forward(model.gguf, model.config, prompt())
-        assert worst(model.logits(prompt()), exact) <= 2.0**-8  # activations meet BF16 in BF16
+        assert (
+            worst(model.logits(prompt()), exact) <= 2.0**-5
+        )  # BF16 gates meet activations of 8 bits
 
 
 def test_a_missing_tensor_has_the_name_of_its_part(tmp_path: Path) -> None:

@@ -488,7 +488,7 @@ def test_rows_that_blocks_do_not_fill(fmt: Format) -> None:
 
 @of([*ALL, F64])
 def test_a_row_agrees_with_the_table(fmt: Format) -> None:
-    known = {int(t): (t.name, *sizes) for t, sizes in gguf_package.GGML_QUANT_SIZES.items()}
-    known.setdefault(42, ("Q2_0", 64, 18))  # newer than the package
+    known = {int(t): (t.name, *sizes, 0) for t, sizes in gguf_package.GGML_QUANT_SIZES.items()}
+    known.setdefault(42, ("Q2_0", 64, 18, 0))  # newer than the package
     assert known[fmt.ggml_id] == (fmt.name, fmt.block, fmt.dtype.itemsize, 0)
     assert GGML_TYPES.get(fmt.ggml_id, known[fmt.ggml_id]) == known[fmt.ggml_id]

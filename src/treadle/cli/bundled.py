@@ -19,6 +19,7 @@ OF_MODELS = {
     "inspect",
     "show",
     "plan",
+    "diff",
     "doctor",
     "tokenize",
     "perplexity",

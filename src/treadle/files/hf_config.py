@@ -13,6 +13,6 @@ def without_thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config with its parts at the top, where newer folders have them."""
     inner = config.get(THINKER)
     kind = config.get("model_type")
-    if kind not in WITH_THINKER or not isinstance(inner, Mapping):
+    if not isinstance(kind, str) or kind not in WITH_THINKER or not isinstance(inner, Mapping):
         return config
     return {**config, **inner, "model_type": kind}

@@ -195,7 +195,9 @@ def of_instructions(here: Subject) -> Iterator[Told]:
             "a dot product of bytes takes several instructions, so quantised prompts are slow; if "
             "memory allows, F16 or F32 weights may be faster (treadle bench)"
         )
-    widened = isa.dot_bf16 is None and isa.matrix is None and not isa.tiles.words[0]
+    widened = (
+        isa.dot_bf16 is None and isa.matrix is None and not (isa.shorts and isa.tiles.words[0])
+    )
     if widened and "bf16" in here.acts:
         yield (
             "BF16 weights are converted to f32, so their prompts are as slow as with F32; Q8_0 "

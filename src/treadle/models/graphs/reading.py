@@ -139,12 +139,15 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
-    """Return for each layer the one whose indexer chooses its keys: itself, or an earlier one."""
+    """Return for each layer the earlier one whose indexer chooses its keys; -1: its own, or none."""
     found: list[int] = []
+    last = -1  # layer with an indexer
     for i, mixer in enumerate(mixers):
         if mixer == INDEX_SHARED and not i:
             keys.fail(INDEXER_TYPES, "the first layer has no indexer", "one to choose its keys")
-        found.append(found[-1] if mixer == INDEX_SHARED else i)
+        if mixer != INDEX_SHARED:
+            last = i
+        found.append(last if mixer == INDEX_SHARED else -1)
     return found
 
 
