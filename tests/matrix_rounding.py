@@ -35,6 +35,15 @@ def limit(base: float, fmt: str, isa: Isa) -> float:
     return base * WIDER[act]
 
 
+def bf16_limit(base: float, isa: Isa) -> float:
+    """``base``, a limit for products of BF16 weights as 16-bit words or in f32, where activations
+    lose less than 2**-12 of the largest. Where they meet BF16 weights in bf16 they lose 2**-9 of
+    themselves.
+    """
+    in_bf16 = isa.dot_bf16 is not None or isa.matrix is not None
+    return base * 8 if in_bf16 else base
+
+
 def weight_rounding(fmt: str, isa: Isa) -> float:
     """How far a weight in ``fmt`` may be rounded on matrix registers, as a share of itself."""
     act = matrix_act(by_name(fmt), isa) if isa.matrix is not None else None

@@ -533,8 +533,8 @@ _ENCODERS = {
 }
 
 
-# transformers' defaults are no such model: no layer has an indexer, or its ratio is missing. Folders
-# say more (test_hf_indexed.py).
+# transformers' defaults are no such model: no layer has an indexer, or its ratio is missing.
+# Folders say more (test_hf_indexed.py).
 _SPELLED_OUT = {"minimax_m3_vl_text", "qwen4_exp_text"}
 
 

@@ -128,19 +128,20 @@ def matmul(
     alone: bool = False,
     int16: bool = False,
     fine: bool = False,
+    vectors: bool = False,
     **fields: Any,
 ) -> Matmul:
     """Return the product for batches of up to ``tokens`` tokens (one of GEMV_TOKENS, or more).
     ``alone``: a token's results are bitwise independent of the rest of the batch. ``int16``: F16
     weights may be multiplied as i16 (``q16n``). ``fine``: products whose rounding shows most in
     the model's results: up to FINE_TOKENS tokens have activations of 15 bits, where that costs
-    little.
+    little. ``vectors``: not on matrix registers, whose strips have EDGE rows.
     """
     if alone:
-        return exact(fmt, isa, k, tokens, table, **fields)
+        return exact(fmt, isa, k, tokens, table, vectors=vectors, **fields)
     if table.is_gemv(fmt.name, tokens):
         return gemv(fmt, isa, k, tokens, table, fine=fine, **fields)
-    matrix = table.is_matrix(fmt.name, isa, tokens)
+    matrix = not vectors and table.is_matrix(fmt.name, isa, tokens)
     strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
     if strips is not None:
         return strips
@@ -257,12 +258,19 @@ def gemm(
 
 
 def exact(
-    fmt: Format, isa: Isa, k: int, tokens: int, table: TunedTable = SHIPPED, **fields: Any
+    fmt: Format,
+    isa: Isa,
+    k: int,
+    tokens: int,
+    table: TunedTable = SHIPPED,
+    *,
+    vectors: bool = False,
+    **fields: Any,
 ) -> Gemm:
     """Return the product that gives a token the same bits in every batch: one kernel for all
-    batches, or two with the same order of addition.
+    batches, or two with the same order of addition. ``vectors``: see ``matmul``.
     """
-    unit = isa.matrix
+    unit = None if vectors else isa.matrix
     if unit is None or not unit.ordered or matrix_act(fmt, isa) != "bf16":
         few = isa.tiles.few[1]
         some = few if few > GEMV_TOKENS[-1] else MANY

@@ -139,7 +139,7 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
 
 
 def _choosers(keys: ArchMetadata, mixers: list[str]) -> list[int]:
-    """Return for each layer the earlier one whose indexer chooses its keys; -1: its own, or none."""
+    """Return the earlier layer whose indexer chooses a layer's keys, or -1, for each layer."""
     found: list[int] = []
     last = -1  # layer with an indexer
     for i, mixer in enumerate(mixers):

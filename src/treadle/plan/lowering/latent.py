@@ -18,6 +18,7 @@ import numpy as np
 from treadle.errors import UnsupportedError
 from treadle.formats import by_name
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
+from treadle.kernels.matmul.matrix import EDGE
 from treadle.kernels.matmul.select import tokens_per_item
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
@@ -149,7 +150,7 @@ def _multiply(
     steps = ops.steps
     rows, column, pitch = x
     n = ops.steps.plan.n_tokens
-    spec = steps.matmul(weight, k, heads=heads)
+    spec = steps.matmul(weight, k, heads=heads, vectors=m % EDGE != 0)
     lanes = steps.isa.lanes
     while m % spec.rows_per_item(lanes) and spec.mr % 2 == 0:
         spec = replace(spec, mr=spec.mr // 2)
