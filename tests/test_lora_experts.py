@@ -253,11 +253,18 @@ def test_codes_are_multiplied_beside_them(tiny: WriteTiny, tmp_path: Path, fmt: 
         plain = alone.logits(IDS)
     own = merged(model, config, {}, IDS)
     with_it = merged(model, config, {file: 1.0}, IDS)
-    off = np.sqrt(((plain - own) ** 2).mean())
+    off = typical(plain, own)
     for n in (2, len(IDS)):
         assert np.array_equal(made[1, n], made[3, n])
-        assert np.sqrt(((made[1, n] - with_it[:n]) ** 2).mean()) <= 3 * off
-    assert np.sqrt(((own - with_it) ** 2).mean()) > 10 * off
+        assert typical(made[1, n], with_it[:n]) <= 3 * off
+    assert typical(own, with_it) > 10 * off
+
+
+def typical(found: np.ndarray, exact: np.ndarray) -> float:
+    """The median over tokens of how far their logits are off: where two experts' scores are close,
+    rounding chooses the other one.
+    """
+    return float(np.median(np.sqrt(((found - exact) ** 2).mean(1))))
 
 
 def test_a_scale_beside_the_last_matrix(tiny: WriteTiny, tmp_path: Path) -> None:

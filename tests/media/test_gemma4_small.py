@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.matrix_rounding import sharp_isa
 from tests.media.bounded_tower import bounds_of_all
 from tests.media.decoder_cases import error
 from tests.media.gemma4_small import SmallGemma4, small_gemma4
@@ -63,7 +64,7 @@ def projector(
     request: pytest.FixtureRequest, truth: SmallGemma4, mmproj: Path
 ) -> Iterator[Projector]:
     path = truth.folder if request.param == "folder" else mmproj
-    made = open_projector(path, open_device("cpu", None, 1, None), exact=True)
+    made = open_projector(path, open_device("cpu", sharp_isa(), 1, None), exact=True)
     yield made
     made.close()
 

@@ -32,8 +32,8 @@ def test_each_is_what_it_is_alone(
     path = tiny("qwen3moe", fmt, n_expert=N_EXPERT, n_ff_exp=64, n_layer=2)
     rng = np.random.default_rng(7)
     isa = sharp_isa() if by_name(fmt).codes else None
-    given = {"context": 64, "threads": 2, "n_sequences": max(TOGETHER), "isa": isa}
-    with treadle.load(path, kv="f32", **given) as model:
+    n = max(TOGETHER)
+    with treadle.load(path, context=64, threads=2, n_sequences=n, kv="f32", isa=isa) as model:
         engine = model.engine
         texts = rng.integers(5, 200, (max(TOGETHER), HELD + 1))
         texts[np.arange(len(texts)) % 5 < 3] = texts[0]
