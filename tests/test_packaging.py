@@ -21,6 +21,7 @@ NAMES = {"prompt-toolkit": "prompt_toolkit", "huggingface-hub": "huggingface_hub
 OPTIONAL = {"PIL", "llama_cpp", "packaging", "prometheus_client", "ray", "starlette", "uvicorn"}
 OPTIONAL |= {"h11", "wgpu", "mcp", "mcp_types", "anyio", "httpx2"}  # mcp stands on the last two
 OPTIONAL |= {"openai", "IPython"}  # the latter where it already runs
+OPTIONAL |= {"torch", "transformers"}  # of `treadle diff --reference transformers`, where they are
 
 
 @pytest.fixture(scope="module")
