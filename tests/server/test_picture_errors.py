@@ -126,13 +126,14 @@ def test_a_file_that_is_refused(http: httpx.Client, files: Path, name: str, said
     answer = http.post("/v1/responses", json={"input": items, "instructions": "Be kind."})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "input[0].content[0].image_url"
-    answer = http.post("/api/chat", json={"messages": [{"role": "user", "images": [data]}]})
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("messages[0].images[0]: ")
-    for more in ({}, {"raw": True}):
-        answer = http.post("/api/generate", json={"prompt": "x", "images": [data], **more})
+    if not name.endswith(".wav"):  # Ollama's images may be sounds
+        answer = http.post("/api/chat", json={"messages": [{"role": "user", "images": [data]}]})
         assert answer.status_code == 400
-        assert answer.json()["error"].startswith("images[0]: ")
+        assert answer.json()["error"].startswith("messages[0].images[0]: ")
+        for more in ({}, {"raw": True}):
+            answer = http.post("/api/generate", json={"prompt": "x", "images": [data], **more})
+            assert answer.status_code == 400
+            assert answer.json()["error"].startswith("images[0]: ")
     prompt = {"prompt_string": "<__media__>", "multimodal_data": [data]}
     answer = http.post("/completion", json={"prompt": prompt})
     assert answer.status_code == 400

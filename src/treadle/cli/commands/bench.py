@@ -174,8 +174,6 @@ def command(
     time from a picture's pixels to the rows that the model reads is measured too. Of speech models
     it measures how many times faster than the sound they are, with -t and -r.
     """
-    if time_speech(models, threads, repeat, device, sound, as_json):
-        return
     tests = [
         *(Test("pp", n, d) for d in depth for n in n_prompt if n),
         *(Test("tg", n, d, s) for d in depth for n in n_gen for s in sequences if n),
@@ -186,6 +184,8 @@ def command(
         raise click.UsageError("--mmproj and --image-max-tokens need --image WxH")
     if sequences != (1,) and not any(n_gen):
         raise click.UsageError("-s needs generation, but -n is 0")
+    if time_speech(models, threads, repeat, device, sound, as_json):
+        return
     tests.sort(key=lambda test: test.depth)  # each depth continues from the previous one's tokens
     media: dict[str, Any] = {"image_max_tokens": image_max_tokens} if pictures else {}
     against_it = against is not None
