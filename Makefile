@@ -27,10 +27,12 @@ site: $(VENV)/.stamp-site
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
 
-# A process for each core, but no more than four: each takes a gigabyte, and many tests have threads.
+# A process more than cores, but no more than four: tests wait for servers and for emulators, and each
+# process takes a gigabyte.
+PROCESSES := $(shell $(PYTHON) -c "import os; print(min(4, (os.cpu_count() or 1) + 1))")
 # Bytecode is kept, also where the shell says otherwise: tests start many processes, and each would
 # compile all of treadle.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal
 
 # The quick tier (tests/tiers.py): minutes, without torch, a browser or Ray. The type checker, which
 # uses one core, runs beside it. With COVERAGE=1, as in .ci/run, lines are counted too.

@@ -37,6 +37,7 @@ class LentCache(KVCache):
         self.n_batch = cache.n_batch
         self.kv_tokens = cache.kv_tokens
         self.pools = [LentPool(pool, first) for pool in cache.pools]
+        self.cross = []
         self.windows = []
         self.states = []
         self.store = None
