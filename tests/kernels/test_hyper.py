@@ -57,6 +57,8 @@ def test_streams(spec: Spec, isa: Isa, memory: Memory, rng: np.random.Generator)
     given: dict[str, Any] = {}
     for name, width in widths.items():
         x = rng.standard_normal((N, PITCH)).astype(np.float32)
+        if name in ("gate", "weight"):
+            x[0] *= 300  # e**x has no f32
         x[:, width:] = np.nan
         given[name] = x
     if "w" in given:

@@ -14,7 +14,8 @@ from treadle.base.fork_safety import UseLock
 from treadle.devices.registry import open_device
 from treadle.engine.batch import BatchItem
 from treadle.errors import ContextFullError, NoRoomError, TreadleError
-from treadle.speech.encoder import SoundEncoder, neighbours
+from treadle.media.convolutions import rows_of_1d
+from treadle.speech.encoder import SoundEncoder
 from treadle.speech.model import SpeechModel
 from treadle.speech.read import read_parts
 
@@ -198,8 +199,8 @@ def test_errors(model: SpeechModel, data: Path, truth: dict[str, np.ndarray]) ->
 def test_rows_beside_each_other() -> None:
     x = np.arange(8, dtype=np.float32).reshape(4, 2)
     expected = [[0, 0, 2, 0, 1, 3], [2, 4, 6, 3, 5, 7]]
-    assert np.array_equal(neighbours(x, 2), expected)
-    assert neighbours(x, 1).shape == (4, 6)
+    assert np.array_equal(rows_of_1d(x, 2), expected)
+    assert rows_of_1d(x, 1).shape == (4, 6)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ class StepFacts:
 
 @dataclass(eq=False)
 class StepRecord:
-    """What the steps of one model wrote for a text, by key: ``L0.attn.q`` of the label
+    """Values that the steps of one model wrote for a text, by key: ``L0.attn.q`` of the label
     ``L0.attn.qkv``, else the label. The states after layer 5 have the key ``L5``.
     """
 

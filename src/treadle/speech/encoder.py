@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treadle.base.fork_safety import UseLock
+from treadle.media.convolutions import rows_of_1d
 from treadle.media.tower_engine import GIVEN, STATES, RunItem, TowerEngine
-from treadle.speech.read import TAPS
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
@@ -41,7 +41,7 @@ class SoundEncoder:
         with self._turn:
             x = np.ascontiguousarray(mel.T)
             for engine, stride in zip(self._convolutions, STRIDES, strict=True):
-                x = _run(engine, neighbours(x, stride))
+                x = _run(engine, rows_of_1d(x, stride))
             return _run(self._layers, x + self._positions)
 
     def close(self) -> None:
@@ -59,14 +59,3 @@ def _run(engine: TowerEngine, rows: np.ndarray) -> np.ndarray:
         except StopIteration as end:
             states: np.ndarray = end.value[STATES]
             return states
-
-
-def neighbours(x: np.ndarray, stride: int) -> np.ndarray:
-    """Return the inputs of a convolution over ``TAPS`` rows, padded with a row of zeros at each
-    end: f32 ``[n / stride, c * TAPS]`` of ``x [n, c]``, in the order of weights ``[out, c, TAPS]``.
-    """
-    n, width = x.shape
-    padded = np.zeros((n + 2, width), np.float32)
-    padded[1:-1] = x
-    taps = np.lib.stride_tricks.sliding_window_view(padded, TAPS, axis=0)[::stride]
-    return np.ascontiguousarray(taps.reshape(len(taps), width * TAPS))

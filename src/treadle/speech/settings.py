@@ -15,7 +15,7 @@ MOST_WINDOWS = 8  # of one batch, as models are opened
 
 @dataclass(frozen=True)
 class TranscribeSettings:
-    """How a sound is transcribed.
+    """Settings of one transcription.
 
     language: code or English name; None: detected in the first window with speech.
     task: "transcribe" writes the spoken language, "translate" English.

@@ -42,7 +42,7 @@ CUT_FROM = 0.6  # of a window: parts for one batch are cut behind it
 
 @dataclass(frozen=True)
 class TranscriptPart:
-    """What one step of the loop gives. seconds_done: up to where the sound is decided. language:
+    """Result of one step of the loop. seconds_done: up to where the sound is decided. language:
     code of the language, "" while it is unknown.
     """
 

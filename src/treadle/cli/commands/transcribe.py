@@ -224,7 +224,7 @@ def target_of(file: str, format: str, folder: Path | None) -> Path:
 
 
 class Outlet:
-    """Where a sound's text goes: files, or standard output while it is decoded."""
+    """The destination of a sound's text: files, or standard output while it is decoded."""
 
     def __init__(
         self,

@@ -133,8 +133,8 @@ class IndexStore(PagedKernel):
 
 
 @dataclass(frozen=True)
-class Contest(Spec):
-    """Which units of keys compete for the attention of a query.
+class KeySelection(Spec):
+    """The selection of the units of keys that a query attends to.
 
     A unit is ``unit`` consecutive keys. A query sees ``top`` units: those with the largest scores,
     a unit's score being that of its best key; of equal scores, the earliest. The ``local`` last
@@ -160,7 +160,7 @@ class IndexScores(Queries):
     has a score.
 
     Scores of keys that a query does not see are -inf. Queries without a contest
-    (``Contest.units``) have no scores. Items: attention's items of the pool.
+    (``KeySelection.units``) have no scores. Items: attention's items of the pool.
     """
 
     op: ClassVar[str] = "index_scores"
@@ -181,8 +181,8 @@ class IndexScores(Queries):
         return self.args.required | (asked if self.weighted else set())
 
     @property
-    def contest(self) -> Contest:
-        return Contest(self.top, self.unit, whole=self.whole)
+    def contest(self) -> KeySelection:
+        return KeySelection(self.top, self.unit, whole=self.whole)
 
     @property
     def planes(self) -> int:
@@ -249,7 +249,7 @@ class IndexScores(Queries):
 
 
 @dataclass(frozen=True)
-class Choose(Contest):
+class Choose(KeySelection):
     """The keys that each query sees: bits ``[N, planes, chosen_stride]`` in words of PAGE, of
     ``scores [N, planes, scores_stride]``, which are overwritten. Words past the query's own page
     are left as they are. Items: tokens times planes.

@@ -20,11 +20,6 @@ from treadle.kernels.elementwise.elementwise import map_row, mean_square, row_me
 from treadle.kernels.spec import Args, Frame, Spec
 
 
-def sigmoid(k: Builder, x: Val) -> Val:
-    """Return the logistic function of each lane."""
-    return 1.0 / (math.exp2(k, x * -math.LOG2_E) + 1.0)
-
-
 @dataclass(frozen=True)
 class RepeatStreams(Spec):
     """Initialise each of ``n`` streams with ``x``. Items: tokens."""
@@ -117,7 +112,7 @@ class MixStreams(Spec):
 
             def mixed(*rows: Val) -> Val:
                 pairs = zip(rows[: self.n], rows[self.n :], strict=True)
-                first, *others = [v * sigmoid(k, g) for v, g in pairs]
+                first, *others = [v * math.sigmoid(k, g) for v, g in pairs]
                 return sum(others, first) * (1.0 / self.n)
 
             rows = [*(x + at for at in parts), *(gate + at for at in parts)]
@@ -152,7 +147,7 @@ class AddToStreams(Spec):
             y = frame.y + token * frame.y_stride * 4
             at = frame.weight + (token * frame.weight_stride + frame.column + which) * 4
             ty = f32 * isa.lanes
-            gain = sigmoid(k, k.splat(k.load(at, f32), ty) * self.scale) * 2.0
+            gain = math.sigmoid(k, k.splat(k.load(at, f32), ty) * self.scale) * 2.0
             map_row(k, self.k, x, lambda v, w, g=gain: k.fma(w, g, v), x, y)
 
     def run_ref(self, args: Any, run: Any) -> None:
@@ -191,7 +186,7 @@ class ScoreStreams(Spec):
             zero = k.const(0.0, f32)
             sign = k.select(score < 0.0, k.const(-1.0, f32), k.const(1.0, f32))
             root = k.select(score.eq(zero), zero, root * sign)
-            gain = sigmoid(k, k.splat(root, f32 * isa.lanes))
+            gain = math.sigmoid(k, k.splat(root, f32 * isa.lanes))
             value = frame.value + (token * frame.value_stride + frame.column) * 4
             map_row(k, self.k, out, lambda v, g=gain: v * g, value)
 

@@ -21,6 +21,7 @@ from treadle.plan.plan import Buffer
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.steps import Steps
 
 
 def moving_mean(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
@@ -90,14 +91,7 @@ def chosen(
         turn = np.concatenate([np.cos(angles), np.sin(angles)])
         given["back"] = steps.weights.numbers(f"rope {at.rope} back by {index.unit - 1}", turn)
     if every:
-        for unused in (q, weights):
-            stems: list[Any] = []
-            if isinstance(unused, NormOf):
-                stems.append(unused.weight)
-            if isinstance(unused, Product) and unused.of.y is None:
-                stems += unused.of.stems
-            names = [tensor_of(stem, part) for stem in stems for part in _PARTS]
-            steps.plan.tensors_ignored |= steps.plan.tensors & set(names)
+        _ignore(steps, q, weights)
         steps.emit(f"{label}.store", store, Grid(1, "n_tokens"), **given)
         return Chosen(label, 0, None)
     queries = ops.floats(q)
@@ -128,25 +122,14 @@ def chosen(
         whole=index.pooled,
     )
     few = steps.plan.few_tokens
-    for which, field, serves in (
-        (0, "n_attn_items", range(few + 1, n + 1)),
-        (1, "n_attn_few", range(few + 1)),
-    ):
-        if not serves or (which and not few):
-            continue
-        steps.emit(
-            f"{label}.few_scores" if which else f"{label}.scores",
-            spec,
-            Grid(1, numbered(field, pool.index)),
-            serves=serves,
-            qkv=queries,
-            stride=stride,
-            **weighted,
-            scores=scores,
-            scores_stride=words * PAGE,
-            few=which,
-            **pages,
-        )
+    given = {"qkv": queries, "stride": stride, **weighted, **pages}
+    given |= {"scores": scores, "scores_stride": words * PAGE}
+    if n > few:
+        items = Grid(1, numbered("n_attn_items", pool.index))
+        steps.emit(f"{label}.scores", spec, items, serves=range(few + 1, n + 1), few=0, **given)
+    if few:
+        items = Grid(1, numbered("n_attn_few", pool.index))
+        steps.emit(f"{label}.few_scores", spec, items, serves=range(few + 1), few=1, **given)
     bits = Buffer(f"{label}.chosen", n, planes * words * WORD_BYTES, "u4")
     steps.emit(
         f"{label}.choose",
@@ -161,3 +144,15 @@ def chosen(
 
 
 _PARTS = "weight", "bias"
+
+
+def _ignore(steps: Steps, *unused: Rows | None) -> None:
+    """Mark the weights of rows that nothing reads, so that the plan does not miss them."""
+    stems: list[Any] = []
+    for rows in unused:
+        if isinstance(rows, NormOf):
+            stems.append(rows.weight)
+        if isinstance(rows, Product) and rows.of.y is None:
+            stems += rows.of.stems
+    names = {tensor_of(stem, part) for stem in stems for part in _PARTS}
+    steps.plan.tensors_ignored |= steps.plan.tensors & names

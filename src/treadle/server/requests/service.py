@@ -34,7 +34,8 @@ from treadle.server.http.http_io import (
     seconds_of,
 )
 from treadle.server.http.log import log
-from treadle.server.http.redaction import hide, without_folders
+from treadle.server.http.redaction import hide
+from treadle.server.requests.admission import check_room, check_usable
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
 from treadle.server.requests.kept_streams import KeptStream, KeptStreams, conversation_id
@@ -145,24 +146,11 @@ class Service:
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
-        if self._n_preparing + len(self.engine.outputs) >= self.settings.max_requests:
-            raise busy(
-                f"the server already has {self.settings.max_requests} requests, its limit "
-                "(--max-requests)"
-            )
+        check_room(self._n_preparing + len(self.engine.outputs), self.settings.max_requests)
 
     def check_model(self) -> None:
         """Raise ApiError if the model is being loaded, or can no longer be used."""
-        if self.engine.state == "loading":
-            raise ApiError(
-                503,
-                "the model is loading",
-                type="unavailable_error",
-                code="loading",
-                headers={"Retry-After": "1"},
-            )
-        if self.engine.state != "ok":
-            raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
+        check_usable(self.engine)
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
         """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands

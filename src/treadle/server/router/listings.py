@@ -42,13 +42,13 @@ class ModelCard:
 
     @property
     def input_modalities(self) -> list[str]:
-        """What it reads."""
+        """Kinds of input: text, image, audio."""
         others = sorted(self.facts.modalities)
         return others if self.facts.kind == SPEECH_TEXT else ["text", *others]
 
     @property
     def output_modalities(self) -> list[str]:
-        """What it gives."""
+        """Kinds of output: text, or embeddings."""
         return ["text"] if self.facts.kind in (TEXT, SPEECH_TEXT) else ["embeddings"]
 
     @property

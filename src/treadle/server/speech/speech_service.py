@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from treadle.base.fast_dataclass import dataclass
 from treadle.files.splits import CTRANSLATE2
 from treadle.media.limits import MediaLimits
-from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.api_errors import busy
 from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges
 from treadle.server.http.http_io import MAX_SOUND_BODY, Bodies
 from treadle.server.http.log import log
-from treadle.server.http.redaction import hide, without_folders
+from treadle.server.http.redaction import hide
+from treadle.server.requests.admission import check_room, check_usable
 from treadle.server.requests.service import ServerSettings
 from treadle.server.speech.speech_thread import SpeechJob, SpeechThread
 from treadle.version import __version__
@@ -55,24 +56,11 @@ class SpeechService:
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
-        if len(self.engine.outputs) >= self.settings.max_requests:
-            raise busy(
-                f"the server already has {self.settings.max_requests} requests, its limit "
-                "(--max-requests)"
-            )
+        check_room(len(self.engine.outputs), self.settings.max_requests)
 
     def check_model(self) -> None:
         """Raise ApiError if the model is being loaded, or can no longer be used."""
-        if self.engine.state == "loading":
-            raise ApiError(
-                503,
-                "the model is loading",
-                type="unavailable_error",
-                code="loading",
-                headers={"Retry-After": "1"},
-            )
-        if self.engine.state != "ok":
-            raise ApiError(500, f"the model cannot be used: {without_folders(self.engine.why)}")
+        check_usable(self.engine)
 
     def check_key(self, key: ApiKey) -> None:
         """Raise ApiError if a key may not use the model."""

@@ -1,0 +1,42 @@
+"""Whether a server can take one more request: its model is loaded and usable, and there is room."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from treadle.server.http.api_errors import ApiError, busy
+from treadle.server.http.redaction import without_folders
+
+
+class ServedModel(Protocol):
+    """The thread that runs a model. ``state``: "loading", "ok", or what ended it; ``why``: the
+    error behind the latter.
+    """
+
+    @property
+    def state(self) -> str:
+        """See the class."""
+
+    @property
+    def why(self) -> str:
+        """See the class."""
+
+
+def check_usable(engine: ServedModel) -> None:
+    """Raise ApiError if the model is being loaded, or can no longer be used."""
+    if engine.state == "loading":
+        raise ApiError(
+            503,
+            "the model is loading",
+            type="unavailable_error",
+            code="loading",
+            headers={"Retry-After": "1"},
+        )
+    if engine.state != "ok":
+        raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
+
+
+def check_room(n_requests: int, limit: int) -> None:
+    """Raise ApiError if the server has ``limit`` requests."""
+    if n_requests >= limit:
+        raise busy(f"the server already has {limit} requests, its limit (--max-requests)")
