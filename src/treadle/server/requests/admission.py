@@ -8,7 +8,7 @@ from treadle.server.http.api_errors import ApiError, busy
 from treadle.server.http.redaction import without_folders
 
 
-class ServedModel(Protocol):
+class ModelThread(Protocol):
     """The thread that runs a model. ``state``: "loading", "ok", or what ended it; ``why``: the
     error behind the latter.
     """
@@ -22,7 +22,7 @@ class ServedModel(Protocol):
         """See the class."""
 
 
-def check_usable(engine: ServedModel) -> None:
+def check_usable(engine: ModelThread) -> None:
     """Raise ApiError if the model is being loaded, or can no longer be used."""
     if engine.state == "loading":
         raise ApiError(
