@@ -15,8 +15,8 @@ from treadle.kernels.activation_layout import (
     BLOCK,
     BYTE_TOP,
     BYTES,
-    NARROW,
     BYTES_TOP,
+    NARROW,
     SPAN,
     SPANNED,
     WORD_LENGTH,
@@ -143,10 +143,10 @@ def product_error(
     Floats: gemm adds K products in a chain; gemv fewer. bf16 weights that arrive as another format
     are rounded first, as the twin does, but of an f32 that may differ in its last bit: one in some
     ten thousand (none, most often; three are allowed for) comes out at the next bf16, 2**-8 off at
-    most. q16: a span is one term, and its words are the twin's, as those of q16x2; for q16n the twin has the file's
-    weights, and each word is half a unit off. In gemv the weights are the file's, eight blocks are
-    a chain that the span's scale then multiplies, and lanes are added up. At the end come bias and
-    residual.
+    most. q16 and q16x2: a span is one term, and its words are the twin's; for q16n the twin has the
+    file's weights, and each word is half a unit off. In gemv the weights are the file's, eight
+    blocks are a chain that the span's scale then multiplies, and lanes are added up. At the end
+    come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come

@@ -6,10 +6,11 @@ activations are words of 16 bits with a scale for every 256 values (``act`` "q16
 
     a b = 65536 high_a high_b + 256 (high_a low_b + low_a high_b) + low_a low_b
 
-The last product is left out (a row's scale in a panel has the common factor 256), so three products of bytes take half the time of the three products
-of bf16 that F16 weights need (``matrix.py``). Two registers hold sums of the first, two of the
-others, of 16 rows by 32 tokens. After every 256 values of K vectors add them up, scale them, and
-add them to the sums in scratch, while the registers are busy with the next strip.
+The last product is left out, so three products of bytes take half the time of the three products
+of bf16 that F16 weights need (``matrix.py``). The factor 256 that is left is in the scales of a
+panel's rows. Two registers hold sums of the first product, two of the others, of 16 rows by 32
+tokens. After every 256 values of K vectors add them up, scale them, and add them to the sums in
+scratch, while the registers are busy with the next 16 rows.
 
 Panels and groups of tokens are as in ``matrix.py``, but a *step* is 64 values of K: of a strip the
 lines of high parts of its rows, then those of low parts. Scales of rows, f32, come after a strip's
@@ -17,6 +18,9 @@ steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.isa.isa import MatrixUnit
@@ -77,6 +81,14 @@ class WordsMatrixGemm(MatrixGemm):
         """Byte offset of a strip's scales."""
         return self.n_spans * SPAN_STEPS * STEP_PITCH
 
+    @contextmanager
+    def registers(self, k: Builder, free: Val) -> Iterator[None]:
+        matrix = matrix_of(k)
+        assert matrix.begin_bytes is not None, k.isa.name
+        matrix.begin_bytes(k, free, LINE)
+        yield
+        matrix.end(k)
+
     def sums_bytes(self, lanes: int, n_panels: int = 1) -> int:
         return super().sums_bytes(lanes, n_panels) + 2 * SUMS_BYTES  # and those of a span, twice
 
@@ -117,7 +129,7 @@ class WordsMatrixGemm(MatrixGemm):
         up to a whole step; return their scale.
         """
         per = SPAN // BLOCK
-        row.block(c, SPAN).prefetch(k, AHEAD // (SPAN * self.fmt.dtype.itemsize), SPAN, 3)
+        row.block(c, SPAN).prefetch(k, AHEAD // sum(self.fmt.strides), SPAN, 3)
         blocks = [
             load_floats(k, row, c * per + b, BLOCK, min(max(n - b * BLOCK, 0), BLOCK))
             for b in range(-(-n // PAIR) * 2)
@@ -239,6 +251,7 @@ class SpanGroup:
 
 
 def matrix_of(k: Builder) -> MatrixUnit:
+    """Return the machine's matrix registers."""
     assert k.isa.matrix is not None, k.isa.name
     return k.isa.matrix
 

@@ -14,7 +14,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, BYTES, NARROW, WORDS, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, BYTES, NARROW, SPANNED, WORDS, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
@@ -305,10 +305,10 @@ def gated(
 ) -> Gated | None:
     """Return the kernel for both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``. None if ``m`` is not whole blocks of the result, if
-    the result is written for more tokens at a time than a tile has, or if a strip product is used.
-    ``int16``: see ``matmul``.
+    the result is written for more tokens at a time than a tile has, or if a strip product or words
+    of two bytes are used. ``int16``: see ``matmul``.
     """
-    if m % BLOCK or out.kind in WORDS:
+    if m % BLOCK or out.kind in SPANNED:
         return None
     if alone:
         like = exact(fmt, isa, k, tokens, table)
@@ -317,6 +317,8 @@ def gated(
         if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
             return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens, int16=int16)
+    if isinstance(like, WordsMatrixGemm):
+        return None
     if like.nr % out.together:
         return None
     mr = like.mr
