@@ -383,7 +383,7 @@ def _ik_rows() -> Iterable[QuantMix]:
         ("IQ3_KT", 152, "IQ4_K"),
         ("IQ4_KT", 153, "IQ5_K"),
     ):
-        embd = (always("Q4_K"),) if base in ("IQ1_KT", "IQ2_KT") else ()
+        embd = (always("Q4_K"),) if base.startswith(("IQ1", "IQ2")) else ()
         yield mix(base, base, file_type, attn_v=(always(more),), token_embd=embd)
 
 
