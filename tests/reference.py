@@ -461,6 +461,9 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
     if fn == "swiglu_clamped":  # gpt-oss
         gate = np.minimum(gate, 7.0)
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    if fn.startswith("silu_of_"):  # Maple
+        limit = float(fn.removeprefix("silu_of_"))
+        return activate(np.minimum(gate, limit), "silu") * np.clip(up, -limit, limit)
     if fn.startswith("silu_to_"):  # Step 3.5
         limit = float(fn.removeprefix("silu_to_"))
         return np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit)

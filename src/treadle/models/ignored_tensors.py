@@ -27,7 +27,6 @@ _REASONS: dict[str, str] = {
     ),
     "it runs the same layers several times": "hrm_text dory",
     "each layer adds the embeddings again, scaled by its own factor": "talkie",
-    "its experts are clamped, layer by layer, and transformers has no such model": "maple",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),

@@ -203,6 +203,8 @@ def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
+# Classes of models whose published config.json has no model_type.
+_WITHOUT_TYPE = {"MapleForCausalLM": "maple"}
 Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
@@ -236,6 +238,8 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, MetadataReader]:
     name = config.get("model_type")
     keys = MetadataReader(config, path)
+    if name is None:
+        name = next((kind for of, kind in _WITHOUT_TYPE.items() if _kinds(keys, of)), None)
     part = None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]

@@ -9,6 +9,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     FFN_NORM,
+    GATE_LIMITED,
     INDEX_HALVED,
     LEADING_DENSE,
     LOCAL_BASE,
@@ -133,6 +134,12 @@ MIXTURES = (
         "mellum",
         needs=QK_NORM,
         keys=((WINDOW, 0), (PATTERN, 4), (LOCAL_BASE, 0.0), (EXPERTS_NORM, True)),
+    ),
+    Arch(  # no layer has the one FFN whose width its files may omit
+        "maple",
+        needs=QK_NORM,
+        keys=((EXPERTS_NORM, True), (GATE_LIMITED, True), ("feed_forward_length", 1)),
+        nope="global",
     ),
     Arch(
         "laguna",

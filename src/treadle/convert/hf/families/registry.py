@@ -43,6 +43,7 @@ from treadle.convert.hf.families.lfm2 import LFM2_FAMILIES
 from treadle.convert.hf.families.llama import LLAMA_FAMILIES
 from treadle.convert.hf.families.maincoder import MAINCODER_FAMILIES
 from treadle.convert.hf.families.mamba import MAMBA_FAMILIES
+from treadle.convert.hf.families.maple import MAPLE_FAMILIES
 from treadle.convert.hf.families.mellum import MELLUM_FAMILIES
 from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
@@ -107,6 +108,7 @@ FAMILIES: dict[str, Family] = {
     **LFM2_FAMILIES,
     **MAINCODER_FAMILIES,
     **MAMBA_FAMILIES,
+    **MAPLE_FAMILIES,
     **MELLUM_FAMILIES,
     **MIMO_FAMILIES,
     **MINICPM_FAMILIES,
