@@ -43,7 +43,10 @@ def latent(maps: Layer, h: Array) -> Array:
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     chosen = chosen_keys(maps, h, rank) if at.indexer else None
-    y = attention(q, k, v, config.attn_scale, 0.0, 0, chosen=chosen)
-    if maps.has("attn_gate.weight"):
-        y = y / (1 + np.exp(-maps.linear(h, "attn_gate")))[:, :, None]
+    gated = at.mixer.startswith("latent_gated")
+    sinks = maps.tensor(f"{blk}_sinks.weight") if gated else None
+    y = attention(q, k, v, config.attn_scale, 0.0, 0, sinks, chosen=chosen)
+    if maps.has("attn_gate.weight") or gated:
+        gate = maps.linear(h, "attn_gate").reshape(len(h), at.n_head, -1)
+        y = y / (1 + np.exp(-gate))
     return maps.linear(y.reshape(len(h), -1), "attn_output")

@@ -18,6 +18,7 @@ MORE_CLASSES = {
     "muse_glimmer_text": "MuseGlimmerText",
     "lfm3": "Lfm3",
     "bailing_hybrid": "BailingHybrid",
+    "hy_v4": "HYV4",
     "deepseek_v32": "DeepseekV32",
     "glm_moe_dsa": "GlmMoeDsa",
     "embedding_gemma2_text": "EmbeddingGemma2Text",

@@ -117,7 +117,9 @@ class Hyper:
 
     n: int  # streams
     n_embd: int  # values of each
-    n_rank: int  # of the gates of the mix
+    n_rank: int  # of the gates of the mix; 0: independent ones (``graphs/independent.py``)
+    magnitude: float = 2.0  # largest weight of a stream when a result is added
+    eps: float = 0.0  # that weights of independent ones are larger than a sigmoid
 
 
 @dataclass(frozen=True)

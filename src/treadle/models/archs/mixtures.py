@@ -106,6 +106,13 @@ MIXTURES = (
         mixer="latent_indexed",
         keys=((EXPERTS_GATING, 2),),
     ),
+    Arch(  # Hunyuan 4
+        "hy_v4",
+        graph="independent",
+        rope="norm",
+        mixer="latent_indexed",
+        keys=((EXPERTS_GATING, 2), (GATE_LIMITED, True)),
+    ),
     Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
     Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),

@@ -23,6 +23,7 @@ GRAPHS = LateConstants[Graph](
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
         "hyper": "hyper.HYPER",
+        "independent": "independent.INDEPENDENT",
         "blocks": "blocks.BLOCKS_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",

@@ -27,7 +27,8 @@ Choice = Callable[["Ops", int, "Rows", "Rows"], "Rows"]
 def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = None) -> Rows:
     """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
     gate, each head's result is multiplied by the sigmoid of one value. ``choice``: returns the keys
-    that each token sees, of the layer's input and the normed rank of its queries.
+    that each token sees, of the layer's input and the normed rank of its queries. A gate may also
+    have a value for each value. Sinks are scores of one more key for each head.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -44,6 +45,8 @@ def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = N
     if layer.q_rope is not None:
         q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
     of = {"whole": f"{blk}_{whole}"} if whole else {}
+    if g.has(f"{blk}_sinks.weight"):
+        of["sinks"] = f"{blk}_sinks"
     y = g.call("latent", at, q, kv, *seen, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     if has_gate:

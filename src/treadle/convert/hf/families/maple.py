@@ -1,4 +1,4 @@
-"""Family row of DeepGrove's Maple, which transformers does not have: its model is code in its folder.
+"""Family row of DeepGrove's Maple, whose model is code in its folder: transformers lacks it.
 
 Its folder counts a window's tokens without the current one: 512 earlier ones, as FlashAttention
 does. llama.cpp's converter writes that number, and its graph sees 512 with the current one;

@@ -34,6 +34,7 @@ from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIAN
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
+from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
@@ -100,6 +101,7 @@ FAMILIES: dict[str, Family] = {
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
+    **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
