@@ -25,6 +25,8 @@ def latent(maps: Layer, h: Array) -> Array:
     else:
         q = maps.linear(h, "attn_q")
     row, turned = np.split(maps.linear(h, "attn_kv_a_mqa"), [sizes.n_kv_rank], axis=-1)
+    if maps.has("attn_k_norm.weight"):
+        turned = rms_norm(turned, maps.tensor(f"{blk}_k_norm.weight"), sizes.norm_eps)
     row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
     if at.mixer.endswith("_kv_b"):
         both = maps.linear(row, "attn_kv_b").reshape(len(h), at.n_head, -1)
@@ -45,7 +47,8 @@ def latent(maps: Layer, h: Array) -> Array:
     chosen = chosen_keys(maps, h, rank) if at.indexer else None
     gated = at.mixer.startswith("latent_gated")
     sinks = maps.tensor(f"{blk}_sinks.weight") if gated else None
-    y = attention(q, k, v, config.attn_scale, 0.0, 0, sinks, chosen=chosen)
+    scale = sizes.scale or config.attn_scale
+    y = attention(q, k, v, scale, 0.0, at.window, sinks, chosen=chosen)
     if maps.has("attn_gate.weight") or gated:
         gate = maps.linear(h, "attn_gate").reshape(len(h), at.n_head, -1)
         y = y / (1 + np.exp(-gate))

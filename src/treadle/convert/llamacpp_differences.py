@@ -45,6 +45,7 @@ WITH_WINDOWS = frozenset(
         "olmo2",
         "granite_swa",
         "cohere2moe",
+        "dots3note",
         "mellum",
         "laguna",
         "maple",
@@ -60,6 +61,7 @@ ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
 FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
+    "dots3note": "the indexer's RoPE turns halves of its rows, so texts beyond its choice differ",
     "phimoe": "its norms are RMS norms, and expert weights sum to 1 (no SparseMixer)",
     "spark2_5": "its GELU is the approximation by tanh",
     "grovemoe": "small experts read the other experts' output, weighted by another's score",

@@ -83,6 +83,7 @@ class Latent:
     n_rope: int  # rotated dims, after those
     n_v: int  # dims of a head's value
     norm_eps: float  # of the norms of both ranks
+    scale: float = 0.0  # of scores, if layers differ; 0.0: the model's
 
     @property
     def n_q(self) -> int:

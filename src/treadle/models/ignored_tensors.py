@@ -14,9 +14,6 @@ _REASONS: dict[str, str] = {
     "its cache has compressed keys and values (compressed sparse attention)": (
         "deepseek4 deepseek_v4"
     ),
-    "its two kinds of latent attention have sizes of their own": (
-        "dots3note dots3_note dots3_note_text"
-    ),
     "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (

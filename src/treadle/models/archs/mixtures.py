@@ -106,6 +106,14 @@ MIXTURES = (
         mixer="latent_indexed",
         keys=((EXPERTS_GATING, 2),),
     ),
+    Arch(
+        "dots3note",
+        graph="dots3",
+        rope="norm",
+        mixer="latent_indexed",
+        needs=frozenset({"attn_gate.weight", "attn_k_norm.weight"}),
+        keys=((EXPERTS_GATING, 2),),
+    ),
     Arch(  # Hunyuan 4
         "hy_v4",
         graph="independent",

@@ -24,6 +24,7 @@ GRAPHS = LateConstants[Graph](
         "nextn": "nextn.NEXTN",
         "hyper": "hyper.HYPER",
         "independent": "independent.INDEPENDENT",
+        "dots3": "dots.DOTS3",
         "blocks": "blocks.BLOCKS_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
