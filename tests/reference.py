@@ -56,6 +56,7 @@ def states(
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
+    embeddings = x
     kept: Kept = {}
     if config.layers[0].hyper:
         from tests.reference_hyper import mixed_streams
@@ -83,6 +84,8 @@ def states(
             from tests.reference_gemma import given_its_own
 
             x = given_its_own(Layer(config, i, tensor), x, ids)
+        if config.arch.graph == "talkie":
+            x = x + tensor(f"blk.{i}.embd_skip.weight") * embeddings
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
@@ -228,6 +231,8 @@ class Layer:
         """With its bias, if the file has one; ``rows`` of the matrix alone."""
         weight = self.tensor(f"blk.{self.i}.{stem}.weight")
         y = x @ (weight if rows is None else weight[rows]).T
+        if (factor := f"blk.{self.i}.{stem}.scale") in self.config.factors:
+            y = y * self.tensor(factor)
         if not self.has(f"{stem}.bias"):
             return y
         bias = self.tensor(f"blk.{self.i}.{stem}.bias")
@@ -351,7 +356,10 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
 
         x = x.reshape(len(x), n_head, -1)
         if at.qk_norm:
-            return rms_norm(turn(x), np.ones(1), config.norm_eps)
+            gain: Array = np.ones(1)
+            if stem == "attn_q_norm" and maps.has("attn_q_gain.weight"):
+                gain = maps.tensor(f"blk.{maps.i}.attn_q_gain.weight")
+            return rms_norm(turn(x), gain, config.norm_eps)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))
 
     q = placed(qkv[0], "attn_q_norm", at.n_head)

@@ -23,7 +23,6 @@ _REASONS: dict[str, str] = {
         "hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
     ),
     "it runs the same layers several times": "hrm_text dory",
-    "each layer adds the embeddings again, scaled by its own factor": "talkie",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),

@@ -107,7 +107,16 @@ _RECURRENT = (
     *("selective", "columns_norm"),
 )
 _ELEMENTWISE = (
-    *("clamped", "capped", "tempered", "multiplied", "normed_heads", "weighed", "xielu"),
+    *(
+        "clamped",
+        "capped",
+        "tempered",
+        "multiplied",
+        "normed_heads",
+        "normed_times",
+        "weighed",
+        "xielu",
+    ),
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )

@@ -71,6 +71,7 @@ from treadle.convert.hf.families.solar import SOLAR_FAMILIES
 from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
+from treadle.convert.hf.families.talkie import TALKIE_FAMILIES
 from treadle.convert.hf.family import Family
 
 # Of families with one architecture, the first gives the row order of its adapters: other vendors'
@@ -138,6 +139,7 @@ FAMILIES: dict[str, Family] = {
     **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
+    **TALKIE_FAMILIES,
 }
 # Rows that ``variant`` chooses.
 VARIANTS = (
