@@ -66,9 +66,12 @@ def states(
         from tests.reference_streams import joined
 
         x = joined(config, x, ids, tensor)
+    if config.weights_of:
+        x = stacked(config, x, tensor)
     n_own = config.n_layer // config.n_loops
     tensor = looped(tensor, n_own) if config.n_loops > 1 else tensor
-    for i in range(config.n_layer if config.n_streams == 1 else 0):
+    one_by_one = config.n_streams == 1 and not config.weights_of
+    for i in range(config.n_layer if one_by_one else 0):
         if config.loop_norm and i and i % n_own == 0:
             x = rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
         has_mixer = bool(config.layers[i].mixer)
@@ -91,6 +94,21 @@ def states(
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     weight = np.ones(1) if config.bare else tensor("output_norm.weight")
     return np.asarray(normed(x, weight, config) + bias)
+
+
+def stacked(config: Config, x: Array, tensor: Tensors) -> Array:
+    """The states of HRM-Text before the last norm, of embeddings ``x [n_tokens, n_embd]``."""
+    of = config.weights_of
+    n = (max(of) + 1) // 2
+    high = x
+    low = np.broadcast_to(tensor("hrm_z_l_init.weight"), x.shape)
+    for start in range(0, len(of), n):
+        x = high + low
+        for i in range(start, start + n):
+            x = fed(config, of[i], mixed(config, of[i], x, tensor), tensor)
+        made = rms_norm(x, np.ones(1), config.norm_eps)
+        high, low = (high, made) if of[start] < n else (made, low)
+    return x
 
 
 def looped(tensor: Tensors, n: int) -> Tensors:

@@ -205,6 +205,11 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
+    if ARCHS[arch].graph == "hrm":
+        n = size["n_layer"]
+        cycles = {"block_count": 4 * n, "hrm.layers_per_stack": n}
+        cycles |= {"hrm.h_cycles": 2, "hrm.l_cycles": 1}
+        made |= {f"{arch}.{key}": value for key, value in cycles.items()}
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     return made

@@ -19,6 +19,7 @@ MORE_CLASSES = {
     "lfm3": "Lfm3",
     "bailing_hybrid": "BailingHybrid",
     "hy_v4": "HYV4",
+    "hrm_text": "HrmText",
     "dots3_note_text": "Dots3NoteText",
     "deepseek_v32": "DeepseekV32",
     "glm_moe_dsa": "GlmMoeDsa",

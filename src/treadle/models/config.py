@@ -263,6 +263,7 @@ class Config:
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
+    weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."

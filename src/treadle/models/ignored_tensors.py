@@ -22,7 +22,7 @@ _REASONS: dict[str, str] = {
     "its layers carry several streams of states (hyper-connections)": (
         "hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
     ),
-    "it runs the same layers several times": "hrm_text dory",
+    "it runs the same layers several times": "dory",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),

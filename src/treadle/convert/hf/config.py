@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class HfConfig:
     headless: bool = False  # the model's class has no output head
     spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
+    in_layers: Callable[[str], str] | None = None  # see ``Family``
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
@@ -150,6 +152,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         _has_no_head(whole),
         _spelt(keys, family),
         path,
+        partial(family.in_layers, keys) if family.in_layers else None,
     )
 
 

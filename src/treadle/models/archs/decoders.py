@@ -141,6 +141,14 @@ DECODERS = (
         keys=(("final_logit_softcapping", 15.0), (EMBD_NORMED, True)),
     ),
     Arch(
+        "hrm_text",
+        graph="hrm",
+        norm="bare_rms",
+        needs=frozenset({"attn_gate.weight"}),
+        lacks=PRE_NORM | OUTPUT_NORM,
+        names=(("hrm.z_l_init", "hrm_z_l_init.weight"),),
+    ),
+    Arch(
         "talkie",
         graph="talkie",
         norm="bare_rms",

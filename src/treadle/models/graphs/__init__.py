@@ -24,6 +24,7 @@ GRAPHS = LateConstants[Graph](
         "nextn": "nextn.NEXTN",
         "hyper": "hyper.HYPER",
         "independent": "independent.INDEPENDENT",
+        "hrm": "hrm.HRM",
         "talkie": "talkie.TALKIE",
         "dots3": "dots.DOTS3",
         "blocks": "blocks.BLOCKS_GRAPH",

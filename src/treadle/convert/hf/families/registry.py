@@ -34,6 +34,7 @@ from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
+from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
 from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
@@ -104,6 +105,7 @@ FAMILIES: dict[str, Family] = {
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
+    **HRM_FAMILIES,
     **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
     **INTERNLM_FAMILIES,
