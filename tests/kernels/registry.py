@@ -30,6 +30,7 @@ from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
@@ -694,6 +695,8 @@ HYPER_STREAMS = [
     *(MixStreams(k, 3) for k in (64, 37)),
     *(AddToStreams(k, 3, 0.25) for k in (64, 37)),
     *(ScoreStreams(k, 3) for k in (64, 37)),
+    *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
+    *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
 ]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
