@@ -409,6 +409,7 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
     every = [*READ, *(mlx(bits, group, "F16") for bits in BITS for group in (32, 64))]
     k = 256
     wide = {"Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_KS", "IQ4_KS", "IQ4_KSS", "IQ5_KS", "BF16"}
+    wide |= {"IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"}
     wide = wide if isa.name == "avx2" else set()
     assert {fmt.name for fmt in every if matmul(fmt, isa, k, 512).act == "q16"} == wide
     few = {fmt.name for fmt in every if select.gemv(fmt, isa, k, 1).act == "q16"}
