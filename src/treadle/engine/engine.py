@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
-OF_ROWS = "logits", "ahead"  # outputs with a row for each requested token; others have one per part
+OF_ROWS = "logits", "ahead", "tapped", "markov"  # outputs with a row for each requested token; others have one per part
 T = TypeVar("T")
 
 
@@ -145,6 +145,13 @@ class Engine:
         self.cache.tree.marks += tuple(vector.mark for vector in vectors)
         if self._adapted is not None:
             self._adapted = replace(self._adapted, n_scales=len(self.cache.tree.marks))
+
+    def tap(self, layers: Ids[int]) -> None:
+        """Make the output "tapped" have the states before these layers (``Config.taps``). Call it
+        before any run with that output.
+        """
+        self.config = replace(self.config, taps=tuple(layers))
+        self._with_media = replace(self._with_media, taps=tuple(layers))
 
     def _uses(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has adapters, and control vectors."""
@@ -261,6 +268,11 @@ class Engine:
             return self._read_rows(parts, ready)
 
         return self._run(parts, read, None, observer.output, begin)
+
+    def observe(self, parts: Ids[BatchItem], observer: EngineObserver) -> None:
+        """Run a batch for ``observer`` alone; its output has no logits."""
+        read = partial(observer.after_run, parts)
+        self._run(parts, read, None, observer.output, observer.before_run)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output; return each step's label and seconds."""
@@ -599,7 +611,7 @@ class Engine:
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
         """Return a reader of the last run's logits, float32 ``[n_outputs, n_vocab]``."""
-        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
+        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         at = ready.plan.offsets[ready.plan.outputs["top"]]

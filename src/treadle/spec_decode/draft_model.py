@@ -153,10 +153,14 @@ class Drafter:
                 self._steps.note(len(parts), self._now() - began)
             for owner, row in zip(going, rows, strict=True):
                 assert row.top is not None
-                _, token = row.top.first
+                token = self.token_of(row.top.first[1])
                 if 0 <= token < self._n_vocab:
                     result[owner].append(token)
         return result
+
+    def token_of(self, row: int) -> int:
+        """Return the model's token for a row of the drafter's logits."""
+        return row
 
     def _first(self, owner: Hashable) -> int:
         """Return the first index at which it may start."""

@@ -93,9 +93,13 @@ class ModelStates(EngineObserver):
         for seq in [seq for seq in self.states if id(seq) not in seqs]:
             del self.states[seq]
 
+    def rows_of(self, ready: PreparedPlan) -> np.ndarray:
+        """Return the states of a run's tokens, f32 ``[n, width]``; maybe in the plan's memory."""
+        return _states_of(ready, self._n_embd)
+
     def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         """Keep the states of the run's tokens."""
-        rows = _states_of(ready, self._n_embd)
+        rows = self.rows_of(ready)
         row = 0
         for seq, ids, *_ in parts:
             end = row + len(ids)
@@ -202,8 +206,14 @@ class NextnDrafter(Drafter):
     def _first(self, owner: Any) -> int:
         return self._states[owner.seq].start
 
+    def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
+        """Set the states of the next run's tokens. ``owners``: of a run that drafts; none, or all
+        of them, have drafted tokens already.
+        """
+        self.own_observer.given = given
+
     def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
-        self.own_observer.given = self._between(owner, text.start + text.n, len(ids))
+        self.give((), self._between(owner, text.start + text.n, len(ids)))
         self.engine.sample([BatchItem(text.seq, ids, 0)], self.own_observer)
 
     def _sample(self, owners: Ids[Any], parts: list[BatchItem]) -> LogitsBatch:
@@ -214,7 +224,7 @@ class NextnDrafter(Drafter):
             else:
                 text = self._texts[owner]
                 given.append(self._between(owner, text.start + text.n, len(part.ids)))
-        self.own_observer.given = np.concatenate(given)
+        self.give(owners, np.concatenate(given))
         rows = super()._sample(owners, parts)
         end = 0
         for owner, part in zip(owners, parts, strict=True):
