@@ -11,10 +11,12 @@ import numpy as np
 
 import treadle
 from tests.models.hf_tiny import byte_vocabulary
+from tests.reference import fed, mixed, tensor_of
 from tests.spec_decode.test_draft_model import Always
 from tests.tiny import SIZES, draw, write_model
 from tests.tiny import keys as usual_keys
-from treadle.files.gguf import GGUFWriter
+from treadle.files.gguf import GGUFWriter, open_gguf
+from treadle.kvcache.sequence import Sequence
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.drafters import D2T, I64
@@ -38,14 +40,17 @@ def write_drafter(
     keys: Mapping[str, Any],
     *,
     own: tuple[str, ...] = (),
+    wrong: Mapping[str, Any] | None = None,
     n_draft: int = 0,
     n_markov: int = 0,
     vocabulary: bool = True,
+    alone: bool = False,
     change: Change = lambda tensors: None,
     **sizes: Any,
 ) -> Path:
-    """``keys``: of the architecture, or whole ones with "tokenizer." in front. ``own``: further
-    tensors that it has. ``n_draft``: tokens that it drafts, 0 for all.
+    """``alone``: keys are values as well. ``keys``: of the architecture, or whole ones with "tokenizer." in front. ``own``: further
+    tensors that it has. ``wrong``: keys that its tensors know nothing of. ``n_draft``: tokens that
+    it drafts, 0 for all.
     """
     size: dict[str, Any] = SIZES | {"n_layer": 1, **sizes}
     made = usual_keys(size) | {key: n for key, n in keys.items() if not key.startswith("tokeni")}
@@ -57,8 +62,8 @@ def write_drafter(
     if n_markov:
         tensors["markov_w1.weight"] = SimpleNamespace(shape=(size["n_vocab"], n_markov))
         own = (*own, "markov_w1.weight", "markov_w2.weight")
-    if arch != "eagle3" and "attn_v.weight" not in keys.get("without", ()):
-        tensors["blk.0.attn_v.weight"] = SimpleNamespace(shape=(1, size["n_embd"]))
+    for name in (*own, *(() if alone else ("blk.0.attn_v.weight",))):
+        tensors.setdefault(name, SimpleNamespace(shape=(size["n_vocab"], size["n_embd"])))
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors=tensors)
     row = ARCHS[arch]
     graph = GRAPHS[row.graph]
@@ -72,7 +77,7 @@ def write_drafter(
     change(found)
     writer = GGUFWriter(path)
     writer.add("general.architecture", arch)
-    for key, value in metadata.items():
+    for key, value in (metadata | {f"{arch}.{k}": n for k, n in (wrong or {}).items()}).items():
         writer.add(key, value)
     for key, value in byte_vocabulary().items() if vocabulary else ():
         writer.add(f"tokenizer.ggml.{key}", value)
@@ -97,3 +102,82 @@ def load(path: Path, draft: Path | None, **settings: Any) -> treadle.Model:
     model = treadle.load(path, draft=draft, **given)
     model.stepper.scheduler.drafting.controller = Always()
     return model
+
+
+HOW: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.3, "seed": 5}]
+
+
+def check_texts(path: Path, draft: Path, how: dict[str, Any]) -> treadle.Generation:
+    """Check that texts are those without the drafter: several at once, one of them behind a
+    beginning that the cache knows. Return the first.
+    """
+    prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
+    made = []
+    for drafter in (None, draft):
+        with load(path, drafter, deterministic=True) as model:
+            model.generate(prompts[1], max_tokens=3).finish()
+            texts = [model.generate(ids, max_tokens=60, ignore_eos=True, **how) for ids in prompts]
+            for text in texts:
+                text.begin(look_ahead=float("inf"))
+            made.append([(text.finish(), text.ids) for text in texts])
+        assert any(text.timings.n_drafted for text in texts) == (drafter is not None)
+    assert made[0] == made[1]
+    return texts[0]
+
+
+def check_session(path: Path, draft: Path, least: int = 0) -> None:
+    """The same of a session that is cut and forked; ``least``: drafts that are accepted in each."""
+    made = []
+    for drafter in (None, draft):
+        with load(path, drafter, deterministic=True) as model:
+            session = model.session()
+            asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
+            texts = [model.generate(ids_of(40), session=session, **asked)]
+            texts[0].finish()
+            session.truncate(33)
+            fork = model.session()
+            fork.seq = model.engine.cache.fork(session.seq)
+            for other, more in ((session, ids_of(9, 1)), (fork, ids_of(9, 2))):
+                texts.append(model.generate([*other.ids, *more], session=other, **asked))
+                texts[-1].finish()
+            made.append([text.ids for text in texts])
+            if drafter:
+                assert all(text.timings.n_drafted for text in texts)
+                assert all(text.timings.n_accepted >= least for text in texts)
+            session.close()
+            fork.close()
+    assert made[0] == made[1]
+
+
+def adds_nothing(path: Path, to: Path) -> Path:
+    """A model whose layers add nothing: a token says alone which is next."""
+    with open_gguf(path) as file:
+        writer = GGUFWriter(to)
+        for key, value in file.metadata.items():
+            given = value if isinstance(value, (str, int, float)) else list(value)
+            writer.add(key, given, file.types.get(key))
+        for name, tensor in file.tensors.items():
+            values = tensor.dequantize()
+            if name.endswith(("attn_output.weight", "ffn_down.weight")):
+                values = np.zeros_like(values)
+            writer.add_tensor(name, tensor.shape, "F32", values.astype(np.float32))
+        writer.write()
+    return to
+
+
+class Owner:
+    """What a drafter needs of a request."""
+
+    def __init__(self, seq: Sequence) -> None:
+        self.seq = seq
+
+
+def states_before(model: treadle.Model, ids: list[int], layers: tuple[int, ...]) -> np.ndarray:
+    """The states of a model before some layers, side by side, in float64."""
+    tensor = tensor_of(model.gguf)
+    x = tensor("token_embd.weight")[ids] * model.config.embd_scale
+    found = [x]
+    for i in range(model.config.n_layer):
+        x = fed(model.config, i, mixed(model.config, i, x, tensor, kept={}), tensor)
+        found.append(x)
+    return np.concatenate([found[i] for i in layers], 1)

@@ -155,4 +155,5 @@ DFLASH = replace(
     },
     sublayers=halves_of,
     read=read,
+    apart=True,
 )

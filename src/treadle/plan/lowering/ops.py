@@ -91,6 +91,8 @@ def build_plan(
     if output != next(iter(graph.outputs)):  # unused: tensors of the first output only
         rows = {row.name for row in graph.rows} & plan.tensors
         plan.tensors_ignored |= rows - plan.tensors_used
+    if graph.apart:
+        plan.tensors_ignored |= plan.tensors - plan.tensors_used
     if config.stage is not None:
         stems = tuple(f"blk.{i}." for i in config.stage)
         others = {name for name in plan.tensors if not name.startswith(stems)}
