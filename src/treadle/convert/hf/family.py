@@ -58,6 +58,7 @@ class Family:
         list.
     beside: further GGUF keys from outside the text part of a multimodal model.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
+    drafts: a drafter, which may lack embeddings, output and tokenizer: it has the model's.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
         shows them.
     """
@@ -95,6 +96,7 @@ class Family:
     beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
     copied_keys: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    drafts: bool = False
 
     def word(self, key: str) -> str:
         """Return this family's name of Llama's ``key``."""

@@ -45,6 +45,11 @@ def target_layers(keys: ArchMetadata) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
+def usual_layers(n_layer: int) -> tuple[int, int, int]:
+    """Return the layers before which EAGLE 3 reads states, in a file that names none."""
+    return 2, n_layer // 2, n_layer - 3
+
+
 def n_draft_vocab(keys: ArchMetadata, n_vocab: int) -> int:
     """Return the number of tokens that a drafter can draft, if they are not all; else 0."""
     table = keys.gguf.tensors.get(D2T)
@@ -97,7 +102,7 @@ def bound(config: Config, gguf: GGUF, target: Config, model: GGUF) -> tuple[GGUF
         raise refuse(f"{target.arch.name} has no states between layers that a drafter could read")
     if target.n_embd != config.n_target:
         raise refuse(f"it reads states of {config.n_target} values, the model has {target.n_embd}")
-    layers = traits.layers or (2, target.n_layer // 2, target.n_layer - 3)
+    layers = traits.layers or usual_layers(target.n_layer)
     if not all(0 <= i <= target.n_layer for i in layers):
         raise refuse(f"it reads the states of layers {[*layers]}, the model has {target.n_layer}")
     result = copy.copy(gguf)

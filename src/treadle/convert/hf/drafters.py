@@ -1,0 +1,45 @@
+"""Tensors of drafters' folders that are not as in other folders: the table of drafted tokens, and
+the name of EAGLE's only layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from treadle.models.graphs.drafters import D2T
+
+if TYPE_CHECKING:
+    from treadle.files.safetensors import SafeTensor
+
+ONLY_LAYER = "midlayer."
+UNUSED = frozenset({"t2d"})  # the inverse of the table
+Tables = dict[str, npt.NDArray[np.int64]]
+
+
+def as_usual(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], Tables]:
+    """Return the tensors of a drafter with the names of other folders, and its tables by GGUF's
+    name: ``d2t`` has how much larger a drafted token is than its row's number. Raises FileError for
+    a table that holds no integers.
+    """
+    found: dict[str, SafeTensor] = {}
+    tables: Tables = {}
+    for name, tensor in tensors.items():
+        plain = name.removeprefix("model.")
+        if plain in UNUSED:
+            continue
+        if plain == D2T:
+            if tensor.dtype not in ("I64", "I32"):
+                raise tensor.error(f"is in {tensor.dtype}", "64-bit integers (I64)")
+            more = np.frombuffer(tensor.data.tobytes(), "<i8" if tensor.dtype == "I64" else "<i4")
+            tables[D2T] = np.arange(more.size, dtype=np.int64) + more
+        elif name.startswith(ONLY_LAYER):
+            name = f"layers.0.{name.removeprefix(ONLY_LAYER)}"
+            found[name] = replace(tensor, name=name)
+        else:
+            found[name] = tensor
+    return found, tables
