@@ -22,6 +22,7 @@ from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.models.config import Config
 from treadle.models.graphs.dflash import ANCHORED, BLOCK, MASK
 from treadle.models.graphs.drafters import TARGET_LAYERS, tokens_of
+from treadle.selftest import model_check
 from treadle.spec_decode.dflash import BlockDrafter
 
 FIRST = LogitsQuery(first=True)
@@ -207,3 +208,12 @@ def test_another_model(
 def test_a_drafter_is_no_model(files: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedError, match=r"dflash only drafts .* with --draft"):
         treadle.load(files["dflash"])
+
+
+@pytest.mark.slow
+def test_the_self_test_checks_its_kernels(files: dict[str, Path]) -> None:
+    with load(files["model"], files["dspark"], n_sequences=4, context=1100) as model:
+        report = model_check.CheckReport({}, {}, quick=True)
+        model_check.check_kernels(model, report)
+    assert report.passed
+    assert "fc" in {kernel.label for kernel in report.kernels}

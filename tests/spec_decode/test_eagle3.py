@@ -24,6 +24,7 @@ from treadle.models.config import Config
 from treadle.models.graphs.drafters import D2T, tokens_of
 from treadle.models.graphs.eagle3 import N_TARGET
 from treadle.models.load import load_config
+from treadle.selftest import model_check
 from treadle.spec_decode.eagle3 import Eagle3Drafter
 
 FIRST = LogitsQuery(first=True)
@@ -214,3 +215,12 @@ def test_tokens_that_the_model_lacks(files: dict[str, Path]) -> None:
         assert load_config(file).n_logits == 100
         with pytest.raises(FileError, match=r"d2t: holds \d+ \(expected tokens from 0 to 9"):
             tokens_of(file, 10)
+
+
+@pytest.mark.slow
+def test_the_self_test_checks_its_kernels(files: dict[str, Path]) -> None:
+    with load(files["model"], files["own"], n_sequences=4, context=1100) as model:
+        report = model_check.CheckReport({}, {}, quick=True)
+        model_check.check_kernels(model, report)
+    assert report.passed
+    assert "fc" in {kernel.label for kernel in report.kernels}

@@ -56,6 +56,7 @@ class Engine:
 
     cache_type: ClassVar[type[KVCache]] = KVCache
     has_states: ClassVar[bool] = True  # whether the hidden states of a run's tokens can be read
+    lender: Engine | None = None  # the engine whose keys and values it reads, if it has none
 
     def __init__(
         self,
@@ -100,8 +101,10 @@ class Engine:
         self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
-        # non-causal: all in one run
-        self.max_tokens = min(n_batch, room) if config.causal else room
+        # Encoders read a whole text in one run. A drafter of blocks is not causal either, but reads
+        # the states of a text in any number of runs.
+        in_parts = config.causal or config.draft is not None
+        self.max_tokens = min(n_batch, room) if in_parts else room
         sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))

@@ -34,12 +34,13 @@ class AssistantEngine(Engine):
     """An engine whose layers read the pages of another engine's cache."""
 
     def __init__(self, gguf: GGUF, config: Config, target: Engine) -> None:
-        self._target = target
+        self.lender = target
         super().__init__(gguf, config, target.device, n_ctx=target.n_ctx)
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
         """Return the view of the other engine's cache."""
-        return LentCache(self._target.cache, self.config.n_layer)
+        assert self.lender is not None
+        return LentCache(self.lender.cache, self.config.n_layer)
 
 
 class GivenStates(EngineObserver):

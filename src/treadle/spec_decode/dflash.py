@@ -47,6 +47,11 @@ class BlockDrafter(Drafter):
         self._base = GivenRows(MARKOV, BASE)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See ``Drafter``."""
+        return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
+
     def keep(self, owners: Collection[Any]) -> None:
         """See ``Drafter``."""
         super().keep(owners)

@@ -80,6 +80,11 @@ class Drafter:
         self._steps = StepTimes()  # of one-token steps
         self._token_s = 0.0  # prefill seconds per token
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of the plans that its engine runs."""
+        return (self.own_observer.output,)
+
     def keep(self, owners: Collection[Hashable]) -> None:
         """Drop the sequences of all other owners."""
         for owner in [owner for owner in self._texts if owner not in owners]:

@@ -63,6 +63,11 @@ class Eagle3Drafter(NextnDrafter):
         self.own_observer = DrafterStates(config.n_embd)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See ``Drafter``."""
+        return "logits", AHEAD
+
     def token_of(self, row: int) -> int:
         """See ``Drafter``."""
         return row if self._tokens is None or row < 0 else int(self._tokens[row])
