@@ -126,7 +126,9 @@ def dflash(folder: Path, **change: Any) -> Path:
         "dflash_config": {"mask_token_id": 4, "target_layer_ids": [1, 4], **change},
         "layer_types": ["full_attention"] * 2,
     }
-    shapes = {name: n for i in range(2) for name, n in layer_of(f"layers.{i}", 64, **HEAD_NORMS).items()}
+    shapes = {
+        name: n for i in range(2) for name, n in layer_of(f"layers.{i}", 64, **HEAD_NORMS).items()
+    }
     return write_folder(folder, config, {**shapes, **BLOCK})
 
 
@@ -141,8 +143,13 @@ def dspark(folder: Path) -> Path:
         "block_size": 8,
         "draft_vocab_size": N_DRAFT,
     }
-    shapes = {name: n for i in range(2) for name, n in layer_of(f"layers.{i}", 64, **HEAD_NORMS).items()}
-    shapes |= {"markov_head.markov_w1.weight": (N_VOCAB, 32), "confidence_head.proj.weight": (1, 96)}
+    shapes = {
+        name: n for i in range(2) for name, n in layer_of(f"layers.{i}", 64, **HEAD_NORMS).items()
+    }
+    shapes |= {
+        "markov_head.markov_w1.weight": (N_VOCAB, 32),
+        "confidence_head.proj.weight": (1, 96),
+    }
     shapes |= {"markov_head.markov_w2.weight": (N_DRAFT, 32), "confidence_head.proj.bias": (1,)}
     sinks = {f"layers.{i}.self_attn.sinks": np.ones(4, np.float32) for i in range(2)}
     return write_folder(
@@ -323,7 +330,9 @@ def test_folders_that_are_refused(change: dict[str, Any], why: str, tmp_path: Pa
 def test_tables_that_are_refused(tmp_path: Path) -> None:
     folder = specforge(tmp_path / "draft")
     floats = {"d2t": np.zeros(N_DRAFT, np.float32)}
-    write_folder(tmp_path / "floats", {**LAYER, "architectures": ["Eagle3DraftModel"]}, {}, **floats)
+    write_folder(
+        tmp_path / "floats", {**LAYER, "architectures": ["Eagle3DraftModel"]}, {}, **floats
+    )
     config = (folder / "config.json").read_text()
     (tmp_path / "floats" / "config.json").write_text(config)
     with pytest.raises(FileError, match=r"d2t.* is in F32"):

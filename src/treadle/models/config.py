@@ -213,6 +213,14 @@ class DraftTraits:
 
 
 @dataclass(frozen=True)
+class Clusters:
+    """An output whose rows lie in equal clusters: logits are computed in a token's best ones."""
+
+    n: int
+    n_used: int
+
+
+@dataclass(frozen=True)
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
@@ -282,7 +290,8 @@ class Config:
     residual_scale: float = 1.0  # the residual stream is kept divided by it
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     draft: DraftTraits | None = None  # of a drafter that reads states from between layers
-    n_draft_vocab: int = 0  # logits per token, in a drafter with some of the tokens; 0: n_vocab
+    n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
+    clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)

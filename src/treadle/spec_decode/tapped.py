@@ -38,7 +38,9 @@ class TappedStates(ModelStates):
         """See ``ModelStates``."""
         n = ready.run["n_tokens"]
         outputs = ready.plan.outputs
-        return np.concatenate([ready.rows(outputs[name], n, self._n_embd) for name in self._names], 1)
+        return np.concatenate(
+            [ready.rows(outputs[name], n, self._n_embd) for name in self._names], 1
+        )
 
 
 class GivenRows(EngineObserver):

@@ -279,11 +279,7 @@ def _refuse_others(
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
     drafts = family.drafts
-    if (
-        whole.get("architectures")
-        and not drafts
-        and not any(_kinds(whole, head) for head in heads)
-    ):
+    if whole.get("architectures") and not drafts and not any(_kinds(whole, head) for head in heads):
         does = "embeds text" if encodes else "generates text"
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is not a model that {does}"

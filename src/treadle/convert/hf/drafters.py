@@ -1,5 +1,5 @@
-"""Tensors of drafters' folders that are not as in other folders: the table of drafted tokens, and
-the name of EAGLE's only layer.
+"""Tensors of drafters' folders that are not as in other folders: tables of tokens, and the name of
+EAGLE's only layer.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from treadle.models.graphs.assistant import ORDERING
 from treadle.models.graphs.drafters import D2T
 
 if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 ONLY_LAYER = "midlayer."
+PLAIN = {"masked_embedding.token_ordering": ORDERING}  # tables as GGUF has them
 UNUSED = frozenset({"t2d"})  # the inverse of the table
 Tables = dict[str, npt.NDArray[np.int64]]
 
@@ -33,13 +35,20 @@ def as_usual(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], 
         if plain in UNUSED:
             continue
         if plain == D2T:
-            if tensor.dtype not in ("I64", "I32"):
-                raise tensor.error(f"is in {tensor.dtype}", "64-bit integers (I64)")
-            more = np.frombuffer(tensor.data.tobytes(), "<i8" if tensor.dtype == "I64" else "<i4")
+            more = _integers(tensor)
             tables[D2T] = np.arange(more.size, dtype=np.int64) + more
+        elif plain in PLAIN:
+            tables[PLAIN[plain]] = _integers(tensor)
         elif name.startswith(ONLY_LAYER):
             name = f"layers.0.{name.removeprefix(ONLY_LAYER)}"
             found[name] = replace(tensor, name=name)
         else:
             found[name] = tensor
     return found, tables
+
+
+def _integers(tensor: SafeTensor) -> npt.NDArray[np.int64]:
+    if tensor.dtype not in ("I64", "I32"):
+        raise tensor.error(f"is in {tensor.dtype}", "64-bit integers (I64)")
+    kind = "<i8" if tensor.dtype == "I64" else "<i4"
+    return np.frombuffer(tensor.data.tobytes(), kind).astype(np.int64)

@@ -77,7 +77,9 @@ def tokens_of(gguf: GGUF, n_vocab: int) -> np.ndarray | None:
     tokens = np.frombuffer(table.data.tobytes(), "<i8")
     if len(tokens) and not 0 <= tokens.min() <= tokens.max() < n_vocab:
         found = f"holds {tokens[(tokens < 0) | (tokens >= n_vocab)][0]}"
-        raise FileError(found, path=gguf.path, where=D2T, expected=f"tokens from 0 to {n_vocab - 1}")
+        raise FileError(
+            found, path=gguf.path, where=D2T, expected=f"tokens from 0 to {n_vocab - 1}"
+        )
     if len(np.unique(tokens)) < len(tokens):
         raise FileError("holds a token twice", path=gguf.path, where=D2T, expected="other tokens")
     return tokens
@@ -158,5 +160,3 @@ def sizes_of(config: Config, n_states: int) -> Sizes:
         "n_features": n_features,
         "n_enc_norm": config.n_embd,
     }
-
-

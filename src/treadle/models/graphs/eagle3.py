@@ -90,7 +90,9 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         keys.fail(TARGET_LAYERS, f"has {len(layers)} entries", f"{N_STATES}, one per state")
     norm_before = keys.flag(NORM_BEFORE, False)
     if norm_before and "enc.output_norm.weight" not in keys.gguf.tensors:
-        keys.fail(NORM_BEFORE, "is true, but there is no enc.output_norm.weight", "both, or neither")
+        keys.fail(
+            NORM_BEFORE, "is true, but there is no enc.output_norm.weight", "both, or neither"
+        )
     traits = DraftTraits(
         layers,
         norm_before=norm_before,

@@ -25,7 +25,10 @@ def kv_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
     pool = steps.cache.pool_of(layer)
     way = unwrap(k)
     v_norm = v if isinstance(v, NormOf) else None
-    (rows, k_column), (other, v_column) = ops.place(way.source), ops.place(v_norm.x if v_norm else v)
+    (rows, k_column), (other, v_column) = (
+        ops.place(way.source),
+        ops.place(v_norm.x if v_norm else v),
+    )
     if other is not rows:
         raise UnsupportedError(f"{label}: keys and values are not in one buffer")
     rope = None if way.table is None else config.ropes[way.table]
