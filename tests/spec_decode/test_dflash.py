@@ -16,6 +16,7 @@ from tests.spec_decode import tiny_drafters as tiny
 from tests.spec_decode.tiny_drafters import HOW, N_EMBD, Owner, ids_of, load
 from tests.tiny import rounding
 from treadle.engine.batch import BatchItem
+from treadle.engine.engine import Engine
 from treadle.errors import TreadleError, UnsupportedError
 from treadle.files.gguf import open_gguf
 from treadle.kernels.elementwise.top_records import LogitsQuery
@@ -78,14 +79,14 @@ def drafter_of(model: treadle.Model) -> BlockDrafter:
 
 
 def twin(config: Config, tensor: Any, features: np.ndarray, block: list[int]) -> np.ndarray:
-    """Logits of a block, without a bias by tokens, behind the tokens of ``features``, in float64."""
+    """Logits of a block behind the tokens of ``features``, in float64, without a bias by tokens."""
     h = rms_norm(features @ tensor("fc.weight").T, tensor("enc.output_norm.weight"), 1e-5)
     x = tensor("token_embd.weight")[block] * config.embd_scale
     n = len(h)
+    inverse, factor = config.ropes[0].frequencies(config.n_ctx_train)
     for i, at in enumerate(config.layers):
         maps = Layer(config, i, tensor)
         own = maps.norm(x, "attn_norm")
-        inverse, factor = config.ropes[0].frequencies(config.n_ctx_train)
 
         def heads(rows: np.ndarray, stem: str, maps: Layer = maps) -> np.ndarray:
             weight = maps.tensor(f"blk.{maps.i}.attn_{stem}.weight")
@@ -203,6 +204,14 @@ def test_another_model(
     draft = tiny.write_drafter(tmp_path / "draft.gguf", "dflash", **{"n_layer": 2, **change})
     with pytest.raises(TreadleError, match=why):
         load(files["model"], draft)
+
+
+def test_states_that_are_elsewhere(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "has_states", False)
+    with pytest.raises(UnsupportedError, match="dflash drafts from the model's states, which are"):
+        load(files["model"], files["dflash"])
 
 
 def test_a_drafter_is_no_model(files: dict[str, Path]) -> None:

@@ -48,8 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made["sure model"] = tiny.adds_nothing(made["model"], root / "sure.gguf")
 
     def right(tensors: dict[str, np.ndarray]) -> None:
-        """Attention finds the token itself, as only equal tokens have a large score. Values take the
-        states away that the residual adds.
+        """Attention finds the token itself, as only equal tokens have a large score. Values take
+        the states away that the residual adds.
         """
         eye = np.eye(N_EMBD, 2 * N_EMBD)
         heads = [0, 0, 1, 1]  # the key head of each query head

@@ -62,8 +62,8 @@ class ArchMetadata(keys.MetadataReader):
         return tuple(bool(flag) for flag in found)
 
     def n_vocab(self, *, lent: bool = False) -> int:
-        """Return the rows of the token embeddings, checked to equal the vocabulary's size. ``lent``:
-        a file may lack them, and then the vocabulary tells.
+        """Return the rows of the token embeddings, checked to equal the vocabulary's size.
+        ``lent``: a file may lack them, and then the vocabulary tells.
         """
         embd = self.gguf.tensors.get("token_embd.weight")
         if embd is None and lent:

@@ -7,7 +7,7 @@ MTP layer. With a Markov head (DSpark) each token of the block is chosen by the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, Any
 
@@ -198,8 +198,8 @@ def _first(row: Any) -> int:
 
 
 def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
-    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not a drafter
-    of this model, FileError for tokens that the model does not have.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
+    this model, FileError for tokens that the model does not have.
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)

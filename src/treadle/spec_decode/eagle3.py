@@ -21,7 +21,6 @@ from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
-    from treadle.engine.logits import LogitsBatch
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
@@ -84,8 +83,8 @@ class Eagle3Drafter(NextnDrafter):
 
 
 def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
-    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not a drafter
-    of this model, FileError for tokens that the model does not have.
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
+    this model, FileError for tokens that the model does not have.
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)

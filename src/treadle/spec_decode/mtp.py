@@ -39,7 +39,13 @@ class HiddenStates:
     def __init__(self) -> None:
         self.start = 0
         self.ids = list[int]()
-        self.rows = np.zeros((0, 0), np.float32)
+        self._memory = np.zeros((0, 0), np.float32)  # with room before and behind the rows
+        self._first = 0  # the row there of the first token
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The states: a view, until the next ``put``."""
+        return self._memory[self._first : self._first + len(self.ids)]
 
     @property
     def end(self) -> int:
@@ -47,22 +53,39 @@ class HiddenStates:
 
     def put(self, at: int, ids: Ids[int], rows: np.ndarray) -> None:
         """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
-        keep = min(max(at - self.start, 0), len(self.ids))
+        more = max(len(ids) - KEPT, 0)
+        keep = 0 if more else min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
-            self.start = at
-            self.ids = list(ids)
-            self.rows = rows.copy()
-        else:
-            self.ids[keep:] = ids
-            self.rows = np.concatenate([self.rows[:keep], rows])
+            keep = 0
+            self.start = at + more
+        rows = rows[more:]
+        self._make_room(keep, *rows.shape)
+        first = self._first + keep
+        self._memory[first : first + len(rows)] = rows
+        self.ids[keep:] = ids[more:]
         self.drop(self.end - KEPT)
+
+    def _make_room(self, keep: int, n: int, width: int) -> None:
+        """Make room for ``n`` rows behind the first ``keep``. A text goes on by single tokens: rows
+        move once in as many tokens as there are rows.
+        """
+        room, wide = self._memory.shape
+        if width == wide and self._first + keep + n <= room:
+            return
+        to = self._memory
+        if width != wide or 2 * (keep + n) > room:
+            to = np.empty((2 * (keep + n), width), np.float32)
+        if keep:
+            to[:keep] = self._memory[self._first : self._first + keep].copy()
+        self._memory = to
+        self._first = 0
 
     def drop(self, before: int) -> None:
         """Drop the states of tokens before position ``before``."""
         n = max(before - self.start, 0)
         self.start = self.start + n
+        self._first += min(n, len(self.ids))
         self.ids = self.ids[n:]
-        self.rows = self.rows[n:]
 
     def settle(self, ids: Ids[int]) -> None:
         """Drop states from the first token that differs from the request's."""
@@ -71,7 +94,6 @@ class HiddenStates:
         pairs = enumerate(zip(mine, its, strict=False))
         n = next((i for i, (a, b) in pairs if a != b), len(its))
         del mine[n:]
-        self.rows = self.rows[:n]
 
 
 class ModelStates(EngineObserver):

@@ -70,8 +70,8 @@ def beside_model(draft: GGUF, config: Config, engine: Engine) -> tuple[GGUF, Con
         check_vocabularies(engine.gguf, draft)
     elif config.n_vocab != engine.config.n_vocab:
         raise UnsupportedError(
-            f"{draft.path}: cannot draft for {engine.gguf.path}: it drafts {config.n_vocab} tokens, "
-            f"the model has {engine.config.n_vocab}"
+            f"{draft.path}: cannot draft for {engine.gguf.path}: it drafts {config.n_vocab} "
+            f"tokens, the model has {engine.config.n_vocab}"
         )
     if not engine.has_states:
         what = "drafts from the model's states, which are in another process"

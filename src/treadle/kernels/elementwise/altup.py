@@ -66,7 +66,9 @@ class SpreadStreams(Spec):
 
 @dataclass(frozen=True)
 class CopyColumns(Spec):
-    """``out = x``: ``k`` values of each row, from ``column`` on, to ``to`` and after. Items: tokens."""
+    """``out = x``: ``k`` values of each row, from ``column`` on, into those from ``to`` on. Items:
+    tokens.
+    """
 
     op: ClassVar[str] = "streams_take"
     args = Args("x:in out:out stride out_stride column to")

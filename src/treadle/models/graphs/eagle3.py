@@ -1,5 +1,5 @@
-"""EAGLE 3 (Li and others, 2025): a drafter of one layer that reads the states of three layers of the
-model.
+"""EAGLE 3 (Li and others, 2025): a drafter of one layer that reads the states of three layers of
+the model.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Steps that store a layer's keys and values of a run's rows, which nothing attends to in that run."""
+"""Steps that store a layer's keys and values, to which nothing attends in the same run."""
 
 from __future__ import annotations
 
