@@ -220,10 +220,11 @@ def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
     with open_gguf(files[2]) as file, open_gguf(model) as target:
         for key in ("tokens", "scores", "eos_token_id"):
             key = f"tokenizer.ggml.{key}"
-            given = target.metadata[key]
-            assert file.metadata[key] == given or [*file.metadata[key]] == [*given]
+            found: Any = file.metadata[key]
+            given: Any = target.metadata[key]
+            assert found == given or [*found] == [*given]
         assert file.metadata[f"{config.arch.name}.target_layers"]
-    found = []
+    texts = []
     for draft in files:
         with load(model, draft, kv="f32") as loaded:
             drafter = loaded.stepper.scheduler.drafting.drafter
@@ -239,9 +240,9 @@ def test_in_place_and_converted(name: str, tmp_path: Path) -> None:
             drafter.write = kept  # type: ignore[method-assign]
             text = loaded.generate(ids_of(9), max_tokens=20, temperature=0, ignore_eos=True)
             text.finish()
-            found.append((text.ids, made))
-    assert found[0] == found[1] == found[2]
-    assert found[0][1]
+            texts.append((text.ids, made))
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][1]
 
 
 def test_muse_glimmers_assistant(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     def files_of(name: str) -> tuple[Path, Path, Any, Any]:
         if name not in made:
             target = save(case(name), root / name)
-            alike = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+            alike: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
             own = build(target, **(alike if name == "gemma4-moe" else {}))
             folder = root / f"{name}-assistant"
             own.to(torch.float32).save_pretrained(folder)

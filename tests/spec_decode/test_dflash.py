@@ -206,9 +206,7 @@ def test_another_model(
         load(files["model"], draft)
 
 
-def test_states_that_are_elsewhere(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_states_that_are_elsewhere(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "has_states", False)
     with pytest.raises(UnsupportedError, match="dflash drafts from the model's states, which are"):
         load(files["model"], files["dflash"])

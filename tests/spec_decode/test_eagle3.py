@@ -195,7 +195,7 @@ def test_another_model(
 def test_models_and_vocabularies_that_do_not_fit(files: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"eagle3 only drafts .* with --draft"):
         treadle.load(files["plain"])
-    bare = {"vocabulary": False, "n_vocab": 200}
+    bare: dict[str, Any] = {"vocabulary": False, "n_vocab": 200}
     other = tiny.write_drafter(tmp_path / "bare.gguf", "eagle3", {}, **bare)
     with pytest.raises(UnsupportedError, match=f"drafts 200 tokens, the model has {N_VOCAB}"):
         load(files["model"], other)
