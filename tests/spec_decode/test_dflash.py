@@ -206,6 +206,32 @@ def test_another_model(
         load(files["model"], draft)
 
 
+def test_states_of_many_texts(files: dict[str, Path]) -> None:
+    """More than one run takes."""
+    texts = [ids_of(n, n) for n in (20, 27, 30)]
+    with load(files["model"], files["dflash"], kv="f32") as model:
+        own = drafter_of(model)
+        wanted: dict[Owner, tuple[list[int], int]] = {}
+        for ids in texts:
+            owner = Owner(model.engine.cache.sequence())
+            model.engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
+            while not own.knows(owner, ids):
+                own.read(owner, ids, 1e9)
+            own._take_back(own._texts[owner])
+            wanted[owner] = ids, 3
+        drafted = own.write(wanted)
+        assert all(len(found) == 3 for found in drafted.values())
+        for owner, (ids, _) in wanted.items():  # the states again, and read in parts
+            model.engine.truncate(owner.seq, 0)
+            model.engine.sample([BatchItem(owner.seq, ids[:-1], 1, (FIRST,))], own.observer)
+            own.engine.cache.truncate(own._texts[owner].seq, 0)
+            own._texts[owner].n = own._texts[owner].start = 0
+        own.engine.max_tokens = 32
+        assert own.write(wanted) == drafted
+        for owner in wanted:
+            owner.seq.close()
+
+
 def test_states_that_are_elsewhere(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "has_states", False)
     with pytest.raises(UnsupportedError, match="dflash drafts from the model's states, which are"):

@@ -104,21 +104,28 @@ class BlockDrafter(Drafter):
         return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
     def _catch_up(self, texts: Mapping[K, Ids[int]]) -> None:
-        """Read the states of all ids but the last of each text."""
-        parts = []
-        given = []
+        """Read the states of all ids but the last of each text, in as many runs as it takes."""
+        left = []
         for owner, ids in texts.items():
             text = self._texts[owner]
-            at = text.start + text.n
-            if part := ids[at:-1]:
+            if text.start + text.n < len(ids) - 1:
+                left.append(owner)
+        while left:
+            parts = []
+            given = []
+            room = self.engine.max_tokens
+            while left and room:
+                text = self._texts[left[-1]]
+                at = text.start + text.n
+                part = texts[left[-1]][at:-1][:room]
                 parts.append(BatchItem(text.seq, part, 0))
-                given.append(self._between(owner, at, len(part)))
-        if parts:
+                given.append(self._between(left[-1], at, len(part)))
+                room -= len(part)
+                text.n += len(part)
+                if at + len(part) == len(texts[left[-1]]) - 1:
+                    left.pop()
             self._keys.given = np.concatenate(given)
             self.engine.observe(parts, self._keys)
-            for owner, ids in texts.items():
-                text = self._texts[owner]
-                text.n = len(ids) - 1 - text.start
 
     def _draft(self, last: Mapping[K, int], lengths: Mapping[K, int]) -> dict[K, list[int]]:
         """Return the largest rows of logits of each block."""

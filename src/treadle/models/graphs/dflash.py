@@ -114,16 +114,10 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     )
     rank = keys.gguf.tensors.get("markov_w1.weight")
     n_markov = rank.shape[-1] if rank is not None else 0
-    mask = keys.gguf.metadata.get(MASK)
-    if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < config.n_vocab:
-        found_ = "is missing" if mask is None else f"is {mask!r:.40}"
-        raise FileError(
-            found_, path=keys.gguf.path, where=MASK, expected=f"a token below {config.n_vocab}"
-        )
     traits = DraftTraits(
         found,
         n_block=keys.integer(BLOCK, USUAL_BLOCK, lo=2, hi=BLOCK_MAX),
-        mask=mask,
+        mask=_mask(keys, config.n_vocab),
         anchored=bool(n_markov) and keys.flag(ANCHORED, True),
         n_markov=n_markov,
     )
@@ -136,6 +130,16 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         logit_scale=1.0,  # drafts are the largest logits
         logit_softcap=0.0,
     )
+
+
+def _mask(keys: ArchMetadata, n_vocab: int) -> int:
+    """Read the token that stands for those to be drafted."""
+    mask = keys.gguf.metadata.get(MASK)
+    if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < n_vocab:
+        found = "is missing" if mask is None else f"is {mask!r:.40}"
+        expected = f"a token below {n_vocab}"
+        raise FileError(found, path=keys.gguf.path, where=MASK, expected=expected)
+    return mask
 
 
 DFLASH = replace(
