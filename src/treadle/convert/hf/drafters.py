@@ -47,8 +47,11 @@ def as_usual(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], 
     return found, tables
 
 
+INTEGERS = {"I64": "<i8", "I32": "<i4"}  # numpy's names of safetensors' types
+
+
 def _integers(tensor: SafeTensor) -> npt.NDArray[np.int64]:
-    if tensor.dtype not in ("I64", "I32"):
+    kind = INTEGERS.get(tensor.dtype)
+    if kind is None:
         raise tensor.error(f"is in {tensor.dtype}", "64-bit integers (I64)")
-    kind = "<i8" if tensor.dtype == "I64" else "<i4"
     return np.frombuffer(tensor.data.tobytes(), kind).astype(np.int64)

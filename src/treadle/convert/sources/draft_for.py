@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from treadle.convert.sources.source import Source
     from treadle.files.gguf import GGUF
 
-READERS = ("eagle3", "dflash")  # graphs of drafters whose files have the model's vocabulary
+# Graphs of drafters whose files have the model's vocabulary, and whether their folders may leave
+# out the layers whose states they read.
+READERS = {"eagle3": True, "dflash": False}
 
 
 def add_model(source: Source, model: GGUF) -> None:
@@ -33,7 +35,7 @@ def add_model(source: Source, model: GGUF) -> None:
     for key, value in model.metadata.items():
         if key.startswith("tokenizer."):
             keys.setdefault(key, value)
-    if ARCHS[arch].graph == "eagle3":
+    if READERS[ARCHS[arch].graph]:
         keys.setdefault(f"{arch}.{TARGET_LAYERS}", [*usual_layers(config.n_layer)])
         keys.setdefault(f"{arch}.{N_TARGET}", config.n_embd)
     if _has_sections(model.metadata, config.arch.name):
