@@ -127,6 +127,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
         tables: Tables = {}
         if hyper.family.drafts:
             weights.tensors, tables = as_usual(weights.tensors)
+        if (in_layers := hyper.in_layers) is not None:
+            named = (replace(t, name=in_layers(n)) for n, t in weights.tensors.items())
+            weights.tensors = {tensor.name: tensor for tensor in named}
         numbers = take_numbers(weights, hyper)
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}
