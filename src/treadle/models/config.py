@@ -191,6 +191,39 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class DraftTraits:
+    """Traits of a drafter that reads the states of another model.
+
+    layers: the model's layers before which it reads states (its number of layers: after the last);
+        empty: the three that EAGLE 3 takes where a file names none.
+    norm_before: the states side by side have a norm before they are fused.
+    norm_residual: the residual stream starts with the normed fused states.
+    n_block: tokens of a block that is drafted at once, its first token included; 0: tokens are
+        drafted one after the other.
+    mask: the token in the places of a block that are drafted.
+    anchored: a block's first row, that of the text's last token, predicts the next one; else the
+        row of each drafted place predicts its own token.
+    n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
+    """
+
+    layers: tuple[int, ...] = ()
+    norm_before: bool = False
+    norm_residual: bool = False
+    n_block: int = 0
+    mask: int = 0
+    anchored: bool = False
+    n_markov: int = 0
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """An output whose rows lie in equal clusters: logits are computed in a token's best ones."""
+
+    n: int
+    n_used: int
+
+
+@dataclass(frozen=True)
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
@@ -234,7 +267,7 @@ class Config:
 
     arch: Arch
     n_embd: int
-    n_vocab: int  # rows of token_embd: logits per token
+    n_vocab: int  # rows of token_embd
     n_ctx_train: int
     norm_eps: float  # of every norm, the q/k norms included
     embd_scale: float  # token embeddings are multiplied by it; mostly 1.0
@@ -259,6 +292,10 @@ class Config:
     value_scale: float = 1.0  # values are multiplied by it
     residual_scale: float = 1.0  # the residual stream is kept divided by it
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
+    draft: DraftTraits | None = None  # of a drafter that reads states from between layers
+    n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
+    clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
+    taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
@@ -278,6 +315,11 @@ class Config:
     def pool(self) -> str:
         """The pooling of embeddings: the mean if the file names none ("none")."""
         return "mean" if self.pooling == "none" else self.pooling
+
+    @property
+    def n_logits(self) -> int:
+        """Logits per token."""
+        return self.n_draft_vocab or self.n_vocab
 
     @property
     def n_layer(self) -> int:

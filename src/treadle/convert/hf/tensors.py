@@ -154,6 +154,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
         found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
     if OUTPUT in found:  # transformers 5 ignores tying if it differs
         hyper = replace(hyper, tied=False)
+    if hyper.family.drafts:
+        return found
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):

@@ -19,6 +19,8 @@ GRAPHS = LateConstants[Graph](
         "thinned": "thinned.THINNED",
         "gemma4": "gemma4.GEMMA4",
         "assistant": "assistant.ASSISTANT",
+        "eagle3": "eagle3.EAGLE3",
+        "dflash": "dflash.DFLASH",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",

@@ -75,6 +75,7 @@ class Steps:
         self.table = table
         self.int16 = int16
         self.scarce = False
+        self.taps: tuple[int, ...] = ()  # layers before which the states are outputs
         self.wants: Buffer | None = None  # each token's scale of each adapter, for experts
         # One tiling for all layers, as a run's attention items are built per pool.
         attending = [layer for layer in config.layers if layer.n_head_kv]

@@ -18,6 +18,7 @@ from treadle.convert.hf.families.dbrx import DBRX_FAMILIES
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.dots import DOTS_FAMILIES
 from treadle.convert.hf.families.dots3 import DOTS3_FAMILIES
+from treadle.convert.hf.families.drafters import DRAFTER_FAMILIES
 from treadle.convert.hf.families.ernie import ERNIE_FAMILIES
 from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     **DBRX_FAMILIES,
     **DEEPSEEK_FAMILIES,
     **DOTS_FAMILIES,
+    **DRAFTER_FAMILIES,
     **DOTS3_FAMILIES,
     **ERNIE_FAMILIES,
     **EXAONE_FAMILIES,
