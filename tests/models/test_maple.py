@@ -147,6 +147,7 @@ def exact(weights: dict[str, Array], ids: list[int], window: int) -> tuple[Array
     return rms(x, "model.norm") @ w["lm_head.weight"].T, np.concatenate(gates)
 
 
+@pytest.mark.slow
 def test_in_every_way(tmp_path: Path) -> None:
     tensors = write(tmp_path / "hf")
     truth, gates = exact(tensors, ids_of(), WINDOW + 1)
