@@ -57,6 +57,10 @@ def states(
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     kept: Kept = {}
+    if config.layers[0].hyper and config.layers[0].hyper.rounds:
+        from tests.reference_compressed import blended_streams
+
+        return blended_streams(config, x, ids, tensor)
     if config.layers[0].hyper:
         from tests.reference_hyper import mixed_streams
 
@@ -104,7 +108,13 @@ def looped(tensor: Tensors, n: int) -> Tensors:
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
     """A file's tensors by name."""
-    return lambda name: gguf.tensors[name].dequantize().astype(np.float64)
+    def read(name: str) -> Array:
+        tensor = gguf.tensors[name]
+        if tensor.type_name == "I32":
+            return np.asarray(tensor.data.view("<i4").reshape(tensor.shape).astype(np.float64))
+        return tensor.dequantize().astype(np.float64)
+
+    return read
 
 
 def kl_divergence(reference: Array, logits: Array) -> float:
@@ -461,6 +471,9 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
     if fn == "swiglu_clamped":  # gpt-oss
         gate = np.minimum(gate, 7.0)
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    if fn.startswith("silu_of_"):  # Maple
+        limit = float(fn.removeprefix("silu_of_"))
+        return activate(np.minimum(gate, limit), "silu") * np.clip(up, -limit, limit)
     if fn.startswith("silu_to_"):  # Step 3.5
         limit = float(fn.removeprefix("silu_to_"))
         return np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit)

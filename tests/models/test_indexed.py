@@ -36,7 +36,7 @@ def changed(source: Path, path: Path, prefix: str = "attention.", /, **changes: 
             if value is not None:
                 writer.add(key, value)
         for name, tensor in gguf.tensors.items():
-            writer.add_tensor(name, tensor.shape, by_name("F32"), tensor.dequantize())
+            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
         writer.write()
     return path
 

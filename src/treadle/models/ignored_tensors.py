@@ -11,9 +11,6 @@ _REASONS: dict[str, str] = {
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "its cache has compressed keys and values (compressed sparse attention)": (
-        "deepseek4 deepseek_v4"
-    ),
     "its two kinds of latent attention have sizes of their own": (
         "dots3note dots3_note dots3_note_text"
     ),

@@ -23,6 +23,7 @@ from treadle.kernels.activation_layout import (
     WORDS,
     ActivationLayout,
 )
+from treadle.kernels.activations import split_limit
 from treadle.kernels.matmul.gemv import Gemv
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ SLOPE = 1.13  # the largest slope of an activation but the square of relu
 
 def activation_error(fn: str) -> float:
     """Return the relative error of an activation, or of a gated one."""
-    return ACTIVATION_ERROR.get(fn.partition("_to_")[0], OTHER_ACTIVATION) + 2 * U32
+    return ACTIVATION_ERROR.get(split_limit(fn)[0], OTHER_ACTIVATION) + 2 * U32
 
 
 def sum_chain(k: int, isa: Isa) -> int:

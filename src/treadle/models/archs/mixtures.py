@@ -9,6 +9,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     FFN_NORM,
+    GATE_LIMITED,
     INDEX_HALVED,
     LEADING_DENSE,
     LOCAL_BASE,
@@ -108,6 +109,14 @@ MIXTURES = (
     Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
     Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),
+    Arch(  # DeepSeek V4
+        "deepseek4",
+        graph="compressed",
+        rope="norm",
+        needs=frozenset({"exp_probs_b.bias"}),
+        keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
+        mixer="rows",
+    ),
     Arch(
         "minimax-m2",
         needs=QK_NORM,

@@ -24,6 +24,7 @@ GRAPHS = LateConstants[Graph](
         "nextn": "nextn.NEXTN",
         "hyper": "hyper.HYPER",
         "blocks": "blocks.BLOCKS_GRAPH",
+        "compressed": "compressed.COMPRESSED_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

@@ -111,12 +111,17 @@ _ELEMENTWISE = (
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
-_STREAMS = "repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"
+_STREAMS = (
+    *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
+    *("stream_weights", "weighed_streams", "blended_streams"),
+)
+_COMPRESSED = "units_stored", "rows_chosen", "rows_attended"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",

@@ -16,6 +16,7 @@ from treadle.convert.hf.families.bitnet import BITNET_FAMILIES
 from treadle.convert.hf.families.cohere import COHERE_FAMILIES
 from treadle.convert.hf.families.dbrx import DBRX_FAMILIES
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
+from treadle.convert.hf.families.deepseek4 import DEEPSEEK4_FAMILIES
 from treadle.convert.hf.families.dots import DOTS_FAMILIES
 from treadle.convert.hf.families.ernie import ERNIE_FAMILIES
 from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
@@ -84,6 +85,7 @@ FAMILIES: dict[str, Family] = {
     **COHERE_FAMILIES,
     **DBRX_FAMILIES,
     **DEEPSEEK_FAMILIES,
+    **DEEPSEEK4_FAMILIES,
     **DOTS_FAMILIES,
     **ERNIE_FAMILIES,
     **EXAONE_FAMILIES,
