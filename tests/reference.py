@@ -108,6 +108,7 @@ def looped(tensor: Tensors, n: int) -> Tensors:
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
     """A file's tensors by name."""
+
     def read(name: str) -> Array:
         tensor = gguf.tensors[name]
         if tensor.type_name == "I32":

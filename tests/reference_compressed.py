@@ -71,7 +71,9 @@ def fed(maps: Layer, h: Array, ids: Sequence[int]) -> Array:
         table = maps.tensor(f"{blk}_gate_tid2eid.weight").astype(np.int64)
         chosen = table[np.asarray(ids)]
     else:
-        rank = scores + maps.tensor(f"blk.{maps.i}.exp_probs_b.bias")
+        rank = scores
+        if maps.has("exp_probs_b.bias"):
+            rank = rank + maps.tensor(f"blk.{maps.i}.exp_probs_b.bias")
         chosen = np.argsort(-rank, kind="stable")[:, : experts.n_used]
     w = np.take_along_axis(scores, chosen, -1)
     w = w / w.sum(-1, keepdims=True) * experts.scale
@@ -84,7 +86,10 @@ def fed(maps: Layer, h: Array, ids: Sequence[int]) -> Array:
             gate, up, down = (matrix[e] for matrix in matrices)
             made[t] += factor * (down @ gate_of(gate @ h[t], up @ h[t], fn))
     gate, up = (maps.linear(h, f"ffn_{name}_shexp") for name in ("gate", "up"))
-    return made + maps.linear(gate_of(gate, up, maps.at.activation or usual), "ffn_down_shexp")
+    shared = maps.linear(gate_of(gate, up, maps.at.activation or usual), "ffn_down_shexp")
+    if maps.has("ffn_gate_inp_shexp.weight"):
+        shared = shared * sigmoid(maps.linear(h, "ffn_gate_inp_shexp"))
+    return made + shared
 
 
 def attended(maps: Layer, h: Array) -> Array:
@@ -97,10 +102,14 @@ def attended(maps: Layer, h: Array) -> Array:
     dims = at.head_dim
     tensor = maps.tensor
     blk = f"blk.{maps.i}."
-    rank = rms_norm(maps.linear(h, "attn_q_a"), tensor(f"{blk}attn_q_a_norm.weight"), config.norm_eps)
+    rank = rms_norm(
+        maps.linear(h, "attn_q_a"), tensor(f"{blk}attn_q_a_norm.weight"), config.norm_eps
+    )
     q = maps.linear(rank, "attn_q_b").reshape(n, at.n_head, dims)
     q = turned(maps, rms_norm(q, np.ones(1), config.norm_eps), np.arange(n))
-    rows = rms_norm(maps.linear(h, "attn_kv"), tensor(f"{blk}attn_kv_a_norm.weight"), config.norm_eps)
+    rows = rms_norm(
+        maps.linear(h, "attn_kv"), tensor(f"{blk}attn_kv_a_norm.weight"), config.norm_eps
+    )
     rows = turned(maps, rows[:, None], np.arange(n))[:, 0]
     age = np.arange(n)[:, None] - np.arange(n)
     seen = (age >= 0) & (age < at.window)
@@ -135,6 +144,8 @@ def units_of(maps: Layer, h: Array, stem: str, dims: int) -> Array:
     sizes = maps.at.compressed
     assert sizes is not None
     n = len(h) // sizes.unit
+    if not n:
+        return np.zeros((0, dims))
     shape = (n, sizes.unit, -1)
     kv = maps.linear(h, f"{stem}_kv")[: n * sizes.unit].reshape(shape)
     gate = maps.linear(h, f"{stem}_gate")[: n * sizes.unit].reshape(shape)

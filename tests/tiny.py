@@ -39,7 +39,14 @@ SIZES = {
     "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
-ALL_EXPERTS = ("early", "grove", "grok", "hyper", "blocks", "compressed")  # graphs whose layers all have some
+ALL_EXPERTS = (
+    "early",
+    "grove",
+    "grok",
+    "hyper",
+    "blocks",
+    "compressed",
+)  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
     "expert_group_scale": 0.05,

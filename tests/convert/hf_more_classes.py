@@ -19,6 +19,7 @@ MORE_CLASSES = {
     "lfm3": "Lfm3",
     "bailing_hybrid": "BailingHybrid",
     "deepseek_v32": "DeepseekV32",
+    "deepseek_v4": "DeepseekV4",
     "glm_moe_dsa": "GlmMoeDsa",
     "embedding_gemma2_text": "EmbeddingGemma2Text",
     "gpt_neo": "GPTNeo",

@@ -490,6 +490,7 @@ _CLASSES = {
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
     "gemma3_text": {},
+    "deepseek_v4": {},
     "gpt2": {},
     "gpt_neo": {},
     "dbrx": {},

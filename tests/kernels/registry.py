@@ -15,6 +15,10 @@ from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
+from treadle.kernels.attention.row_pages import RowStore, TurnHeads
+from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
+from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.altup import (
@@ -55,7 +59,7 @@ from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
 from treadle.kernels.moe.dispatch import PIECE, Combine, Gather
-from treadle.kernels.moe.route import Route, Sort
+from treadle.kernels.moe.route import Route, RouteByToken, Sort
 from treadle.kernels.quantize.codebook import PointSearchKernel
 from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
@@ -601,6 +605,11 @@ ROUTES = [
     Route(16, 2, "softmax", jitter=0.01),
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
+    Route(37, 5, "sqrt_softplus", True, 1.5, bias=True),
+]
+TOKEN_ROUTES = [
+    RouteByToken(37, 5, "sqrt_softplus", True, 1.5),
+    RouteByToken(8, 2, "sigmoid"),
 ]
 SORTS = [
     Sort(8, 2, 4, 8),
@@ -682,6 +691,34 @@ HYPER_STREAMS = [
     *(AddToStreams(k, 3, 0.25) for k in (64, 37)),
     *(ScoreStreams(k, 3) for k in (64, 37)),
 ]
+STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
+MANIFOLDS = [kind(k, n) for kind in (WeighStreams, BlendStreams) for k, n in ((64, 4), (37, 3))]
+COMPRESSIONS = [Compress(96, 4, overlap=True), Compress(70, 8), Compress(128, 64)]
+ROW_STORES = [
+    RowStore("norm", "f16", 64, 16, EPS),
+    RowStore("norm", "f32", 40, 24, EPS, 4, pool=1, table=1),
+    RowStore("neox", "q8_0", 64, 32, EPS, 128),
+    RowStore("norm", "q4_0", 96, 32, EPS, 4),
+]
+TURNED_HEADS = [
+    TurnHeads("norm", 3, 40, 16, scale=0.3, eps=EPS),
+    TurnHeads("norm", 2, 64, 32, table=1, inverse=True),
+    TurnHeads("neox", 2, 64, 64, scale=0.5, hadamard=True),
+    TurnHeads("norm", 3, 96, 32, inverse=True, hadamard=True),
+]
+ROW_ATTENTIONS = [
+    RowAttention("f16", 6, 64, 12),
+    RowAttention("f32", 4, 40, 40, unit=64, units=1),
+    RowAttention("bf16", 16, 32, 12, unit=4, units=1, top=5),
+    RowAttention("q8_0", 3, 64, 12, unit=4, units=1, top=5),
+    RowAttention("q4_0", 2, 96, 12, unit=16, units=1),
+]
+ROW_SCORES = [
+    RowScores("f16", 6, 64, 4, 5, 1, 0.1),
+    RowScores("f32", 24, 40, 8, 2, 2, 0.1),
+    RowScores("q8_0", 3, 32, 4, 5, 1),
+]
+ROW_CHOICES = [RowChoice(5, 4), RowChoice(3, 16)]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
@@ -840,6 +877,15 @@ ALL: list[Spec] = [
     *WKVS,
     *LATENTS,
     *HYPER_STREAMS,
+    *STREAM_WEIGHTS,
+    *MANIFOLDS,
+    *COMPRESSIONS,
+    *ROW_STORES,
+    *TURNED_HEADS,
+    *ROW_ATTENTIONS,
+    *ROW_SCORES,
+    *ROW_CHOICES,
+    *TOKEN_ROUTES,
     *NGRAMS,
     *GATHERS,
     *INDEX_STORES,

@@ -49,9 +49,7 @@ def unpack_row(
         k.store(to, side.load_values(k, home, at, d, width), offset=d * 4)
 
 
-def dots(
-    k: Builder, queries: Val, pitch: int, n: int, row: Val, dims: int, stat: Ty
-) -> Val:
+def dots(k: Builder, queries: Val, pitch: int, n: int, row: Val, dims: int, stat: Ty) -> Val:
     """Return the products of ``n`` queries, ``pitch`` bytes apart, and a row, in lanes of ``stat``."""
     width = widest(k.isa.lanes, dims)
     ty = f32 * width
@@ -180,7 +178,9 @@ class RowAttention(RowKernel):
 class _Item:
     """One token and some of its heads."""
 
-    def __init__(self, k: Builder, spec: RowAttention, frame: Frame, token: Val, group: Val) -> None:
+    def __init__(
+        self, k: Builder, spec: RowAttention, frame: Frame, token: Val, group: Val
+    ) -> None:
         self.k = k
         self.spec = spec
         self.frame = frame
@@ -407,5 +407,3 @@ class RowChoice(Choose):
                 found = np.sort(order[: self.top])
             chosen[row, 0] = len(found)
             chosen[row, 1 : 1 + len(found)] = found
-
-

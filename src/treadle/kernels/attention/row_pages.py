@@ -85,7 +85,9 @@ class RowStore(RowKernel):
             with k.if_((place % each).eq(each - 1)):
                 row = frame.key + (n * frame.k_stride + frame.k_column) * 4
                 gain = 1.0 / k.sqrt(mean_square(k, row, dims, isa.lanes) + self.eps)
-                map_row(k, dims, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm)
+                map_row(
+                    k, dims, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm
+                )
                 behind = tmp + (dims - self.rope_dims) * 4
                 turns = [frame.back] if self.unit > 1 else []
                 for table in (*turns, tables + n * (self.rope_dims * 4)):

@@ -79,9 +79,7 @@ class Compress(ByChannel):
             for i, each in enumerate(sums):
                 # Its own columns are the last: those of the accumulator that the unit began with.
                 off = 4 * self.k * (self.overlap - i)
-                score, added, value = (
-                    k.load_first(p + off, ty, n) for p in (gate, bias, kv)
-                )
+                score, added, value = (k.load_first(p + off, ty, n) for p in (gate, bias, kv))
                 each.add((score + added) * math.LOG2_E, value)
             out = frame.out + (row * frame.out_stride + at) * 4
             k.store_first(out, sums[0].values.v / sums[0].total.v, n)

@@ -113,7 +113,6 @@ MIXTURES = (
         "deepseek4",
         graph="compressed",
         rope="norm",
-        needs=frozenset({"exp_probs_b.bias"}),
         keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="rows",
     ),

@@ -80,9 +80,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
                 indexer=_read_indexer(keys, arch, rope.dims) if chooses else None,
             )
         )
-    return replace(
-        config, layers=tuple(layers), ropes=ropes, parallel=False, n_streams=hyper.n
-    )
+    return replace(config, layers=tuple(layers), ropes=ropes, parallel=False, n_streams=hyper.n)
 
 
 def _units(keys: ArchMetadata, n_layer: int) -> list[int]:

@@ -146,9 +146,7 @@ def weighed_streams(ops: CpuOps, label: str, x: Rows, weights: Rows, *, n: int) 
     return Floats(label, width, out)
 
 
-def blended_streams(
-    ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int
-) -> Rows:
+def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
     """Return ``n`` streams, each of all streams and ``y`` by their weights in it, in place."""
     rows, added, factors = ops.floats(x), ops.floats(y), ops.floats(weights)
     spec = BlendStreams(y.width, n)

@@ -49,7 +49,9 @@ def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
     if main is not None:
         if main.text("rope_type", "default") != "default":
             main.refuse("rope_type", "treadle supports scaling only in layers with units")
-        values["rope_theta"] = main.number("rope_theta", keys.number("rope_theta", lo=1.001), lo=1.001)
+        values["rope_theta"] = main.number(
+            "rope_theta", keys.number("rope_theta", lo=1.001), lo=1.001
+        )
     if units.number("attention_factor", 1.0, lo=0.0) != 1.0:
         units.refuse("attention_factor", "treadle supports only 1")
     values["compress_rope_theta"] = units.number(
@@ -70,7 +72,9 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
     if kinds is None and isinstance(listed, list) and len(listed) >= n_layer:
         return listed[:n_layer]
     if kinds is None:  # transformers' default
-        kinds = [_KINDS[2]] * min(n_layer, 2) + [_KINDS[1 if i % 2 else 2] for i in range(n_layer - 2)]
+        kinds = [_KINDS[2]] * min(n_layer, 2) + [
+            _KINDS[1 if i % 2 else 2] for i in range(n_layer - 2)
+        ]
     if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - set(_KINDS):
         keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {', '.join(_KINDS)}")
     rates = keys.within("compress_rates")
@@ -79,7 +83,9 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
         usual = rates.integer(kind, _RATES[kind], lo=2) if rates is not None else _RATES[kind]
         of[kind] = keys.integer(f"compress_rate_{short}", usual, lo=2)
     if of[_KINDS[1]] != OVERLAPPING:
-        keys.refuse("compress_rates", f"{_KINDS[1]} {of[_KINDS[1]]}: treadle supports {OVERLAPPING}")
+        keys.refuse(
+            "compress_rates", f"{_KINDS[1]} {of[_KINDS[1]]}: treadle supports {OVERLAPPING}"
+        )
     return [of[kind] for kind in kinds]
 
 
@@ -209,7 +215,11 @@ _NAMES: Names = {
     "sinks": "attn_sinks",
     "compressor_ape": "attn_compressor_ape",
     "indexer_ape": "indexer_compressor_ape",
-    **{f"hc_{half}.{part}": f"hc_{half}_{part}" for half in ("attn", "ffn") for part in ("fn", "base", "scale")},
+    **{
+        f"hc_{half}.{part}": f"hc_{half}_{part}"
+        for half in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
     **{
         f"{at}hc_out.{part}": f"output_hc_{part}"
         for part in ("fn", "base", "scale")
