@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.reference import Array, Layer, Tensors, gate_of, log_softmax, rms_norm, rope
+from tests.reference import Array, Layer, Tensors, gate_of, gated, log_softmax, rms_norm, rope
 from treadle.models.config import Config
 
 
@@ -30,13 +30,16 @@ def blended_streams(config: Config, x: Array, ids: Sequence[int], tensor: Tensor
             h = maps.norm((pre[:, :, None] * streams).sum(1), norm)
             if name == "attn":
                 made = MIXED.get(maps.at.mixer, attended)(maps, h)
-            else:
+            elif maps.at.experts and maps.at.experts.gating == "sqrt_softplus":
                 made = fed(maps, h, ids)
+            else:
+                made = gated(maps, h)
             streams = post[:, :, None] * made[:, None] + np.einsum("tji,tjd->tid", comb, streams)
-    pre = weights(config, streams, tensor, "output_hc")[0]
-    return rms_norm(
-        (pre[:, :, None] * streams).sum(1), tensor("output_norm.weight"), config.norm_eps
-    )
+    pre = np.full((1, hyper.n), 1 / hyper.n)
+    if config.arch.graph != "pooled":
+        pre = weights(config, streams, tensor, "output_hc")[0]
+    mixed = (pre[:, :, None] * streams).sum(1)
+    return rms_norm(mixed, tensor("output_norm.weight"), config.norm_eps)
 
 
 def weights(config: Config, x: Array, tensor: Tensors, stem: str) -> tuple[Array, Array, Array]:

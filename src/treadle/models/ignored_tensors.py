@@ -20,7 +20,7 @@ _REASONS: dict[str, str] = {
         "minimax-01 minimax"
     ),
     "its layers carry several streams of states (hyper-connections)": (
-        "hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
+        "hy_v4 hy_v4_vl hy_v4_vl_text"
     ),
     "it runs the same layers several times": "hrm_text dory",
     "each layer adds the embeddings again, scaled by its own factor": "talkie",

@@ -48,7 +48,7 @@ def place_of(row: Any, unit: int) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class RowStore(RowKernel):
-    """Norm and rotate one key a token, and store it where a unit ends.
+    """Norm (if any) and rotate one key a token, and store it where a unit ends.
 
     ``key`` is f32, from ``k_column`` on, and is left as it is. Its last ``rope_dims`` turn, in pairs
     of ``style``, by the position of the unit's first token: ``back`` has the cosines and sines of
@@ -56,25 +56,30 @@ class RowStore(RowKernel):
     """
 
     op: ClassVar[str] = "row_store"
-    args = Args("key:in norm:const pool:const back:const? k_stride k_column page_bytes layer_off")
+    args = Args("key:in norm:const? pool:const back:const? k_stride k_column page_bytes layer_off")
     style: str
     kv: str
     head_dim: int
-    rope_dims: int
-    eps: float
+    rope_dims: int  # 0: nothing turns
+    eps: float | None = None  # of the norm; None: none
     unit: int = 1
     pool: int = 0
     table: int = 0
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"back"} if self.unit > 1 else set())
+        asked = {"back"} if self.turns_back else set()
+        return self.args.required | asked | ({"norm"} if self.eps is not None else set())
+
+    @property
+    def turns_back(self) -> bool:
+        return self.unit > 1 and self.rope_dims > 0
 
     def scratch(self, lanes: int) -> int:
         return 4 * (self.head_dim + 64)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        tables = frame.run(numbered("rope", self.table), ptr)
+        tables = frame.run(numbered("rope", self.table), ptr) if self.rope_dims else None
         kv_indices = frame.run(numbered("kv_indices", self.pool), ptr)
         dims = self.head_dim
         each = min(self.unit, PAGE)
@@ -84,13 +89,17 @@ class RowStore(RowKernel):
             place = kv_index % PAGE
             with k.if_((place % each).eq(each - 1)):
                 row = frame.key + (n * frame.k_stride + frame.k_column) * 4
-                gain = 1.0 / k.sqrt(mean_square(k, row, dims, isa.lanes) + self.eps)
-                map_row(
-                    k, dims, tmp, lambda v, w, g=gain: v * k.splat(g, v.ty) * w, row, frame.norm
-                )
+                if self.eps is None:
+                    map_row(k, dims, tmp, lambda v: v, row)
+                else:
+                    gain = 1.0 / k.sqrt(mean_square(k, row, dims, isa.lanes) + self.eps)
+                    scale = k.splat(gain, f32 * isa.lanes)
+                    map_row(k, dims, tmp, lambda v, w, s=scale: v * s * w, row, frame.norm)
                 behind = tmp + (dims - self.rope_dims) * 4
-                turns = [frame.back] if self.unit > 1 else []
-                for table in (*turns, tables + n * (self.rope_dims * 4)):
+                turns = [frame.back] if self.turns_back else []
+                if tables is not None:
+                    turns.append(tables + n * (self.rope_dims * 4))
+                for table in turns:
                     turn_pairs(
                         k, self.style, self.rope_dims // 2, behind, behind, table, lambda v, i: v
                     )
@@ -106,9 +115,10 @@ class RowStore(RowKernel):
         dims = self.head_dim
         each = min(self.unit, PAGE)
         x = args.key.reshape(-1, args.k_stride)[:n, args.k_column :][:, :dims].astype(np.float64)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * args.norm[:dims]
-        tables = [run.rope(self.table, self.rope_dims)]
-        if self.unit > 1:
+        if self.eps is not None:
+            x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * args.norm[:dims]
+        tables = [run.rope(self.table, self.rope_dims)] if self.rope_dims else []
+        if self.turns_back:
             back = args.back[: self.rope_dims].reshape(1, 2, -1)
             tables = [np.broadcast_to(back, (n, *back.shape[1:])), *tables]
         x = turned_last(x[:, None], tables, self.rope_dims, self.style)[:, 0]

@@ -119,19 +119,26 @@ class StreamWeights(Spec):
 
 @dataclass(frozen=True)
 class WeighStreams(Spec):
-    """The sum of ``n`` streams, each times its weight. Items: tokens."""
+    """The sum of ``n`` streams, each times its weight, or their ``mean``. Items: tokens."""
 
     op: ClassVar[str] = "streams_weigh"
-    args = Args("x:in weight:in out:out stride weight_stride out_stride")
+    args = Args("x:in weight:in? out:out stride weight_stride:? out_stride")
     k: int
     n: int
+    mean: bool = False
+
+    @property
+    def needs(self) -> set[str]:
+        return self.args.required | (set() if self.mean else {"weight", "weight_stride"})
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         ty = f32 * isa.lanes
         with k.loop(frame.end, start=frame.begin) as token:
             x = frame.x + token * (frame.stride * 4)
-            at = frame.weight + token * (frame.weight_stride * 4)
-            gains = [k.splat(k.load(at, f32, offset=4 * i), ty) for i in range(self.n)]
+            gains = [k.const(1.0 / self.n, ty)] * self.n
+            if not self.mean:
+                at = frame.weight + token * (frame.weight_stride * 4)
+                gains = [k.splat(k.load(at, f32, offset=4 * i), ty) for i in range(self.n)]
 
             def weighed(*rows: Val, gains: list[Val] = gains) -> Val:
                 total = rows[0] * gains[0]
@@ -145,7 +152,9 @@ class WeighStreams(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         x = args.x.reshape(-1, args.stride)[:n, : self.n * self.k].astype(np.float64)
-        weight = args.weight.reshape(-1, args.weight_stride)[:n, : self.n].astype(np.float64)
+        weight = np.full((n, self.n), 1.0 / self.n)
+        if not self.mean:
+            weight = args.weight.reshape(-1, args.weight_stride)[:n, : self.n].astype(np.float64)
         made = (x.reshape(n, self.n, self.k) * weight[:, :, None]).sum(1)
         args.out.reshape(-1, args.out_stride)[:n, : self.k] = made
 

@@ -25,6 +25,7 @@ GRAPHS = LateConstants[Graph](
         "hyper": "hyper.HYPER",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",
+        "pooled": "pooled.POOLED_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

@@ -7,7 +7,7 @@
     for each half of each layer:
         pre, post, comb = weights(x)                of n, n, and n * n streams, see below
         x = post * half(norm(sum pre x)) + comb x
-    logits = linear(norm(sum pre x))
+    logits = linear(norm(sum pre x))                 or of their mean (GLM-5.3-Flash)
 
     weights(x) = sinkhorn(fn(norm(x)) * scale + base)         norm: of all streams together
 """
@@ -74,6 +74,8 @@ def build(g: Ops) -> Rows:
             h = half.build(g, i, normed_for(g, i, h, half))
             x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
         x = g.steer(f"L{i}.control", x, layer=i)
+    if not g.has("output_hc_fn.weight"):
+        return g.call("weighed_streams", "output_streams.mean", x, n=hyper.n)
     return weighed(g, "output_streams", x, "output_hc", 0)[0]
 
 

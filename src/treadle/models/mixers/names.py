@@ -19,4 +19,5 @@ ROWS = "rows"  # attention to one row of each of the last tokens
 ROWS_AND_UNITS = "rows_units"  # and to rows that stand for units of earlier tokens
 ROWS_AND_CHOSEN_UNITS = "rows_units_indexed"  # and to those of them that an indexer chooses
 INDEXED = "latent_indexed"  # latent attention to keys that an indexer chooses
+POOLED = "latent_pooled"  # to units of keys that an indexer chooses
 INDEX_SHARED = "latent_index_shared"  # to those that an earlier layer's indexer has chosen

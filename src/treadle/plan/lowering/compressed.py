@@ -1,4 +1,6 @@
-"""CPU lowering of attention to rows of tokens and of units (``models/mixers/compressed.py``)."""
+"""CPU lowering of attention to rows of tokens and of units, and of indexers of units
+(``models/mixers/compressed.py``, ``models/mixers/pooled.py``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treadle.kernels.attention.hadamard import Rotate
+from treadle.kernels.attention.indexer import Choose
+from treadle.kernels.attention.records import PAGE, WORD_BYTES
 from treadle.kernels.attention.row_attention import SCORED, RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
 from treadle.kernels.matmul.sizes import COLUMNS
@@ -18,7 +23,7 @@ from treadle.plan.plan import ALIGN, Buffer
 
 if TYPE_CHECKING:
     from treadle.kvcache.page_pool import Pool
-    from treadle.models.config import Compressed
+    from treadle.models.config import Compressed, Indexer
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
     from treadle.plan.plan import Const
@@ -28,18 +33,19 @@ def units_stored(
     ops: CpuOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
 ) -> Rows:
     """Make the rows of units, of values ``kv`` and scores ``gate`` of each token, and store them:
-    attention's, or with ``index`` those of its indexer. ``stem``: of the bias and the norm.
+    attention's, or with ``index`` those of its indexer. ``stem``: of the bias, and of the norm if
+    the file has one.
     """
     steps = ops.steps
-    sizes = _sizes_of(ops, layer)
     cache = steps.cache
     pool = cache.index_pool_of(layer) if index else cache.unit_pool_of(layer)
+    sizes = ops.config.layers[layer].compressed
     width = pool.spec.head_dim
-    spec = Compress(width, sizes.unit, sizes.overlap)
+    spec = Compress(width, pool.spec.unit, sizes is not None and sizes.overlap)
     (values, kv_column), (scores, gate_column) = ops.place(kv), ops.place(gate)
     states = cache.states_of(layer)
-    before = 0  # the state of attention's units comes first
-    if index:
+    before = 0
+    if index and sizes is not None:  # the state of attention's units comes first
         own = cache.unit_pool_of(layer).spec.head_dim
         before = Compress(own, sizes.unit, sizes.overlap).n_values
     out = steps.floats(label, width)
@@ -66,23 +72,73 @@ def units_stored(
 
 def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
     """Return the units that an indexer chooses for queries ``q``, ``[N, heads * head_dim]``, with a
-    weight for each head. In a context that has no more units than it chooses, nothing is computed.
+    weight for each head, as lists. In a context that has no more units than it chooses, nothing is
+    computed.
     """
     steps = ops.steps
-    at = ops.config.layers[layer]
-    index = at.indexer
-    sizes = _sizes_of(ops, layer)
-    assert index is not None
-    pool = steps.cache.index_pool_of(layer)
-    most = -(-steps.cache.n_ctx // sizes.unit)
-    if most <= index.top:
-        ignore(steps, q)
+    index = _indexer_of(ops, layer)
+    scores = _scores(ops, label, q, weights, layer)
+    if scores is None:
         return Chosen(label, 0, None)
+    n_bytes = round_up(4 * (1 + index.top), ALIGN)
+    chosen = Buffer(f"{label}.chosen", steps.plan.n_tokens, n_bytes, "i4")
+    steps.emit(
+        f"{label}.choose",
+        RowChoice(index.top, index.unit),
+        Grid(1, "n_tokens"),
+        scores=scores,
+        chosen=chosen,
+        scores_stride=scores.row_bytes // 4,
+        chosen_stride=n_bytes // 4,
+    )
+    return Chosen(label, 0, chosen)
+
+
+def units_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
+    """Return the keys of the units that an indexer chooses, as bits, and those behind the last
+    whole unit; else as ``rows_chosen``.
+    """
+    steps = ops.steps
+    index = _indexer_of(ops, layer)
+    scores = _scores(ops, label, q, weights, layer)
+    if scores is None:
+        return Chosen(label, 0, None)
+    words = -(-steps.cache.n_ctx // PAGE)
+    bits = Buffer(f"{label}.chosen", steps.plan.n_tokens, words * WORD_BYTES, "u4")
+    steps.emit(
+        f"{label}.choose",
+        Choose(index.top, index.unit, whole=True, dense=True),
+        Grid(1, "n_tokens"),
+        scores=scores,
+        chosen=bits,
+        scores_stride=scores.row_bytes // 4,
+        chosen_stride=words,
+    )
+    return Chosen(label, 0, bits)
+
+
+def _scores(ops: CpuOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
+    """Emit the scores of units; return them, f32 ``[N, most units]``, or None if the context has no
+    more units than are chosen.
+    """
+    steps = ops.steps
+    index = _indexer_of(ops, layer)
+    pool = steps.cache.index_pool_of(layer)
+    most = -(-steps.cache.n_ctx // index.unit)
+    if most <= index.top:
+        ignore(steps, q, weights)
+        return None
     queries = ops.floats(q)
     factors, first = ops.place(weights)
-    _turn(ops, f"{label}.rope", queries, layer, index.n_head, index.head_dim, pool)
-    stride = round_up(most, COLUMNS)
-    scores = Buffer(f"{label}.scores", steps.plan.n_tokens, 4 * stride)
+    if ops.config.layers[layer].rope is not None:
+        _turn(ops, f"{label}.rope", queries, layer, index.n_head, index.head_dim, pool)
+    elif pool.layout.keys.fmt.rotated:
+        rotated = Rotate(index.head_dim, index.n_head)
+        stride = queries.row_bytes // 4
+        grid = Grid(index.n_head, "n_tokens")
+        steps.emit(f"{label}.rotate", rotated, grid, x=queries, stride=stride)
+    width = round_up(most, COLUMNS)
+    scores = Buffer(f"{label}.scores", steps.plan.n_tokens, 4 * width)
     slices = -(-most // SCORED)
     steps.emit(
         f"{label}.scores",
@@ -90,7 +146,7 @@ def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) 
             steps.cache.kv,
             index.n_head,
             index.head_dim,
-            sizes.unit,
+            index.unit,
             index.top,
             slices,
             1.0 / math.sqrt(index.head_dim * index.n_head),
@@ -104,22 +160,11 @@ def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) 
         stride=queries.row_bytes // 4,
         weights_stride=factors.row_bytes // 4,
         weights_column=first,
-        scores_stride=stride,
+        scores_stride=width,
         page_bytes=pool.cell_bytes,
         layer_off=pool.layer_off(layer),
     )
-    n_bytes = round_up(4 * (1 + index.top), ALIGN)
-    chosen = Buffer(f"{label}.chosen", steps.plan.n_tokens, n_bytes, "i4")
-    steps.emit(
-        f"{label}.choose",
-        RowChoice(index.top, sizes.unit),
-        Grid(1, "n_tokens"),
-        scores=scores,
-        chosen=chosen,
-        scores_stride=stride,
-        chosen_stride=n_bytes // 4,
-    )
-    return Chosen(label, 0, chosen)
+    return scores
 
 
 def rows_attended(
@@ -191,6 +236,12 @@ def _sizes_of(ops: CpuOps, layer: int) -> Compressed:
     return sizes
 
 
+def _indexer_of(ops: CpuOps, layer: int) -> Indexer:
+    index = ops.config.layers[layer].indexer
+    assert index is not None
+    return index
+
+
 def _turn(
     ops: CpuOps,
     label: str,
@@ -223,27 +274,28 @@ def _store(
     """Emit the store of rows."""
     steps = ops.steps
     table = ops.config.layers[layer].rope
-    assert table is not None
-    rope = ops.config.ropes[table]
+    normed = ops.has(f"{norm}.weight")
     spec = RowStore(
-        ops.config.arch.rope,
+        ops.config.arch.rope if table is not None else "none",
         steps.cache.kv,
         pool.spec.head_dim,
-        rope.dims,
-        ops.config.norm_eps,
+        ops.config.ropes[table].dims if table is not None else 0,
+        ops.config.norm_eps if normed else None,
         pool.spec.unit,
         pool.index,
-        table,
+        table or 0,
     )
     given: dict[str, Any] = {}
-    if spec.unit > 1:
+    if spec.turns_back:
+        assert table is not None
         given["back"] = _back(ops, table, spec.unit - 1)
+    if normed:
+        given["norm"] = steps.vector(f"{norm}.weight")
     steps.emit(
         label,
         spec,
         Grid(1, "n_tokens"),
         key=rows,
-        norm=steps.vector(f"{norm}.weight"),
         pool=pool.const,
         k_stride=rows.row_bytes // 4,
         k_column=column,

@@ -115,7 +115,7 @@ _STREAMS = (
     *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
-_COMPRESSED = "units_stored", "rows_chosen", "rows_attended"
+_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),

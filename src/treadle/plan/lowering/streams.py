@@ -127,21 +127,26 @@ def stream_weights(
     return Floats(label, x.width, out)
 
 
-def weighed_streams(ops: CpuOps, label: str, x: Rows, weights: Rows, *, n: int) -> Rows:
-    """Return the sum of ``n`` streams, each times its weight."""
-    rows, factors = ops.floats(x), ops.floats(weights)
+def weighed_streams(
+    ops: CpuOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
+) -> Rows:
+    """Return the sum of ``n`` streams, each times its weight; without weights their mean."""
+    rows = ops.floats(x)
+    given: dict[str, Any] = {}
+    if weights is not None:
+        factors = ops.floats(weights)
+        given = {"weight": factors, "weight_stride": factors.row_bytes // 4}
     width = x.width // n
     out = ops.steps.floats(label, width)
     ops.steps.emit(
         label,
-        WeighStreams(width, n),
+        WeighStreams(width, n, mean=weights is None),
         Grid(1, "n_tokens"),
         x=rows,
-        weight=factors,
         out=out,
         stride=rows.row_bytes // 4,
-        weight_stride=factors.row_bytes // 4,
         out_stride=out.row_bytes // 4,
+        **given,
     )
     return Floats(label, width, out)
 

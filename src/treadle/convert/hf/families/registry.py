@@ -29,6 +29,7 @@ from treadle.convert.hf.families.gemma4 import (
     GEMMA4_VARIANTS,
 )
 from treadle.convert.hf.families.glm import GLM_FAMILIES
+from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
@@ -95,6 +96,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA4_FAMILIES,
     **EMBEDDING_GEMMA2_FAMILIES,
     **GLM_FAMILIES,
+    **GLM_NEXT_FAMILIES,
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
     **GRANITE_FAMILIES,
