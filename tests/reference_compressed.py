@@ -1,5 +1,5 @@
-"""DeepSeek V4 in float64 and plain numpy: streams that are mixed by a token's own weights, attention
-to rows of tokens and of units, and experts by token.
+"""DeepSeek V4 in float64 and plain numpy: streams that are mixed by a token's own weights,
+attention to rows of tokens and of units, and experts by token.
 """
 
 from __future__ import annotations

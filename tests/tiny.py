@@ -108,6 +108,14 @@ COMPRESSED = {  # of rows that stand for several tokens
     "hyper_connection.sinkhorn_iterations": 20,
     "hyper_connection.epsilon": 1e-6,
 }
+POOLED = {  # of indexers of units, and streams
+    "attention.indexer.kpool": 4,
+    "hyper_connection.count": 3,
+    "hyper_connection.sinkhorn_iterations": 20,
+    "hyper_connection.epsilon": 1e-6,
+    "swiglu_clamp_exp": 1.5,
+    "swiglu_clamp_shexp": 2.5,
+}
 UNITS = (4, 64, 0)  # tokens of a row, by layer
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 I32 = 26  # ggml's number
@@ -227,6 +235,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         ratios = (UNITS * size["n_layer"])[: size["n_layer"]]
         more = {**COMPRESSED, "attention.compress_ratios": list(ratios)}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "pooled":
+        made |= {f"{arch}.{key}": value for key, value in POOLED.items()}
     if ARCHS[arch].graph == "blocks":
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
 
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
@@ -14,9 +10,6 @@ from tests.convert.test_hf_mixtures import own
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf.config import read_config
-from treadle.errors import FileError, UnsupportedError
-from treadle.files.gguf import open_gguf
 
 KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 V4 = Case(

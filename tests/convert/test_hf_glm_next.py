@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.convert.test_hf import convert
 from tests.models import hf_tiny
 from tests.models.hf_tiny import EPS, N_VOCAB, compute_logits, float64_only, require_transformers
 from tests.models.test_arch_truth import check_truth, ids_of
-from treadle.convert.hf.config import read_config
-from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
 
 TEXT: dict[str, Any] = {

@@ -15,11 +15,9 @@ from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
-from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
-from treadle.kernels.recurrent.compress import Compress
-from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.altup import (
     AddBeside,
@@ -34,6 +32,7 @@ from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
@@ -66,6 +65,7 @@ from treadle.kernels.quantize.ladder import LadderSearchKernel
 from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
@@ -655,6 +655,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("none", "q4_0", 2, 64, 64, 32, 0, 0.2, EPS),
     LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
@@ -677,6 +678,7 @@ CHOICES = [
     Choose(5, 8, whole=True),
     Choose(4, 24, local=2, planes=3),
     Choose(3, 64, local=1),
+    Choose(5, 8, whole=True, dense=True),
 ]
 ATTENTIONS_CHOSEN = [
     Attention("f16", 4, 1, 64, 2, head_dim_v=32, latent=True, chosen=1),
@@ -692,13 +694,17 @@ HYPER_STREAMS = [
     *(ScoreStreams(k, 3) for k in (64, 37)),
 ]
 STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
-MANIFOLDS = [kind(k, n) for kind in (WeighStreams, BlendStreams) for k, n in ((64, 4), (37, 3))]
+MANIFOLDS = [
+    *(WeighStreams(k, 3, mean=True) for k in (64, 37)),
+    *(kind(k, n) for kind in (WeighStreams, BlendStreams) for k, n in ((64, 4), (37, 3))),
+]
 COMPRESSIONS = [Compress(96, 4, overlap=True), Compress(70, 8), Compress(128, 64)]
 ROW_STORES = [
     RowStore("norm", "f16", 64, 16, EPS),
     RowStore("norm", "f32", 40, 24, EPS, 4, pool=1, table=1),
     RowStore("neox", "q8_0", 64, 32, EPS, 128),
     RowStore("norm", "q4_0", 96, 32, EPS, 4),
+    RowStore("none", "f16", 64, 0, None, 16),
 ]
 TURNED_HEADS = [
     TurnHeads("norm", 3, 40, 16, scale=0.3, eps=EPS),

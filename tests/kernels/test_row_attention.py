@@ -177,8 +177,10 @@ def test_row_store(spec: RowStore, isa: Isa, memory: Memory, rng: np.random.Gene
     table = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
     run = Run(N, ropes={spec.table: table}, slots={spec.pool: slots})
     key = rng.standard_normal((N, spec.head_dim + 6)).astype(np.float32)
-    arrays = {"key": key, "norm": (1 + rng.random(spec.head_dim)).astype(np.float32)}
-    if spec.unit > 1:
+    arrays = {"key": key}
+    if spec.eps is not None:
+        arrays["norm"] = (1 + rng.random(spec.head_dim)).astype(np.float32)
+    if spec.turns_back:
         turn = rng.uniform(0, 6, spec.rope_dims // 2)
         arrays["back"] = np.concatenate([np.cos(turn), np.sin(turn)]).astype(np.float32)
     args = {"k_stride": key.shape[1], "k_column": 5, "page_bytes": page_bytes}
@@ -302,9 +304,11 @@ def test_stream_weights(
 @pytest.mark.parametrize("spec", MANIFOLDS, ids=registry.name)
 def test_streams(spec: Any, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     blends = isinstance(spec, BlendStreams)
-    widths = {"x": spec.n * spec.k, "weight": spec.n * (2 + spec.n)}
-    args = {"stride": PITCH, "weight_stride": PITCH}
-    args |= {"y_stride": PITCH} if blends else {"out_stride": PITCH}
+    widths = {"x": spec.n * spec.k}
+    args = {"stride": PITCH, **({"y_stride": PITCH} if blends else {"out_stride": PITCH})}
+    if blends or not spec.mean:
+        widths["weight"] = spec.n * (2 + spec.n)
+        args["weight_stride"] = PITCH
     if blends:
         widths["y"] = spec.k
     arrays: dict[str, Any] = {}

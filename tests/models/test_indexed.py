@@ -19,7 +19,6 @@ from tests.tiny import INDEXERS, rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.formats import by_name
 from treadle.kernels.attention.records import PAGE
 
 ARCHS = "deepseek32", "glm-dsa", "minimax-m3"

@@ -284,7 +284,6 @@ class RunInputs(Inputs):
         first = self._tokens
         at_output = self._outputs
         at_part = self._parts
-        at_lists = self._lists
         at_pages = self._pages
         at_sampled = self._sampled
         at_mask = self._masks
@@ -309,9 +308,8 @@ class RunInputs(Inputs):
             else:
                 for table, rope in self._ropes:
                     rope[row:end] = table.upto(n_held)[start:n_held]
-            n_pages = len(seq.pages[0]) if seq.pages else 0
-            PAGES_RECORD.pack_into(block, at_lists, 8 * at_pages, n_pages)
-            at_lists += PAGES_RECORD.size
+            n_pages = len(next(iter(seq.pages), ()))
+            PAGES_RECORD.pack_into(block, self._list_at(at_part), 8 * at_pages, n_pages)
             for pool, pages in zip(pools, seq.pages, strict=False):
                 behind = at_pages + len(pages)
                 words[at_pages:behind] = pages
@@ -339,6 +337,10 @@ class RunInputs(Inputs):
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def _list_at(self, at_part: int) -> int:
+        """Return where the record goes that locates a part's pages."""
+        return self._lists + (at_part - self._parts) // PART_RECORD.size * PAGES_RECORD.size
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
         """Write a run with one row for each key of an encoder, which stores them."""

@@ -57,8 +57,8 @@ EACH = (
 # which its tokens are of the second type.
 PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
 PART = np.dtype([(name, "i8") for name in PART_FIELDS])
-# Where the pages of a sequence are: the byte offset, from the block's beginning, of its list of pages
-# in the first pool, i64 [n]; behind it are its lists in the other pools, as long.
+# Where the pages of a sequence are: the byte offset, from the block's beginning, of its list of
+# pages in the first pool, i64 [n]; behind it are its lists in the other pools, as long.
 PART_PAGES = np.dtype([(name, "i8") for name in ("list", "n")])
 
 # In plans with adapters: at most LORA_ROWS rows of one sequence. The first row, the number of rows,

@@ -62,8 +62,8 @@ from treadle.selftest.rounding_bounds import (
 )
 
 if TYPE_CHECKING:
-    from treadle.kernels.attention.page_layout import KVFormat
     from treadle.isa.isa import Isa
+    from treadle.kernels.attention.page_layout import KVFormat
     from treadle.kernels.spec import Spec
     from treadle.plan.plan import Step
 

@@ -50,7 +50,7 @@ def unpack_row(
 
 
 def dots(k: Builder, queries: Val, pitch: int, n: int, row: Val, dims: int, stat: Ty) -> Val:
-    """Return the products of ``n`` queries, ``pitch`` bytes apart, and a row, in lanes of ``stat``."""
+    """Return the products of ``n`` queries, ``pitch`` bytes apart, and a row, one in a lane."""
     width = widest(k.isa.lanes, dims)
     ty = f32 * width
     sums = [k.var(k.zero(ty)) for _ in range(n)]
@@ -86,8 +86,8 @@ class RowAttention(RowKernel):
 
     op: ClassVar[str] = "row_attention"
     args = Args(
-        "qkv:in sinks:const pool:const units:const? chosen:in? out:out stride out_stride page_bytes "
-        "layer_off units_page_bytes:? units_layer_off:? chosen_stride:?"
+        "qkv:in sinks:const pool:const units:const? chosen:in? out:out stride out_stride "
+        "page_bytes layer_off units_page_bytes:? units_layer_off:? chosen_stride:?"
     )
     kv: str
     n_head: int
@@ -387,10 +387,9 @@ class RowChoice(Choose):
                 with some:
                     self._flag(k, isa, scores, n_rows)
                     n = k.var(k.i64(0))
-                    with k.loop(n_rows) as i:
-                        with k.if_(k.load(scores, i32, offset=i * 4) > 0):
-                            k.store(listed, i.to(i32), offset=n.v * 4 + 4)
-                            n.v = n.v + 1
+                    with k.loop(n_rows) as i, k.if_(k.load(scores, i32, offset=i * 4) > 0):
+                        k.store(listed, i.to(i32), offset=n.v * 4 + 4)
+                        n.v = n.v + 1
                     k.store(listed, n.v.to(i32))
 
     def run_ref(self, args: Any, run: Any) -> None:

@@ -23,6 +23,7 @@ from treadle.kernels.spec import (
     Args,
     Frame,
     Spec,
+    f32_values,
     load_record,
     numbered,
 )
@@ -50,9 +51,9 @@ def place_of(row: Any, unit: int) -> tuple[Any, Any]:
 class RowStore(RowKernel):
     """Norm (if any) and rotate one key a token, and store it where a unit ends.
 
-    ``key`` is f32, from ``k_column`` on, and is left as it is. Its last ``rope_dims`` turn, in pairs
-    of ``style``, by the position of the unit's first token: ``back`` has the cosines and sines of
-    the way there from the last one. Items: tokens.
+    ``key`` is f32, from ``k_column`` on, and is left as it is. Its last ``rope_dims`` turn, in
+    pairs of ``style``, by the position of the unit's first token: ``back`` has the cosines and
+    sines of the way there from the last one. Items: tokens.
     """
 
     op: ClassVar[str] = "row_store"
@@ -114,7 +115,8 @@ class RowStore(RowKernel):
         n = int(run["n_tokens"])
         dims = self.head_dim
         each = min(self.unit, PAGE)
-        x = args.key.reshape(-1, args.k_stride)[:n, args.k_column :][:, :dims].astype(np.float64)
+        rows = f32_values(args.key).reshape(-1, args.k_stride)[:n]
+        x = rows[:, args.k_column :][:, :dims].astype(np.float64)
         if self.eps is not None:
             x = x / np.sqrt((x**2).mean(-1, keepdims=True) + self.eps) * args.norm[:dims]
         tables = [run.rope(self.table, self.rope_dims)] if self.rope_dims else []

@@ -29,8 +29,9 @@ class StreamWeights(Spec):
         sigmoid(x scale_0 + base) + eps,  2 sigmoid(x scale_1 + base),
         sinkhorn(softmax(x scale_2 + base) + eps)
 
-    Sinkhorn and Knopp, 1967: columns, then rows and columns in turn, are divided by their sums plus
-    ``eps``, ``rounds`` times in all. With ``rounds`` 0 there are only the first ``n``. Items: tokens.
+    Sinkhorn and Knopp, 1967: columns, then rows and columns in turn, are divided by ``eps`` plus
+    their sums, ``rounds`` times in all. With ``rounds`` 0 there are only the first ``n``. Items:
+    tokens.
     """
 
     op: ClassVar[str] = "stream_weights"

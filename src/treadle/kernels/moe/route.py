@@ -26,12 +26,13 @@ SQRT_SOFTPLUS = "sqrt_softplus"
 class Route(Spec):
     """Choose a token's ``n_used`` experts of ``n`` by their scores, and compute their weights.
 
-    ``p = softmax(scores)``, or the sigmoid of each, or the root of its softplus. The experts with the largest ``p + bias`` are
-    chosen, largest first, ties in order. A softmax without bias does not change the order, so the
-    scores themselves decide. With groups (of adjacent experts) only experts of the best groups are
-    chosen. A group's score is its best expert's, or without a softmax the sum of its two best. An
-    expert's weight is ``scale * p``; with ``norm`` a token's weights are divided by their sum
-    first. With ``own`` the weight is multiplied by the expert's entry in ``scales``.
+    ``p = softmax(scores)``, or the sigmoid of each, or the root of its softplus. The experts with
+    the largest ``p + bias`` are chosen, largest first, ties in order. A softmax without bias does
+    not change the order, so the scores themselves decide. With groups (of adjacent experts) only
+    experts of the best groups are chosen. A group's score is its best expert's, or without a
+    softmax the sum of its two best. An expert's weight is ``scale * p``; with ``norm`` a token's
+    weights are divided by their sum first. With ``own`` the weight is multiplied by the expert's
+    entry in ``scales``.
 
     ``jitter`` (SparseMixer, arXiv 2409.12136): p differs for each choice: it is the softmax over
     the remaining scores that are near the best one, ``best - score <= 2 jitter max(|score|,
@@ -220,8 +221,8 @@ def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RouteByToken(Spec):
-    """The experts of a token by its id, and their weights by their scores, as ``Route``'s: ``table``
-    is i32 ``[n_vocab, n_used]`` (DeepSeek V4, 2026). Items: tokens.
+    """The experts of a token by its id, and their weights by their scores, as those of ``Route``;
+    ``table`` is i32 ``[n_vocab, n_used]`` (DeepSeek V4, 2026). Items: tokens.
     """
 
     op: ClassVar[str] = "route_by_token"

@@ -1,4 +1,4 @@
-"""Compression of a sequence's rows in time: each unit of tokens becomes one row (DeepSeek V4, 2026).
+"""Compression of a sequence in time: each unit of tokens becomes one row (DeepSeek V4, 2026).
 
 ::
 
@@ -19,7 +19,7 @@ from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32
 from treadle.kernels.attention.work_item import LOWEST
 from treadle.kernels.recurrent.convolution import ByChannel
-from treadle.kernels.spec import Args, Frame
+from treadle.kernels.spec import Args, Frame, f32_values
 
 SUMS = 3  # of each accumulator: the largest score, the sum of weights, that of weighted values
 
@@ -30,8 +30,8 @@ class Compress(ByChannel):
 
     ``kv`` and ``gate`` have a value and a score for each column; ``bias`` is ``[unit, columns]``.
     With ``overlap`` there are ``2 k`` columns: a unit's row is made of its own tokens' last ``k``,
-    and of the first ``k`` of the unit before it. The sums are the sequence's state. Items: sequences
-    x tiles of TILE columns.
+    and of the first ``k`` of the unit before it. The sums are the sequence's state. Items:
+    sequences x tiles of TILE columns.
     """
 
     op: ClassVar[str] = "compress"
@@ -90,8 +90,8 @@ class Compress(ByChannel):
     def run_ref(self, args: Any, run: Any) -> None:
         n = self.k
         width = self.columns
-        kv = args.kv.reshape(-1, args.kv_stride)[:, args.kv_column :][:, :width]
-        gate = args.gate.reshape(-1, args.gate_stride)[:, args.gate_column :][:, :width]
+        kv = f32_values(args.kv).reshape(-1, args.kv_stride)[:, args.kv_column :][:, :width]
+        gate = f32_values(args.gate).reshape(-1, args.gate_stride)[:, args.gate_column :][:, :width]
         bias = args.bias[: self.unit * width].reshape(self.unit, width).astype(np.float64)
         out = args.out.reshape(-1, args.out_stride)
         for part in run.parts:

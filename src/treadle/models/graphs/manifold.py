@@ -45,8 +45,8 @@ def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
 
 
 def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, Rows]:
-    """Return the mix of the streams ``x``, and a token's weights; ``rounds``: of the normalisation of
-    the weights between streams, 0 for a mix alone. ``stem``: of matrix, scale and base.
+    """Return the mix of the streams ``x``, and a token's weights; ``rounds``: of the normalisation
+    of the weights between streams, 0 for a mix alone. ``stem``: of matrix, scale and base.
     """
     hyper = hyper_of(g.config)
     normed = g.norm(f"{label}.norm", x, "")

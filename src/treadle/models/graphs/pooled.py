@@ -1,5 +1,5 @@
-"""GLM-5.3-Flash: streams of hidden states, Kimi Delta Attention in most layers, and latent attention
-without rope, to units of keys that an indexer chooses, in the others.
+"""GLM-5.3-Flash: streams of hidden states, Kimi Delta Attention in most layers, and latent
+attention without rope, to units of keys that an indexer chooses, in the others.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def rows_attended(
     norm: str,
     sinks: str,
 ) -> Rows:
-    """Attention of ``q`` to the rows of the last tokens, of which ``kv`` are the batch's own, and to
-    the layer's rows of units, of which ``chosen`` are seen, if not all.
+    """Attention of ``q`` to the rows of the last tokens, of which ``kv`` are the batch's own, and
+    to the layer's rows of units, of which ``chosen`` are seen, if not all.
 
     Queries are normed head by head; ``norm``: stem of that of rows. The result is turned back.
     """

@@ -358,7 +358,15 @@ def part_convolution(
 
 
 def channel_rates(
-    ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str, floor: float = 0.0, sign: float = 1.0
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    beta: Rows,
+    *,
+    a: str,
+    bias: str,
+    floor: float = 0.0,
+    sign: float = 1.0,
 ) -> Rows:
     """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state;
     ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.

@@ -1,5 +1,5 @@
-"""Family row of GLM-5.3-Flash: streams of states, Kimi Delta Attention, and latent attention to units
-of keys that an indexer chooses.
+"""Family row of GLM-5.3-Flash: streams of states, Kimi Delta Attention, and latent attention to
+units of keys that an indexer chooses.
 """
 
 from __future__ import annotations
@@ -112,13 +112,11 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         for half in ("attn", "ffn"):
             renamed[f"hc_{half}_{part}"] = f"hc_{half}.{part}.weight"
             renamed[f"{half}_hc.{part}"] = f"hc_{half}.{part}.weight"
+    taps = [f"self_attn.{x}_conv1d.weight" for x in "qkv"]
     return (
         *head_rules(keys),
         *(DerivationRule((name,), {to: same}) for name, to in renamed.items()),
-        *(
-            DerivationRule((f"self_attn.{x}_conv1d.weight",), {f"self_attn.{x}_conv1d.weight": taps_of_parts})
-            for x in "qkv"
-        ),
+        *(DerivationRule((name,), {name: taps_of_parts}) for name in taps),
         *(
             rule
             for at in ("self_attn.", gate)

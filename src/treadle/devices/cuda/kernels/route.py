@@ -14,7 +14,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.matmul.matmul import TILE
-from treadle.kernels.moe.route import SQRT_SOFTPLUS, LEAST, Route, Sort
+from treadle.kernels.moe.route import LEAST, SQRT_SOFTPLUS, Route, Sort
 from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
