@@ -214,7 +214,7 @@ def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
     if gating == SIGMOID:
         return np.asarray(1 / (1 + np.exp(-scores)))
     if gating == SQRT_SOFTPLUS:
-        return np.sqrt(np.logaddexp(scores, 0.0))
+        return np.asarray(np.sqrt(np.logaddexp(scores, 0.0)))
     p = np.exp(scores - scores.max(-1, keepdims=True))
     return np.asarray(p / p.sum(-1, keepdims=True))
 

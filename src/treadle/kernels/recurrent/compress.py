@@ -142,7 +142,9 @@ class _Sums:
     def begin(self, behind: _Sums | None) -> None:
         """Take over the sums of another one, or begin with none."""
         if behind is None:
-            self.most.v, self.total.v, self.values.v = self.lowest, self.zero, self.zero
+            self.most.v = self.lowest
+            self.total.v = self.zero
+            self.values.v = self.zero
             return
         for own, other in zip(self.all, behind.all, strict=True):
             own.v = other.v

@@ -23,7 +23,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,8 +111,8 @@ def expert_table(steps: Steps, name: str, n: int) -> Const:
     key = f"{name}:experts"
     if key not in weights.consts:
         tensor = weights.tensor(name)
-        if tensor.type_name != "I32":
-            raise tensor.error(f"is in {tensor.type_name}", "I32")
+        if tensor.format is not None or tensor.n_bytes != 4 * prod(tensor.shape):
+            raise tensor.error(f"is in {tensor.type_name}", "whole numbers of 32 bits")
         table = tensor.data.view("<i4")
         wrong = np.flatnonzero((table < 0) | (table >= n))
         if len(wrong):

@@ -153,7 +153,9 @@ def weighed_streams(
 
 def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
     """Return ``n`` streams, each of all streams and ``y`` by their weights in it, in place."""
-    rows, added, factors = ops.floats(x), ops.floats(y), ops.floats(weights)
+    rows = ops.floats(x)
+    added = ops.floats(y)
+    factors = ops.floats(weights)
     spec = BlendStreams(y.width, n)
     ops.steps.emit(
         label,
