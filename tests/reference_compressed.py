@@ -4,11 +4,12 @@ attention to rows of tokens and of units, and experts by token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tests.reference import Array, Layer, Tensors, gate_of, gated, log_softmax, rms_norm, rope
+from tests.reference_indexer import Choice
 from treadle.models.config import Config
 
 
@@ -130,7 +131,7 @@ def attended(maps: Layer, h: Array) -> Array:
     return maps.linear(np.einsum("tgi,goi->tgo", y, a).reshape(n, -1), "attn_output_b")
 
 
-def turned(maps: Layer, x: Array, positions: Array) -> Array:
+def turned(maps: Layer, x: Array, positions: Iterable[int]) -> Array:
     """Heads ``[n, heads, dims]`` whose last dims turn by these positions."""
     assert maps.at.rope is not None
     inv_freq, factor = maps.config.ropes[maps.at.rope].frequencies(maps.config.n_ctx_train)
@@ -166,7 +167,7 @@ def units_of(maps: Layer, h: Array, stem: str, dims: int) -> Array:
     return turned(maps, made[:, None], np.arange(n) * sizes.unit)[:, 0]
 
 
-def seen_units(maps: Layer, h: Array, rank: Array, n: int) -> Array:
+def seen_units(maps: Layer, h: Array, rank: Array, n: int) -> Choice:
     """Which units each query sees, bool [query, unit]."""
     sizes = maps.at.compressed
     index = maps.at.indexer
@@ -180,7 +181,7 @@ def seen_units(maps: Layer, h: Array, rank: Array, n: int) -> Array:
     keys = units_of(maps, h, "indexer_compressor", index.head_dim)
     scores = np.maximum(np.einsum("thd,sd->ths", q, keys), 0)
     scores = np.einsum("ths,th->ts", scores, maps.linear(h, "indexer.proj"))
-    chosen = np.zeros_like(seen)
+    chosen = np.zeros(seen.shape, bool)
     for t, row in enumerate(scores):
         chosen[t, np.argsort(-row[: whole[t]], kind="stable")[: index.top]] = True
     return chosen

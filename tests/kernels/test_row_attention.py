@@ -258,17 +258,17 @@ def test_compression(spec: Compress, isa: Isa, memory: Memory, rng: np.random.Ge
             made.append(out[:, : spec.k].copy())
         found.append(np.concatenate(made))
     assert np.array_equal(found[0], found[1])
-    ends = np.arange(spec.unit - 1, n, spec.unit)
+    ends = range(spec.unit - 1, n, spec.unit)
     own = slice(width - spec.k, width)
-    for i, end in enumerate(ends):
-        part = slice(end + 1 - spec.unit, end + 1)
-        scores = gate[part, 3:][:, own].astype(np.float64) + bias[:, own]
-        values = kv[part, 2:][:, own].astype(np.float64)
-        if spec.overlap and i:
-            before = slice(part.start - spec.unit, part.start)
-            more = gate[before, 3:][:, : spec.k].astype(np.float64) + bias[:, : spec.k]
+    for which, end in enumerate(ends):
+        begin = end + 1 - spec.unit
+        scores = gate[begin : begin + spec.unit, 3:][:, own].astype(np.float64) + bias[:, own]
+        values = kv[begin : begin + spec.unit, 2:][:, own].astype(np.float64)
+        if spec.overlap and which:
+            last = slice(begin - spec.unit, begin)
+            more = gate[last, 3:][:, : spec.k].astype(np.float64) + bias[:, : spec.k]
             scores = np.concatenate([more, scores])
-            values = np.concatenate([kv[before, 2:][:, : spec.k], values])
+            values = np.concatenate([kv[last, 2:][:, : spec.k], values])
         p = np.exp(scores - scores.max(0))
         exact = (p * values).sum(0) / p.sum(0)
         assert_close(found[0][end], exact, 200 * U32 * 5, spec.name)
@@ -340,7 +340,8 @@ def test_route_by_token(
     weights = np.zeros(N * spec.n_used)
     outs = {"chosen": chosen, "weights": weights}
     spec.run_ref(spec.args(scores=scores, table=table, **outs, stride=stride), run)
-    made = {"scores": memory.copy(scores), "table": memory.copy(table), "stride": stride}
+    made: dict[str, Any] = {"scores": memory.copy(scores), "table": memory.copy(table)}
+    made["stride"] = stride
     made["chosen"] = memory.array(chosen.shape, np.int32, name="chosen")
     made["weights"] = memory.array(chosen.shape, np.float32, name="weights")
     call(spec, isa, memory, made, run, N)
