@@ -18,7 +18,7 @@ from treadle.models.load import load_config
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
     kimi-k2 kimi-k3 rwkv6 t5 clip
-    kimi_k2 hy_v4
+    kimi_k2
     grok-1
 """
 

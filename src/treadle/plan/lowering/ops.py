@@ -107,12 +107,22 @@ _RECURRENT = (
     *("selective", "columns_norm"),
 )
 _ELEMENTWISE = (
-    *("clamped", "capped", "tempered", "multiplied", "normed_heads", "weighed", "xielu"),
+    *(
+        "clamped",
+        "capped",
+        "tempered",
+        "multiplied",
+        "normed_heads",
+        "normed_times",
+        "weighed",
+        "xielu",
+    ),
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
     *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
+    *("sum_of_streams", "spread_to_streams"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
 _COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
