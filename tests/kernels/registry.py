@@ -556,7 +556,7 @@ WORD_BYTES = [
     WordsMatrixGemm("F16", "q16x2", 800, 16, 32, kc=256, outputs=True),
     WordsMatrixGemm("F16", "q16x2", 40, 8, 32),
 ]
-GEMMS += MATRIX + WORD_BYTES
+GEMMS += [*MATRIX, *WORD_BYTES]
 # The same for few tokens: rows of whole turns of products, of one and a part, of less than one.
 BYTES = [
     BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
