@@ -95,10 +95,14 @@ def stack_factor(clip: ClipConfig) -> int:
     return clip.keys.integer("projector.stack_factor", lo=1, hi=64)
 
 
-def read_encoder(config: MetadataReader, projector_type: str) -> dict[str, Any]:
-    """Return the keys of a Hugging Face folder's encoder, ``audio_config``."""
+def read_encoder(
+    config: MetadataReader, projector_type: str, *, width: int | None = TEXT_WIDTH
+) -> dict[str, Any]:
+    """Return the keys of a Hugging Face folder's encoder, ``audio_config``. ``width``: that of the
+    decoder if ``text_config`` omits it; None: the folder need not have one.
+    """
     audio = part_of(config, "audio_config")
-    text = part_of(config, "text_config")
+    text = config.within("text_config") if width is None else part_of(config, "text_config")
 
     def size(names: tuple[str, str]) -> int:
         return audio.integer(names[0] if audio.get(names[0]) is not None else names[1])
@@ -112,8 +116,14 @@ def read_encoder(config: MetadataReader, projector_type: str) -> dict[str, Any]:
         "audio.attention.head_count": size(("encoder_attention_heads", "num_attention_heads")),
         "audio.attention.layer_norm_epsilon": EPS,
         "audio.num_mel_bins": audio.integer("num_mel_bins"),
-        "audio.projection_dim": text.integer("hidden_size", TEXT_WIDTH),
+        "audio.projection_dim": _width(text, width),
     }
+
+
+def _width(text: MetadataReader | None, usual: int | None) -> int | None:
+    if text is None or (usual is None and text.get("hidden_size") is None):
+        return usual
+    return text.integer("hidden_size", usual)
 
 
 LAYERS: Mapping[str, str] = {
