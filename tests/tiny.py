@@ -87,6 +87,11 @@ HYPERS = {  # of several streams, and of n-grams in the first layer
     "ple.head_offsets": [0, 53, 112, 173],
     "embedding_length_per_layer_input": 32,
 }
+INDEPENDENT = {
+    "hyper_connection.count": 3,
+    "hyper_connection.magnitude": 1.5,
+    "hyper_connection.epsilon": 1e-3,
+}
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
@@ -193,11 +198,18 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         ratios = [4 if heads else 0 for heads in size["n_head_kv"]]
         more = {**HYPERS, "attention.compress_ratios": ratios}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "independent":
+        made |= {f"{arch}.{key}": value for key, value in INDEPENDENT.items()}
     if ARCHS[arch].graph == "blocks":
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
+    if ARCHS[arch].graph == "hrm":
+        n = size["n_layer"]
+        cycles = {"block_count": 4 * n, "hrm.layers_per_stack": n}
+        cycles |= {"hrm.h_cycles": 2, "hrm.l_cycles": 1}
+        made |= {f"{arch}.{key}": value for key, value in cycles.items()}
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     return made

@@ -489,6 +489,7 @@ _CLASSES = {
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
+    "dots3_note_text": {},
     "gemma3_text": {},
     "gpt2": {},
     "gpt_neo": {},

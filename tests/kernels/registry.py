@@ -30,6 +30,7 @@ from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
@@ -51,6 +52,7 @@ from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.matrix_words import WordsMatrixGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
@@ -115,6 +117,8 @@ NORMS = [
     Norm("q8x2", 2048, 1, EPS, outputs=True, centred=True),
     Norm("q16", 352, 4, EPS),
     Norm("q16n", 352, 4, EPS),
+    Norm("q16x2", 352, 32, EPS),
+    Norm("q16x2", 300, 16, EPS, centred=True, bias=True),
     Norm("q16", 2048, 1, EPS, outputs=True),
     Norm("bf16", 352, 32, EPS),
     Norm("bf16", 172, 32, EPS, outputs=True),
@@ -148,6 +152,8 @@ PACKS = [
     Pack("copy", "q16", 32, 1),
     Pack("gelu", "q16n", 544, 4, gated=False),
     Pack("copy", "q16n", 256, 1),
+    Pack("gelu", "q16x2", SLICE + 544, 32, gated=False),
+    Pack("copy", "q16x2", 172, 32),
     Pack("silu", "q16", SLICE + 544, 4),
     Pack("gelu", "q16", 256, 1, gated=False),
     Pack("copy", "bf16", 172, 6),
@@ -539,7 +545,15 @@ MATRIX = [
 for i, f in enumerate(PANELS):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
-GEMMS += MATRIX
+# As words of two bytes: spans of one step and of four, one alone in a part of K, half a pair.
+WORD_BYTES = [
+    WordsMatrixGemm("F16", "q16x2", 172, 16, 32, bias=True),
+    WordsMatrixGemm("F16", "q16x2", 1056, 8, 32, residual=True),
+    WordsMatrixGemm("F16", "q16x2", 1056, 8, 32, segments=3, bias=True, kc=512),
+    WordsMatrixGemm("F16", "q16x2", 800, 16, 32, kc=256, outputs=True),
+    WordsMatrixGemm("F16", "q16x2", 40, 8, 32),
+]
+GEMMS += MATRIX + WORD_BYTES
 # The same for few tokens: rows of whole turns of products, of one and a part, of less than one.
 BYTES = [
     BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
@@ -682,6 +696,8 @@ HYPER_STREAMS = [
     *(MixStreams(k, 3) for k in (64, 37)),
     *(AddToStreams(k, 3, 0.25) for k in (64, 37)),
     *(ScoreStreams(k, 3) for k in (64, 37)),
+    *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
+    *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
 ]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]

@@ -83,6 +83,7 @@ class Latent:
     n_rope: int  # rotated dims, after those
     n_v: int  # dims of a head's value
     norm_eps: float  # of the norms of both ranks
+    scale: float = 0.0  # of scores, if layers differ; 0.0: the model's
 
     @property
     def n_q(self) -> int:
@@ -117,7 +118,9 @@ class Hyper:
 
     n: int  # streams
     n_embd: int  # values of each
-    n_rank: int  # of the gates of the mix
+    n_rank: int  # of the gates of the mix; 0: independent ones (``graphs/independent.py``)
+    magnitude: float = 2.0  # largest weight of a stream when a result is added
+    eps: float = 0.0  # that weights of independent ones are larger than a sigmoid
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,7 @@ class Config:
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
+    weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
     loop_norm: bool = False  # the last norm is applied between loops too
     n_laurel: int = 0  # rank of the low-rank product parallel to a mixer (LAuReL); 0: none
     optional: frozenset[str] = frozenset()  # optional tensors of the file, without "blk.N."

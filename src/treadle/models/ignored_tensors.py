@@ -14,20 +14,15 @@ _REASONS: dict[str, str] = {
     "its cache has compressed keys and values (compressed sparse attention)": (
         "deepseek4 deepseek_v4"
     ),
-    "its two kinds of latent attention have sizes of their own": (
-        "dots3note dots3_note dots3_note_text"
-    ),
     "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
     ),
     "its layers carry several streams of states (hyper-connections)": (
-        "hy_v4 hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
+        "hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
     ),
-    "it runs the same layers several times": "hrm_text dory",
-    "each layer adds the embeddings again, scaled by its own factor": "talkie",
-    "its experts are clamped, layer by layer, and transformers has no such model": "maple",
+    "it runs the same layers several times": "dory",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
     ),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class HfConfig:
     headless: bool = False  # the model's class has no output head
     spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
+    in_layers: Callable[[str], str] | None = None  # see ``Family``
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
@@ -150,6 +152,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         _has_no_head(whole),
         _spelt(keys, family),
         path,
+        partial(family.in_layers, keys) if family.in_layers else None,
     )
 
 
@@ -203,6 +206,8 @@ def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
+# Classes of models whose published config.json has no model_type.
+_WITHOUT_TYPE = {"MapleForCausalLM": "maple"}
 Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
@@ -236,6 +241,8 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, MetadataReader]:
     name = config.get("model_type")
     keys = MetadataReader(config, path)
+    if name is None:
+        name = next((kind for of, kind in _WITHOUT_TYPE.items() if _kinds(keys, of)), None)
     part = None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]

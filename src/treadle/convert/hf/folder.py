@@ -126,6 +126,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
         weights.tensors, laid = as_transformers(weights.tensors)
         if laid:
             hyper = as_laid_by_mlx(hyper, folder)
+        if (in_layers := hyper.in_layers) is not None:
+            named = (replace(t, name=in_layers(n)) for n, t in weights.tensors.items())
+            weights.tensors = {tensor.name: tensor for tensor in named}
         numbers = take_numbers(weights, hyper)
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}

@@ -61,6 +61,7 @@ POST_EPS = "post_norm_epsilon"  # of norms after products; not in GGUF files
 VALUE_NORMED = "attention.value_normed"  # by a norm without weights; not in GGUF files
 N_OWN = "embedding_length_per_layer_input"
 EMBD_NORMED = "embedding_normed"  # by a norm without weights; not in GGUF files
+GATE_LIMITED = "swiglu_clamp_first"  # gates are limited, then activated; not in GGUF files
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; not in GGUF files
 
 

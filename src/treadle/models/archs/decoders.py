@@ -140,6 +140,26 @@ DECODERS = (
         lacks=PRE_NORM | OUTPUT_NORM,
         keys=(("final_logit_softcapping", 15.0), (EMBD_NORMED, True)),
     ),
+    Arch(
+        "hrm_text",
+        graph="hrm",
+        norm="bare_rms",
+        needs=frozenset({"attn_gate.weight"}),
+        lacks=PRE_NORM | OUTPUT_NORM,
+        names=(("hrm.z_l_init", "hrm_z_l_init.weight"),),
+    ),
+    Arch(
+        "talkie",
+        graph="talkie",
+        norm="bare_rms",
+        needs=frozenset({"attn_q_gain.weight", "output.weight"}),
+        lacks=PRE_NORM | OUTPUT_NORM,
+        keys=((EMBD_NORMED, True),),
+        names=(
+            ("layer_output_scale.weight", "embd_skip.weight"),
+            ("attn_q_norm.weight", "attn_q_gain.weight"),
+        ),
+    ),
     Arch("apertus", graph="apertus", gated=False, needs=QK_NORM),
     Arch("bitnet", needs=SUB_NORMS),
     Arch("bitnet-b1.58", activation="relu2", needs=SUB_NORMS),  # Microsoft's name of its 2B-4T

@@ -107,11 +107,23 @@ _RECURRENT = (
     *("selective", "columns_norm"),
 )
 _ELEMENTWISE = (
-    *("clamped", "capped", "tempered", "multiplied", "normed_heads", "weighed", "xielu"),
+    *(
+        "clamped",
+        "capped",
+        "tempered",
+        "multiplied",
+        "normed_heads",
+        "normed_times",
+        "weighed",
+        "xielu",
+    ),
     "embedded_beside",
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
-_STREAMS = "repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"
+_STREAMS = (
+    *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
+    *("sum_of_streams", "spread_to_streams"),
+)
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),

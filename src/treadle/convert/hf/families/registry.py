@@ -17,6 +17,7 @@ from treadle.convert.hf.families.cohere import COHERE_FAMILIES
 from treadle.convert.hf.families.dbrx import DBRX_FAMILIES
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.dots import DOTS_FAMILIES
+from treadle.convert.hf.families.dots3 import DOTS3_FAMILIES
 from treadle.convert.hf.families.ernie import ERNIE_FAMILIES
 from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
@@ -33,7 +34,9 @@ from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
+from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
+from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
@@ -43,6 +46,7 @@ from treadle.convert.hf.families.lfm2 import LFM2_FAMILIES
 from treadle.convert.hf.families.llama import LLAMA_FAMILIES
 from treadle.convert.hf.families.maincoder import MAINCODER_FAMILIES
 from treadle.convert.hf.families.mamba import MAMBA_FAMILIES
+from treadle.convert.hf.families.maple import MAPLE_FAMILIES
 from treadle.convert.hf.families.mellum import MELLUM_FAMILIES
 from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
@@ -68,6 +72,7 @@ from treadle.convert.hf.families.solar import SOLAR_FAMILIES
 from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
+from treadle.convert.hf.families.talkie import TALKIE_FAMILIES
 from treadle.convert.hf.family import Family
 
 # Of families with one architecture, the first gives the row order of its adapters: other vendors'
@@ -85,6 +90,7 @@ FAMILIES: dict[str, Family] = {
     **DBRX_FAMILIES,
     **DEEPSEEK_FAMILIES,
     **DOTS_FAMILIES,
+    **DOTS3_FAMILIES,
     **ERNIE_FAMILIES,
     **EXAONE_FAMILIES,
     **FALCON_FAMILIES,
@@ -99,6 +105,8 @@ FAMILIES: dict[str, Family] = {
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
+    **HRM_FAMILIES,
+    **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
@@ -107,6 +115,7 @@ FAMILIES: dict[str, Family] = {
     **LFM2_FAMILIES,
     **MAINCODER_FAMILIES,
     **MAMBA_FAMILIES,
+    **MAPLE_FAMILIES,
     **MELLUM_FAMILIES,
     **MIMO_FAMILIES,
     **MINICPM_FAMILIES,
@@ -132,6 +141,7 @@ FAMILIES: dict[str, Family] = {
     **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
+    **TALKIE_FAMILIES,
 }
 # Rows that ``variant`` chooses.
 VARIANTS = (
