@@ -411,6 +411,7 @@ GEMVS = [
     Gemv("Q4_0", "q8", 2048, 4, 2, residual=True, ahead=1024),
     Gemv("Q6_K", "q8", 768, 8, 1, segments=2, ahead=2048),
     Gemv("F16", "f32", 172, 4, 4, ahead=4096),
+    Gemv("F16", "f32", 172, 2, 8, outputs=True, ahead=2048),
 ]
 
 
