@@ -25,7 +25,7 @@ class Experts:
     n_ff: int  # width of each
     n_ff_shared: int = 0  # total width of the shared experts; 0: none
     shared_fused: bool = False  # gate and up of the shared experts are one matrix
-    gating: str = "softmax"  # of all scores; or "sigmoid" of each
+    gating: str = "softmax"  # of all scores; or "sigmoid" or "sqrt_softplus" of each
     norm: bool = False  # the weights of the chosen experts are normalised to sum to 1
     shared_mean: bool = False  # shared and chosen experts' results are averaged, not added
     scale: float = 1.0  # of the weights
@@ -38,6 +38,7 @@ class Experts:
     n_groups_used: int = 1
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
+    by_token: bool = False  # a table has each token's experts; scores only weigh them
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,22 @@ class Hyper:
 
     n: int  # streams
     n_embd: int  # values of each
-    n_rank: int  # of the gates of the mix; 0: independent ones (``graphs/independent.py``)
+    n_rank: int = 0  # of the gates of the mix; 0: no gates (``graphs/{independent,manifold}.py``)
+    rounds: int = 0  # of Sinkhorn's normalisation of the weights between streams
     magnitude: float = 2.0  # largest weight of a stream when a result is added
-    eps: float = 0.0  # that weights of independent ones are larger than a sigmoid
+    eps: float = 0.0  # added to weights, and to the sums of Sinkhorn's normalisation
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Attention to the last tokens' rows, and to rows that stand for units of earlier tokens."""
+
+    n_q_rank: int  # of queries
+    n_rope: int  # rotated dims, a head's last
+    n_groups: int  # of heads, whose results have a matrix of their own
+    n_o_rank: int  # rows of each
+    unit: int = 0  # tokens of a unit; 0: there are none
+    overlap: bool = False  # a unit's row is made of the tokens of the unit before as well
 
 
 @dataclass(frozen=True)
@@ -183,6 +197,7 @@ class Layer:
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
+    compressed: Compressed | None = None
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None

@@ -15,6 +15,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.config import HfConfig, as_laid_by_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
 from treadle.convert.hf.drafters import Tables, as_usual
+from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
 from treadle.convert.hf.pooling import read_pooling
@@ -116,8 +118,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
+    place = given if given != folder else _weights_of(folder)
+    if config.get("model_type") in TEXT_APART:
+        _check_text(config, folder, place)
     hyper = read_config(config, folder / CONFIG)
-    weights = open_safetensors(given if given != folder else _weights_of(folder))
+    weights = open_safetensors(place)
     try:
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
@@ -174,6 +179,24 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
     except (FileError, UnsupportedError) as error:
         return replace(checkpoint, lost=f"MTP layers are left out: {error}")
     return result
+
+
+def _check_text(config: Mapping[str, Any], folder: Path, place: Path) -> None:
+    """Raise UnsupportedError if a folder's text model, which may be another one, is not in it."""
+    with closing(open_safetensors(place)) as weights:
+        if any(name.startswith(TEXT_WEIGHTS) for name in weights.tensors):
+            return
+    kind = config["model_type"]
+    key = TEXT_APART[kind]
+    part = config.get("text_config")
+    inner = part.get("_name_or_path") if isinstance(part, dict) else None
+    found = config.get(key) or inner
+    which = f"they are those of {found}" if isinstance(found, str) else f"{key} does not name them"
+    what = f"has no weights of its text model ({which})"
+    raise UnsupportedError(
+        f"{folder}: {kind} {what}: load that model, and name this folder as its projector "
+        "(--mmproj, mmproj=)"
+    )
 
 
 def _weights_of(folder: Path) -> Path:

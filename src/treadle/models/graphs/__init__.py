@@ -30,6 +30,8 @@ GRAPHS = LateConstants[Graph](
         "talkie": "talkie.TALKIE",
         "dots3": "dots.DOTS3",
         "blocks": "blocks.BLOCKS_GRAPH",
+        "compressed": "compressed.COMPRESSED_GRAPH",
+        "pooled": "pooled.POOLED_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",

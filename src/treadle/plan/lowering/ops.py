@@ -127,12 +127,15 @@ _ELEMENTWISE = (
 _STREAMS = (
     *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
     *("sum_of_streams", "spread_to_streams"),
+    *("stream_weights", "weighed_streams", "blended_streams"),
 )
+_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",

@@ -44,6 +44,11 @@ FINE = frozenset(
         "attn_gate",
         "attn_q_a",
         "attn_kv_a_mqa",
+        "attn_kv",
+        "attn_compressor_kv",
+        "attn_compressor_gate",
+        "indexer_compressor_kv",
+        "indexer_compressor_gate",
     }
 )
 ENOUGH_TILES = 64
