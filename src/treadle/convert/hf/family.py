@@ -60,6 +60,7 @@ class Family:
     in_layers: returns a tensor's name with the number of its layer, if folders count the layers of
         several stacks separately.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
+    drafts: a drafter, which may lack embeddings, output and tokenizer: it has the model's.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
         shows them.
     """
@@ -97,6 +98,7 @@ class Family:
     beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
     copied_keys: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    drafts: bool = False
     in_layers: Callable[[MetadataReader, str], str] | None = None
 
     def word(self, key: str) -> str:

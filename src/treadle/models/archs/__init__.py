@@ -48,7 +48,7 @@ from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
 ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
-DRAFTER_GRAPHS = ("assistant",)  # of models that only draft for another one
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash")  # of models that only draft for another one
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 __all__ = [
     "ALIBI",

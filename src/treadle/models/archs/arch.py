@@ -17,6 +17,7 @@ BIASES = frozenset(
 )
 OUTPUT_AND_BIAS = frozenset({"output.weight", "output.bias"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
+EMBEDDINGS = frozenset({"token_embd.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
 EMBD_NORM = frozenset({"token_embd_norm.weight"})
