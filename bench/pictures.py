@@ -97,9 +97,12 @@ SHAPES = {
 }
 
 
-def write_tower(shape: TowerShape, fmt: Format, path: Path) -> None:
+def write_tower(shape: TowerShape, fmt: Format, path: Path, *, class_behind: bool = False) -> None:
     """Write a projector file: matrices in ``fmt``, or F16 where its blocks do not divide the rows.
     Patch embeddings are F32, as ``treadle convert`` writes them.
+
+    class_behind: the class token's position stands behind the patches', where llama.cpp reads it
+        (ggml-org/llama.cpp#25814).
     """
     w = GGUFWriter(path)
     w.add("general.architecture", "clip")
@@ -141,7 +144,11 @@ def write_tower(shape: TowerShape, fmt: Format, path: Path) -> None:
         table(f"v.patch_embd.{end}", d, 3, shape.patch, shape.patch)
     if not shape.class_row:
         vector("v.patch_embd.bias", d)
-    table("v.position_embd.weight", shape.grid**2 + shape.class_row, d)
+    dims = shape.grid**2 + shape.class_row, d
+    positions = 0.05 * rng.standard_normal(dims, np.float32)
+    if class_behind:
+        positions = np.roll(positions, -1, axis=0)
+    w.add_tensor("v.position_embd.weight", dims, "F32", positions)
     if shape.class_row:
         vector("v.class_embd", d)
         norm("v.pre_ln", d)
@@ -375,10 +382,26 @@ for line in sys.stdin:
 
 
 class LlamaCpp:
-    """llama.cpp's mtmd, by the interpreter that has llama-cpp-python."""
+    """llama.cpp's mtmd, by the interpreter that has llama-cpp-python.
 
-    def __init__(self, python: str, path: Path, picture: Picture, threads: int) -> None:
+    Of a tower with a class token it has a file in which that token's position is where it reads it;
+    in place of the first patch's row it has the class token's as the last.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        path: Path,
+        shape: TowerShape,
+        fmt: Format,
+        picture: Picture,
+        threads: int,
+    ) -> None:
         folder = path.parent
+        self.class_row = shape.class_row
+        if shape.class_row:
+            path = path.with_stem(f"{path.stem}_theirs")
+            write_tower(shape, fmt, path, class_behind=True)
         text = folder / "rows.gguf"
         small = Shape("llama", 1, N_OUT, 256, 32, 32, 64, 1024, 1024, True)
         write_model(small, by_name("F16"), str(text))
@@ -396,6 +419,13 @@ class LlamaCpp:
         """As ``Picture.encode``."""
         seconds: float = self.program.ask(str(self.rows), N_OUT)
         return seconds, np.fromfile(self.rows, np.float32).reshape(-1, N_OUT)
+
+    def off(self, ours: np.ndarray, theirs: np.ndarray) -> float:
+        """Return the largest difference of the rows that both have, by the largest value."""
+        if self.class_row:
+            ours = ours[1:]
+            theirs = theirs[:-1]
+        return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
     def close(self) -> None:
         """End the process."""
@@ -425,7 +455,9 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
         if not np.isfinite(rows).all():
             raise SystemExit(f"{name}: rows that are not finite")
         print(f"{name}: the first in {first:.1f} s, with kernels compiled", file=sys.stderr)
-        rival = LlamaCpp(given.rival, path, picture, given.threads) if given.rival else None
+        rival = None
+        if given.rival:
+            rival = LlamaCpp(given.rival, path, shape, fmt, picture, given.threads)
         ours = []
         theirs = []
         off = ""
@@ -435,7 +467,7 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
             if rival is not None:
                 pair[1], there = rival.encode()
                 theirs.append(pair[1])
-                off = f"{np.abs(rows - there).max() / np.abs(there).max():.1e}"
+                off = f"{rival.off(rows, there):.1e}"
             ours.append(pair[0])
             peaks = measure_peaks(row_in_use(), given.threads)
             peak = max(peak, peaks.f32 if given.exact else peaks.q16 or peaks.f32)

@@ -73,6 +73,32 @@ def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.
         tower.close()
 
 
+# -- class tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl"])
+def test_the_first_position_is_the_class_token_s(name: str, data: Path, device: Device) -> None:
+    """Patches of one colour differ by nothing but their positions, so their rows are equal if those
+    are, whatever the class token's is. llama.cpp of October 2026 gives it to the first patch, and
+    of LLaVA the last row is the class token's (ggml-org/llama.cpp#25814).
+    """
+    clip = clip_of(BY_NAME[name], data)
+    side = clip.image_size
+    grey = np.full((side, side, 3), 90, np.uint8)
+    table = np.zeros_like(clip.floats("position_embd.weight"))
+    flat = table.reshape(-1, clip.n_embd)
+    rng = np.random.default_rng(0)
+    flat[0] = rng.standard_normal(clip.n_embd)
+    family = made(clip.replaced({"position_embd.weight": table}))
+    rows = rows_of(family, family.prepare(grey, None), device)
+    assert np.abs(rows - rows[0]).max() < NEAR * np.abs(rows).max()
+    flat[1] = rng.standard_normal(clip.n_embd)  # the first patch's
+    family = made(clip.replaced({"position_embd.weight": table}))
+    changed = rows_of(family, family.prepare(grey, None), device)
+    most = np.abs(changed - changed[-1]).max(1) / np.abs(changed).max()
+    assert most[1:].max() < NEAR < WRONG < most[0]
+
+
 # -- preparation ------------------------------------------------------------------------------
 
 
