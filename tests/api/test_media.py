@@ -122,13 +122,19 @@ def test_a_users_own_mark_stays_text(model: treadle.Model, media: Path) -> None:
 
 
 def test_too_many_and_too_long(model: treadle.Model, media: Path) -> None:
+    """Refused before the tower runs."""
     path = media / "media" / "plain.png"
+    before = model.stepper.scheduler.media.n_encoded
     parts = [{"type": "image", "image": path}] * 33
     with pytest.raises(UnsupportedError, match="33 pictures and sounds: the limit is 32"):
         model.chat([{"role": "user", "content": parts}])
     with pytest.raises(ContextFullError, match="do not fit the context of 512"):
         model.chat([{"role": "user", "content": parts[:10]}])
-    assert model.stepper.scheduler.media.n_encoded < 100
+    assert model.stepper.scheduler.media.n_encoded == before
+    with treadle.load(media / "qwen3vl" / "text.gguf", threads=1, context=64) as small:
+        with pytest.raises(ContextFullError, match="77 tokens do not fit the context of 64"):
+            small.generate("", media=[path], max_tokens=1)
+        assert small.stepper.scheduler.media.n_encoded == 0
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,70 @@ def test_small_runs(case: DecoderCase, media: Path) -> None:
         assert error(found, prompt.logits) < case.tolerance
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gemma4"])
+def test_a_span_of_few_tokens(name: str, media: Path) -> None:
+    """A picture of three rows, in a run of its own, is a part of few tokens: its rows see each
+    other there too, as in one run with all.
+    """
+    case = BY_NAME[name]
+    with load(media, case) as model:
+        rows = prompt_of(model, media, case).entries[0].rows
+        assert rows is not None
+        text = [40 + i for i in range(20)]
+        found = {}
+        for spans in (((0, 3),), ()):
+            digest = f"few {spans}".encode().ljust(32)
+            entry = model.engine.media.enter(MediaEntry(digest, 3, spans=spans))
+            entry.rows = rows[:3]
+            ids = [*text, *entry.ids, 70, 71]
+            with model.session() as session:
+                whole = session.logits(ids)
+            model.engine.cache.forget()
+            with model.session() as session:
+                parts = [session.logits(part) for part in (text, list(entry.ids), [70, 71])]
+            assert error(np.concatenate(parts), whole) < case.tolerance
+            found[spans] = whole
+        causal, seen = found[()], found[((0, 3),)]
+        assert error(causal[20:22], seen[20:22]) > 100 * case.tolerance
+
+
+@pytest.mark.parametrize("name", ["qwen2vl", "qwen25vl", "qwen3vl", "glm4v"])
+def test_a_picture_at_the_very_beginning(name: str, media: Path) -> None:
+    """Positions count from 0; the text behind stands at the picture's longer side, so nearer than
+    its index. Rotations are relative: from another first position on, the logits are the same.
+    """
+    case = BY_NAME[name]
+    with load(media, case) as model:
+        entry = prompt_of(model, media, case).entries[0]
+        n, text = entry.n_rows, [65, 66, 67, 68]
+        ids = [*entry.ids, *text]
+        shifts: list[tuple[int, int]] = []
+        model.engine.media.add_shifts(shifts, ids, 0)
+        assert shifts == [(n, entry.advance - n)]
+        assert entry.advance < n
+        positions = model.engine.media.positions(shifts, ids, 0)
+        assert positions[:, 0].tolist() == [0, 0, 0]
+        assert positions[:, n:].tolist() == [list(range(entry.advance, entry.advance + 4))] * 3
+        with model.session() as session:
+            whole = session.logits(ids)
+        for at in (n, n + 1, n + 3):
+            model.engine.cache.forget()
+            with model.session() as session:
+                cut = np.concatenate([session.logits(ids[:at]), session.logits(ids[at:])])
+            assert error(cut, whole) < case.tolerance
+        assert entry.positions is not None
+        moved = MediaEntry(b"moved".ljust(32), n, entry.positions + 7, entry.advance + 7)
+        moved = model.engine.media.enter(moved)
+        moved.rows = entry.rows
+        with model.session() as session:
+            assert error(session.logits([*moved.ids, *text]), whole) < case.tolerance
+        wrong = MediaEntry(b"wrong".ljust(32), n, entry.positions, n)
+        wrong = model.engine.media.enter(wrong)
+        wrong.rows = entry.rows
+        with model.session() as session:
+            assert error(session.logits([*wrong.ids, *text]), whole) > 100 * case.tolerance
+
+
 def test_a_batch_of_texts_with_and_without_pictures(media: Path) -> None:
     """Texts without pictures have the same bits beside one with a picture as without it."""
     for name in ("gemma3", "qwen3vl", "llava"):
