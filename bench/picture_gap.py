@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -114,7 +115,7 @@ async def measure(server: Server, data: str) -> tuple[Answer, list[tuple[float, 
     over.set()
     await task
     times = writer.times[before - 1 :]
-    return answer, [(a - sent, b - a) for a, b in zip(times, times[1:], strict=False)]
+    return answer, [(a - sent, b - a) for a, b in pairwise(times)]
 
 
 def main() -> None:

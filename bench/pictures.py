@@ -332,6 +332,39 @@ def text_rate(shape: TowerShape, fmt: Format, n_tokens: int, threads: int, folde
     return (2 * n_tokens * matrices + attention) / best
 
 
+def text_attention(shape: TowerShape, n_tokens: int, threads: int, folder: Path) -> float:
+    """Operations a second of the attention of a text prompt: as many tokens as the tower has rows,
+    heads as its. A token's keys are those before it.
+    """
+    import treadle
+    from treadle.engine.batch import BatchItem
+
+    d, n_head = shape.n_embd, shape.n_head
+    text = Shape("llama", 1, d, 256, n_head, n_head, d // n_head, 512, n_tokens, True)
+    path = folder / "attention.gguf"
+    write_model(text, by_name("F16"), str(path))
+    best = float("inf")
+    with treadle.load(path, threads=threads, context=n_tokens) as model:
+        engine = model.engine
+        for _ in range(3):
+            engine.cache.forget()
+            seconds = 0.0
+            with closing(engine.cache.sequence()) as sequence:
+                for at in range(0, n_tokens, engine.max_tokens):
+                    n = min(engine.max_tokens, n_tokens - at)
+                    parts = [BatchItem(sequence, [5] * n, 0)]
+                    ready = engine._plan_of(parts)
+                    engine._prepare(ready, parts)
+                    (step,) = [i for i, s in enumerate(ready.plan) if s.label == "L0.attn"]
+                    began = time.perf_counter()
+                    engine.device.run(ready.program, range(step, step + 1))
+                    seconds += time.perf_counter() - began
+                    engine.cache.commit(sequence)
+            best = min(best, seconds)
+    path.unlink()
+    return 2 * n_tokens * (n_tokens + 1) * d / best
+
+
 # -- llama.cpp --------------------------------------------------------------------------------
 
 # Run by the rival's interpreter: the projector's file, a model of text with rows as wide, pixels.
@@ -472,9 +505,12 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
             peaks = measure_peaks(row_in_use(), given.threads)
             peak = max(peak, peaks.f32 if given.exact else peaks.q16 or peaks.f32)
             print(f"{name} {turn}: {pair}", file=sys.stderr)
+        n_patches = picture.n_patches
         if given.steps:
             print_steps(picture)
-        n_patches = picture.n_patches
+            attention = text_attention(shape, n_patches, given.threads, folder)
+            line = f"  attention of a text of {n_patches} tokens"
+            print(f"{line}: {attention / 1e9:.0f} GFLOP/s", file=sys.stderr)
         n_rows = picture.prepared.n_rows
     if rival is not None:
         rival.close()

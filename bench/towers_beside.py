@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,24 +354,25 @@ def compare(case: Case, program: Path, folder: Path) -> Iterator[tuple[list[str]
             peer.close()
 
 
-def converted(program: Path, folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the folders whose projector files ``treadle convert`` makes, and whether llama.cpp
-    opens them.
+def converted(program: Path, folder: Path, roots: Sequence[Path]) -> Iterator[tuple[str, bool]]:
+    """Yield the folders below ``roots`` whose projector files ``treadle convert`` makes, and
+    whether llama.cpp opens them.
     """
     from treadle.convert.recipe import Options
     from treadle.convert.writer import convert
 
-    for path in sorted(DATA.iterdir()):
-        if not (path / "model.safetensors").exists() or not (path / "mmproj.gguf").exists():
+    named = {"image": "vision", "audio": "audio"}
+    for path in sorted(each for root in roots for each in root.iterdir()):
+        if not (path / "model.safetensors").exists() or not (DATA / path.name).exists():
             continue
+        if not (DATA / path.name / "mmproj.gguf").exists():
+            continue  # Whisper has none
         made = folder / f"{path.name}.gguf"
         with closing(open_projector_source(path, by_name("F16"))) as source:
-            convert(source, made, Options())
-        for kind in ("image", "audio"):
-            with open_gguf(made) as gguf:
-                named = {"image": "vision", "audio": "audio"}[kind]
-                if not gguf.metadata.get(f"clip.has_{named}_encoder"):
-                    continue
+            convert(source, made, Options(force=True))
+        with open_gguf(made) as gguf:
+            kinds = [k for k, v in named.items() if gguf.metadata.get(f"clip.has_{v}_encoder")]
+        for kind in kinds:
             with closing(Peer(program, made, kind)) as peer:
                 yield f"{path.name} {kind}", peer.ready
 
@@ -383,6 +384,13 @@ def main() -> None:
     parser.add_argument("--peer", required=True, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--sources", required=True, type=Path, help="llama.cpp's sources")
     parser.add_argument("--only", action="append", metavar="NAME")
+    parser.add_argument(
+        "--folders",
+        action="append",
+        type=Path,
+        default=[],
+        help="a folder of further Hugging Face folders, which are converted and opened",
+    )
     given = parser.parse_args()
     columns = ["type", "model", "input", "rows", "differ by", "llama.cpp's reading", "so read"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -398,7 +406,7 @@ def main() -> None:
                 if not agree:
                     bad.append(case.name)
         if not given.only:
-            for what, opens in converted(program, folder):
+            for what, opens in converted(program, folder, (DATA, *given.folders)):
                 print(f"converted {what}: {'opened' if opens else 'REFUSED'}", flush=True)
                 if not opens:
                     bad.append(what)
