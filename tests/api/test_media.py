@@ -121,6 +121,7 @@ def test_a_users_own_mark_stays_text(model: treadle.Model, media: Path) -> None:
     assert pad not in answer.prompt_ids
 
 
+@pytest.mark.slow
 def test_drafts_penalties_and_logprobs_count_text(media: Path) -> None:
     """Rows of a picture are no tokens: drafts continue the text alone, penalties and DRY leave
     them out, and the probabilities are those of the text's tokens.
@@ -140,6 +141,7 @@ def test_drafts_penalties_and_logprobs_count_text(media: Path) -> None:
             assert any(id >= first for id in answer.prompt_ids)
             assert not any(id >= first for id in answer.ids)
             n_vocab = len(model.logits([65])[0])
+            assert answer.logprobs is not None
             assert all(entry.id < n_vocab for entry in answer.logprobs)
             with model.session() as session:
                 row = session.feed(list(answer.prompt_ids)).copy()
