@@ -58,6 +58,15 @@ def class_behind(arrays: Arrays) -> None:
     arrays["v.position_embd.weight"] = np.roll(table, -1, -2)
 
 
+def moondream(arrays: Arrays) -> None:
+    """A tower without a class token and with a norm behind the layers, as moondream2's."""
+    rng = np.random.default_rng(1)
+    n = len(arrays.pop("v.class_embd").ravel())
+    arrays["v.position_embd.weight"] = arrays["v.position_embd.weight"][1:]
+    arrays["v.post_ln.weight"] = 1 + 0.1 * rng.standard_normal(n)
+    arrays["v.post_ln.bias"] = 0.1 * rng.standard_normal(n)
+
+
 def norms_named(arrays: Arrays) -> None:
     """The converter names the norm before the FFN as one behind attention."""
     for name in [name for name in arrays if ".attn_post_norm." in name]:
@@ -176,6 +185,7 @@ CASES = (
         ours_kept=but_the_first,
         theirs_kept=but_the_last,
     ),
+    Case("llava", ((56, 56),), tile=True, keys={"clip.vision.feature_layer": None}, edit=moondream),
     Case("pixtral", ((64, 96), (128, 64)), edit=with_breaks, theirs_kept=without_breaks),
     Case("mistral3", ((64, 96), (128, 64)), edit=with_breaks, theirs_kept=without_breaks),
     Case("internvl", ((56, 56),), tile=True, why=CLASS, theirs=class_behind),
