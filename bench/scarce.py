@@ -25,11 +25,15 @@ KINDS = ("asked for", "as it comes", "no limit")
 
 
 def group(limit: int) -> Path:
-    """A new control group with a limit of bytes."""
+    """A new control group with a limit of bytes. Raises OSError where this user may make none."""
     v1 = (ROOT / "memory").is_dir()
     made = (ROOT / "memory" if v1 else ROOT) / f"treadle-bench-{os.getpid()}"
     made.mkdir()
-    (made / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(limit))
+    try:
+        (made / ("memory.limit_in_bytes" if v1 else "memory.max")).write_text(str(limit))
+    except OSError:
+        made.rmdir()
+        raise
     return made
 
 

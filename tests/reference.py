@@ -175,11 +175,14 @@ def attention(
     chunk: int = 0,
     alibi: float = 0.0,
     chosen: npt.NDArray[np.bool_] | None = None,
+    causal: bool = True,
 ) -> Array:
-    """Causal attention; ``sinks`` [n_head]: scores of one more key for each head, without value;
-    ``chunk``: no token sees one before the last multiple of it; ``alibi``:
-    scores fall with distance, in the last of 2**n heads by 2**-alibi a token; ``chosen`` [query,
-    key], or [n_head, query, key]: the keys that are seen.
+    """Attention, ``causal`` or to both sides.
+
+    ``sinks`` [n_head]: scores of one more key for each head, without value; ``chunk``: no token
+    sees one before the last multiple of it; ``alibi``: scores fall with distance, in the last of
+    2**n heads by 2**-alibi a token; ``chosen`` [query, key], or [n_head, query, key]: the keys that
+    are seen.
 
     q [n_tokens, n_head, head_dim], k [n_tokens, n_head_kv, head_dim],
     v [n_tokens, n_head_kv, head_dim_v] -> [n_tokens, n_head, head_dim_v].
@@ -191,6 +194,7 @@ def attention(
     age = np.arange(len(q))[:, None] - np.arange(len(k))  # [query, key], tokens ago
     if alibi:
         score = score - np.array(slopes(q.shape[1], alibi))[:, None, None] * age
+    age = age if causal else np.abs(age)
     seen = (age >= 0) & (age < window) if window else age >= 0
     if chunk:
         seen &= np.arange(len(k)) // chunk == np.arange(len(q))[:, None] // chunk
@@ -378,7 +382,7 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
         from tests.reference_indexer import chosen_by_head
 
         chosen = chosen_by_head(maps, h)
-    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi, chosen)
+    a = attention(q, k, v, scale, cap, at.window, sinks, chunk, config.alibi, chosen, config.causal)
     a = maps.norm(a.reshape(len(h), -1) * gate * config.value_scale, "attn_sub_norm")
     return maps.linear(a, "attn_output")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,18 +16,21 @@ def given_its_own(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
 
 
 def own_part(maps: Layer, x: Array, ids: Sequence[int]) -> Array:
-    """What it makes of these. Tokens behind the table's rows have the first."""
+    """What it makes of these. Tokens behind the table's rows have the first. Without a table
+    its own values are a projection alone.
+    """
     config = maps.config
     n = maps.at.n_own
     eps = maps.config.norm_eps
     here = slice(maps.i * n, (maps.i + 1) * n)
-    table = maps.tensor("per_layer_token_embd.weight")
-    rows = [i if i < len(table) else 0 for i in ids]
-    looked_up = table[rows, here] * np.sqrt(n)
     embedded = maps.tensor("token_embd.weight")[np.asarray(ids)]
     made = embedded @ maps.tensor("per_layer_model_proj.weight")[here].T
-    own = looked_up + rms_norm(made, maps.tensor("per_layer_proj_norm.weight"), eps)
-    h = activate(maps.linear(x, "inp_gate"), config.arch.activation) * own * np.sqrt(0.5)
+    own = rms_norm(made, maps.tensor("per_layer_proj_norm.weight"), eps)
+    with suppress(KeyError):
+        table = maps.tensor("per_layer_token_embd.weight")
+        rows = [i if i < len(table) else 0 for i in ids]
+        own = (own + table[rows, here] * np.sqrt(n)) * np.sqrt(0.5)
+    h = activate(maps.linear(x, "inp_gate"), config.arch.activation) * own
     return maps.norm(maps.linear(h, "proj"), "post_norm")
 
 

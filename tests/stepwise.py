@@ -13,7 +13,7 @@ import numpy as np
 
 from treadle.engine.batch import BatchItem, RunInputs
 from treadle.engine.engine import Engine
-from treadle.kernels.activation_layout import BYTE_TOP, WORD_TOP
+from treadle.kernels.activation_layout import BYTE_TOP, BYTES_TOP, WORD_TOP
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
@@ -61,7 +61,8 @@ class Compared:
             return 0.0 if np.array_equal(self.actual, self.expected) else np.inf
         units = {"f32": 2**-21, "pairs": 2**-19, "words": 2**-11, "bf16": 2**-7, "q8": 1 / 127}
         units["q8x2"] = 1 / BYTE_TOP["q8x2"]
-        unit = {**units, "q16": 1 / WORD_TOP, "q16n": 1 / WORD_TOP}[self.kind]
+        units |= {"q16": 1 / WORD_TOP, "q16n": 1 / WORD_TOP, "q16x2": 1 / BYTES_TOP}
+        unit = units[self.kind]
         top = np.abs(self.expected).max()
         if self.kind in ("f32", "pairs"):
             allowed = unit * np.sqrt(self.n_terms) * top

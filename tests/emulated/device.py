@@ -15,7 +15,7 @@ from tests.emulated.guest import PAGE
 from tests.emulated.rows import Emulated
 from treadle.devices.cpu.device import Cpu
 from treadle.devices.cpu.thread_team import HostMemory
-from treadle.kernels.spec import RUN_STATE
+from treadle.kernels.spec import run_offset
 from treadle.plan.plan import Buffer, Const, Plan
 
 
@@ -66,12 +66,16 @@ class GuestCpu(Cpu):
 
     def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
         _, made, inputs, arena, scratch = program
-        state = inputs.bytes[: RUN_STATE.itemsize].view(RUN_STATE)[0]
         for step, kernel, args, count in made[steps.start : steps.stop]:
-            counts: Any = state
+            counted = step.grid.count
             if count:  # a number that an earlier step has written
                 at = count - arena.address
-                counts = {step.grid.count: int(arena.bytes[at : at + 8].view(np.int64)[0])}
+                counts = {counted: int(arena.bytes[at : at + 8].view(np.int64)[0])}
+            elif counted != "one":
+                at = run_offset(counted)
+                counts = {counted: int(inputs.bytes[at : at + 8].view(np.int64)[0])}
+            else:
+                counts = {}
             items = step.grid.items(counts)
             bounds = [items * i // self.n_threads for i in range(self.n_threads + 1)]
             for i in reversed(range(self.n_threads)):

@@ -51,6 +51,7 @@ from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.matmul.lora_experts import ExpertAdapterWeights, ExpertDown, ExpertUp
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.matrix_words import WordsMatrixGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
@@ -115,6 +116,8 @@ NORMS = [
     Norm("q8x2", 2048, 1, EPS, outputs=True, centred=True),
     Norm("q16", 352, 4, EPS),
     Norm("q16n", 352, 4, EPS),
+    Norm("q16x2", 352, 32, EPS),
+    Norm("q16x2", 300, 16, EPS, centred=True, bias=True),
     Norm("q16", 2048, 1, EPS, outputs=True),
     Norm("bf16", 352, 32, EPS),
     Norm("bf16", 172, 32, EPS, outputs=True),
@@ -148,6 +151,8 @@ PACKS = [
     Pack("copy", "q16", 32, 1),
     Pack("gelu", "q16n", 544, 4, gated=False),
     Pack("copy", "q16n", 256, 1),
+    Pack("gelu", "q16x2", SLICE + 544, 32, gated=False),
+    Pack("copy", "q16x2", 172, 32),
     Pack("silu", "q16", SLICE + 544, 4),
     Pack("gelu", "q16", 256, 1, gated=False),
     Pack("copy", "bf16", 172, 6),
@@ -538,7 +543,15 @@ MATRIX = [
 for i, f in enumerate(PANELS):
     made = {"mr": 8, "nr": 32, **_options(i, 16)}
     MATRIX.append(MatrixGemm(f.name, "bf16", 3 * max(f.block, 32), **made))
-GEMMS += MATRIX
+# As words of two bytes: spans of one step and of four, one alone in a part of K, half a pair.
+WORD_BYTES = [
+    WordsMatrixGemm("F16", "q16x2", 172, 16, 32, bias=True),
+    WordsMatrixGemm("F16", "q16x2", 1056, 8, 32, residual=True),
+    WordsMatrixGemm("F16", "q16x2", 1056, 8, 32, segments=3, bias=True, kc=512),
+    WordsMatrixGemm("F16", "q16x2", 800, 16, 32, kc=256, outputs=True),
+    WordsMatrixGemm("F16", "q16x2", 40, 8, 32),
+]
+GEMMS += MATRIX + WORD_BYTES
 # The same for few tokens: rows of whole turns of products, of one and a part, of less than one.
 BYTES = [
     BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),

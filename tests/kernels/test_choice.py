@@ -409,6 +409,7 @@ def test_words_are_for_prompts_of_wide_codes_with_avx2_alone(isa: Isa) -> None:
     every = [*READ, *(mlx(bits, group, "F16") for bits in BITS for group in (32, 64))]
     k = 256
     wide = {"Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_KS", "IQ4_KS", "IQ4_KSS", "IQ5_KS", "BF16"}
+    wide |= {"IQ1_KT", "IQ2_KT", "IQ3_KT", "IQ4_KT"}
     wide = wide if isa.name == "avx2" else set()
     assert {fmt.name for fmt in every if matmul(fmt, isa, k, 512).act == "q16"} == wide
     few = {fmt.name for fmt in every if select.gemv(fmt, isa, k, 1).act == "q16"}
@@ -449,8 +450,10 @@ def test_words_by_length_are_for_f16_where_asked(isa: Isa) -> None:
     every = [fmt for fmt in READ if matmul(fmt, isa, 256, 512, int16=True).act == "q16n"]
     serves = isa.tiles.words[0] and isa.matrix is None
     assert [fmt.name for fmt in every] == (["F16"] if serves else [])
+    pairs = [fmt.name for fmt in READ if matmul(fmt, isa, 256, 512, int16=True).act == "q16x2"]
+    assert pairs == (["F16"] if isa.matrix is not None and isa.matrix.dot_bytes else [])
     for fmt in READ:
-        assert matmul(fmt, isa, 256, 512).act != "q16n"
+        assert matmul(fmt, isa, 256, 512).act not in ("q16n", "q16x2")
         for n, alone in ((16, False), (512, True)):
             plain = matmul(fmt, isa, 256, n, alone=alone)
             assert matmul(fmt, isa, 256, n, alone=alone, int16=True) == plain

@@ -28,7 +28,8 @@ from treadle.kernels.activation_layout import (
     MAGIC_BITS,
     NARROW,
     OFFSET,
-    WORDS,
+    PAIR,
+    SPANNED,
     ActivationLayout,
     halves_ref,
     quantize_ref,
@@ -85,6 +86,11 @@ def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
         blocks = rows_.view(np.uint16).reshape(n, -1, NARROW[act.kind], BLOCK)
         for part in range(NARROW[act.kind]):
             assert not blocks[:, :, part].reshape(n, -1)[:, act.k :].any()
+        return
+    if act.kind == "q16x2":
+        pairs = rows_.reshape(n, -1, 2, PAIR)
+        for part in range(2):
+            assert not pairs[:, :, part].reshape(n, -1)[:, act.k :].any()
         return
     sizes = {**BYTES, "q16": 2, "q16n": 2, "f32": 4}
     assert not rows_[:, act.k * sizes[act.kind] :].any()
@@ -237,7 +243,7 @@ def test_not_a_number_is_not_lost(
     """A block of q8, or a span of q16, with a NaN or an infinity in it dequantises to nothing
     finite but zeros.
     """
-    spec = Pack("copy", kind, 96, 6)
+    spec = Pack("copy", kind, 96, 32 if kind == "q16x2" else 6)
     act = spec.layout()
     for place in (32, 37, 63):
         x = rng.standard_normal((2, 96)).astype(np.float32)
@@ -249,7 +255,7 @@ def test_not_a_number_is_not_lost(
             got = act.read_ref(out, 2)
         assert not np.isfinite(got[1, place])
         good = np.ones((2, 96), bool)
-        good[1, slice(None) if kind in WORDS else slice(32, 64)] = False
+        good[1, slice(None) if kind in SPANNED else slice(32, 64)] = False
         assert_close(got[good], x[good], np.abs(x[good]).max() * 2.0**-7, spec.name)
 
 

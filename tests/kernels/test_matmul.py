@@ -31,6 +31,7 @@ from treadle.kernels.activation_layout import (
     BYTES,
     DWORD,
     SPAN,
+    SPANNED,
     WORDS,
     ActivationLayout,
     words_ref,
@@ -42,6 +43,7 @@ from treadle.kernels.matmul.gemv_spans import kind_of
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import MatrixGemm
 from treadle.kernels.matmul.matrix_bytes import BytesGemm
+from treadle.kernels.matmul.matrix_words import WordsMatrixGemm
 from treadle.kernels.matmul.select_activation import matrix_act
 from treadle.kernels.matmul.strips import StripGemm
 from treadle.kernels.matmul.tile_ordered import OrderedGemm
@@ -59,7 +61,7 @@ def on_matrix(spec: Matmul) -> bool:
 
 def rows_for(spec: Matmul) -> list[Isa]:
     """The rows that it is tested on: of units that few rows are for, the best that is here."""
-    if isinstance(spec, BytesGemm):
+    if isinstance(spec, (BytesGemm, WordsMatrixGemm)):
         some = [row for row in rows.MATRICES if row.matrix and row.matrix.dot_bytes]
         return [row for row in some if select.fits(spec, row)]
     if on_matrix(spec):
@@ -237,7 +239,7 @@ def is_simple(spec: Matmul) -> bool:
     """Whether a block has one scale, which can be one, and keeps it in a panel; and whether sums
     are so small that f32 holds them.
     """
-    if spec.act in WORDS or spec.act == "q8x2":
+    if spec.act in SPANNED or spec.act == "q8x2":
         return False
     return spec.fmt.codes is None or spec.fmt.codes.scales is None
 
@@ -332,7 +334,7 @@ def test_whole_numbers_are_exact(
             problem.check(memory, tolerance, chunk=chunk)
 
 
-@cases(lambda spec: spec.act in WORDS)
+@cases(lambda spec: spec.act in SPANNED)
 def test_the_largest_words_fit_a_sum(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
@@ -346,7 +348,7 @@ def test_the_largest_words_fit_a_sum(
         problem.check(memory, bound(problem))
 
 
-@cases(lambda spec: spec.act == "q16n")
+@cases(lambda spec: spec.act in ("q16n", "q16x2"))
 @pytest.mark.parametrize("n_large", [1, 2, 7])
 def test_the_longest_spans_fit_a_sum(
     spec: Matmul, isa: Isa, n_large: int, memory: Memory, rng: np.random.Generator
@@ -373,9 +375,32 @@ def test_words_by_length_are_as_precise_as_f16(rng: np.random.Generator) -> None
         return float(np.sqrt(np.square(words * d.repeat(SPAN, 1) - x).mean()))
 
     of_f16 = float(np.sqrt(np.square(x.astype(np.float16) - x).mean()))
+    assert error(*words_ref(x, "q16x2")) < of_f16
     by_length = error(*words_ref(x, "q16n"))
     assert by_length < 1.1 * of_f16
     assert error(*words_ref(x)) > 2.5 * by_length
+
+
+def test_products_without_low_bytes_are_as_precise_as_f16(rng: np.random.Generator) -> None:
+    """Of rows of normal numbers: rounding both sides to words, and leaving out the products of two
+    low bytes, costs no more than rounding one side to f16.
+    """
+    spec = WordsMatrixGemm("F16", "q16x2", 1024, 2, 32)
+    x = rng.standard_normal((64, 1024)).astype(np.float32)
+    w = rng.standard_normal((64, 1024)).astype(np.float16)
+    exact = x.astype(np.float64) @ w.T.astype(np.float64)
+    layout = spec.layout()
+    stored = np.zeros(layout.n_bytes(64), np.uint8)
+    layout.write_ref(stored, x)
+    parts = [w.view(np.uint8)]
+    made = layout.read_ref(stored, 64) @ spec.weights_ref(parts, 64).T
+    made = made - spec.left_out_ref(stored, np.arange(64), parts, 64)
+
+    def error(y: np.ndarray) -> float:
+        return float(np.sqrt(np.square(y - exact).mean()))
+
+    of_f16 = error(x.astype(np.float16).astype(np.float64) @ w.T.astype(np.float64))
+    assert error(made) < 1.2 * of_f16
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_1", "Q6_K"])

@@ -140,6 +140,14 @@ def test_both_kinds_of_products_are_of_16_bits(isa: str, data: Path) -> None:
     assert any(name.startswith("attention") and "words" in name for name in kernels)
 
 
+def test_matrix_registers_multiply_words_of_two_bytes(data: Path) -> None:
+    engine = opened(BY_NAME["gemma3"], data, isa=None, exact=False).towers["image"].engine
+    matrix = engine.device.isa.matrix
+    kernels = {step.spec.name for step in engine.plan_for(256).plan.steps}
+    has_bytes = matrix is not None and matrix.dot_bytes is not None
+    assert any("q16x2" in name for name in kernels) == has_bytes
+
+
 # -- runs -------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,9 @@
-"""Qwen 3.8 Flash Next: streams, blocks of keys that an indexer chooses, and n-grams, of whose table
-only the rows of the text are read.
+"""Qwen 3.8 Flash Next: streams, blocks of keys that an indexer chooses, and n-grams. That only the
+rows of a text are read of their table is tests/bench/test_mapped_table.py's.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +20,7 @@ from tests.tiny import HYPERS, rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.kernels.attention.records import PAGE
+from treadle.system import SYSTEM
 
 ARCH = "qwen4exp"
 END = HYPERS["ple.eos_token_id"]
@@ -86,6 +84,20 @@ def test_texts_that_share_pages(tiny: WriteTiny) -> None:
     assert np.array_equal(bits[0], bits[1])
 
 
+@pytest.mark.parametrize("arch", [ARCH, "gemma3n"])
+def test_the_table_is_read_without_read_ahead(
+    arch: str, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other tensor: read-ahead around each row would make the whole table resident."""
+    asked: list[np.ndarray] = []
+    monkeypatch.setattr(SYSTEM, "expect_random", asked.append)
+    with treadle.load(tiny(arch), threads=1, context=64) as model:
+        model.plan(1)
+        table = model.gguf.tensors["per_layer_token_embd.weight"].data
+        assert asked
+        assert {a.ctypes.data for a in asked} == {table.ctypes.data}
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -108,62 +120,3 @@ def test_what_is_refused(
     path = changed(tiny(ARCH), tmp_path / "bad.gguf", "", **changes)
     with pytest.raises(error, match=says):
         treadle.load(path)
-
-
-PROGRAM = """
-import sys
-import numpy as np
-import treadle
-
-def mapped():
-    for line in open("/proc/self/smaps"):
-        word = line.split()
-        if "-" in word[0] and len(word) > 5:
-            inside = word[5] == sys.argv[1]
-        elif word[0] == "Rss:" and inside:
-            yield int(word[1])
-
-with treadle.load(sys.argv[1], threads=1, context=64) as model:
-    at = [sum(mapped())]
-    for seed in (1, 2):
-        ids = np.random.default_rng(seed).integers(6, 300, 24).tolist()
-        assert np.isfinite(model.logits(ids)).all()
-        at.append(sum(mapped()))
-print(*at)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="Linux's list of mapped memory")
-def test_rows_that_are_read(tmp_path: Path) -> None:
-    """The table is mapped: a text makes resident what is around its rows, not the table. A row of
-    32 values is in one page of memory, and Linux maps up to 32 around one that is in its cache.
-    """
-    from tests import tiny
-
-    n = 100_003
-    sizes = {"ple.head_vocab_sizes": [n] * 4, "ple.head_offsets": [0, n, 2 * n, 3 * n]}
-    saved = dict(tiny.HYPERS)
-    try:
-        tiny.HYPERS.update(sizes)
-        path = tmp_path / "large.gguf"
-        tiny.write_model(path, ARCH, empty=("per_layer_token_embd.weight",))
-    finally:
-        tiny.HYPERS.update(saved)
-    table = 4 * n * 32 * 4 >> 10
-    assert path.stat().st_size >> 10 > table
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ},
-        timeout=300,
-    )
-    before, first, second = map(int, done.stdout.split())
-    rest = (path.stat().st_size >> 10) - table
-    assert before <= rest + 64
-    n_rows = 24 * 4
-    assert first <= rest + n_rows * 32 * 4
-    assert 0 < second - first <= n_rows * 32 * 4
-    assert second < table / 2

@@ -67,6 +67,10 @@ SUPPORTED: dict[int, tuple[GGMLType, str]] = {
     144: (GGMLType("IQ4_KS", 256, 136, 4), "ik_rows"),
     146: (GGMLType("IQ4_KSS", 256, 128, 4), "ik_rows"),
     152: (GGMLType("IQ5_KS", 256, 168, 4), "ik_rows"),
+    158: (GGMLType("IQ1_KT", 256, 56, 4), "ik_trellis"),
+    153: (GGMLType("IQ2_KT", 256, 68, 4), "ik_trellis"),
+    154: (GGMLType("IQ3_KT", 256, 100, 4), "ik_trellis"),
+    155: (GGMLType("IQ4_KT", 256, 128, 4), "ik_trellis"),
 }
 
 OTHERS: dict[int, GGMLType] = {
@@ -80,11 +84,7 @@ OTHERS: dict[int, GGMLType] = {
     133: GGMLType("Q6_0", 32, 26),
     134: GGMLType("IQ1_BN", 64, 13, 2),
     135: GGMLType("IQ2_BN", 64, 16, 4),
-    153: GGMLType("IQ2_KT", 256, 68, 4),
-    154: GGMLType("IQ3_KT", 256, 100, 4),
-    155: GGMLType("IQ4_KT", 256, 128, 4),
     157: GGMLType("IQ2_KL", 256, 86, 2),
-    158: GGMLType("IQ1_KT", 256, 56, 4),
 }
 
 REPACKED = "rows interleaved for ik_llama.cpp's kernels; use the file that was repacked, or another"

@@ -20,9 +20,9 @@ QUALITY = (
     *("Q8_0", "Q6_K_XL", "Q6_K_L", "Q6_K", "IQ6_K"),
     *("Q5_K_XL", "Q5_K_L", "Q5_K_M", "Q5_K_S", "IQ5_K", "IQ5_KS", "Q5_1", "Q5_0"),
     *("Q4_K_XL", "Q4_K_L", "Q4_K_M", "Q4_K_S", "IQ4_K", "IQ4_NL", "IQ4_KS", "IQ4_XS"),
-    *("Q4_1", "Q4_0", "MXFP4", "IQ4_KSS"),
+    *("Q4_1", "Q4_0", "MXFP4", "IQ4_KSS", "IQ4_KT"),
     *("Q3_K_XL", "Q3_K_L", "Q3_K_M", "IQ3_M", "IQ3_S", "Q3_K_S", "IQ3_XS", "IQ3_XXS"),
-    *("IQ3_K", "IQ3_KS"),
+    *("IQ3_K", "IQ3_KS", "IQ3_KT"),
 )
 LARGER = ("Q8_K_XL", "BF16", "F16", "F32")  # taken only if there is nothing smaller
 ALIASES = {"FP16": "F16", "FP32": "F32", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q3_K": "Q3_K_M"}
@@ -30,7 +30,7 @@ RANKS = {tag: rank for rank, tag in enumerate((*QUALITY, *LARGER))}
 
 TAG = re.compile(
     r"(?:^|(?<=[-._/]))(?:(?:ud|i1)-)?(?P<tag>"
-    r"(?:iq|tq|q)\d(?:_(?:\d|kss|ks|k|xxs|xs|s|m|l|xl|nl|p))+|mxfp4(?:_moe)?|nvfp4|bf16|fp?16|fp?32"
+    r"(?:iq|tq|q)\d(?:_(?:\d|kss|ks|kt|k|xxs|xs|s|m|l|xl|nl|p))+|mxfp4(?:_moe)?|nvfp4|bf16|fp?16|fp?32"
     r")(?=$|[-._/])",
     re.IGNORECASE,
 )

@@ -24,6 +24,11 @@ of all low parts; scales and compensations are as those of ``q8``.
 layout, but the 256 values are a vector of Euclidean length 46320 at most, so that (Cauchy and
 Schwarz) a sum of products with another such vector is below 2**31 whatever the values. Numbers are
 then two to sixteen times as large, in most rows three to four times, and as precise as f16.
+
+``q16x2`` quantises every 256 values to -32512..32512, with an f32 scale, as two int8 each, ``x = d
+* (256 * high + low)``, for matrix registers that multiply bytes. Every 64 values are the 16 dwords
+of their high parts, then those of their low parts; the scales are stored as those of ``q16``.
+Products of two low parts are left out: what is lost is as much as f16 activations would lose.
 """
 
 from __future__ import annotations
@@ -52,6 +57,7 @@ DWORDS = {
     "q8x2": 16,
     "q16": 16,
     "q16n": 16,
+    "q16x2": 16,
     "bf16": 16,
     "bf16x2": 32,
     "bf16x3": 48,
@@ -73,6 +79,10 @@ WORD_TOP = 2895
 WORD_LENGTH = 46320
 WORD_MOST = 32767
 WORDS = ("q16", "q16n")
+SPANNED = (*WORDS, "q16x2")  # kinds with a scale for each span
+# The largest q16x2 value: its high part is at most 127, its low part -128..127.
+BYTES_TOP = 127 << 8
+PAIR = 64  # values of q16x2 whose high parts are together, and their low parts
 STEP_BITS = 10  # fraction bits of the words for one step of a weight's code
 LEAST = 1e-34  # lower bound of a span's largest value: below it all count as zero
 LEAST_LENGTH = 1e-15  # lower bound of its length: squares of smaller numbers lose their bits
@@ -90,13 +100,15 @@ class ActivationLayout:
 
     @property
     def kd(self) -> int:
-        """Dwords a row; rows are padded with zeros to whole blocks."""
+        """Dwords a row; rows are padded with zeros to whole blocks, or pairs of them."""
+        if self.kind == "q16x2":
+            return -(-self.k // PAIR) * (2 * DWORDS[self.kind])
         return -(-self.k // BLOCK) * DWORDS[self.kind]
 
     @property
     def kb(self) -> int:
         """Scales a row: one for each block of bytes, or for each span of words."""
-        share = {"q8": BLOCK, "q8x2": BLOCK, "q16": SPAN, "q16n": SPAN}.get(self.kind)
+        share = BLOCK if self.kind in BYTES else SPAN if self.kind in SPANNED else 0
         return -(-self.k // share) if share else 0
 
     @property
@@ -129,14 +141,14 @@ class ActivationLayout:
     @property
     def together(self) -> int:
         """Tokens written at once, so that stores are whole vectors: part of a group."""
-        scaled = self.kind in (*BYTES, *WORDS)
+        scaled = self.kind in (*BYTES, *WORDS)  # one token's rows are written at a time
         return TOGETHER if not scaled and self.group % TOGETHER == 0 else 1
 
     @property
     def store_scratch(self) -> int:
         """Bytes of scratch that ``emit_store`` needs."""
-        if self.kind in WORDS:
-            return 4 * (SPAN + BLOCK)  # and their largest magnitude, and sum of squares
+        if self.kind in SPANNED:  # values, their largest magnitude, and sum of squares
+            return 4 * (SPAN + BLOCK) * self.together
         return 4 * DWORDS[self.kind] * self.together if self.together > 1 else 0
 
     def n_bytes(self, n_tokens: int) -> int:
@@ -169,6 +181,10 @@ class ActivationLayout:
         elif self.kind in WORDS:
             values, d = words_ref(x, self.kind)
             values = values[:, : 2 * self.kd]
+        elif self.kind == "q16x2":
+            whole, d = words_ref(x, self.kind)
+            pairs = np.stack(bytes_ref(whole), axis=1).reshape(n, 2, -1, PAIR).swapaxes(1, 2)
+            values = pairs.reshape(n, -1)[:, : 4 * self.kd]
         elif self.kind in NARROW:
             blocks = np.zeros((n, -(-self.k // BLOCK), BLOCK), np.float32)
             blocks.reshape(n, -1)[:, : self.k] = x
@@ -217,11 +233,27 @@ class ActivationLayout:
         d = raw.reshape(-1, self.kb, g).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
         each, q = (SPAN, np.int16) if self.kind in WORDS else (BLOCK, np.int8)
         codes: np.ndarray = rows.view(q)
+        if self.kind == "q16x2":
+            each = SPAN
+            high, low = codes.reshape(n, -1, 2, PAIR).astype(np.int32).swapaxes(0, 2).swapaxes(1, 2)
+            codes = ((high << 8) + low).reshape(n, -1)
         if self.kind == "q8x2":
             high, low = np.split(codes.astype(np.int32), 2, axis=1)
             codes = (high << LOW_BITS) + low
         scales = d.repeat(each, 1)[:, : self.k].astype(np.float64)
         return np.asarray(codes[:, : self.k] * scales)
+
+    def low_ref(self, buffer: np.ndarray, n: int) -> np.ndarray:
+        """Return what the low bytes of q16x2 add to the values of the first ``n`` tokens, float64
+        ``[n, k]``.
+        """
+        assert self.kind == "q16x2", self.kind
+        low = self.dwords_ref(buffer, n).view(np.int8).reshape(n, -1, 2, PAIR)[:, :, 1]
+        groups = buffer[: self.n_bytes(n)].reshape(-1, self.group_bytes)
+        d = np.ascontiguousarray(groups[:, self.d_off : self.comp_off]).view(np.float32)
+        d = d.reshape(-1, self.kb, self.group).transpose(0, 2, 1).reshape(-1, self.kb)[:n]
+        scales = d.repeat(SPAN, 1)[:, : self.k].astype(np.float64)
+        return np.asarray(low.reshape(n, -1)[:, : self.k] * scales)
 
 
 def quantize_ref(x: np.ndarray, kind: str = "q8") -> tuple[np.ndarray, np.ndarray]:
@@ -246,8 +278,8 @@ def halves_ref(q: np.ndarray) -> list[np.ndarray]:
 
 def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]:
     """Quantise f32 ``[N, K]`` to int16 and scales f32 ``[N, K/256]``: ``d = max|x| / 2895``, in
-    q16n ``max(|x| / 46320, max|x| / 32767)``, ``q = round(x / d)``. K is padded with zeros to whole
-    spans.
+    q16x2 ``max|x| / 32512``, in q16n ``max(|x| / 46320, max|x| / 32767)``, ``q = round(x / d)``. K
+    is padded with zeros to whole spans.
     """
     spans = np.zeros((x.shape[0], -(-x.shape[1] // SPAN), SPAN), np.float32)
     spans.reshape(len(x), -1)[:, : x.shape[1]] = x
@@ -258,18 +290,24 @@ def words_ref(x: np.ndarray, kind: str = "q16") -> tuple[np.ndarray, np.ndarray]
         length = np.maximum(length, LEAST_LENGTH).astype(np.float32)
         inverse, d = np.float32(WORD_LENGTH) / length, length * np.float32(1 / WORD_LENGTH)
     else:
-        inverse, d = word_scales_ref(top)
+        inverse, d = word_scales_ref(top, BYTES_TOP if kind == "q16x2" else WORD_TOP)
     # float64: the kernel fuses this product with rounding to whole numbers.
     q = np.rint(spans * inverse[:, :, None].astype(np.float64)).astype(np.int16)
     return q.reshape(len(x), -1), d
 
 
-def word_scales_ref(top: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors that turn spans of magnitude at most ``top``, f32, into words, and the
-    words' scales.
+def bytes_ref(q: np.ndarray) -> list[np.ndarray]:
+    """Split q16x2 values, int16, into their high and their low parts, int8."""
+    high = (q.astype(np.int32) + 128) >> 8
+    return [high.astype(np.int8), (q - (high << 8)).astype(np.int8)]
+
+
+def word_scales_ref(top: np.ndarray, most: int = WORD_TOP) -> tuple[np.ndarray, np.ndarray]:
+    """Return the factors that turn spans of magnitude at most ``top``, f32, into words of at most
+    ``most``, and the words' scales.
     """
     top = np.maximum(top, np.float32(LEAST))
-    return np.float32(WORD_TOP) / top, top * np.float32(1 / WORD_TOP)
+    return np.float32(most) / top, top * np.float32(1 / most)
 
 
 def to_bf16_bits(x: np.ndarray) -> np.ndarray:
@@ -341,6 +379,9 @@ def emit_store(
     place = n % act.group
     if act.kind in WORDS:
         _store_span(k, act, group, place, block, values_of(n), scratch)
+        return
+    if act.kind == "q16x2":
+        _store_spans(k, act, group, place, block, lambda t: values_of(n + t), scratch)
         return
     if act.together == 1:
         _store_one(k, act, group, place, block, values_of(n))
@@ -439,7 +480,7 @@ def _store_span(
         squares = k.select(here.eq(0), squares, squares + k.load(top_at, f32, offset=4))
         k.store(top_at, squares, offset=4)
     with k.if_(here.eq(per - 1) | block.eq(last)):
-        inverse, d = word_scale(k, top, squares)
+        inverse, d = word_scale(k, top, squares=squares)
         k.store(group + act.d_off, d, offset=(block // per * act.group + place) * 4)
         with k.loop(here + 1) as b:
             at = scratch + b * (4 * BLOCK)
@@ -453,6 +494,83 @@ def _store_span(
                     k.store(to, k.extract(dwords, lane), offset=lane * 4 * act.group)
 
 
+def _store_spans(
+    k: Builder,
+    act: ActivationLayout,
+    group: Val,
+    place: Val,
+    block: Val,
+    values_of: Callable[[Val], list[Val]],
+    scratch: Val,
+) -> None:
+    """The same in bytes of words, for ``together`` tokens from ``place`` on: ``values_of(t)``
+    returns the ``t``-th one's values. ``scratch`` holds the f32 values of all, then their largest
+    magnitudes.
+    """
+    per = SPAN // BLOCK
+    last = -(-act.k // BLOCK) - 1
+    tokens = act.together
+    pitch = 4 * (SPAN + BLOCK)
+    assert tokens > 1, act  # groups for matrix registers
+    here = block % per
+    tops = scratch + 4 * SPAN
+    with k.loop(tokens) as t:
+        values = values_of(t)
+        ty = values[0].ty
+        for i, v in enumerate(values):
+            k.store(scratch + (t * pitch + here * (4 * BLOCK)), v, offset=i * ty.n_bytes)
+        top = largest_magnitude_bits(k, values)
+        at = tops + t * pitch
+        k.store(at, k.select(here.eq(0), top, k.max(top, k.load(at, i32))))
+    with k.if_(here.eq(per - 1) | block.eq(last)):
+        with k.loop(tokens) as t:
+            at = tops + t * pitch
+            inverse, d = word_scale(k, k.load(at, i32), most=BYTES_TOP)
+            k.store(at, inverse, offset=4)
+            k.store(group + act.d_off, d, offset=(block // per * act.group + place + t) * 4)
+        first = block - here
+        half = DWORDS["q16x2"] // 2  # dwords of a block's high parts, or its low parts
+        with k.loop(here + 1) as b:
+            rows = []
+            for token in range(tokens):
+                at = scratch + (b * (4 * BLOCK) + token * pitch)
+                x = k.concat(*(k.load(at, ty, offset=i) for i in range(0, 4 * BLOCK, ty.n_bytes)))
+                inverse = k.load(scratch, f32, offset=token * pitch + 4 * SPAN + 4)
+                rows.append(k.concat(*in_bytes(k, x, inverse)).bits(i32 * (2 * half)))
+            at = group + (first + b) // 2 * (4 * act.group * 4 * half)
+            at = at + (first + b) % 2 * (4 * act.group * half) + place * 4
+            # The other half of the last pair, if K has none, is zeros.
+            if act.k % PAIR and act.k % PAIR <= BLOCK:
+                with k.if_((first + b).eq(last)):
+                    zeros = k.zero(i32 * min(tokens, k.isa.lanes))
+                    for row in range(2 * half):
+                        to = row % half + half + row // half * (2 * half)
+                        for i in range(0, tokens, zeros.ty.lanes):
+                            k.store(at, zeros, offset=4 * (to * act.group + i))
+            for c, column in enumerate(transpose(k, rows, k.isa.lanes)):
+                to = c % half + c // half * (2 * half)
+                for i, v in enumerate(column):
+                    k.store(at, v, offset=4 * (to * act.group + i * v.ty.lanes))
+
+
+def in_bytes(k: Builder, values: Val, inverse: Val) -> tuple[Val, Val]:
+    """Return some values of a span as q16x2: their high parts and their low parts, i8."""
+    # MAGIC_BITS ends in more zeros than a word has bits. 128 makes the high byte the nearest one,
+    # and turns the low byte's sign.
+    words = (values * k.splat(inverse, values.ty) + (MAGIC + 128.0)).bits(i32.like(values.ty))
+    size = k.isa.vector_bits // 8
+    high, low = [], []
+    for part in k.split(words, min(size // 2, words.ty.lanes)):  # of two registers
+        a, b = (half.bits(i8 * half.ty.n_bytes) for half in k.split(part, part.ty.lanes // 2))
+        n = a.ty.lanes
+        # One shuffle of two registers takes the low bytes, then the high ones.
+        both = k.shuffle(a, b, [i + byte for byte in range(2) for i in range(0, 2 * n, 4)])
+        lows, highs = k.split(both ^ k.const([-128] * (n // 2) + [0] * (n // 2), both.ty), n // 2)
+        high.append(highs)
+        low.append(lows)
+    return k.concat(*high), k.concat(*low)
+
+
 def largest_magnitude_bits(k: Builder, values: list[Val]) -> Val:
     """Return the bits of the largest magnitude of f32 values. As integers they have the order of
     the magnitudes, with NaN above all, so no NaN is lost.
@@ -461,10 +579,12 @@ def largest_magnitude_bits(k: Builder, values: list[Val]) -> Val:
     return k.reduce(reduce(k.max, bits), k.max)
 
 
-def word_scale(k: Builder, top: Val, squares: Val | None = None) -> tuple[Val, Val]:
+def word_scale(
+    k: Builder, top: Val, *, squares: Val | None = None, most: int = WORD_TOP
+) -> tuple[Val, Val]:
     """Return the factor that turns values of magnitude at most ``top`` (from
-    ``largest_magnitude_bits``, one or several) into words, and the words' scale. ``squares``: the
-    sum of the values' squares, for q16n.
+    ``largest_magnitude_bits``, one or several) into words of at most ``most``, and the words'
+    scale. ``squares``: the sum of the values' squares, for q16n.
     """
     top = k.reduce(top, k.max) if top.ty.lanes > 1 else top
     if squares is not None:
@@ -474,7 +594,7 @@ def word_scale(k: Builder, top: Val, squares: Val | None = None) -> tuple[Val, V
         length = k.max(k.sqrt(squares).bits(i32), least).bits(f32)
         return WORD_LENGTH / length, length * (1 / WORD_LENGTH)
     top = k.max(top, k.const(LEAST, f32).bits(i32)).bits(f32)
-    return WORD_TOP / top, top * (1 / WORD_TOP)
+    return most / top, top * (1 / most)
 
 
 def in_words(k: Builder, values: list[Val], inverse: Val) -> Val:

@@ -128,6 +128,10 @@ FALLBACKS = {
             "IQ3_KS",
             "IQ4_KS",
             "IQ4_KSS",
+            "IQ1_KT",
+            "IQ2_KT",
+            "IQ3_KT",
+            "IQ4_KT",
         ),
         "IQ4_NL",
     ),
@@ -372,6 +376,14 @@ def _ik_rows() -> Iterable[QuantMix]:
         ("IQ6_K", 142, "IQ6_K"),
     ):
         embd: Choices = (always("IQ4_K"),) if base.startswith("IQ2") else ()
+        yield mix(base, base, file_type, attn_v=(always(more),), token_embd=embd)
+    for base, file_type, more in (
+        ("IQ1_KT", 156, "IQ2_K"),
+        ("IQ2_KT", 151, "IQ3_K"),
+        ("IQ3_KT", 152, "IQ4_K"),
+        ("IQ4_KT", 153, "IQ5_K"),
+    ):
+        embd = (always("Q4_K"),) if base.startswith(("IQ1", "IQ2")) else ()
         yield mix(base, base, file_type, attn_v=(always(more),), token_embd=embd)
 
 

@@ -15,12 +15,13 @@ from treadle.kernels.activation_layout import (
     BLOCK,
     BYTE_TOP,
     BYTES,
+    BYTES_TOP,
     NARROW,
     SPAN,
+    SPANNED,
     WORD_LENGTH,
     WORD_MOST,
     WORD_TOP,
-    WORDS,
     ActivationLayout,
 )
 from treadle.kernels.matmul.gemv import Gemv
@@ -110,7 +111,7 @@ def stored_error(
         step = np.broadcast_to(top / most, (n, act.kb, BLOCK)).reshape(n, -1)
         # d and 127 / max are each rounded twice: 127 quants of 4 u each, beside the half step.
         tolerance += step * (0.5 + most * (4 * U32 + relative))
-    if act.kind in WORDS:
+    if act.kind in SPANNED:
         padded = np.zeros((n, act.kb * SPAN))
         padded[:, : act.k] = np.abs(exact)
         spans = padded.reshape(n, -1, SPAN)
@@ -119,8 +120,9 @@ def stored_error(
             length = np.maximum(np.linalg.norm(spans, axis=-1), top * (WORD_LENGTH / WORD_MOST))
             tolerance += (length / WORD_LENGTH).repeat(SPAN, -1)[:, : act.k] * (0.5 + 2.0**-8)
         else:
-            step = (top / WORD_TOP).repeat(SPAN, -1)[:, : act.k]
-            tolerance += step * (0.5 + WORD_TOP * (4 * U32 + relative))
+            most = BYTES_TOP if act.kind == "q16x2" else WORD_TOP
+            step = (top / most).repeat(SPAN, -1)[:, : act.k]
+            tolerance += step * (0.5 + most * (4 * U32 + relative))
     return tolerance
 
 
@@ -141,10 +143,10 @@ def product_error(
     Floats: gemm adds K products in a chain; gemv fewer. bf16 weights that arrive as another format
     are rounded first, as the twin does, but of an f32 that may differ in its last bit: one in some
     ten thousand (none, most often; three are allowed for) comes out at the next bf16, 2**-8 off at
-    most. q16: a span is one term, and its words are the twin's; for q16n the twin has the file's
-    weights, and each word is half a unit off. In gemv the weights are the file's, eight blocks are
-    a chain that the span's scale then multiplies, and lanes are added up. At the end come bias and
-    residual.
+    most. q16 and q16x2: a span is one term, and its words are the twin's; for q16n the twin has the
+    file's weights, and each word is half a unit off. In gemv the weights are the file's, eight
+    blocks are a chain that the span's scale then multiplies, and lanes are added up. At the end
+    come bias and residual.
 
     Where a block has scales of its own, what a code and its offset or minimum add apart is not
     asked of the format but of its weights. Of a quantised block of normal numbers, some codes come
@@ -160,7 +162,7 @@ def product_error(
     chain = spec.k
     if isinstance(spec, Gemv) and spec.act == "q16":
         chain = layout.kb + SPAN // BLOCK + 8
-    elif spec.act in WORDS:
+    elif spec.act in SPANNED:
         chain = layout.kb + 8
     elif spec.act in BYTES:
         chain = (2 if codes and codes.has_m else 1) * layout.ks + 8 + (spec.act == "q8x2")
@@ -169,7 +171,7 @@ def product_error(
     largest: Any = 3 * 2.0**-8 * np.outer(x.max(-1), values.max(-1)) if rounded else 0.0
     if spec.act == "q16n":
         largest = _half_words(x, values)
-    elif spec.act == "q16":
+    elif spec.act in ("q16", "q16x2"):
         pass
     elif codes and codes.scales:
         group = spec.fmt.block if spec.fmt.parts else 32

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.kernels.activation_layout import BLOCK, SPAN, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, SPAN, SPANNED, ActivationLayout
 from treadle.kernels.activations import ACTIVATIONS, gated
 from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.int16_tile import LIMIT
@@ -643,7 +643,7 @@ def products(
                 parts.append(array.reshape(-1)[n * first :][: n * m].reshape(m, n)[chosen])
             raw = np.ascontiguousarray(spec.fmt.join(parts)).reshape(len(chosen), -1)
             weights = spec.weights_ref(parts, len(chosen))
-            values = x @ weights.T
+            values = x @ weights.T - spec.left_out_ref(source, rows, parts, len(chosen))
             plain = weights  # a kernel that rounds weights further has a twin of its own for them
             if type(spec).weights_ref is not Matmul.weights_ref:
                 plain = spec.fmt.dequantize_rows(raw).astype(np.float64)
@@ -688,7 +688,7 @@ def _gated(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: Gated = evidence.spec
     args = evidence.args(without="y")
     act = spec.result()
-    unit = SPAN if act.kind in ("q16", "q16n") else BLOCK
+    unit = SPAN if act.kind in SPANNED else BLOCK
     product = replace(
         spec.product, bias=spec.bias, experts=spec.experts, factor=spec.factor, segments=2
     )

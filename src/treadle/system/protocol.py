@@ -169,8 +169,8 @@ class System(Protocol):
         """Use 2 MB pages for later reads of the mapping, if the system supports it."""
 
     def expect_random(self, array: np.ndarray) -> None:
-        """Declare random access to this part of a mapped file, which is larger than memory: pages
-        are then read without read-ahead.
+        """Declare random access to this part of a mapped file: pages are then read without
+        read-ahead.
         """
 
     def fetch_call(self) -> tuple[int, int] | None:

@@ -57,7 +57,11 @@ FILE_TYPES = {
     "IQ2_KS": 147,
     "IQ4_KSS": 148,
     "IQ5_KS": 150,
+    "IQ2_KT": 151,
+    "IQ3_KT": 152,
+    "IQ4_KT": 153,
     "IQ3_KS": 154,
+    "IQ1_KT": 156,
 }
 
 PARTS_LEFT_OUT = "the image and audio parts"  # a note's first words

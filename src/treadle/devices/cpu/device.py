@@ -25,6 +25,7 @@ from treadle.jit.kernel import (
     load_kernels,
 )
 from treadle.plan.plan import Const, Plan
+from treadle.system import SYSTEM
 
 if TYPE_CHECKING:
     from treadle.devices.cpu.item_range import ItemRangeStep
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.isa.isa import Isa
     from treadle.kernels.matmul.select import TunedTable
+
+# A table of which a text reads a few rows: those of its tokens, or of its n-grams. Read-ahead and
+# pages of 2 MB around each row would make it resident as a whole.
+ROW_TABLE = "per_layer_token_embd.weight"
 
 
 class CpuProgram:
@@ -117,6 +122,9 @@ class Cpu(Device):
         memory.write(to, memory.read(start, n_bytes))
 
     def _plan(self, request: PlanRequest) -> Plan:
+        if (table := request.weights.gguf.tensors.get(ROW_TABLE)) is not None:
+            for array in table.arrays:
+                SYSTEM.expect_random(array)
         has_experts = any([at.experts for at in request.config.layers])
         scarce = has_experts and self._is_scarce(request.weights.gguf)
         # A scarce plan is not stored: it has the address of a system call, which another process

@@ -104,6 +104,12 @@ class Matmul(Spec):
         """Return a segment's weights, float64 ``[M, K]``."""
         return self.fmt.dequantize_rows(self.fmt.join(w).reshape(rows, -1)).astype(np.float64)
 
+    def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
+        """Return the part of the products ``[N, M]`` of ``rows`` of the activations at ``source``
+        and of the segment ``w`` of ``m`` rows that this kernel leaves out.
+        """
+        return 0.0
+
     def met_ref(self, args: Any, run: Any) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Return for each expert (or head) its number, its rows of x, and the rows of y they
         become.
@@ -126,7 +132,7 @@ class Matmul(Spec):
                     a.reshape(-1)[n * first :][: n * m]
                     for a, n in zip(args.w[i], self.fmt.row_strides(self.k), strict=True)
                 ]
-                part = x @ self.weights_ref(w, m).T
+                part = x @ self.weights_ref(w, m).T - self.left_out_ref(source, rows, w, m)
                 part = part * float(args.factor[i][expert]) if self.factor else part
                 parts.append(part + args.bias[i][first : first + m] if self.bias else part)
             result.append((to, parts))

@@ -343,7 +343,7 @@ def _store_floats(
     row.block(c, SPAN).prefetch(k, 2 * SPAN, SPAN, 2)
     k.runs(have, BLOCK, largest_of)
     total = k.sum(squares.v) if squares is not None else None
-    inverse, d = word_scale(k, k.reduce(top.v, k.max), total)
+    inverse, d = word_scale(k, k.reduce(top.v, k.max), squares=total)
     with k.loop(-(-have // BLOCK)) as b:
         at = stage + b * (4 * BLOCK)
         values = [k.load(at, ty, offset=4 * i) for i in range(0, BLOCK, ty.lanes)]

@@ -14,13 +14,14 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.formats import Format, by_name
 from treadle.formats.format import Codes
 from treadle.jit.language import Isa
-from treadle.kernels.activation_layout import BLOCK, BYTES, NARROW, WORDS, ActivationLayout
+from treadle.kernels.activation_layout import BLOCK, BYTES, NARROW, SPANNED, WORDS, ActivationLayout
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.gemm import Gemm
 from treadle.kernels.matmul.gemv import GROUPED, Gemv, GroupGemv
 from treadle.kernels.matmul.gemv_spans import kind_of
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.matmul.matrix import EDGE, SIDE, MatrixGemm
+from treadle.kernels.matmul.matrix_words import WordsMatrixGemm
 from treadle.kernels.matmul.select_activation import (
     by_words,
     float_words,
@@ -28,6 +29,7 @@ from treadle.kernels.matmul.select_activation import (
     gemm_act,
     gemv_act,
     matrix_act,
+    matrix_words,
     on_matrix,
 )
 from treadle.kernels.matmul.select_strips import by_strips, fits_strips
@@ -227,14 +229,19 @@ def gemm(
     registers if they support the format; ``tokens``: the usual upper limit of batches; ``alone``:
     for single tokens too, where packing words would take too long; ``int16``: see ``matmul``.
     """
+    kind: type[Gemm]
     if matrix and on_matrix(fmt, isa):
         act = matrix_act(fmt, isa)
+        kind = MatrixGemm
+        if tokens > FEW and not alone and int16 and matrix_words(fmt, isa):
+            act = "q16x2"
+            kind = WordsMatrixGemm
         assert act is not None, fmt.name
-        kc = matrix_kc(isa, k, NARROW[act])
-        rows = matrix_rows(isa, kc or k, NARROW[act])
+        n_parts = NARROW.get(act, 1)  # a word takes as much memory as a bf16
+        kc = matrix_kc(isa, k, n_parts)
+        rows = matrix_rows(isa, kc or k, n_parts)
         shape: dict[str, Any] = {"mr": rows // isa.lanes, "kc": kc}
         shape |= {"act": act, "nr": EDGE, **table.matrix.get(fmt.name, {})}
-        kind: type[Gemm] = MatrixGemm
     else:
         act = gemm_act(fmt, isa)
         if tokens > FEW and not alone and by_words(fmt, isa):
@@ -298,10 +305,10 @@ def gated(
 ) -> Gated | None:
     """Return the kernel for both products of a gated activation, ``m`` rows each, and the
     activation, for batches of up to ``tokens``. None if ``m`` is not whole blocks of the result, if
-    the result is written for more tokens at a time than a tile has, or if a strip product is used.
-    ``int16``: see ``matmul``.
+    the result is written for more tokens at a time than a tile has, or if a strip product or words
+    of two bytes are used. ``int16``: see ``matmul``.
     """
-    if m % BLOCK or out.kind in WORDS:
+    if m % BLOCK or out.kind in SPANNED:
         return None
     if alone:
         like = exact(fmt, isa, k, tokens, table)
@@ -310,6 +317,8 @@ def gated(
         if not is_matrix and by_strips(fmt, isa, k, tokens) is not None:
             return None
         like = gemm(fmt, isa, k, table, matrix=is_matrix, tokens=tokens, int16=int16)
+    if isinstance(like, WordsMatrixGemm):
+        return None
     if like.nr % out.together:
         return None
     mr = like.mr

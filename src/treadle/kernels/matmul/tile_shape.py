@@ -18,6 +18,7 @@ from treadle.kernels.activation_layout import (
     STEP_BITS,
     ActivationLayout,
     bf16_bits,
+    bytes_ref,
     from_bf16_bits,
     word_scales_ref,
     words_ref,
@@ -69,10 +70,21 @@ class Tiled(Matmul):
             else:
                 words, d = words_ref(weights.astype(np.float32))
             return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
+        if self.act == "q16x2":
+            words, d = words_ref(weights.astype(np.float32), self.act)
+            return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
         if self.act not in NARROW:
             return weights
         parts = bf16_bits(weights.astype(np.float32), NARROW[self.act])
         return np.asarray(sum(from_bf16_bits(part) for part in parts))
+
+    def left_out_ref(self, source: Any, rows: np.ndarray, w: Sequence[Any], m: int) -> Any:
+        """Products of two low bytes of q16x2."""
+        if self.act != "q16x2" or not len(rows):
+            return 0.0
+        words, d = words_ref(super().weights_ref(w, m).astype(np.float32), self.act)
+        low = (bytes_ref(words)[1] * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
+        return self.layout().low_ref(source, int(rows.max()) + 1)[rows] @ low.T
 
     def layout(self) -> ActivationLayout:
         if self.act != "q8":

@@ -1,0 +1,90 @@
+"""Families of models on emulated rows of Arm and RISC-V, and on the narrowest and the plain rows of
+this machine: logits (states of an encoder) against float64, of a prompt and of decoding.
+
+By default some stand for their kinds, and each runs on one row of this machine; with
+TREADLE_EMULATED=all all of them run on both.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import reference
+from tests.conftest import WriteTiny
+from tests.emulated.device import GuestCpu
+from tests.emulated.rows import EMULATED
+from tests.kernels import rows
+from tests.tiny import rounding
+from treadle.devices.cpu.device import Cpu
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import Engine
+from treadle.files.gguf import open_gguf
+from treadle.isa import ROWS
+from treadle.models.load import load_config
+
+EVERY = os.environ.get("TREADLE_EMULATED") == "all"
+# Each on another row than its neighbours.
+FAMILIES = {
+    "muse-glimmer": "neon_dotprod",
+    "lfm3": "rvv256_zvfh",
+    "bailingmoe3": "neon_bf16",
+    "deepseek32": "rvv128",
+    "glm-dsa": "neon",
+    "qwen4exp": "rvv512",
+    "minimax-m3": "neon_i8mm",
+    "spark2_5": "rvv256",
+    "nanbeige": "neon",
+    "embedding-gemma2": "rvv128_zvfh",
+}
+# Their kernels are those of most others: of experts and windows, delta rules and latent attention,
+# indexers by tokens and by blocks, streams and n-grams.
+USUAL = ("muse-glimmer", "bailingmoe3", "deepseek32", "qwen4exp", "minimax-m3")
+HOST = (rows.NARROW.name, "portable")
+# Those that no test of their own (tests/models/ways.py) runs on rows of this machine.
+ON_HOST = [
+    (arch, isa)
+    for i, arch in enumerate(FAMILIES)
+    for j, isa in enumerate(HOST)
+    if EVERY or (arch not in ("muse-glimmer", "lfm3", "bailingmoe3") and i % 2 == j)
+]
+N_TOKENS = 21  # more than a page of the cache
+
+
+def check_family(device: Cpu, path: Path) -> None:
+    """In one go, and the last two tokens one by one behind the others."""
+    ids = np.random.default_rng(7).integers(6, 300, N_TOKENS).tolist()
+    with open_gguf(path) as gguf:
+        config = load_config(gguf)
+        allowed = 2 * rounding(config)
+        engine = Engine(gguf, config, device, n_ctx=64, kv="f32", n_sequences=2)
+        if not config.causal:
+            exact = reference.states(gguf, config, ids)
+            found = engine.states(ids)
+        else:
+            exact = reference.forward(gguf, config, ids)
+            with closing(engine.cache.sequence()) as whole:
+                found = engine.run([BatchItem(whole, ids, N_TOKENS)]).copy()
+            with closing(engine.cache.sequence()) as sequence:
+                parts = [ids[:-2], ids[-2:-1], ids[-1:]]
+                ends = [engine.run([BatchItem(sequence, part)])[0].copy() for part in parts]
+            error = np.abs(np.array(ends) - exact[-3:]).max() / np.abs(exact).max()
+            assert error <= allowed, ("decoding", error / allowed)
+        engine.close()
+    error = np.abs(found - exact).max() / np.abs(exact).max()
+    assert error <= allowed, ("one go", error / allowed)
+
+
+@pytest.mark.parametrize("arch", FAMILIES if EVERY else USUAL)
+def test_on_an_emulated_row(arch: str, tiny: WriteTiny) -> None:
+    check_family(GuestCpu(EMULATED[FAMILIES[arch]], 2), tiny(arch))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arch", "isa"), ON_HOST)
+def test_on_other_rows_of_this_machine(arch: str, isa: str, tiny: WriteTiny) -> None:
+    check_family(Cpu(ROWS[isa], 2), tiny(arch))
