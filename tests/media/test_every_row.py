@@ -32,6 +32,18 @@ def test_towers(case: media_cases.Case, isa: str, data: Path) -> None:
 
 
 @each_row
+@pytest.mark.parametrize("case", media_cases.CASES, ids=lambda case: case.name)
+def test_towers_as_they_run_by_default(case: media_cases.Case, isa: str, data: Path) -> None:
+    """With products of 16-bit whole numbers, where the row has them."""
+    exact = media_cases.opened(case, data)
+    projector = media_cases.opened(case, data, isa=isa, exact=False)
+    prepared = projector.prepare(media_cases.picture(), case.max_rows)
+    words = projector.towers["image"].engine.device.isa.dot_words
+    found = media_cases.off(projector.encode(prepared), exact.encode(prepared))
+    assert found < (1e-5 if words is None else 1e-3)
+
+
+@each_row
 @pytest.mark.parametrize("case", picture_cases.CASES, ids=lambda case: case.name)
 def test_towers_of_tiles(case: picture_cases.PictureCase, isa: str, data: Path) -> None:
     check_pictures(case, data, isa)
