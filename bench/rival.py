@@ -7,17 +7,12 @@ import subprocess
 from typing import Any
 
 
-class Rival:
-    """``code``, run by the interpreter ``python`` with ``args``. It prints a line of JSON when it
-    is ready, and one for each that it is given.
-    """
+class Program:
+    """A program that prints a line of JSON when it is ready, and one for each that it is given."""
 
-    def __init__(self, python: str, code: str, *args: object) -> None:
+    def __init__(self, *command: object) -> None:
         self.process = subprocess.Popen(
-            [python, "-c", code, *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.ready = self._line()
 
@@ -33,3 +28,10 @@ class Rival:
         if not line:
             raise SystemExit("the rival ended")
         return json.loads(line)
+
+
+class Rival(Program):
+    """``code``, run by the interpreter ``python`` with ``args``."""
+
+    def __init__(self, python: str, code: str, *args: object) -> None:
+        super().__init__(python, "-c", code, *args)

@@ -56,7 +56,12 @@ def states(
         x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
+    embeddings = x
     kept: Kept = {}
+    if config.layers[0].hyper and config.layers[0].hyper.rounds:
+        from tests.reference_compressed import blended_streams
+
+        return blended_streams(config, x, ids, tensor)
     if config.layers[0].hyper:
         from tests.reference_hyper import mixed_streams
 
@@ -65,9 +70,12 @@ def states(
         from tests.reference_streams import joined
 
         x = joined(config, x, ids, tensor)
+    if config.weights_of:
+        x = stacked(config, x, tensor)
     n_own = config.n_layer // config.n_loops
     tensor = looped(tensor, n_own) if config.n_loops > 1 else tensor
-    for i in range(config.n_layer if config.n_streams == 1 else 0):
+    one_by_one = config.n_streams == 1 and not config.weights_of
+    for i in range(config.n_layer if one_by_one else 0):
         if config.loop_norm and i and i % n_own == 0:
             x = rms_norm(x, tensor("output_norm.weight"), config.norm_eps)
         has_mixer = bool(config.layers[i].mixer)
@@ -83,11 +91,28 @@ def states(
             from tests.reference_gemma import given_its_own
 
             x = given_its_own(Layer(config, i, tensor), x, ids)
+        if config.arch.graph == "talkie":
+            x = x + tensor(f"blk.{i}.embd_skip.weight") * embeddings
         if "layer_output_scale.weight" in config.optional:
             x = x * tensor(f"blk.{i}.layer_output_scale.weight")
     bias = tensor("output_norm.bias") if "output_norm.bias" in config.optional else 0.0
     weight = np.ones(1) if config.bare else tensor("output_norm.weight")
     return np.asarray(normed(x, weight, config) + bias)
+
+
+def stacked(config: Config, x: Array, tensor: Tensors) -> Array:
+    """The states of HRM-Text before the last norm, of embeddings ``x [n_tokens, n_embd]``."""
+    of = config.weights_of
+    n = (max(of) + 1) // 2
+    high = x
+    low = np.broadcast_to(tensor("hrm_z_l_init.weight"), x.shape)
+    for start in range(0, len(of), n):
+        x = high + low
+        for i in range(start, start + n):
+            x = fed(config, of[i], mixed(config, of[i], x, tensor), tensor)
+        made = rms_norm(x, np.ones(1), config.norm_eps)
+        high, low = (high, made) if of[start] < n else (made, low)
+    return x
 
 
 def looped(tensor: Tensors, n: int) -> Tensors:
@@ -104,7 +129,14 @@ def looped(tensor: Tensors, n: int) -> Tensors:
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
     """A file's tensors by name."""
-    return lambda name: gguf.tensors[name].dequantize().astype(np.float64)
+
+    def read(name: str) -> Array:
+        tensor = gguf.tensors[name]
+        if tensor.type_name == "I32":
+            return np.asarray(tensor.data.view("<i4").reshape(tensor.shape).astype(np.float64))
+        return tensor.dequantize().astype(np.float64)
+
+    return read
 
 
 def kl_divergence(reference: Array, logits: Array) -> float:
@@ -232,6 +264,8 @@ class Layer:
         """With its bias, if the file has one; ``rows`` of the matrix alone."""
         weight = self.tensor(f"blk.{self.i}.{stem}.weight")
         y = x @ (weight if rows is None else weight[rows]).T
+        if (factor := f"blk.{self.i}.{stem}.scale") in self.config.factors:
+            y = y * self.tensor(factor)
         if not self.has(f"{stem}.bias"):
             return y
         bias = self.tensor(f"blk.{self.i}.{stem}.bias")
@@ -355,7 +389,10 @@ def attended(maps: Layer, h: Array, kept: Kept | None = None) -> Array:
 
         x = x.reshape(len(x), n_head, -1)
         if at.qk_norm:
-            return rms_norm(turn(x), np.ones(1), config.norm_eps)
+            gain: Array = np.ones(1)
+            if stem == "attn_q_norm" and maps.has("attn_q_gain.weight"):
+                gain = maps.tensor(f"blk.{maps.i}.attn_q_gain.weight")
+            return rms_norm(turn(x), gain, config.norm_eps)
         return norm(turn(x)) if config.arch.norm_last else turn(norm(x))
 
     q = placed(qkv[0], "attn_q_norm", at.n_head)
@@ -465,6 +502,9 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
     if fn == "swiglu_clamped":  # gpt-oss
         gate = np.minimum(gate, 7.0)
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    if fn.startswith("silu_of_"):  # Maple
+        limit = float(fn.removeprefix("silu_of_"))
+        return activate(np.minimum(gate, limit), "silu") * np.clip(up, -limit, limit)
     if fn.startswith("silu_to_"):  # Step 3.5
         limit = float(fn.removeprefix("silu_to_"))
         return np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit)

@@ -22,6 +22,8 @@ def mixed_streams(config: Config, x: Array, ids: Sequence[int], tensor: Tensors)
     hyper = config.layers[0].hyper
     assert hyper is not None
     streams = np.repeat(x[:, None], hyper.n, axis=1)
+    if not hyper.n_rank:
+        return independent_streams(config, streams, tensor)
     for i in range(config.n_layer):
         maps = Layer(config, i, tensor)
         if maps.at.ngrams:
@@ -32,6 +34,33 @@ def mixed_streams(config: Config, x: Array, ids: Sequence[int], tensor: Tensors)
             weights = 2 * sigmoid(weights / hyper.n)
             streams = streams + weights[:, :, None] * half(maps, h)[:, None]
     return mix(config, streams, partial(stem, tensor, "output_hc"))[0]
+
+
+def independent_streams(config: Config, streams: Array, tensor: Tensors) -> Array:
+    """The normed sum of the streams after all layers of Hunyuan 4."""
+    from tests.reference import gated
+    from tests.reference_latent import latent
+
+    hyper = config.layers[0].hyper
+    assert hyper is not None
+    n = hyper.n
+
+    def weights(before: str) -> Array:
+        flat = streams.reshape(len(streams), -1)
+        mix = rms_norm(flat, np.ones(1), config.norm_eps) @ stem(tensor, before, "fn").T
+        scale = stem(tensor, before, "scale").repeat(n)
+        return sigmoid(mix * scale + stem(tensor, before, "base"))
+
+    for i in range(config.n_layer):
+        maps = Layer(config, i, tensor)
+        for name, half in (("attn", latent), ("ffn", gated)):
+            w = weights(f"blk.{i}.hc_{name}")
+            h = ((w[:, :n] + hyper.eps)[:, :, None] * streams).sum(1)
+            h = half(maps, maps.norm(h, f"{name}_norm"))
+            added = hyper.magnitude * w[:, n:] + hyper.eps
+            streams = streams + added[:, :, None] * h[:, None]
+    h = ((weights("output_hc") + hyper.eps)[:, :, None] * streams).sum(1)
+    return rms_norm(h, tensor("output_norm.weight"), config.norm_eps)
 
 
 def stem(tensor: Tensors, before: str, name: str) -> Array:

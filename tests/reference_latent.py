@@ -25,6 +25,8 @@ def latent(maps: Layer, h: Array) -> Array:
     else:
         q = maps.linear(h, "attn_q")
     row, turned = np.split(maps.linear(h, "attn_kv_a_mqa"), [sizes.n_kv_rank], axis=-1)
+    if maps.has("attn_k_norm.weight"):
+        turned = rms_norm(turned, maps.tensor(f"{blk}_k_norm.weight"), sizes.norm_eps)
     row = rms_norm(row, maps.tensor(f"{blk}_kv_a_norm.weight"), sizes.norm_eps)
     if at.mixer.endswith("_kv_b"):
         both = maps.linear(row, "attn_kv_b").reshape(len(h), at.n_head, -1)
@@ -43,7 +45,11 @@ def latent(maps: Layer, h: Array) -> Array:
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     chosen = chosen_keys(maps, h, rank) if at.indexer else None
-    y = attention(q, k, v, config.attn_scale, 0.0, 0, chosen=chosen)
-    if maps.has("attn_gate.weight"):
-        y = y / (1 + np.exp(-maps.linear(h, "attn_gate")))[:, :, None]
+    gated = at.mixer.startswith("latent_gated")
+    sinks = maps.tensor(f"{blk}_sinks.weight") if gated else None
+    scale = sizes.scale or config.attn_scale
+    y = attention(q, k, v, scale, 0.0, at.window, sinks, chosen=chosen)
+    if maps.has("attn_gate.weight") or gated:
+        gate = maps.linear(h, "attn_gate").reshape(len(h), at.n_head, -1)
+        y = y / (1 + np.exp(-gate))
     return maps.linear(y.reshape(len(h), -1), "attn_output")

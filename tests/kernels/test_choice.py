@@ -67,6 +67,18 @@ def test_codes_are_met_as_bytes_by_few_tokens() -> None:
     assert select.gated(Q8_0, AMX, 2048, 4096, "silu", ActivationLayout("q8", 4096, 8), 8) is None
 
 
+def test_five_to_eight_tokens_of_floats_use_a_gemv() -> None:
+    """Where that was measured; not weights of codes, nor with activations of bf16."""
+    for name in ("avx512", "avx512_vnni", "amx_bf16"):
+        for w in ("F16", "F32"):
+            spec = matmul(by_name(w), ROWS[name], 512, 8, outputs=True)
+            assert isinstance(spec, Gemv), name
+            assert (spec.mr, spec.nr, spec.ahead) == (2, 8, 2048)
+            assert not isinstance(select.exact(by_name(w), ROWS[name], 512, 8), Gemv)
+    for w, name, tokens in (("BF16", "amx_bf16", 8), ("F16", "avx2", 8), ("F16", "amx_bf16", 7)):
+        assert not isinstance(matmul(by_name(w), ROWS[name], 512, tokens), Gemv), (w, name)
+
+
 def test_a_table_is_honoured_where_it_says_something() -> None:
     table = TunedTable({"Q8_0": {"mr": 1, "nr": 6}}, {("Q8_0", 2): {"mr": 16}})
     assert matmul(Q8_0, VNNI, 2048, MANY, table) == Gemm("Q8_0", "q8", 2048, 1, 6)
@@ -182,7 +194,7 @@ def test_batches_of_a_few_more_have_plans_of_their_own() -> None:
     """Beside matrix registers, and where tokens stand in lanes: of floats on more rows."""
     for isa in ROWS.values():
         codes: tuple[int, ...] = (VECTOR_TOKENS,) if isa.matrix else ()
-        floats = codes
+        floats = (8, *codes) if isa.name.startswith("amx") else codes
         if isa.name.startswith("avx2"):
             codes = (16,) if isa.name == "avx2" else ()
             floats = (*codes, 32)

@@ -12,6 +12,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import HYPER_STREAMS, NGRAMS, TABLE_GATHERS
 from treadle.isa.isa import Isa
+from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.streams import (
     AddToStreams,
@@ -43,6 +44,13 @@ def widths_of(spec: Any) -> tuple[dict[str, int], str, dict[str, int], int, str]
     if isinstance(spec, AddToStreams):
         more = {"y_stride": PITCH, "weight_stride": PITCH, "column": 4}
         return {"x": n * k, "y": k, "weight": n + 4}, "x", more, n, "n_tokens"
+    if isinstance(spec, SumStreams):
+        more = {"mix_stride": PITCH, "out_stride": PITCH, "column": 2}
+        return {"x": n * k, "mix": n + 2, "base": n, "scale": 1}, "out", more, 1, "n_tokens"
+    if isinstance(spec, SpreadToStreams):
+        more = {"mix_stride": PITCH, "y_stride": PITCH, "column": 2}
+        given = {"x": n * k, "y": k, "mix": n + 2, "base": 2 * n, "scale": 2}
+        return given, "x", more, n, "n_tokens"
     assert isinstance(spec, ScoreStreams)
     more = {"value_stride": PITCH, "column": 3}
     return {"key": n * k, "query": n * k, "value": k + 3}, "out", more, n, "n_tokens"
@@ -57,12 +65,13 @@ def test_streams(spec: Spec, isa: Isa, memory: Memory, rng: np.random.Generator)
     given: dict[str, Any] = {}
     for name, width in widths.items():
         x = rng.standard_normal((N, PITCH)).astype(np.float32)
-        if name in ("gate", "weight"):
+        if name in ("gate", "weight", "mix"):
             x[0] *= 300  # e**x has no f32
         x[:, width:] = np.nan
         given[name] = x
-    if "w" in given:
-        given["w"] = (1 + rng.random(widths["w"])).astype(np.float32)
+    for name in ("w", "base", "scale"):
+        if name in given:
+            given[name] = (1 + rng.random(widths[name])).astype(np.float32)
     args = {"stride": PITCH, **numbers}
     expected = np.full((N, PITCH), np.nan)
     if to in given:

@@ -42,7 +42,7 @@ from treadle.media.hf_projector import folder_modalities, is_media_folder
 from treadle.media.mel import log_mel
 from treadle.media.mel_input import MelSpectrogram
 from treadle.media.prepared import PreparedMedia
-from treadle.media.projector import MediaTower, Projector, open_projector
+from treadle.media.projector import MediaTower, Projector, open_projector, open_projector_file
 from treadle.models.load import load_config
 from treadle.tokenizer.tokenizer import load_tokenizer
 
@@ -480,6 +480,86 @@ def test_ultravox_in_a_conversation(data: Path, tmp_path: Path) -> None:
         assert where == list(range(where[0], where[0] + 7))
         assert model.detokenize(ids[: where[0]]).endswith("Listen <|audio|>: \n")
         assert model.detokenize(ids[where[-1] + 1 :]) == "\n What is said?<|assistant|>"
+
+
+def ultravox_folder(data: Path, to: Path, *, whole: bool, **config: Any) -> Path:
+    """The same as a folder: Voxtral's encoder and text model, in Ultravox's names. ``whole``:
+    whether the text model's weights are among them.
+    """
+    source = data / "media" / "voxtral"
+    raw = (source / "model.safetensors").read_bytes()
+    n = 8 + int.from_bytes(raw[:8], "little")
+    made: dict[str, tuple[str, list[int], bytes]] = {}
+    for name, each in json.loads(raw[8:n]).items():
+        if name != "__metadata__" and "multi_modal_projector" not in name:
+            first, last = each["data_offsets"]
+            made[name] = each["dtype"], each["shape"], raw[n + first : n + last]
+    clip = ultravox_clip(data)
+    names = {"norm_pre": "ln_pre", "mlp.1": "linear_1", "norm_mid": "ln_mid", "mlp.2": "linear_2"}
+    for ours, theirs in names.items():
+        values = clip.gguf.tensors[f"mm.a.{ours}.weight"].dequantize()
+        of = "F32", [*values.shape], values.tobytes()
+        made[f"multi_modal_projector.{theirs}.weight"] = of
+    if not whole:
+        made = {n: each for n, each in made.items() if n.startswith(("audio_", "multi_"))}
+    to.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (to / name).write_bytes((source / name).read_bytes())
+    keys = json.loads((source / "config.json").read_text())
+    keys |= {"model_type": "ultravox", "stack_factor": STACK, "projector_ln_mid": True, **config}
+    (to / "config.json").write_text(json.dumps(keys))
+    header: dict[str, Any] = {}
+    body = b""
+    for name, (dtype, shape, values) in made.items():
+        place = len(body), len(body) + len(values)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": place}
+        body += values
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    (to / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + body)
+    return to
+
+
+def test_a_folder_of_ultravox(data: Path, tmp_path: Path) -> None:
+    """As a projector beside another model, whose weights it may lack; opened alone, it names that
+    model.
+    """
+    device = open_device("cpu", None, 1, None)
+    file = open_projector(ultravox_file(data, tmp_path / "mmproj.gguf"), device, exact=True)
+    expected = file.encode(file.prepare(sound(1.0), None, "audio"))
+    given = {"text_config": None, "text_model_id": "meta-llama/Llama-3.2-1B-Instruct"}
+    folder = ultravox_folder(data, tmp_path / "apart", whole=False, **given)
+    projector = open_projector(folder, device, exact=True)
+    rows = projector.encode(projector.prepare(sound(1.0), None, "audio"))
+    assert off(rows, expected) < NEAR  # of BF16, which the file has as F32
+    text = data / "media" / "voxtral" / "text.gguf"
+    settings: dict[str, Any] = {"threads": 1, "context": 256}
+    with treadle.load(text, mmproj=folder, chat_template=LLAMA, **settings) as model:
+        assert model.modalities == {"audio"}
+    what = r"no weights of its text model \(they are those of meta-llama/Llama-3.2-1B-Instruct\)"
+    with pytest.raises(UnsupportedError, match=what):
+        treadle.load(folder, **settings)
+    whole = ultravox_folder(data, tmp_path / "whole", whole=True)
+    with treadle.load(whole, chat_template=LLAMA, **settings) as model:
+        assert model.modalities == {"audio"}
+        assert model.config.arch.name == "llama"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("projector_ln_mid", False, "before 0.5"),
+        ("projector_act", "gelu", "expected 'swiglu'"),
+        ("num_projector_layers", 2, "not supported"),
+        ("audio_latency_block_size", 100, "not supported"),
+    ],
+)
+def test_folders_of_ultravox_that_are_refused(
+    key: str, value: Any, what: str, data: Path, tmp_path: Path
+) -> None:
+    folder = ultravox_folder(data, tmp_path / "apart", whole=False, **{key: value})
+    with pytest.raises(UnsupportedError, match=f"{key}.*{what}"):
+        open_projector_file(folder)
 
 
 # -- damaged files ----------------------------------------------------------------------------

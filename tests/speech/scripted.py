@@ -119,6 +119,14 @@ class ScriptedBatch:
         self.is_begun = False
         assert all(window.is_open for window in windows)
 
+    def logits_at(
+        self, ids: Sequence[Sequence[int]], places: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        cuts = [(each[: at + 1], each[at + 1 :]) for each, at in zip(ids, places, strict=True)]
+        first = self.step([before for before, _ in cuts])
+        rest = [behind for _, behind in cuts]
+        return first, self.step(rest) if any(rest) else first
+
     def step(self, ids: Sequence[Sequence[int]]) -> np.ndarray:
         assert len(ids) == len(self.rows)
         logits = np.zeros((len(ids), N_VOCAB), np.float32)

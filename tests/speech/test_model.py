@@ -179,8 +179,10 @@ def test_errors(model: SpeechModel, data: Path, truth: dict[str, np.ndarray]) ->
         assert batch.ids == [[281], [281, 282]]
         with pytest.raises(TreadleError, match="row 2"):
             batch.select([2])
-        with pytest.raises(TreadleError, match="place=-1"):
-            batch.logits_at([[1], [1]], -1)
+        with pytest.raises(TreadleError, match="row 1: place 1: expected one of 1 ids"):
+            batch.logits_at([[1], [1]], [0, 1])
+        with pytest.raises(TreadleError, match="1 places for 2 rows"):
+            batch.logits_at([[1], [1]], [0])
         many = [0] * 40  # rows share their pages until they are written to
         batch.select(many)
         with pytest.raises(NoRoomError):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.speech.scripted import ENGLISH, N_VOCAB, SPECIAL, at, config_of
 from treadle.speech.config import SpecialIds
-from treadle.speech.token_rules import TimestampRules, log_softmax
+from treadle.speech.token_rules import TimestampRules, largest_places, log_softmax
 
 BEGIN = SPECIAL.timestamp_begin
 
@@ -54,3 +55,13 @@ def test_without_timestamps() -> None:
 def test_log_softmax() -> None:
     found = log_softmax(np.array([[0, np.log(3), -np.inf]], np.float32))
     np.testing.assert_allclose(np.exp(found), [[0.25, 0.75, 0]], atol=1e-7)
+
+
+@pytest.mark.parametrize("width", [7, 64, 130, 1000])
+def test_largest_places(width: int) -> None:
+    rng = np.random.default_rng(width)
+    rows = rng.permutation(3 * width).reshape(3, width).astype(np.float32)
+    rows[1, width // 2 :] = -np.inf  # forbidden
+    for n in (1, 3):
+        found = largest_places(rows, n)
+        assert np.array_equal(np.sort(found), np.sort(np.argsort(rows)[:, -n:]))

@@ -41,8 +41,8 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
     """
     drafting = model.stepper.scheduler.drafting
     engines = [(model.engine, drafting.observer.output)]
-    if drafting.drafter is not None:
-        engines.append((drafting.drafter.engine, drafting.drafter.own_observer.output))
+    if (drafter := drafting.drafter) is not None:
+        engines += [(drafter.engine, output) for output in drafter.outputs]
     for engine, output in engines:
         has_adapters = bool(engine.adapters)  # if deterministic, only these plans are run
         for adapted in {has_adapters, has_adapters and engine.deterministic}:

@@ -132,7 +132,8 @@ def load(
       split into runs; otherwise they are equal up to rounding.
     - ``speculate``: draft tokens from n-grams of the sequence itself, and check them in the same
       step. None: only for models with layers of their own that predict further tokens.
-    - ``draft``: a smaller model with the same vocabulary, which drafts tokens.
+    - ``draft``: a smaller model with the same vocabulary, which drafts tokens, or a drafter that
+      was trained for this one (EAGLE 3, DFlash, Gemma 4's assistant).
     - ``progress``: called as ``progress(stage, done, total)`` during long work.
 
     Memory for keys and values (the KV cache):

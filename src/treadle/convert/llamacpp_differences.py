@@ -45,8 +45,10 @@ WITH_WINDOWS = frozenset(
         "olmo2",
         "granite_swa",
         "cohere2moe",
+        "dots3note",
         "mellum",
         "laguna",
+        "maple",
         "step35",
         "mimo2",
         "spark2_5",
@@ -59,6 +61,7 @@ ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
 FIXED_WINDOW = {"smallthinker": 4096}  # the file's value is ignored
 # Architectures that llama.cpp computes differently from the trained models, whatever the file says.
 TRAINED = {
+    "dots3note": "the indexer's RoPE turns halves of its rows, so texts beyond its choice differ",
     "phimoe": "its norms are RMS norms, and expert weights sum to 1 (no SparseMixer)",
     "spark2_5": "its GELU is the approximation by tanh",
     "grovemoe": "small experts read the other experts' output, weighted by another's score",
@@ -75,6 +78,7 @@ NORMED = {
     "llama": True,
     "qwen3moe": True,
     "qwen3vlmoe": True,
+    "maple": True,
     "mellum": True,
     "qwen2moe": False,
     "olmoe": False,

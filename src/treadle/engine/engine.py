@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
-OF_ROWS = "logits", "ahead"  # outputs with a row for each requested token; others have one per part
+OF_ROWS = (
+    "logits",
+    "ahead",
+    "tapped",
+    "markov",
+)  # outputs with a row for each requested token; others have one per part
 T = TypeVar("T")
 
 
@@ -56,6 +61,7 @@ class Engine:
 
     cache_type: ClassVar[type[KVCache]] = KVCache
     has_states: ClassVar[bool] = True  # whether the hidden states of a run's tokens can be read
+    lender: Engine | None = None  # the engine whose keys and values it reads, if it has none
 
     def __init__(
         self,
@@ -100,8 +106,10 @@ class Engine:
         self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
-        # non-causal: all in one run
-        self.max_tokens = min(n_batch, room) if config.causal else room
+        # Encoders read a whole text in one run. A drafter of blocks is not causal either, but reads
+        # the states of a text in any number of runs.
+        in_parts = config.causal or config.draft is not None
+        self.max_tokens = min(n_batch, room) if in_parts else room
         sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
@@ -145,6 +153,13 @@ class Engine:
         self.cache.tree.marks += tuple(vector.mark for vector in vectors)
         if self._adapted is not None:
             self._adapted = replace(self._adapted, n_scales=len(self.cache.tree.marks))
+
+    def tap(self, layers: Ids[int]) -> None:
+        """Make the output "tapped" have the states before these layers (``Config.taps``). Call it
+        before any run with that output.
+        """
+        self.config = replace(self.config, taps=tuple(layers))
+        self._with_media = replace(self._with_media, taps=tuple(layers))
 
     def _uses(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has adapters, and control vectors."""
@@ -261,6 +276,11 @@ class Engine:
             return self._read_rows(parts, ready)
 
         return self._run(parts, read, None, observer.output, begin)
+
+    def observe(self, parts: Ids[BatchItem], observer: EngineObserver) -> None:
+        """Run a batch for ``observer`` alone; its output has no logits."""
+        read = partial(observer.after_run, parts)
+        self._run(parts, read, None, observer.output, observer.before_run)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output; return each step's label and seconds."""
@@ -599,7 +619,7 @@ class Engine:
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
         """Return a reader of the last run's logits, float32 ``[n_outputs, n_vocab]``."""
-        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
+        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         at = ready.plan.offsets[ready.plan.outputs["top"]]

@@ -247,13 +247,16 @@ AVX2_VNNI = AVX2.above(
     ),
 )
 # Tiles for 32 registers. Four runs of rows are 1.2 times as fast as four adjacent rows on Sapphire
-# Rapids, 1.02 to 1.15 times on Zen 4.
+# Rapids, 1.02 to 1.15 times on Zen 4. Five tokens times F16 take 0.4 times as long by a gemv of
+# eight as by strips of rows or on matrix registers (Sapphire Rapids, one thread): both read 16 rows
+# side by side, and wait for memory.
 WIDE = Tiles(
     floats=(2, 12),
     bytes=(2, 8),
     bytes16=(2, 6),
     words=(4, 6),
-    gemv=((1, 4), (2, 4), (4, 4)),
+    gemv=((1, 4), (2, 4), (4, 4), (8, 2)),
+    float_gemv=8,
     gemv_large=((1, 4), (2, 2), (4, 1)),
     gemv_ahead=2048,
     peak=(4, 6),

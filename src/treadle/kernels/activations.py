@@ -86,28 +86,40 @@ _ROWS = {
 
 
 class Activations(dict[str, Activation]):
-    """Activations by name. A name may end with a limit: silu_to_7 limits the gate to at most 7, and
+    """Activations by name. A name may end with a limit: silu_to_7 limits the activated gate to at
+    most 7 (Step 3.5), silu_of_7 the gate before it is activated (DeepSeek V4, Maple); both limit
     the gated value to -7..7.
     """
 
     def __missing__(self, name: str) -> Activation:
-        fn, _, limit = name.rpartition("_to_")
-        if not fn:
+        fn, limit = split_limit(name)
+        if fn == name:
             raise KeyError(name)
-        return _limited(self[fn], float(limit))
+        return _limited(self[fn], float(limit), first=BEFORE in name)
+
+
+AFTER = "_to_"  # the activated gate is limited
+BEFORE = "_of_"  # the gate is limited, then activated
+
+
+def split_limit(name: str) -> tuple[str, str]:
+    """Return an activation's name without its limit, and the limit ("": none)."""
+    fn, _, limit = name.replace(BEFORE, AFTER).rpartition(AFTER)
+    return (fn, limit) if fn else (name, "")
 
 
 @cache
-def _limited(of: Activation, limit: float) -> Activation:
+def _limited(of: Activation, limit: float, *, first: bool) -> Activation:
     def emit(k: Builder, x: Val) -> Val:
         # The computed value comes second, so that NaN gives NaN.
-        return k.min(k.const(limit, x.ty), of.emit(k, x))
+        most = k.const(limit, x.ty)
+        return of.emit(k, k.min(most, x)) if first else k.min(most, of.emit(k, x))
 
     def emit_up(k: Builder, x: Val) -> Val:
         return k.max(k.const(-limit, x.ty), k.min(k.const(limit, x.ty), x))
 
     def exact(y: F64Array) -> F64Array:
-        return np.minimum(of.exact(y), limit)
+        return of.exact(np.minimum(y, limit)) if first else np.minimum(of.exact(y), limit)
 
     def exact_up(y: F64Array) -> F64Array:
         return np.clip(y, -limit, limit)

@@ -122,7 +122,9 @@ class KVCache:
         self.states = [StatePool(device, spec, self.slots.n_slots) for spec in stateful]
         indices = [pool for pool in self.pools if pool.spec.index]
         self._index_pool_of = {layer: pool for pool in indices for layer in pool.layers}
-        others = [pool for pool in self.pools if not pool.spec.index]
+        units = [pool for pool in self.pools if pool.spec.unit > 1 and not pool.spec.index]
+        self._unit_pool_of = {layer: pool for pool in units for layer in pool.layers}
+        others = [pool for pool in self.pools if pool not in (*indices, *units)]
         self._pool_of = {layer: pool for pool in others for layer in pool.layers}
         self._cross_of = {layer: pool for pool in self.cross for layer in pool.layers}
         self._states_of = {
@@ -145,6 +147,10 @@ class KVCache:
     def index_pool_of(self, layer: int) -> Pool:
         """Return the pool with the keys of a layer's indexer."""
         return self._index_pool_of[layer]
+
+    def unit_pool_of(self, layer: int) -> Pool:
+        """Return the pool with a layer's rows of units of tokens."""
+        return self._unit_pool_of[layer]
 
     def cross_of(self, layer: int) -> Pool:
         """Return the pool with a layer's keys and values of an encoder's rows."""

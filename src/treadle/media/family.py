@@ -13,13 +13,13 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.media.prepared import PreparedMedia, TowerInput
+from treadle.models.towers.stages import POSITIONS
 
 if TYPE_CHECKING:
     from treadle.media.clip_config import ClipConfig
     from treadle.models.towers.config import TowerConfig
 
 PATCHES = "patch_embd"  # the product of the patches
-POSITIONS = "positions"  # name of the given rows of learned positions
 POSITION_TABLE = "position_embd.weight"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,22 +15,13 @@ from treadle.media.family import POSITION_TABLE, POSITIONS, GridInputs
 from treadle.media.hf_projector import part_of
 from treadle.media.mel import HOP
 from treadle.media.sound_family import SoundFamily
-from treadle.models.towers.config import tower_config, tower_layer
-from treadle.models.towers.stages import (
-    ActivationStage,
-    AddGivenStage,
-    LinearStage,
-    NormStage,
-    TowerStage,
-)
+from treadle.models.towers.stages import NormStage
+from treadle.models.towers.whisper import CONVOLUTIONS, STEPS, whisper_stems, whisper_tower
 
 if TYPE_CHECKING:
     from treadle.models.towers.config import TowerConfig
+    from treadle.models.towers.stages import TowerStage
 
-CONV1 = "conv1d.1"
-CONV2 = "conv1d.2"
-STEP = 2  # of the second convolution
-GELU = "gelu_erf"
 EPS = 1e-5
 TEXT_WIDTH = 4096  # transformers' own, which Qwen2-Audio's folders omit
 
@@ -47,24 +39,12 @@ class WhisperTower(SoundFamily):
         if self._table.ndim != 2 or self._table.shape[1] != clip.n_embd:
             tensor = clip.gguf.tensors[POSITION_TABLE]
             raise tensor.error(f"shape {list(tensor.shape)}", f"[n, {clip.n_embd}]")
-        for name in (CONV1, CONV2):
+        for name in CONVOLUTIONS:
             matrix = clip.tensor(f"{name}.weight")
             if matrix.shape[0] != clip.n_embd:
                 raise matrix.error(f"shape {list(matrix.shape)}", f"{clip.n_embd} rows")
-        self.stems = convolution_stems(clip, {CONV1: 3 * self.n_mels, CONV2: 3 * clip.n_embd})
-        self.tower = tower_config(
-            clip.projector_type,
-            n_given=clip.n_embd,
-            stem=(AddGivenStage(POSITIONS),),
-            n_embd=clip.n_embd,
-            norm_eps=clip.norm_eps,
-            layers=tuple(
-                tower_layer(i, n_embd=clip.n_embd, n_head=clip.n_head, n_ff=clip.n_ff)
-                for i in range(clip.n_layer)
-            ),
-            tail=self.tail,
-            activation=GELU,
-        )
+        self.stems = whisper_stems(clip.projector_type, self.n_mels, clip.n_embd)
+        self.tower = tower_of_clip(clip, self.tail)
 
     @property
     def n_positions(self) -> int:
@@ -74,7 +54,7 @@ class WhisperTower(SoundFamily):
     @property
     def n_frames(self) -> int:
         """Most frames of one pass."""
-        return STEP * self.n_positions
+        return prod(STEPS) * self.n_positions
 
     @property
     def n_samples(self) -> int:
@@ -83,24 +63,30 @@ class WhisperTower(SoundFamily):
 
     def lined_up(self, stage: int, rows: np.ndarray) -> np.ndarray:
         """See ``MediaFamily``."""
-        return rows if stage == len(self.stems) else rows_of_1d(rows, (1, STEP)[stage])
+        return rows if stage == len(self.stems) else rows_of_1d(rows, STEPS[stage])
 
     def grid_inputs(self, grid: tuple[int, int]) -> GridInputs:
         """See ``MediaFamily``."""
         return GridInputs(rows={POSITIONS: self._table[: grid[1]]})
 
 
-def convolution_stems(clip: ClipConfig, widths: Mapping[str, int]) -> tuple[TowerConfig, ...]:
-    """Return the plans of convolutions, each with a GELU behind it. ``widths``: the number of
-    values that a result reads, by name.
-    """
-    return tuple(
-        tower_config(
-            f"{clip.projector_type}.{name}",
-            n_given=width,
-            stem=(LinearStage(name), ActivationStage(GELU)),
-        )
-        for name, width in widths.items()
+def tower_of_clip(
+    clip: ClipConfig,
+    tail: tuple[TowerStage, ...],
+    n_given: int = 0,
+    stem: tuple[TowerStage, ...] = (),
+) -> TowerConfig:
+    """Return ``whisper_tower`` with a projector file's sizes."""
+    return whisper_tower(
+        clip.projector_type,
+        n_embd=clip.n_embd,
+        n_layer=clip.n_layer,
+        n_head=clip.n_head,
+        n_ff=clip.n_ff,
+        norm_eps=clip.norm_eps,
+        tail=tail,
+        n_given=n_given,
+        stem=stem,
     )
 
 
@@ -109,10 +95,14 @@ def stack_factor(clip: ClipConfig) -> int:
     return clip.keys.integer("projector.stack_factor", lo=1, hi=64)
 
 
-def read_encoder(config: MetadataReader, projector_type: str) -> dict[str, Any]:
-    """Return the keys of a Hugging Face folder's encoder, ``audio_config``."""
+def read_encoder(
+    config: MetadataReader, projector_type: str, *, width: int | None = TEXT_WIDTH
+) -> dict[str, Any]:
+    """Return the keys of a Hugging Face folder's encoder, ``audio_config``. ``width``: that of the
+    decoder if ``text_config`` omits it; None: the folder need not have one.
+    """
     audio = part_of(config, "audio_config")
-    text = part_of(config, "text_config")
+    text = config.within("text_config") if width is None else part_of(config, "text_config")
 
     def size(names: tuple[str, str]) -> int:
         return audio.integer(names[0] if audio.get(names[0]) is not None else names[1])
@@ -126,8 +116,14 @@ def read_encoder(config: MetadataReader, projector_type: str) -> dict[str, Any]:
         "audio.attention.head_count": size(("encoder_attention_heads", "num_attention_heads")),
         "audio.attention.layer_norm_epsilon": EPS,
         "audio.num_mel_bins": audio.integer("num_mel_bins"),
-        "audio.projection_dim": text.integer("hidden_size", TEXT_WIDTH),
+        "audio.projection_dim": _width(text, width),
     }
+
+
+def _width(text: MetadataReader | None, usual: int | None) -> int | None:
+    if text is None or (usual is None and text.get("hidden_size") is None):
+        return usual
+    return text.integer("hidden_size", usual)
 
 
 LAYERS: Mapping[str, str] = {

@@ -51,8 +51,10 @@ def active(gguf: GGUF, config: Config) -> Active:
         elif experts is not None and _EXPERTS in name and tensor.shape[0] in numbers_of(experts):
             share = min(1.0, experts.n_used / tensor.shape[0])
         n_parameters += math.prod(tensor.shape) * share
-        n_loops = config.n_loops if name.startswith("blk.") else 1  # weights are read each time
-        n_bytes += tensor.n_bytes * share * n_loops
+        n_reads = config.n_loops if name.startswith("blk.") else 1  # weights are read each time
+        if config.weights_of and name.startswith("blk."):
+            n_reads = config.weights_of.count(layer)
+        n_bytes += tensor.n_bytes * share * n_reads
     found = [layer.experts for layer in config.layers if layer.experts is not None]
     n, used = max(((each.n, each.n_used) for each in found), default=(0, 0))
     return Active(n, used, round(n_parameters), round(n_bytes))

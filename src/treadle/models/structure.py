@@ -112,6 +112,7 @@ class Graph:
     sublayers: returns a layer's mixer and FFN, or the one half that it has.
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
+    apart: each output reads only some of the tensors.
     """
 
     build: Callable[[Ops], Rows]
@@ -121,6 +122,7 @@ class Graph:
     sublayers: Callable[[Layer], tuple[Sublayer, ...]]
     read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
+    apart: bool = False
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Yield every row with the names and shapes of its tensors, in file order: a sublayer's row

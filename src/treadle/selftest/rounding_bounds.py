@@ -24,6 +24,7 @@ from treadle.kernels.activation_layout import (
     WORD_TOP,
     ActivationLayout,
 )
+from treadle.kernels.activations import split_limit
 from treadle.kernels.matmul.gemv import Gemv
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ SLOPE = 1.13  # the largest slope of an activation but the square of relu
 
 def activation_error(fn: str) -> float:
     """Return the relative error of an activation, or of a gated one."""
-    return ACTIVATION_ERROR.get(fn.partition("_to_")[0], OTHER_ACTIVATION) + 2 * U32
+    return ACTIVATION_ERROR.get(split_limit(fn)[0], OTHER_ACTIVATION) + 2 * U32
 
 
 def sum_chain(k: int, isa: Isa) -> int:

@@ -110,17 +110,25 @@ class DecoderBatch:
         number of rows; ContextFullError for more than ``config.n_text_ctx`` ids in a row; then no
         row has changed.
         """
-        return self._run(ids, [len(each) - 1 for each in ids])
+        return self._run(ids, [len(each) - 1 for each in ids])[1]
 
-    def logits_at(self, ids: Sequence[Sequence[int]], place: int) -> np.ndarray:
-        """As ``step``, and return the logits behind id ``place`` of each row's ``ids``: behind
-        ``sot``, they tell whether there is speech.
+    def logits_at(
+        self, ids: Sequence[Sequence[int]], places: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As ``step``, and return the logits behind id ``places[i]`` of row ``i``'s ``ids`` too:
+        behind ``sot``, they tell whether there is speech. Those of ``step`` come second.
         """
-        if place < 0:
-            raise TreadleError(f"place={place}: expected 0 or more")
-        return self._run(ids, [min(place, len(each) - 1) for each in ids])
+        if len(places) != len(ids):
+            raise TreadleError(f"{len(places)} places for {len(ids)} rows")
+        for i, (place, each) in enumerate(zip(places, ids, strict=True)):
+            if not 0 <= place < len(each):
+                raise TreadleError(f"row {i}: place {place}: expected one of {len(each)} ids")
+        return self._run(ids, places)
 
-    def _run(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> np.ndarray:
+    def _run(
+        self, ids: Sequence[Sequence[int]], places: Sequence[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits behind each row's place, and behind its last id."""
         engine = self._engine
         if len(ids) != len(self._rows):
             raise TreadleError(f"ids of {len(ids)} rows: expected {len(self._rows)}")
@@ -132,23 +140,33 @@ class DecoderBatch:
                 n = len(self._rows[i]) + len(each)
                 raise ContextFullError(f"row {i}: {n} ids: the decoder reads {engine.n_ctx}")
             engine.check_ids(each)
-        logits = np.empty((len(given), engine.config.n_vocab), np.float32)
+        at_places: list[np.ndarray] = []
+        at_ends: list[np.ndarray] = []
         with engine.lock:
             starts = [len(row) for row in self._rows]
             try:
                 for rows in self._in_runs(given, places):
-                    # Logits of a row's last ids, of which the first is the one that is wanted.
+                    # Logits of a row's last ids, from the first that is wanted to the last.
                     wanted = [len(given[i]) - places[i] for i in rows]
                     items = zip(rows, wanted, strict=True)
                     parts = [BatchItem(self._rows[i], given[i], n) for i, n in items]
                     found = engine.run(parts)
-                    firsts = np.cumsum([0, *wanted[:-1]])
-                    logits[list(rows)] = found[firsts]
+                    behind = np.cumsum(wanted)
+                    is_each = len(found) == len(rows)
+                    at_places.append(found if is_each else found[behind - wanted])
+                    at_ends.append(found if is_each else found[behind - 1])
             except BaseException:
                 for row, start in zip(self._rows, starts, strict=True):
                     engine.cache.truncate(row, start)
                 raise
-        return logits
+        return self._joined(at_places), self._joined(at_ends)
+
+    def _joined(self, found: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the rows of all runs."""
+        if len(found) == 1:
+            return found[0]
+        none = np.empty((0, self._engine.config.n_vocab), np.float32)
+        return np.concatenate([none, *found])
 
     def _in_runs(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> Iterator[list[int]]:
         """Group rows, in order, into runs that the engine takes."""

@@ -8,14 +8,15 @@ import numpy as np
 
 from treadle.base.fork_safety import UseLock
 from treadle.media.convolutions import rows_of_1d
+from treadle.media.family import POSITION_TABLE, POSITIONS
 from treadle.media.tower_engine import GIVEN, STATES, RunItem, TowerEngine
+from treadle.models.towers.whisper import STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from treadle.devices.protocol import Device
     from treadle.speech.read import WhisperParts
-
-STRIDES = 1, 2  # of the convolutions
-POSITIONS = "position_embd.weight"
 
 
 class SoundEncoder:
@@ -27,12 +28,12 @@ class SoundEncoder:
         self, parts: WhisperParts, device: Device, lock: UseLock, *, exact: bool = False
     ) -> None:
         of = parts.encoder
-        self._convolutions = [
-            TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.convolutions
+        self._stems = [
+            TowerEngine(of, config, device, exact=exact, lock=lock) for config in parts.stems
         ]
         self._layers = TowerEngine(of, parts.tower, device, exact=exact, lock=lock)
         self._turn = UseLock()  # a window's runs, between whose slices others use the device
-        self._positions = parts.encoder.tensors[POSITIONS].dequantize()
+        self._positions = parts.encoder.tensors[POSITION_TABLE].dequantize()
 
     def run(self, mel: np.ndarray) -> np.ndarray:
         """Return the states of a window, f32 ``[n_audio_ctx, n_embd]``, of its mel spectrogram, f32
@@ -40,19 +41,19 @@ class SoundEncoder:
         """
         with self._turn:
             x = np.ascontiguousarray(mel.T)
-            for engine, stride in zip(self._convolutions, STRIDES, strict=True):
-                x = _run(engine, rows_of_1d(x, stride))
-            return _run(self._layers, x + self._positions)
+            for engine, step in zip(self._stems, STEPS, strict=True):
+                x = _run(engine, {GIVEN: rows_of_1d(x, step)})
+            return _run(self._layers, {GIVEN: x, POSITIONS: self._positions})
 
     def close(self) -> None:
         """Release plans and weights."""
-        for engine in (*self._convolutions, self._layers):
+        for engine in (*self._stems, self._layers):
             engine.close()
 
 
-def _run(engine: TowerEngine, rows: np.ndarray) -> np.ndarray:
+def _run(engine: TowerEngine, given: Mapping[str, np.ndarray]) -> np.ndarray:
     """Run all slices of a run of rows that see each other; return their states."""
-    run = engine.run({GIVEN: rows}, [RunItem(len(rows))])
+    run = engine.run(given, [RunItem(len(given[GIVEN]))])
     while True:
         try:
             next(run)

@@ -26,14 +26,13 @@ from treadle.models.config import Config, Layer
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import N_LAYER_MAX, ArchMetadata
 from treadle.models.structure import check_tensors
-from treadle.models.towers.config import TowerConfig, tower_config, tower_layer
-from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
+from treadle.models.towers.config import TowerConfig
+from treadle.models.towers.stages import NormStage
+from treadle.models.towers.whisper import GELU, TAPS, whisper_stems, whisper_tower
 from treadle.speech.alignment_heads import usual_heads
 from treadle.speech.config import SpecialIds, SpeechConfig
 from treadle.tokenizer.bpe import BYTE_OF_LETTER
 
-GELU = "gelu_erf"
-TAPS = 3  # of both convolutions
 ROUNDED = "bf16"  # activations of products with BF16 matrices: they cost 1e-3 here
 ABSENT = -1  # id of a token that the vocabulary lacks
 _OUTPUT = re.compile(r"(?<=attn_)o(?=\.(?:weight|bias)$)")  # graphs name it attn_output
@@ -55,12 +54,13 @@ class SideSizes:
 class WhisperParts:
     """The parts of a file: views of its tensors under the graphs' names, and configurations.
 
+    stems, tower: plans of the encoder.
     keys: the decoder's, of the graph that stores the encoder's keys and values.
     """
 
     config: SpeechConfig
     encoder: GGUF
-    convolutions: tuple[TowerConfig, TowerConfig]
+    stems: tuple[TowerConfig, ...]
     tower: TowerConfig
     decoder: GGUF
     text: Config
@@ -86,10 +86,7 @@ def read_parts(gguf: GGUF) -> WhisperParts:
     return WhisperParts(
         config=_speech_config(gguf, keys, encoder, decoder, n_mels, n_vocab),
         encoder=_view(gguf, ENC),
-        convolutions=(
-            _convolution("conv1d.1", n_mels, eps),
-            _convolution("conv1d.2", encoder.n_embd, eps),
-        ),
+        stems=whisper_stems(ARCH, n_mels, encoder.n_embd),
         tower=_tower_config(encoder, eps),
         decoder=text_view,
         text=text,
@@ -129,30 +126,15 @@ def _view(gguf: GGUF, prefix: str, also: str = "") -> GGUF:
     return made
 
 
-def _convolution(name: str, width: int, eps: float) -> TowerConfig:
-    """Return a convolution as a product of rows that the host lines up, and its GELU."""
-    return tower_config(
-        f"{ARCH} {name}",
-        n_given=TAPS * width,
-        stem=(LinearStage(name), ActivationStage(GELU)),
-        norm_eps=eps,
-    )
-
-
 def _tower_config(sizes: SideSizes, eps: float) -> TowerConfig:
-    """Return the encoder's layers, whose rows are given with their positions added."""
-    layers = (
-        tower_layer(i, n_embd=sizes.n_embd, n_head=sizes.n_head, n_ff=sizes.n_ff)
-        for i in range(sizes.n_layer)
-    )
-    return tower_config(
+    return whisper_tower(
         f"{ARCH} encoder",
-        n_given=sizes.n_embd,
-        stem=(),
-        tail=(NormStage("output_norm"),),
-        layers=tuple(layers),
-        activation=GELU,
+        n_embd=sizes.n_embd,
+        n_layer=sizes.n_layer,
+        n_head=sizes.n_head,
+        n_ff=sizes.n_ff,
         norm_eps=eps,
+        tail=(NormStage("output_norm"),),
     )
 
 

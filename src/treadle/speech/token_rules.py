@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STEP_S = 0.02
 """Seconds from one timestamp token to the next."""
 MAX_INITIAL_S = 1.0
+GROUP = 64  # values of a row that are compared first, in ``largest_places``
 
 
 class TimestampRules:
@@ -85,6 +86,33 @@ def _sum_of_logs(logits: np.ndarray) -> float:
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Return log-probabilities of f32 ``[n_rows, n_vocab]``."""
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    sums = np.exp(shifted).sum(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(sums))
+    return np.asarray(logits - log_sums(logits)[:, None])
+
+
+def log_sums(logits: np.ndarray) -> np.ndarray:
+    """Return the logarithms of the sums of exponentials of f32 ``[n_rows, n_vocab]``: a logit less
+    its row's is a log-probability.
+    """
+    most = logits.max(axis=1)
+    shifted = logits - most[:, None]
+    return np.asarray(most + np.log(np.exp(shifted, out=shifted).sum(axis=1)))
+
+
+def largest_places(rows: np.ndarray, n: int) -> np.ndarray:
+    """Return the places of the ``n`` largest values of each row, in any order: ``[n_rows, n]`` of
+    ``[n_rows, width]``. Faster than ``argpartition`` of whole rows: it finds the n groups of values
+    with the largest maxima, which have the n largest values.
+    """
+    width = rows.shape[1]
+    n_groups = width // GROUP
+    if n_groups < n:
+        return np.argpartition(rows, -n)[:, -n:]
+    whole = n_groups * GROUP  # a group is every n_groups-th value
+    tops = rows[:, :whole].reshape(len(rows), GROUP, n_groups).max(axis=1)
+    groups = np.argpartition(tops, -n)[:, -n:, None]
+    inside = np.arange(0, whole, n_groups)
+    near = (groups + inside).reshape(len(rows), -1)
+    tail = np.broadcast_to(np.arange(whole, width), (len(rows), width - whole))
+    near = np.concatenate([near, tail], axis=1)
+    found = np.argpartition(np.take_along_axis(rows, near, 1), -n)[:, -n:]
+    return np.take_along_axis(near, found, 1)

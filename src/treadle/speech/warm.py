@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from treadle.speech.model import SpeechModel
 
 ROWS = (1, 5)  # of text: the usual one, and those of samples
+PROMPT = 3  # ids that name language and task
 
 
 def warm_model(model: SpeechModel) -> None:
@@ -18,8 +19,11 @@ def warm_model(model: SpeechModel) -> None:
     config = model.config
     silence = np.zeros((1, config.n_mels, config.n_frames), np.float32)
     (window,) = model.encode(silence)
+    sot = config.special.sot
     with window:
+        for n_ids in (PROMPT, config.n_text_ctx // 2 + PROMPT):  # without and with text before
+            with model.decoder([window]) as batch:
+                batch.logits_at([[sot] * n_ids], [n_ids - PROMPT])
         for n_rows in ROWS:
             with model.decoder([window] * n_rows) as batch:
-                batch.step([[config.special.sot] * 3] * n_rows)
-                batch.step([[config.special.sot]] * n_rows)
+                batch.step([[sot]] * n_rows)

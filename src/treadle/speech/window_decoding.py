@@ -12,7 +12,12 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.errors import NotFiniteError
 from treadle.speech.repetition import repeated_length
 from treadle.speech.settings import TranscribeSettings
-from treadle.speech.token_rules import TimestampRules, log_softmax
+from treadle.speech.token_rules import (
+    TimestampRules,
+    largest_places,
+    log_softmax,
+    log_sums,
+)
 from treadle.speech.window_text import WindowText, best_text
 
 if TYPE_CHECKING:
@@ -113,13 +118,12 @@ class WindowDecoder:
         special = self._config.special
         sot = special.sot
         places = [len(prompt) - 1 - [*reversed(prompt)].index(sot) for prompt in prompts]
-        first = batch.step([prompt[: at + 1] for prompt, at in zip(prompts, places, strict=True)])
+        first, last = batch.logits_at(prompts, places)
         check_finite(first)
         no_speech = [0.0] * len(prompts)
         if special.no_speech >= 0:  # the vocabulary has it
             no_speech = np.exp(log_softmax(first)[:, special.no_speech]).tolist()
-        rest = [prompt[at + 1 :] for prompt, at in zip(prompts, places, strict=True)]
-        return (batch.step(rest) if any(rest) else first), no_speech
+        return last, no_speech
 
     def _most_ids(self, prompt: Sequence[int]) -> int:
         """Return how many ids a text may have: half of the context, as the models were trained."""
@@ -138,16 +142,17 @@ class WindowDecoder:
             logits = logits[sources]
         done: list[TextRow] = []
         while live:
-            logprobs = self.logprobs(logits, live)
+            sums = self.ruled(logits, live)
             ids = self._chosen(logits, temperature)
+            logprobs = logits[range(len(live)), ids] - sums
             kept: list[int] = []
             for i, (row, id) in enumerate(zip(live, ids, strict=True)):
-                row.total += float(logprobs[i, id])
+                row.total += float(logprobs[i])
                 if id == self.eot:
                     continue
                 row.n_decoded += 1
                 row.ids.append(id)
-                row.logprobs.append(float(logprobs[i, id]))
+                row.logprobs.append(float(logprobs[i]))
                 if not self.ends(row, most[row.window]):
                     kept.append(i)
             done += [row for i, row in enumerate(live) if i not in kept]
@@ -158,11 +163,11 @@ class WindowDecoder:
                 logits = batch.step([row.ids[-1:] for row in live])
         return done
 
-    def logprobs(self, logits: np.ndarray, rows: Sequence[TextRow]) -> np.ndarray:
-        """Apply the rules to logits, in place, and return their log-probabilities."""
+    def ruled(self, logits: np.ndarray, rows: Sequence[TextRow]) -> np.ndarray:
+        """Apply the rules to logits, in place, and return their ``log_sums``."""
         check_finite(logits)
         self._rules.apply(logits, [row.ids for row in rows])
-        return log_softmax(logits)
+        return log_sums(logits)
 
     def ends(self, row: TextRow, most: int) -> bool:
         """Whether a row is to end without the end token. One that repeats itself keeps the first of
@@ -222,12 +227,18 @@ class _BeamSearch:
         """Return the finished rows of all windows. ``logits``: one row for each window."""
         live = [TextRow(i) for i in range(len(self._most))]
         while live:
-            logprobs = self._decoder.logprobs(logits, live)
+            sums = self._decoder.ruled(logits, live)
+            ids = largest_places(logits, self._beams + 1)  # one of them may be the end
+            logprobs = np.take_along_axis(logits, ids, 1) - sums[:, None]
+            most = [
+                [*zip(*each, strict=True)]
+                for each in zip(ids.tolist(), logprobs.tolist(), strict=True)
+            ]
             grown: list[TextRow] = []
             sources: list[int] = []
             for window in dict.fromkeys(row.window for row in live):
                 places = [i for i, row in enumerate(live) if row.window == window]
-                for row, source in self._step(window, places, live, logprobs):
+                for row, source in self._step(window, places, live, most):
                     grown.append(row)
                     sources.append(source)
             live = grown
@@ -237,27 +248,31 @@ class _BeamSearch:
         return [row for rows in self._done for row in rows]
 
     def _step(
-        self, window: int, places: list[int], live: list[TextRow], logprobs: np.ndarray
+        self,
+        window: int,
+        places: list[int],
+        live: list[TextRow],
+        most: Sequence[Sequence[tuple[int, float]]],
     ) -> list[tuple[TextRow, int]]:
         """Return a window's next beams, each with the row that it goes on from; none if it is
-        done.
+        done. ``most``: the most probable ids of each row of ``live``, with log-probabilities.
         """
-        candidates: list[tuple[float, int, int]] = []
-        for place in places:
-            n = self._beams + 1  # one of them may be the end
-            for id in np.argpartition(logprobs[place], -n)[-n:].tolist():
-                candidates.append((live[place].total + float(logprobs[place, id]), place, id))
+        candidates = [
+            (live[place].total + logprob, place, id, logprob)
+            for place in places
+            for id, logprob in most[place]
+        ]
         candidates.sort(key=lambda each: -each[0])
         done = self._done[window]
         beams: list[tuple[TextRow, int]] = []
-        for total, place, id in candidates:
+        for total, place, id, logprob in candidates:
             if total == -np.inf or len(beams) == self._beams:
                 break
             row = live[place]
             if id == self._decoder.eot:
                 done.append(TextRow(window, row.ids, row.logprobs, total, row.n_decoded))
                 continue
-            grown = row.grown(id, float(logprobs[place, id]))
+            grown = row.grown(id, logprob)
             if self._decoder.ends(grown, self._most[window]):
                 done.append(grown)
             else:
@@ -267,7 +282,9 @@ class _BeamSearch:
 
 def check_finite(logits: np.ndarray) -> None:
     """Raise NotFiniteError for logits of which some are NaN or infinite."""
-    if not np.isfinite(logits).all():
+    # A maximum is NaN if a value is; two passes are faster than an array of flags.
+    ends = logits.max(initial=0.0), logits.min(initial=0.0)
+    if not np.isfinite(ends).all():
         raise NotFiniteError(
             "the model's logits are not finite numbers: its weights are damaged, or too large"
         )

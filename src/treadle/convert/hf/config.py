@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.convert.sources.llama_names import widths
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.hf_config import without_thinker
+from treadle.files.hf_drafters import with_drafter_type
 from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
@@ -57,6 +59,7 @@ class HfConfig:
     headless: bool = False  # the model's class has no output head
     spelt: Mapping[str, str] = field(default_factory=dict)  # GGUF key -> config.json's key
     path: Path = Path("config.json")
+    in_layers: Callable[[str], str] | None = None  # see ``Family``
 
 
 def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
@@ -65,7 +68,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     Raises FileError for keys missing or out of range, UnsupportedError for an unsupported model,
     RoPE scaling or quantisation.
     """
-    config = without_thinker(config)
+    config = with_drafter_type(without_thinker(config))
     family, keys = _find_family(config, path)
     whole = MetadataReader(config, path)
     arch = ARCHS[family.arch]
@@ -139,7 +142,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         n_layer,
         n_head,
         n_head_kv,
-        _is_tied(whole, keys),
+        _is_tied(whole, keys) and not family.drafts,
         factors,
         packing,
         whole.get("model_type") in OUTER,
@@ -150,6 +153,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         _has_no_head(whole),
         _spelt(keys, family),
         path,
+        partial(family.in_layers, keys) if family.in_layers else None,
     )
 
 
@@ -203,6 +207,8 @@ def _is_tied(whole: MetadataReader, keys: MetadataReader) -> bool:
     return keys.flag("tie_word_embeddings", part is not None and part.tied)
 
 
+# Classes of models whose published config.json has no model_type.
+_WITHOUT_TYPE = {"MapleForCausalLM": "maple"}
 Size = tuple[int, list[int]]  # the largest, and one per layer if they differ
 
 
@@ -236,6 +242,8 @@ def _in_full(keys: Mapping[str, Any], arch: str) -> dict[str, Any]:
 def _find_family(config: Mapping[str, Any], path: Path) -> tuple[Family, MetadataReader]:
     name = config.get("model_type")
     keys = MetadataReader(config, path)
+    if name is None:
+        name = next((kind for of, kind in _WITHOUT_TYPE.items() if _kinds(keys, of)), None)
     part = None
     if isinstance(name, str) and name in OUTER:
         part = OUTER[name]
@@ -277,7 +285,8 @@ def _refuse_others(
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
-    if whole.get("architectures") and not any(_kinds(whole, head) for head in heads):
+    drafts = family.drafts
+    if whole.get("architectures") and not drafts and not any(_kinds(whole, head) for head in heads):
         does = "embeds text" if encodes else "generates text"
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is not a model that {does}"
@@ -286,7 +295,7 @@ def _refuse_others(
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
         packed.refuse("quant_method", f"quantisation method {name} is not supported")
-    if keys.get("is_causal") is False and not encodes:  # no causal mask in transformers
+    if keys.get("is_causal") is False and not (encodes or drafts):  # no causal mask in transformers
         keys.refuse("is_causal", f"is false: treadle supports {family.arch} only as a decoder")
     both_ways = keys.get("use_bidirectional_attention")
     # "vision": only between the tokens of an image.

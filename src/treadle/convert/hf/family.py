@@ -55,9 +55,12 @@ class Family:
     more: further GGUF keys, added after those of all families; None removes a key.
     folded_by_mlx: mlx-lm multiplies factors of config.json into the weights that it saves.
     numbers: single-number tensors of each layer, named after "layers.N.", and the GGUF key of the
-        list.
+        list; after a slash the last two words of one outside layers, and its key.
     beside: further GGUF keys from outside the text part of a multimodal model.
+    in_layers: returns a tensor's name with the number of its layer, if folders count the layers of
+        several stacks separately.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
+    drafts: a drafter, which may lack embeddings, output and tokenizer: it has the model's.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
         shows them.
     """
@@ -95,6 +98,8 @@ class Family:
     beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
     copied_keys: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    drafts: bool = False
+    in_layers: Callable[[MetadataReader, str], str] | None = None
 
     def word(self, key: str) -> str:
         """Return this family's name of Llama's ``key``."""

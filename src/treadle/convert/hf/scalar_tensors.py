@@ -1,4 +1,4 @@
-"""Single-number tensors of each layer, which are keys in GGUF."""
+"""Single-number tensors, of each layer or outside layers, which are keys in GGUF."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensors import GGML_TYPE
 from treadle.errors import FileError
 from treadle.files.gguf_array import ValueType, number_array
@@ -13,8 +14,9 @@ from treadle.formats import by_name
 
 if TYPE_CHECKING:
     from treadle.convert.hf.config import HfConfig
-    from treadle.files.safetensors import SafeTensors
+    from treadle.files.safetensors import SafeTensor, SafeTensors
 
+OUTSIDE = "/"  # before the last two words of a name outside layers
 _IN_LAYER = re.compile(r".*\blayers\.(?P<layer>\d+)\.(?P<rest>.+)")
 
 
@@ -23,18 +25,24 @@ def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
     is not a single number.
     """
     names: Mapping[str, str] = hyper.family.numbers
-    found: dict[str, dict[int, float]] = {name: {} for name in names}
+    result: dict[str, Any] = {}
+    found: dict[str, dict[int, float]] = {
+        name: {} for name in names if not name.startswith(OUTSIDE)
+    }
     for name, tensor in list(weights.tensors.items()) if names else ():
         match = _IN_LAYER.fullmatch(name)
+        last = OUTSIDE + ".".join(name.split(".")[-2:])
+        if match is None and last in names:
+            result[names[last]] = f32(_number(tensor))
+            del weights.tensors[name]
         if match is None or match["rest"] not in names:
             continue
-        kind = tensor.dtype
-        values = by_name(kind).dequantize_rows(tensor.data).tolist() if kind in GGML_TYPE else []
-        if len(values) != 1:
-            raise tensor.error(f"shape {list(tensor.shape)} in {kind}", "one number")
-        found[match["rest"]][int(match["layer"])] = values[0]
+        found[match["rest"]][int(match["layer"])] = _number(tensor)
         del weights.tensors[name]
-    result: dict[str, Any] = {}
+    for name, key in names.items():
+        if name.startswith(OUTSIDE) and key not in result:
+            what = "the tensor is missing"
+            raise FileError(what, path=weights.path, where=name.removeprefix(OUTSIDE))
     for name, numbers in found.items():
         layers = range(hyper.n_layer)
         if missing := [i for i in layers if i not in numbers]:
@@ -43,3 +51,12 @@ def take_numbers(weights: SafeTensors, hyper: HfConfig) -> dict[str, Any]:
         each = [numbers[i] for i in layers]
         result[names[name]] = number_array(ValueType.FLOAT32, each)
     return result
+
+
+def _number(tensor: SafeTensor) -> float:
+    """Return a tensor's only number."""
+    kind = tensor.dtype
+    values = by_name(kind).dequantize_rows(tensor.data).tolist() if kind in GGML_TYPE else []
+    if len(values) != 1:
+        raise tensor.error(f"shape {list(tensor.shape)} in {kind}", "one number")
+    return float(values[0])

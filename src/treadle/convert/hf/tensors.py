@@ -63,13 +63,15 @@ SMALL = {
         f"time_mix_{one}.weight"
         for one in ("lerp_fused", *(f"{x}{i}" for x in "wavg" for i in (1, 2)))
     ),
+    *(f"{at}_fn.weight" for at in ("hc_attn", "hc_ffn", "output_hc")),
+    *(f"{at}_compressor_ape.weight" for at in ("attn", "indexer")),
     "ssm_a",
     "ssm_d",
 }
 BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without a ".weight" suffix
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # by the dtypes of weights
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # targets of packed weights
-_TYPES = GGML_TYPE | {name: by_name(name).ggml_id for name in _BLOCKS}
+_TYPES = GGML_TYPE | {"I32": 26} | {name: by_name(name).ggml_id for name in _BLOCKS}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # name of the row length, by tensor
@@ -154,6 +156,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
         found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
     if OUTPUT in found:  # transformers 5 ignores tying if it differs
         hyper = replace(hyper, tied=False)
+    if hyper.family.drafts:
+        return found
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):

@@ -31,7 +31,7 @@ MXFP4 = "MXFP4"
 FACTOR = ".scale"  # suffix of a factor for a matrix's products
 _IN_LAYER = re.compile(r"(?P<layer>.*\b(?:layers?|h|blocks)\.(?P<i>\d+)\.)(?P<rest>.+)")
 _ITS_LAYER = re.compile(r"\b(?:layers?|h|blocks)\.\d+\.$")
-_OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight)")
+_OUTSIDE = re.compile(r"(?P<layer>(?:.*\.)?)(?P<rest>\w+\.weight|(?!weight$)\w+)")
 EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\.(?P<rest>.+)")
 
 
@@ -39,7 +39,8 @@ EXPERT = re.compile(r"(?P<before>.*\.(?:chunk_)?experts\.)(?P<i>0|[1-9]\d{0,4})\
 class DerivationRule:
     """A rule that derives tensors of a layer from others.
 
-    of: source names behind "layers.N.", or the last two words of one outside; all exist or none.
+    of: source names behind "layers.N."; of one outside the last two words, or the last one if that
+        is not "weight"; all exist or none.
     gives: functions that make each result, by name; a leading slash puts it outside the layers.
     floats: sources are passed, and results made, as float32; else elements are moved as stored.
     dtype: type of the result, as bytes [.., n]; "": that of the first source, or float32.

@@ -141,13 +141,20 @@ def matmul(
     """
     if alone:
         return exact(fmt, isa, k, tokens, table, vectors=vectors, **fields)
-    if table.is_gemv(fmt.name, tokens):
+    if table.is_gemv(fmt.name, tokens) or is_float_gemv(fmt, isa, tokens):
         return gemv(fmt, isa, k, tokens, table, fine=fine, **fields)
     matrix = not vectors and table.is_matrix(fmt.name, isa, tokens)
     strips = None if matrix or fields.get("heads") else by_strips(fmt, isa, k, tokens, **fields)
     if strips is not None:
         return strips
     return gemm(fmt, isa, k, table, matrix=matrix, tokens=tokens, int16=int16, **fields)
+
+
+def is_float_gemv(fmt: Format, isa: Isa, tokens: int) -> bool:
+    """Whether batches of up to ``tokens``, more than GEMV_TOKENS, use a gemv of float weights.
+    Weights with products of bf16 were not measured.
+    """
+    return fmt.codes is None and fmt.act != "bf16" and tokens == isa.tiles.float_gemv
 
 
 def few_rows(isa: Isa) -> int:

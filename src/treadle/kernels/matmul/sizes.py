@@ -14,7 +14,8 @@ def batch_sizes(isa: Isa, floats: bool) -> tuple[int, ...]:
     ``floats``: most of the model's weights are floats.
     """
     if isa.matrix is not None:
-        return (*GEMV_TOKENS, isa.matrix.vector_tokens)
+        few = (isa.tiles.float_gemv,) if floats and isa.tiles.float_gemv else ()
+        return (*GEMV_TOKENS, *few, isa.matrix.vector_tokens)
     if most := {isa.tiles.lanes, isa.tiles.float_lanes * floats} - {0}:
         return tuple(sorted({*GEMV_TOKENS, isa.lanes // 2, *most}))
     return (*GEMV_TOKENS, isa.tiles.few[1]) if isa.tiles.few[1] else GEMV_TOKENS

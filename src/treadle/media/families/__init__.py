@@ -59,6 +59,7 @@ HF_NAMES: LateConstants[HfNames] = LateConstants(
         "qwen2_audio": "qwen2_audio.QWEN2_AUDIO",
         "qwen3_asr": "qwen3_asr.QWEN3_ASR",
         "voxtral": "voxtral.VOXTRAL",
+        "ultravox": "ultravox.ULTRAVOX",
     },
 )
 

@@ -17,9 +17,10 @@ from treadle.media.mel import HOP
 from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
 from treadle.media.sound_family import SoundFamily
-from treadle.media.whisper_tower import GELU, LAYERS, convolution_stems, read_encoder
-from treadle.models.towers.config import tower_config, tower_layer
-from treadle.models.towers.stages import ActivationStage, AddGivenStage, LinearStage, NormStage
+from treadle.media.whisper_tower import LAYERS, read_encoder, tower_of_clip
+from treadle.models.towers.config import tower_config
+from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
+from treadle.models.towers.whisper import GELU, convolution_stems
 
 PIECE = 100  # frames whose convolutions and positions stand alone
 WINDOW = 800  # frames whose states see each other
@@ -61,19 +62,12 @@ class Qwen3Asr(SoundFamily):
         names = [f"conv2d.{i}" for i in range(1, N_CONV + 1)]
         channels = [1, *(clip.tensor(f"{name}.weight").shape[0] for name in names)]
         reads = {name: 9 * n_in for name, n_in in zip(names, channels, strict=False)}
-        self.stems = convolution_stems(clip, reads)
-        self.tower = tower_config(
-            clip.projector_type,
-            n_given=channels[-1] * halved(self.n_mels, N_CONV),
-            stem=(LinearStage("conv_out"), AddGivenStage(POSITIONS)),
-            n_embd=clip.n_embd,
-            norm_eps=clip.norm_eps,
-            layers=tuple(
-                tower_layer(i, n_embd=clip.n_embd, n_head=clip.n_head, n_ff=clip.n_ff)
-                for i in range(clip.n_layer)
-            ),
+        self.stems = convolution_stems(clip.projector_type, reads)
+        self.tower = tower_of_clip(
+            clip,
             tail=(NormStage("post_ln"),),
-            activation=GELU,
+            n_given=channels[-1] * halved(self.n_mels, N_CONV),
+            stem=(LinearStage("conv_out"),),
         )
         self.projectors = (
             tower_config(

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from treadle.files.keys import MetadataReader
 from treadle.files.tensor import Tensor
 from treadle.media.clip_config import ClipConfig
+from treadle.media.hf_projector import HfNames
 from treadle.media.mel import HOP
 from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
-from treadle.media.whisper_tower import WhisperTower, stack_factor
+from treadle.media.whisper_tower import (
+    ENCODER,
+    MADE,
+    PREFIXES,
+    WhisperTower,
+    read_encoder,
+    stack_factor,
+)
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import GatedStage, LinearStage, NormStage
 
 RMS_EPS = 1e-6  # of the projector's norms; files state the encoder's
+STACK = 8  # states of a row, where a folder does not state it
 FEWEST = 2  # frames; shorter sounds are filled with silence
 WIDE = "mm.a.mlp.1.weight"  # the rows of up, then those of gate
 UP = "mm.a.mlp.1.up"
@@ -86,3 +97,34 @@ def _halves(tensor: Tensor) -> dict[str, Tensor]:
             tensor, name=name, shape=(n // 2, *columns), n_bytes=size, offset=place
         )
     return made
+
+
+# -- folders ----------------------------------------------------------------------------------
+
+
+def _read(config: MetadataReader, preprocessor: MetadataReader) -> dict[str, Any]:
+    """Return the keys. The decoder may be another folder's, so its width may be unknown."""
+    if config.text("projector_act", "swiglu") != "swiglu":
+        config.refuse("projector_act", f"{config.get('projector_act')!r:.60} (expected 'swiglu')")
+    if not config.flag("projector_ln_mid", False):
+        config.refuse("projector_ln_mid", "projectors of versions before 0.5 are not supported")
+    for key in ("num_projector_layers", "audio_latency_block_size"):
+        if config.get(key):
+            config.refuse(key, f"{config.get(key)!r:.60} is not supported")
+    keys = read_encoder(config, "ultravox", width=None)
+    keys["audio.projector.stack_factor"] = config.integer("stack_factor", STACK)
+    return keys
+
+
+ULTRAVOX = HfNames(
+    read=_read,
+    names={
+        **ENCODER,
+        "multi_modal_projector.ln_pre": "mm.a.norm_pre",
+        "multi_modal_projector.linear_1": "mm.a.mlp.1",
+        "multi_modal_projector.ln_mid": "mm.a.norm_mid",
+        "multi_modal_projector.linear_2": "mm.a.mlp.2",
+    },
+    prefixes=PREFIXES,
+    made=MADE,
+)

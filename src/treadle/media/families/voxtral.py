@@ -16,7 +16,6 @@ from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
 from treadle.media.whisper_tower import (
     ENCODER,
-    GELU,
     MADE,
     PREFIXES,
     WhisperTower,
@@ -25,6 +24,7 @@ from treadle.media.whisper_tower import (
 )
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, LinearStage
+from treadle.models.towers.whisper import GELU
 
 
 class Voxtral(WhisperTower):

@@ -19,6 +19,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     GATE,
+    GATE_LIMITED,
     INDEX_HALVED,
     LEADING_DENSE,
     LOCAL_BASE,
@@ -47,7 +48,7 @@ from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
 ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
-DRAFTER_GRAPHS = ("assistant",)  # of models that only draft for another one
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash")  # of models that only draft for another one
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 __all__ = [
     "ALIBI",
@@ -62,6 +63,7 @@ __all__ = [
     "EXPERTS_NORM",
     "EXPERTS_ROUTED",
     "GATE",
+    "GATE_LIMITED",
     "INDEX_HALVED",
     "LEADING_DENSE",
     "LOCAL_BASE",

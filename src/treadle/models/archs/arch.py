@@ -17,6 +17,7 @@ BIASES = frozenset(
 )
 OUTPUT_AND_BIAS = frozenset({"output.weight", "output.bias"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
+EMBEDDINGS = frozenset({"token_embd.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
 EMBD_NORM = frozenset({"token_embd_norm.weight"})
@@ -61,6 +62,7 @@ POST_EPS = "post_norm_epsilon"  # of norms after products; not in GGUF files
 VALUE_NORMED = "attention.value_normed"  # by a norm without weights; not in GGUF files
 N_OWN = "embedding_length_per_layer_input"
 EMBD_NORMED = "embedding_normed"  # by a norm without weights; not in GGUF files
+GATE_LIMITED = "swiglu_clamp_first"  # gates are limited, then activated; not in GGUF files
 EXPERTS_ROUTED = "moe_by_router"  # layers with a router have experts; not in GGUF files
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treadle.models.archs import GATE_LIMITED
+
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
     from treadle.models.keys import ArchMetadata
@@ -32,7 +34,8 @@ def activation_of(keys: ArchMetadata, arch: Arch, i: int, key: str) -> str:
     limit = float(found[i]) if isinstance(found[i], (int, float, np.floating)) else math.nan
     if not 0.0 <= limit < math.inf:
         keys.fail(key, f"holds {found[i]!r:.60}", "numbers from 0")
-    return f"{arch.activation}_to_{limit:.9g}" if limit > _LEAST else ""
+    where = "of" if keys.flag(GATE_LIMITED, False) else "to"
+    return f"{arch.activation}_{where}_{limit:.9g}" if limit > _LEAST else ""
 
 
 ACTIVATION = "hidden_activation"

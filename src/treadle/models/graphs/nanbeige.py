@@ -14,7 +14,7 @@ A config has a record for each layer of each loop: those of loop j follow those 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,26 +38,27 @@ N_LOOPS_MOST = 64
 class LoopedOps:
     """The ops of a graph, in which the weights of each loop's layers are those of the file's.
 
-    ``n``: layers of the file. All other words of the vocabulary are the ops' own.
+    ``of``: returns the layer of the file whose weights a layer has. All other words of the
+    vocabulary are the ops' own.
     """
 
-    def __init__(self, ops: Ops, n: int) -> None:
+    def __init__(self, ops: Ops, of: Callable[[int], int]) -> None:
         self._ops = ops
-        self._n = n
+        self._of = of
 
     def __getattr__(self, word: str) -> Any:
         return getattr(self._ops, word)
 
     def _own(self, name: TensorName) -> TensorName:
         if isinstance(name, TensorSlice):
-            return TensorSlice(own_name(name.whole, self._n), name.first, name.n)
-        return own_name(name, self._n)
+            return TensorSlice(own_name(name.whole, self._of), name.first, name.n)
+        return own_name(name, self._of)
 
     def has(self, name: str) -> bool:
-        return self._ops.has(own_name(name, self._n))
+        return self._ops.has(own_name(name, self._of))
 
     def norm(self, label: str, x: Rows, weight: str, **settings: Any) -> Rows:
-        return self._ops.norm(label, x, own_name(weight, self._n), **settings)
+        return self._ops.norm(label, x, own_name(weight, self._of), **settings)
 
     def linears(self, label: str, x: Rows, weights: Sequence[TensorName]) -> list[Rows]:
         return self._ops.linears(label, x, [self._own(name) for name in weights])
@@ -66,17 +67,17 @@ class LoopedOps:
         return self._ops.linear(label, x, self._own(weight))
 
 
-def own_name(name: str, n: int) -> str:
+def own_name(name: str, of: Callable[[int], int]) -> str:
     """Return the name in the file of a tensor of any loop's layer."""
     i, rest = layer_of(name)
-    return name if i < n else f"blk.{i % n}.{rest}"
+    return name if i < 0 or of(i) == i else f"blk.{of(i)}.{rest}"
 
 
 def build(g: Ops) -> Rows:
     """Build the layers of all loops, and the norms between loops."""
     config = g.config
     n = config.n_layer // config.n_loops
-    looped: Any = LoopedOps(g, n)
+    looped: Any = LoopedOps(g, lambda i: i % n)
     x = first(g)
     for i in config.here:
         x = build_layer(looped, i, g.layer(i, x), *halves_of(config.layers[i]))

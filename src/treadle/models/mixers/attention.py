@@ -45,7 +45,8 @@ def build(g: Ops, i: int, h: Rows, *, choice: Choice | None = None) -> Rows:
         q, gate = g.halves(f"{at}.halves", q, layer.n_head)
 
     if layer.qk_norm and k is not None:
-        q = g.call("normed_heads", f"{at}.q_norm", q, heads=layer.n_head)
+        gains = {"gains": f"{blk}_q_gain.weight"} if g.has(f"{blk}_q_gain.weight") else {}
+        q = g.call("normed_heads", f"{at}.q_norm", q, heads=layer.n_head, **gains)
         k = g.call("normed_heads", f"{at}.k_norm", k, heads=layer.n_head_kv)
     q_table = layer.rope if layer.q_rope is None else layer.q_rope
     if layer.rope is None and q_table is not None:
@@ -163,6 +164,7 @@ _KV = (
 _AFTER = (
     *with_bias("attn_q_norm", "q_norm", optional=True),
     *with_bias("attn_k_norm", "k_norm", optional=True),
+    TensorRow("attn_q_gain.weight", ("n_head", "one"), optional=True),  # of norms without weights
     TensorRow("attn_sinks.weight", ("n_head",), optional=True),
     TensorRow("attn_sub_norm.weight", ("n_attn",), optional=True),  # before attn_output
     TensorRow("attn_gate.weight", ("n_attn", "n_embd"), optional=True),  # of the output

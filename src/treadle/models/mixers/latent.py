@@ -27,7 +27,8 @@ Choice = Callable[["Ops", int, "Rows", "Rows"], "Rows"]
 def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = None) -> Rows:
     """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
     gate, each head's result is multiplied by the sigmoid of one value. ``choice``: returns the keys
-    that each token sees, of the layer's input and the normed rank of its queries.
+    that each token sees, of the layer's input and the normed rank of its queries. A gate may also
+    have a value for each value. Sinks are scores of one more key for each head.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -37,6 +38,11 @@ def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = N
     names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
     has_gate = g.has(f"{blk}_gate.weight")
     q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + [f"{blk}_gate"] * has_gate)
+    if g.has(f"{blk}_k_norm.weight"):  # of the part of a row that turns, in place
+        sizes = _latent_of(layer)
+        part = g.columns(kv, sizes.n_kv_rank, sizes.n_rope)
+        norm = {"weight": f"{blk}_k_norm.weight", "eps": sizes.norm_eps}
+        g.call("columns_norm", f"{at}.k_norm", part, **norm)
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
         seen = () if choice is None else (choice(g, i, h, q),)
@@ -44,6 +50,8 @@ def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = N
     if layer.q_rope is not None:
         q = g.call("tempered", f"{at}.temper", q, table=layer.q_rope)
     of = {"whole": f"{blk}_{whole}"} if whole else {}
+    if g.has(f"{blk}_sinks.weight"):
+        of["sinks"] = f"{blk}_sinks"
     y = g.call("latent", at, q, kv, *seen, layer=i, weight=f"{blk}_k_b", **of)
     y = g.call("by_head", f"{at}.v_b", y, weight=f"{blk}_v_b", heads=layer.n_head)
     if has_gate:
@@ -65,6 +73,7 @@ def _sizes(layer: Layer) -> Sizes:
         "n_q": layer.n_head * sizes.n_q,
         "n_kv": layer.n_head * (sizes.n_nope + sizes.n_v),
         "n_row": layer.head_dim,
+        "n_rope": sizes.n_rope,
         "n_nope": sizes.n_nope,
         "n_v": sizes.n_v,
         "n_attn": layer.n_head * sizes.n_v,
@@ -86,6 +95,7 @@ _QUERIES_AT_ONCE = (TensorRow("attn_q.weight", ("n_q", "n_embd")),)
 _ROW = (
     *with_bias("attn_kv_a_mqa", "n_row", "n_embd"),
     TensorRow("attn_kv_a_norm.weight", ("n_kv_rank",)),
+    TensorRow("attn_k_norm.weight", ("n_rope",), optional=True),  # before the rope
 )
 _MAPS = (
     TensorRow("attn_k_b.weight", ("n_head", "n_kv_rank", "n_nope")),

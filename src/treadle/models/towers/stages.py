@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
     from treadle.models.ops import Ops, Rows
 
+POSITIONS = "positions"  # name of the given rows of learned positions
+
 
 class TowerStage(ABC):
     """One stage. Its tensors are named by their stems, without ``.weight``."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from treadle.kernels.activation_layout import BLOCK, ActivationLayout
 from treadle.kernels.elementwise.elementwise import Embed
-from treadle.kernels.spec import Grid
+from treadle.kernels.matmul.sizes import COLUMNS
+from treadle.kernels.spec import Grid, Spec
 from treadle.plan.lowering.deferred import Floats, StepOutput
 
 if TYPE_CHECKING:
@@ -70,17 +73,33 @@ def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
     return Floats(label, x.width, rows, column)
 
 
-def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int) -> Rows:
-    """RMS norm without weights of each of ``heads`` equal parts, in place."""
+def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
+    """RMS norm without weights of each of ``heads`` equal parts, in place. ``gains``: the tensor
+    with a factor for each part.
+    """
+    from treadle.kernels.elementwise.column_norm import ColumnNorm
     from treadle.kernels.recurrent.gates import UnitHeads
 
     rows, column = ops.place(x)
     k = x.width // heads
-    spec = UnitHeads(k, heads, math.sqrt(k), k * ops.config.norm_eps)
     grid = Grid(heads, "n_tokens")
-    stride = rows.row_bytes // 4
-    ops.steps.emit(label, spec, grid, x=rows, stride=stride, column=column)
+    given: dict[str, Any] = {"x": rows, "stride": rows.row_bytes // 4, "column": column}
+    spec: Spec = UnitHeads(k, heads, math.sqrt(k), k * ops.config.norm_eps)
+    if gains:
+        weights = ops.steps.weights
+        each = weights.tensor(gains).dequantize().ravel().repeat(k)
+        given["w"] = weights.numbers(f"{gains} x {k}", np.pad(each, (0, COLUMNS)))
+        ops.steps.plan.tensors_used.add(gains)
+        spec = ColumnNorm(k, ops.config.norm_eps, heads, own=True)
+    ops.steps.emit(label, spec, grid, **given)
     return x
+
+
+def normed_times(ops: CpuOps, label: str, x: Rows, *, factor: str) -> Rows:
+    """RMS norm without weights, times the only value of the tensor ``factor``."""
+    (value,) = ops.steps.weights.tensor(factor).dequantize().ravel().tolist()
+    ops.steps.plan.tensors_used.add(factor)
+    return ops.norm(label, x, "", scale=value)
 
 
 def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
@@ -138,11 +157,49 @@ def embedded_beside(
     """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
     place.
     """
+    rows = ops.floats(x)
+    _embed_half(ops, label, rows, weight, scale, x.width // 2, norms)
+    return Floats(label, x.width, rows)
+
+
+def embedded_before(
+    ops: CpuOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
+) -> Rows:
+    """Return the tokens' embeddings and ``x`` side by side, each with a norm of its own."""
+    from treadle.kernels.elementwise.altup import CopyColumns
+
+    (rows, column) = ops.place(x)
+    out = ops.steps.floats(label, 2 * x.width)
+    ops.steps.emit(
+        f"{label}.states",
+        CopyColumns(x.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        to=x.width,
+    )
+    _embed_half(ops, label, out, weight, 1.0, x.width, norms)
+    return Floats(label, 2 * x.width, out)
+
+
+def _embed_half(
+    ops: CpuOps,
+    label: str,
+    rows: Buffer,
+    weight: str,
+    scale: float,
+    width: int,
+    norms: tuple[str, str],
+) -> None:
+    """Write the tokens' embeddings into the first ``width`` columns of ``rows``, and norm these and
+    the next ``width``.
+    """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
     steps = ops.steps
-    rows = ops.floats(x)
-    width = x.width // 2
     name = f"{weight}.weight"
     stride = rows.row_bytes // 4
     fmt = steps.weights.format(name)
@@ -166,7 +223,6 @@ def embedded_beside(
             stride=stride,
             column=i * width,
         )
-    return Floats(label, x.width, rows)
 
 
 # -- residual streams and sparse gates ------------------------------------------------------------
@@ -216,6 +272,7 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
         stride=rows.row_bytes // 4,
         out_stride=out.row_bytes // 4,
         column=column + first,
+        to=0,
     )
     return Floats(label, n, out)
 

@@ -71,7 +71,7 @@ def latent(
     assert sizes is not None
     (rows, column), (kv_rows, kv_column) = ops.place(q), ops.place(kv)
     out = steps.floats(f"{label}.absorbed", at.n_head * at.head_dim)
-    scale = ops.config.attn_scale
+    scale = sizes.scale or ops.config.attn_scale
     source = rows, column, sizes.n_q
     _multiply(
         ops,

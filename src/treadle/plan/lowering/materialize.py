@@ -190,8 +190,10 @@ class Materializer:
         steps = self.steps
         bias = f"{x.weight}.bias"
         biased = steps.has(bias)
+        weight = steps.vector(f"{x.weight}.weight", x.scale) if x.weight else None
         if not x.weight and x.scale != 1.0:
-            raise UnsupportedError(f"{x.label}: a scaled norm without weights is not supported")
+            each = [x.scale] * (x.width + COLUMNS)
+            weight = steps.weights.numbers(f"{x.width} times {x.scale}", each)
         spec = Norm(
             act.kind,
             act.k,
@@ -201,7 +203,7 @@ class Materializer:
             outputs=x.outputs,
             sub=act.sub,
             centred=x.centred,
-            weight=bool(x.weight),
+            weight=weight is not None,
             bias=biased,
             rows=rows_out,
             unit=act.unit,
@@ -212,7 +214,7 @@ class Materializer:
             spec,
             act.grid(1, "n_outputs" if x.outputs else "n_tokens"),
             x=rows,
-            w=steps.vector(f"{x.weight}.weight", x.scale) if x.weight else None,
+            w=weight,
             out=out,
             residual=residual,
             stride=rows.row_bytes // 4,

@@ -70,6 +70,7 @@ OUTER: Mapping[str, TextPart] = {
     "glm46v": TextPart("text_config", "glm4v_text"),
     "glm_ocr": TextPart("text_config", "glm_ocr_text"),
     "glm4v_moe": TextPart("text_config", "glm4v_moe_text"),
+    "glm5_next": TextPart("text_config", "glm5_next_text"),
     "hunyuan_vl": TextPart("text_config", "hunyuan_vl_text", tied=True),
     "step3p7": TextPart("text_config", "step3p5"),
     "llava": _LLAMA,
@@ -89,8 +90,10 @@ OUTER: Mapping[str, TextPart] = {
     "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
     "embedding_gemma2": TextPart("text_config", "embedding_gemma2_text"),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
+    "dots3_note": TextPart("text_config", "dots3_note_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
+    "ultravox": _LLAMA,
     **dict.fromkeys(("janus", "deepseek_vl", "deepseek_vl_hybrid"), replace(_LLAMA, tied=True)),
     "idefics2": TextPart("text_config", "mistral"),
     **dict.fromkeys(
@@ -110,6 +113,9 @@ OUTER: Mapping[str, TextPart] = {
     "granite4_vision": TextPart("text_config", "granite4_vision_text"),
     "hyperclovax_vision_v2": TextPart("text_config", "hyperclovax", tied=True),
 }
+# Models whose folders may have the other parts alone, and the key that names the text model.
+TEXT_APART: Mapping[str, str] = {"ultravox": "text_model_id"}
+TEXT_WEIGHTS = "language_model."  # beginning of the names of those in such a folder
 # transformers' defaults for keys that such a part omits, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {
     kind: {

@@ -16,7 +16,10 @@ from treadle.convert.hf.families.bitnet import BITNET_FAMILIES
 from treadle.convert.hf.families.cohere import COHERE_FAMILIES
 from treadle.convert.hf.families.dbrx import DBRX_FAMILIES
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
+from treadle.convert.hf.families.deepseek4 import DEEPSEEK4_FAMILIES
 from treadle.convert.hf.families.dots import DOTS_FAMILIES
+from treadle.convert.hf.families.dots3 import DOTS3_FAMILIES
+from treadle.convert.hf.families.drafters import DRAFTER_FAMILIES
 from treadle.convert.hf.families.ernie import ERNIE_FAMILIES
 from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
@@ -28,12 +31,15 @@ from treadle.convert.hf.families.gemma4 import (
     GEMMA4_VARIANTS,
 )
 from treadle.convert.hf.families.glm import GLM_FAMILIES
+from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
+from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
+from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
@@ -43,6 +49,7 @@ from treadle.convert.hf.families.lfm2 import LFM2_FAMILIES
 from treadle.convert.hf.families.llama import LLAMA_FAMILIES
 from treadle.convert.hf.families.maincoder import MAINCODER_FAMILIES
 from treadle.convert.hf.families.mamba import MAMBA_FAMILIES
+from treadle.convert.hf.families.maple import MAPLE_FAMILIES
 from treadle.convert.hf.families.mellum import MELLUM_FAMILIES
 from treadle.convert.hf.families.mimo import MIMO_FAMILIES
 from treadle.convert.hf.families.minicpm import MINICPM_FAMILIES
@@ -68,6 +75,7 @@ from treadle.convert.hf.families.solar import SOLAR_FAMILIES
 from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
+from treadle.convert.hf.families.talkie import TALKIE_FAMILIES
 from treadle.convert.hf.family import Family
 
 # Of families with one architecture, the first gives the row order of its adapters: other vendors'
@@ -84,7 +92,10 @@ FAMILIES: dict[str, Family] = {
     **COHERE_FAMILIES,
     **DBRX_FAMILIES,
     **DEEPSEEK_FAMILIES,
+    **DEEPSEEK4_FAMILIES,
     **DOTS_FAMILIES,
+    **DRAFTER_FAMILIES,
+    **DOTS3_FAMILIES,
     **ERNIE_FAMILIES,
     **EXAONE_FAMILIES,
     **FALCON_FAMILIES,
@@ -93,12 +104,15 @@ FAMILIES: dict[str, Family] = {
     **GEMMA4_FAMILIES,
     **EMBEDDING_GEMMA2_FAMILIES,
     **GLM_FAMILIES,
+    **GLM_NEXT_FAMILIES,
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
     **GRANITE_FAMILIES,
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
+    **HRM_FAMILIES,
+    **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
@@ -107,6 +121,7 @@ FAMILIES: dict[str, Family] = {
     **LFM2_FAMILIES,
     **MAINCODER_FAMILIES,
     **MAMBA_FAMILIES,
+    **MAPLE_FAMILIES,
     **MELLUM_FAMILIES,
     **MIMO_FAMILIES,
     **MINICPM_FAMILIES,
@@ -132,6 +147,7 @@ FAMILIES: dict[str, Family] = {
     **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
+    **TALKIE_FAMILIES,
 }
 # Rows that ``variant`` chooses.
 VARIANTS = (

@@ -1,0 +1,101 @@
+"""HRM-Text: two stacks of layers that run in turn, several times, on two states of each token.
+
+::
+
+    high = embed(ids)
+    low = init
+    for each high cycle:
+        for each low cycle: low = low_stack(high + low)
+        high = high_stack(high + low)
+    logits = linear(high)
+
+A stack ends with a norm; no norm has weights. The file has the layers of the low stack, then those
+of the high one. A config has a record for each layer of each run of a stack, with keys and values
+of its own. Attention is causal, as in llama.cpp: transformers lets the tokens of a prompt see each
+other only if it is told which these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.graphs.nanbeige import LoopedOps
+from treadle.models.keys import N_LAYER_MAX
+from treadle.models.layer import build_layer
+from treadle.models.structure import Graph, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows
+
+PER_STACK = "hrm.layers_per_stack"
+HIGH_CYCLES = "hrm.h_cycles"
+LOW_CYCLES = "hrm.l_cycles"
+PREFIX = "hrm.prefix_lm"  # its model can be told of a prompt; for other programs
+INIT = "hrm_z_l_init"
+MOST_CYCLES = 64
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Read a decoder's config, and which layer of the file each run of a layer has."""
+    n = keys.integer(PER_STACK, lo=1, hi=N_LAYER_MAX)
+    high, low = (keys.integer(key, lo=1, hi=MOST_CYCLES) for key in (HIGH_CYCLES, LOW_CYCLES))
+    n_layer = n * high * (low + 1)
+    if keys.integer("block_count", lo=1, hi=N_LAYER_MAX) != n_layer:
+        found = f"is {keys.get('block_count')}"
+        keys.fail("block_count", found, f"{n_layer}: {n} a stack, {low} times low, then high")
+    weights_of = [i + n * (cycle == low) for cycle in range(low + 1) for i in range(n)] * high
+    return replace(reading.read(keys, arch), weights_of=tuple(weights_of))
+
+
+def build(g: Ops) -> Rows:
+    """Build all runs of the stacks; return the high states before the last norm."""
+    of = g.config.weights_of
+    n = (max(of) + 1) // 2
+    looped: Any = LoopedOps(g, of.__getitem__)
+    high = first(g)
+    embd = g.embed("low", "token_embd", g.config.embd_scale)
+    given: Rows = g.add_rows("low.init", embd, INIT, by="first")
+    x = given
+    for start in range(0, len(of), n):
+        x = given
+        for i in range(start, start + n):
+            x = build_layer(looped, i, g.layer(i, x), *halves_of(g.config.layers[i]))
+            x = g.steer(f"L{i}.control", x, layer=i)
+        if start + n == len(of):
+            break
+        # Its sum with the other state is one step, and a later sum another.
+        made, kept = (g.norm(f"L{start + n - 1}.{name}", x, "") for name in ("stack_norm", "state"))
+        if of[start] < n:
+            low = kept
+            given = g.add(high, made)
+        else:
+            high = kept
+            given = g.add(low, made)
+    return g.layer(g.config.here.stop, x)
+
+
+class StackedGraph(Graph):
+    """A graph whose tensors are those of the two stacks."""
+
+    def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
+        n = max(config.weights_of) + 1
+        return super().tensors(replace(config, layers=config.layers[:n]))
+
+
+# No "stream": layers of several stages would need the same weights.
+HRM = StackedGraph(
+    build=build,
+    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    rows=(*DECODER.rows, TensorRow(f"{INIT}.weight", ("n_embd",))),
+    sizes=DECODER.sizes,
+    sublayers=halves_of,
+    read=read,
+    parts=DECODER.parts,
+)

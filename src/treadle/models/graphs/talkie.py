@@ -1,0 +1,77 @@
+"""Talkie: norms without weights, and after each layer the normed embeddings again, times a factor.
+
+::
+
+    e = norm(embed(ids))
+    x = e
+    for each layer: x = layer(x) + factor * e
+    logits = linear(norm(x))
+
+Queries and keys are normed after the rope, and queries have a factor for each head. Without weights
+this equals a norm before it. The rope of its own model turns the other way, which is in the rows of
+GGUF files: half of them have the opposite sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import DECODER, halves_of
+from treadle.models.graphs.ngrams import without_build
+from treadle.models.layer import build_layer
+from treadle.models.structure import Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows
+
+EMBD_SKIP = "embd_skip"  # GGUF's layer_output_scale, which scales a layer's sum elsewhere
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Read a decoder's config."""
+    config = reading.read(keys, arch)
+    return replace(config, layers=tuple(replace(at, qk_norm=True) for at in config.layers))
+
+
+def build(g: Ops) -> Rows:
+    """Build a decoder's layers, with the embeddings added after each."""
+    embd = g.embed("token_embd", "token_embd", g.config.embd_scale)
+    x = g.norm("token_embd_norm", embd, "")
+    for i in g.config.here:
+        x = build_layer(g, i, g.layer(i, x), *halves_of(g.config.layers[i]))
+        factor = f"blk.{i}.{EMBD_SKIP}.weight"
+        x = g.add(x, g.call("normed_times", f"L{i}.skip", embd, factor=factor))
+        x = g.steer(f"L{i}.control", x, layer=i)
+    return g.layer(g.config.here.stop, x)
+
+
+SKIP = Sublayer(
+    label="skip",
+    before="",
+    after="",
+    behind="",
+    build=without_build,
+    rows=(TensorRow(f"{EMBD_SKIP}.weight", ("one",)),),
+    sizes=lambda layer: {},
+)
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """Return a decoder's sublayers, and the factor of the embeddings."""
+    return *halves_of(layer), SKIP
+
+
+# No "stream": layers of later stages would need the embeddings.
+TALKIE = replace(
+    DECODER,
+    build=build,
+    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    sublayers=parts_of,
+    read=read,
+    parts=lambda: (*DECODER.parts(), SKIP),
+)
