@@ -503,6 +503,24 @@ def test_a_missing_tensor_is_named(name: str, tensor: str, where: str, data: Pat
 
 
 @pytest.mark.parametrize(
+    ("name", "tensor", "like"),
+    [
+        ("gemma3", "v.pre_ln.weight", "v.post_ln.weight"),
+        ("gemma3", "v.class_embd", "v.post_ln.weight"),
+        ("glm4v", "v.pre_ln.weight", "v.post_ln.weight"),
+        ("gemma4", "v.post_ln.weight", "v.blk.0.ln1.weight"),
+        ("qwen25vl", "v.blk.1.ls1.weight", "v.post_ln.weight"),
+    ],
+)
+def test_a_tensor_that_nothing_reads(name: str, tensor: str, like: str, data: Path) -> None:
+    """It would change the rows: the model is another one."""
+    gguf = file_of(BY_NAME[name], data)
+    gguf.tensors[tensor] = replace(gguf.tensors[like], name=tensor)
+    with pytest.raises(FileError, match="nothing reads this tensor"):
+        open_projector(gguf, open_device("cpu", None, 1, None))
+
+
+@pytest.mark.parametrize(
     ("name", "tensor"),
     [
         ("gemma3", "v.patch_embd.weight"),
