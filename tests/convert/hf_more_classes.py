@@ -16,6 +16,7 @@ MORE_CLASSES = {
     "granite4_vision_text": "Granite4VisionText",
     "nanochat": "NanoChat",
     "muse_glimmer_text": "MuseGlimmerText",
+    "muse_glimmer_assistant": "MuseGlimmerAssistant",  # a drafter
     "lfm3": "Lfm3",
     "bailing_hybrid": "BailingHybrid",
     "hy_v4": "HYV4",
