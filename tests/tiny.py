@@ -348,7 +348,10 @@ def rounding(config: Config) -> float:
             n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.
-            n += int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
+            scores = int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
+            n += scores
+            if layer.n_cross:  # a second attention
+                n += scores + config.n_embd + layer.n_head * layer.head_dim
         if layer.state is not None:
             n += layer.state.n_inner + layer.state.n_state + layer.state.n_conv
             if layer.state.n_rank:

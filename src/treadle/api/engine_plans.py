@@ -86,6 +86,8 @@ def compile_plans(model: Model) -> None:
             plan.compile_ahead()
         for plan in plans:
             plan.make()
+        if model.engine.encoder is not None:
+            model.engine.encoder.warm()
         if model.media is not None:
             model.media.warm()
             for plan in media_plans(model):

@@ -19,7 +19,7 @@ from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs
 from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
-from treadle.errors import ContextFullError, TreadleError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.elementwise.top_records import RESULT
 from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
 from treadle.kvcache.cache import KVCache, Sequence
@@ -30,6 +30,7 @@ from treadle.plan.plan import Plan
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
+    from treadle.engine.text_encoder import TextEncoder
     from treadle.files.gguf import GGUF
     from treadle.kvcache.media import MediaEntry, MediaRegistry
     from treadle.kvcache.prefix_tree import Lora
@@ -103,6 +104,7 @@ class Engine:
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
         self._closed = False
+        self.encoder: TextEncoder | None = None  # of an encoder-decoder model
         self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
@@ -117,6 +119,23 @@ class Engine:
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
         """Return the cache of this engine, with these arguments of ``KVCache``."""
         return self.cache_type(*given, **named)
+
+    def attend(self, seq: Sequence, source: Ids[int]) -> None:
+        """Make an empty sequence attend to the rows of ``source``, which the model's encoder reads
+        now if no other sequence has them.
+
+        Raises UnsupportedError if the model has no encoder, ContextFullError for a source that is
+        too long, NoRoomError if there are no pages for its rows.
+        """
+        with self.lock:
+            self.check_ids(source)
+            self.cache.check_context(len(source))
+            if self.encoder is None:
+                raise UnsupportedError(f"source: {self.config.arch.name} has no encoder")
+            with interrupts_held():
+                keys = self.cache.inputs.hold(tuple(source))
+                seq.attend_to(keys)
+            self.encoder.finish(tuple(source), keys)
 
     # -- plans ----------------------------------------------------------------------------------
 
@@ -557,6 +576,8 @@ class Engine:
                 raise TreadleError("batch item: no tokens")
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
+            if self.cache.cross and (seq.encoded is None or not seq.encoded.is_stored):
+                raise self._no_prompt(output)
             self.check_ids(ids)
             entries = self.media.entries_in(ids)
             media = media or bool(entries)
@@ -577,6 +598,16 @@ class Engine:
             )
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
+
+    def _no_prompt(self, output: str) -> UnsupportedError:
+        """Return the error for a sequence without an encoder's rows."""
+        name = self.config.arch.name
+        if output not in OF_ROWS:
+            return UnsupportedError(f"no {output}: {name} generates text, of a prompt's encoding")
+        return UnsupportedError(
+            f"{name}: its tokens attend to a prompt that its encoder has read, and there is none "
+            "here: use generate, or give source= to session or logits"
+        )
 
     def _check_rows(self, entries: Iterable[MediaEntry]) -> None:
         """Raise TreadleError for media whose rows are not there, or have the wrong width."""
@@ -641,6 +672,8 @@ class Engine:
                 self.cache.store.save()
                 self.cache.store.close()
             self._closed = True
+            if self.encoder is not None:
+                self.encoder.close()
             self.device.close()
             self._ready.clear()
             self._weights.consts.clear()

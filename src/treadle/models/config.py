@@ -6,6 +6,8 @@ range, sizes divide, and every tensor that a layer names exists in its shape.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
@@ -325,6 +327,13 @@ class Config:
     stage: range | None = None  # the layers that are computed here; None: all
     media: MediaTraits = MediaTraits()
     with_media: bool = False  # the plan is for batches with rows of media
+    encoder: Config | None = None  # of the encoder that reads prompts, if there is one
+    start_id: int = 0  # the token with which text begins behind an encoder's rows
+
+    def attending_to(self, n_rows: int) -> Config:
+        """Return the config whose layers attend to up to ``n_rows`` rows of an encoder."""
+        layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     @property
     def pool(self) -> str:

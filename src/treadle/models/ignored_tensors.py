@@ -27,7 +27,6 @@ _REASONS: dict[str, str] = {
         "plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
-    "its decoder attends to an encoder, and scores have learned distance biases": ("t5 mt5 umt5"),
     "its decoder attends to an encoder": (
         "bart mbart bigbird_pegasus blenderbot blenderbot-small marian mvp pegasus plbart "
         "prophetnet t5gemma2"

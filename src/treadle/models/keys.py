@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
+ENC = "enc."  # begins the names of an encoder's tensors, in a file with a decoder too
+N_DECODER_LAYER = "decoder_block_count"
 NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token prediction
 
 

@@ -168,8 +168,10 @@ class Graph:
 
 
 def layer_of(name: str) -> tuple[int, str]:
-    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1."""
-    layer = re.match(r"blk\.(\d+)\.", name)
+    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1. An
+    encoder's names may begin with "enc.".
+    """
+    layer = re.match(r"(?:enc\.)?blk\.(\d+)\.", name)
     return (int(layer[1]), name[layer.end() :]) if layer else (-1, name)
 
 
@@ -268,7 +270,7 @@ def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Seque
     known = {row.name for kind in graph.parts() for row in kind.rows} if doubtful else set()
     for name in doubtful:
         i, stem = layer_of(name)
-        if stem in known:
+        if stem in known and i < config.n_layer:
             layer = config.layers[i]
             parts = " and ".join(filter(None, (layer.mixer, layer.ffn)))
             raise FileError(

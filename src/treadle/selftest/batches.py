@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 MANY = 150  # tokens of a batch in a plan for many; their number does not change kernels
 OUTPUTS = 20  # rows of logits in a plan for many
+N_SOURCE = PAGE + 9  # tokens of an encoder's prompt
 HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 
@@ -70,6 +71,18 @@ def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
     if n_most <= 4:
         return n_most
     return max(below + 1, min(n_most - 1, many))
+
+
+def new_sequence(engine: Engine) -> Sequence:
+    """Return an empty sequence; in an encoder-decoder model, over a prompt of random tokens. The
+    caller holds the engine's lock, and closes it.
+    """
+    seq = engine.cache.sequence()
+    if engine.encoder is not None:
+        n = min(N_SOURCE, engine.n_ctx)
+        source = np.random.default_rng(5).integers(0, engine.config.n_vocab, n)
+        engine.attend(seq, source.tolist())
+    return seq
 
 
 @contextmanager
@@ -149,7 +162,7 @@ def _sequence(
     short one.
     """
     cache = engine.cache
-    seq = cache.sequence()
+    seq = new_sequence(engine)
     if engine.adapters:
         seq.lora = tuple((a, 1.0) for a in range(len(engine.adapters)))
     room = min(engine.n_ctx, cache.n_tokens // max(1, cache.n_sequences)) - n - 1

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.families.bert import ENCODERS_OF
 from treadle.convert.hf.families.experts import expert_keys, expert_words
 from treadle.convert.hf.families.multimodal import OUTER, SIZES
 from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.families.t5 import ENCODERS_OF
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.rope import f32, read_rope
 from treadle.convert.hf.windows import every_layer, every_layer_if_used

@@ -184,7 +184,7 @@ _PREFIX = re.compile(
     r"|distilbert\.transformer\.|distilbert\.|electra\.|new\.|gte\.)?"
 )
 _LAYER = (
-    r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks|transformer_encoder)"
+    r"(?P<layers>(?:(?P<side>encoder|decoder)\.)?(?:layers?|block)|h|blocks|transformer_encoder)"
     r"\.(?P<layer>0|[1-9]\d{0,5})\."
 )
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"

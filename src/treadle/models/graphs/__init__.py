@@ -49,6 +49,8 @@ GRAPHS = LateConstants[Graph](
         "tower": ".towers.tower.TOWER",
         "cross_decoder": "cross.CROSS_DECODER",
         "cross_keys": "cross.CROSS_KEYS",
+        "encoder_decoder": "encoder_decoder.ENCODER_DECODER",
+        "encoder_decoder_keys": "encoder_decoder.ENCODER_DECODER_KEYS",
     },
 )
 

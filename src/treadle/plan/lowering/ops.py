@@ -22,6 +22,8 @@ from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import TAPPED, tap_name
+from treadle.models.keys import ENC
+from treadle.models.mixers.cross import STORED
 from treadle.models.ops import Ops, Rows, tensor_of
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
@@ -96,6 +98,9 @@ def build_plan(
     if config.stage is not None:
         stems = tuple(f"blk.{i}." for i in config.stage)
         others = {name for name in plan.tensors if not name.startswith(stems)}
+        plan.tensors_ignored |= others - plan.tensors_used
+    if config.encoder is not None:  # the encoder's plans, and that of its rows' keys and values
+        others = {n for n in plan.tensors if n.startswith(ENC) or any(s in n for s in STORED)}
         plan.tensors_ignored |= others - plan.tensors_used
     plan.place()
     return plan

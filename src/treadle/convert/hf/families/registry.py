@@ -75,6 +75,7 @@ from treadle.convert.hf.families.solar import SOLAR_FAMILIES
 from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
+from treadle.convert.hf.families.t5 import T5_FAMILIES
 from treadle.convert.hf.families.talkie import TALKIE_FAMILIES
 from treadle.convert.hf.family import Family
 
@@ -147,6 +148,7 @@ FAMILIES: dict[str, Family] = {
     **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
+    **T5_FAMILIES,
     **TALKIE_FAMILIES,
 }
 # Rows that ``variant`` chooses.
