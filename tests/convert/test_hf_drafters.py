@@ -26,7 +26,7 @@ from treadle.convert.open import open_model
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import open_gguf
-from treadle.models.graphs.dflash import MASK
+from treadle.models.drafters.dflash import MASK
 from treadle.models.load import load_config
 
 N_DRAFT = 100

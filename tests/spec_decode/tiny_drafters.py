@@ -18,8 +18,8 @@ from tests.tiny import keys as usual_keys
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.sequence import Sequence
 from treadle.models.archs import ARCHS
+from treadle.models.drafters.beside_model import D2T, I64
 from treadle.models.graphs import GRAPHS
-from treadle.models.graphs.drafters import D2T, I64
 from treadle.models.keys import ArchMetadata
 
 N_VOCAB = SIZES["n_vocab"]

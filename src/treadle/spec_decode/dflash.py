@@ -16,8 +16,8 @@ import numpy as np
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError
-from treadle.models.graphs.dflash import BASE, KEYS, MARKOV
-from treadle.models.graphs.drafters import FEATURES, tokens_of
+from treadle.models.drafters.beside_model import FEATURES, tokens_of
+from treadle.models.drafters.dflash import BASE, KEYS, MARKOV
 from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, Drafter, DraftSequence, K
 from treadle.spec_decode.mtp import share_of
 from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.engine.engine import Engine
-from treadle.models.graphs.drafters import FEATURES, tokens_of
-from treadle.models.graphs.eagle3 import AHEAD, STATES
+from treadle.models.drafters.beside_model import FEATURES, tokens_of
+from treadle.models.drafters.eagle3 import AHEAD, STATES
 from treadle.spec_decode.mtp import NextnDrafter
 from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
+from treadle.models.drafters.beside_model import bound
 from treadle.models.graphs.decoder import TAPPED, tap_name
-from treadle.models.graphs.drafters import bound
 from treadle.spec_decode.draft_model import check_vocabularies
 from treadle.spec_decode.mtp import ModelStates
 from treadle.tokenizer.ids_only import has_vocabulary

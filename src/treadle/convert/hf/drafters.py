@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from treadle.models.drafters.beside_model import D2T
 from treadle.models.graphs.assistant import ORDERING
-from treadle.models.graphs.drafters import D2T
 
 if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor

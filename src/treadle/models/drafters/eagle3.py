@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
 from treadle.models.config import DraftTraits
-from treadle.models.ffns import FFNS
-from treadle.models.graphs import decoder, reading
-from treadle.models.graphs.decoder import DECODER
-from treadle.models.graphs.drafters import (
+from treadle.models.drafters.beside_model import (
     DRAFT_ROWS,
     FEATURES,
     TARGET_LAYERS,
@@ -30,6 +27,9 @@ from treadle.models.graphs.drafters import (
     sizes_of,
     target_layers,
 )
+from treadle.models.ffns import FFNS
+from treadle.models.graphs import decoder, reading
+from treadle.models.graphs.decoder import DECODER
 from treadle.models.mixers import MIXERS
 from treadle.models.structure import TensorRow, with_bias
 

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 
 from treadle.errors import FileError
 from treadle.models.config import DraftTraits
-from treadle.models.graphs import decoder
-from treadle.models.graphs.decoder import DECODER, halves_of
-from treadle.models.graphs.drafters import (
+from treadle.models.drafters.beside_model import (
     DRAFT_ROWS,
     FEATURES,
     TARGET_LAYERS,
@@ -30,6 +28,8 @@ from treadle.models.graphs.drafters import (
     sizes_of,
     target_layers,
 )
+from treadle.models.graphs import decoder
+from treadle.models.graphs.decoder import DECODER, halves_of
 from treadle.models.graphs.limits import ACTIVATION, ACTIVATIONS
 from treadle.models.graphs.reading import read_config
 from treadle.models.mixers.names import KEYS_ALONE

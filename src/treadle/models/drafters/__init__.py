@@ -1,0 +1,1 @@
+"""Graphs of drafters that read the states of another model."""
