@@ -1,4 +1,4 @@
-"""Family row of HRM-Text (``models/graphs/hrm.py``)."""
+"""Family row of HRM-Text (``models/graphs/looped/hrm.py``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, lower, same, upper
 from treadle.files.keys import MetadataReader
-from treadle.models.graphs.hrm import HIGH_CYCLES, LOW_CYCLES, MOST_CYCLES, PER_STACK, PREFIX
+from treadle.models.graphs.looped.hrm import HIGH_CYCLES, LOW_CYCLES, MOST_CYCLES, PER_STACK, PREFIX
 from treadle.models.keys import N_LAYER_MAX
 
 _STACK = re.compile(r"(?P<before>.*\.)?(?P<stack>[LH])_module\.layers\.(?P<layer>\d{1,6})\.")

@@ -17,7 +17,6 @@ from treadle.convert.hf.tensor_names import Names
 from treadle.convert.hf.windows import has_attention
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, taps
 from treadle.files.keys import MetadataReader
-from treadle.models.graphs.hyper import N_STREAMS, RANK, RATIOS
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.ngrams import (
     LAYERS,
@@ -30,6 +29,7 @@ from treadle.models.graphs.ngrams import (
     OFFSETS,
     SIZES,
 )
+from treadle.models.graphs.streams.hyper import N_STREAMS, RANK, RATIOS
 
 _35 = QWEN_FAMILIES["qwen3_5_moe_text"]
 _INDEXED = "indexed_attention"

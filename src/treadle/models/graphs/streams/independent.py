@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING
 from treadle.models.config import Hyper
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, first, halves_of
-from treadle.models.graphs.hyper import MOST_STREAMS, N_STREAMS
 from treadle.models.graphs.indexing import INDEX_TOP
 from treadle.models.graphs.ngrams import without_build
+from treadle.models.graphs.streams.hyper import MOST_STREAMS, N_STREAMS
 from treadle.models.mixers.names import INDEX_SHARED, INDEXED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 

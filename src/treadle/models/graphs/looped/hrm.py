@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, first, halves_of
-from treadle.models.graphs.nanbeige import LoopedOps
+from treadle.models.graphs.looped.nanbeige import LoopedOps
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.layer import build_layer
 from treadle.models.structure import Graph, TensorRow

@@ -1,0 +1,1 @@
+"""Graphs whose layers run several times."""

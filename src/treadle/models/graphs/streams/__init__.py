@@ -1,0 +1,1 @@
+"""Graphs of layers on several streams of hidden states (hyper-connections)."""
