@@ -97,9 +97,12 @@ SHAPES = {
 }
 
 
-def write_tower(shape: TowerShape, fmt: Format, path: Path) -> None:
+def write_tower(shape: TowerShape, fmt: Format, path: Path, *, class_behind: bool = False) -> None:
     """Write a projector file: matrices in ``fmt``, or F16 where its blocks do not divide the rows.
     Patch embeddings are F32, as ``treadle convert`` writes them.
+
+    class_behind: the class token's position stands behind the patches', where llama.cpp reads it
+        (ggml-org/llama.cpp#25814).
     """
     w = GGUFWriter(path)
     w.add("general.architecture", "clip")
@@ -141,7 +144,11 @@ def write_tower(shape: TowerShape, fmt: Format, path: Path) -> None:
         table(f"v.patch_embd.{end}", d, 3, shape.patch, shape.patch)
     if not shape.class_row:
         vector("v.patch_embd.bias", d)
-    table("v.position_embd.weight", shape.grid**2 + shape.class_row, d)
+    dims = shape.grid**2 + shape.class_row, d
+    positions = 0.05 * rng.standard_normal(dims, np.float32)
+    if class_behind:
+        positions = np.roll(positions, -1, axis=0)
+    w.add_tensor("v.position_embd.weight", dims, "F32", positions)
     if shape.class_row:
         vector("v.class_embd", d)
         norm("v.pre_ln", d)
@@ -325,6 +332,39 @@ def text_rate(shape: TowerShape, fmt: Format, n_tokens: int, threads: int, folde
     return (2 * n_tokens * matrices + attention) / best
 
 
+def text_attention(shape: TowerShape, n_tokens: int, threads: int, folder: Path) -> float:
+    """Operations a second of the attention of a text prompt: as many tokens as the tower has rows,
+    heads as its. A token's keys are those before it.
+    """
+    import treadle
+    from treadle.engine.batch import BatchItem
+
+    d, n_head = shape.n_embd, shape.n_head
+    text = Shape("llama", 1, d, 256, n_head, n_head, d // n_head, 512, n_tokens, True)
+    path = folder / "attention.gguf"
+    write_model(text, by_name("F16"), str(path))
+    best = float("inf")
+    with treadle.load(path, threads=threads, context=n_tokens) as model:
+        engine = model.engine
+        for _ in range(3):
+            engine.cache.forget()
+            seconds = 0.0
+            with closing(engine.cache.sequence()) as sequence:
+                for at in range(0, n_tokens, engine.max_tokens):
+                    n = min(engine.max_tokens, n_tokens - at)
+                    parts = [BatchItem(sequence, [5] * n, 0)]
+                    ready = engine._plan_of(parts)
+                    engine._prepare(ready, parts)
+                    (step,) = [i for i, s in enumerate(ready.plan) if s.label == "L0.attn"]
+                    began = time.perf_counter()
+                    engine.device.run(ready.program, range(step, step + 1))
+                    seconds += time.perf_counter() - began
+                    engine.cache.commit(sequence)
+            best = min(best, seconds)
+    path.unlink()
+    return 2 * n_tokens * (n_tokens + 1) * d / best
+
+
 # -- llama.cpp --------------------------------------------------------------------------------
 
 # Run by the rival's interpreter: the projector's file, a model of text with rows as wide, pixels.
@@ -375,10 +415,26 @@ for line in sys.stdin:
 
 
 class LlamaCpp:
-    """llama.cpp's mtmd, by the interpreter that has llama-cpp-python."""
+    """llama.cpp's mtmd, by the interpreter that has llama-cpp-python.
 
-    def __init__(self, python: str, path: Path, picture: Picture, threads: int) -> None:
+    Of a tower with a class token it has a file in which that token's position is where it reads it;
+    in place of the first patch's row it has the class token's as the last.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        path: Path,
+        shape: TowerShape,
+        fmt: Format,
+        picture: Picture,
+        threads: int,
+    ) -> None:
         folder = path.parent
+        self.class_row = shape.class_row
+        if shape.class_row:
+            path = path.with_stem(f"{path.stem}_theirs")
+            write_tower(shape, fmt, path, class_behind=True)
         text = folder / "rows.gguf"
         small = Shape("llama", 1, N_OUT, 256, 32, 32, 64, 1024, 1024, True)
         write_model(small, by_name("F16"), str(text))
@@ -396,6 +452,13 @@ class LlamaCpp:
         """As ``Picture.encode``."""
         seconds: float = self.program.ask(str(self.rows), N_OUT)
         return seconds, np.fromfile(self.rows, np.float32).reshape(-1, N_OUT)
+
+    def off(self, ours: np.ndarray, theirs: np.ndarray) -> float:
+        """Return the largest difference of the rows that both have, by the largest value."""
+        if self.class_row:
+            ours = ours[1:]
+            theirs = theirs[:-1]
+        return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
     def close(self) -> None:
         """End the process."""
@@ -425,7 +488,9 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
         if not np.isfinite(rows).all():
             raise SystemExit(f"{name}: rows that are not finite")
         print(f"{name}: the first in {first:.1f} s, with kernels compiled", file=sys.stderr)
-        rival = LlamaCpp(given.rival, path, picture, given.threads) if given.rival else None
+        rival = None
+        if given.rival:
+            rival = LlamaCpp(given.rival, path, shape, fmt, picture, given.threads)
         ours = []
         theirs = []
         off = ""
@@ -435,14 +500,17 @@ def measure(name: str, fmt: Format, given: argparse.Namespace, folder: Path) -> 
             if rival is not None:
                 pair[1], there = rival.encode()
                 theirs.append(pair[1])
-                off = f"{np.abs(rows - there).max() / np.abs(there).max():.1e}"
+                off = f"{rival.off(rows, there):.1e}"
             ours.append(pair[0])
             peaks = measure_peaks(row_in_use(), given.threads)
             peak = max(peak, peaks.f32 if given.exact else peaks.q16 or peaks.f32)
             print(f"{name} {turn}: {pair}", file=sys.stderr)
+        n_patches = picture.n_patches
         if given.steps:
             print_steps(picture)
-        n_patches = picture.n_patches
+            attention = text_attention(shape, n_patches, given.threads, folder)
+            line = f"  attention of a text of {n_patches} tokens"
+            print(f"{line}: {attention / 1e9:.0f} GFLOP/s", file=sys.stderr)
         n_rows = picture.prepared.n_rows
     if rival is not None:
         rival.close()

@@ -162,7 +162,7 @@ def write(shape: Shape, fmt: Format, path: str) -> None:
         matrix(f"{blk}ffn_gate.weight", shape.n_ff, shape.n_embd)
         matrix(f"{blk}ffn_up.weight", shape.n_ff, shape.n_embd)
         matrix(f"{blk}ffn_down.weight", shape.n_embd, shape.n_ff)
-        if shape.arch in ("gemma3", "qwen3"):
+        if shape.arch in ("gemma3", "qwen3", "qwen3vl"):
             norm(f"{blk}attn_q_norm.weight", shape.head_dim)
             norm(f"{blk}attn_k_norm.weight", shape.head_dim)
         if shape.arch == "gemma3":

@@ -58,6 +58,10 @@ def states(
         x = rms_norm(x, np.ones(1), config.norm_eps)
     embeddings = x
     kept: Kept = {}
+    if config.layers[0].hyper and config.layers[0].hyper.rounds:
+        from tests.reference_compressed import blended_streams
+
+        return blended_streams(config, x, ids, tensor)
     if config.layers[0].hyper:
         from tests.reference_hyper import mixed_streams
 
@@ -125,7 +129,14 @@ def looped(tensor: Tensors, n: int) -> Tensors:
 
 def tensor_of(gguf: GGUF) -> Callable[[str], Array]:
     """A file's tensors by name."""
-    return lambda name: gguf.tensors[name].dequantize().astype(np.float64)
+
+    def read(name: str) -> Array:
+        tensor = gguf.tensors[name]
+        if tensor.type_name == "I32":
+            return np.asarray(tensor.data.view("<i4").reshape(tensor.shape).astype(np.float64))
+        return tensor.dequantize().astype(np.float64)
+
+    return read
 
 
 def kl_divergence(reference: Array, logits: Array) -> float:

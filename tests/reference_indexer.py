@@ -27,6 +27,10 @@ def chosen_keys(maps: Layer, h: Array, rank: Array) -> Choice:
     k = k / np.sqrt((k**2).mean(-1, keepdims=True) + index.norm_eps)
     blk = f"blk.{maps.i}.indexer"
     k = k * maps.tensor(f"{blk}.k_norm.weight") + maps.tensor(f"{blk}.k_norm.bias")
+    if index.pooled:
+        seen = pooled(maps, h, q, k)
+        _made[maps.i] = maps.tensor, seen
+        return seen
     assert at.rope is not None
     inv_freq, factor = maps.config.ropes[at.rope].frequencies(maps.config.n_ctx_train)
     n = 2 * len(inv_freq)
@@ -37,6 +41,27 @@ def chosen_keys(maps: Layer, h: Array, rank: Array) -> Choice:
     scores = np.einsum("qhk,qh->qk", scores, maps.linear(h, "indexer.proj"))
     seen = best(scores, index.top)
     _made[maps.i] = maps.tensor, seen
+    return seen
+
+
+def pooled(maps: Layer, h: Array, q: Array, k: Array) -> Choice:
+    """The keys that each query sees where units compete, each by a weighted mean of its keys."""
+    index = maps.at.indexer
+    assert index is not None
+    n = len(h) // index.unit
+    gate = maps.linear(h, "indexer_compressor_gate")[: n * index.unit]
+    gate = gate.reshape(n, index.unit, -1)
+    gate = gate + maps.tensor(f"blk.{maps.i}.indexer_compressor_ape.weight")
+    p = np.exp(gate - gate.max(1, keepdims=True)) if n else gate
+    keys = k[: n * index.unit].reshape(n, index.unit, -1)
+    units = (p * keys).sum(1) / p.sum(1)
+    scores = np.maximum(np.einsum("qhd,kd->qhk", q, units), 0)
+    scores = np.einsum("qhk,qh->qk", scores, maps.linear(h, "indexer.proj"))
+    seen = np.zeros((len(h), len(h)), bool)
+    for i, row in enumerate(scores):
+        whole = (i + 1) // index.unit
+        for unit in [*np.argsort(-row[:whole], kind="stable")[: index.top], whole]:
+            seen[i, unit * index.unit : (unit + 1) * index.unit] = True
     return seen
 
 

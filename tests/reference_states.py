@@ -150,9 +150,10 @@ def kda(maps: Layer, h: Array) -> Array:
     q = q / np.sqrt(s.n_state)
     v = heads(v)
     decay = maps.linear(h, "ssm_f_a")
-    decay = decay if s.floor else maps.linear(decay, "ssm_f_b")
+    low = maps.at.mixer != "kda_bounded"
+    decay = maps.linear(decay, "ssm_f_b") if low else decay
     decay = heads(decay + maps.tensor(f"{blk}_dt.bias"))
-    a = maps.tensor(f"{blk}_a").reshape(-1, 1)
+    a = maps.tensor(f"{blk}_a").reshape(-1, 1) * (-1 if s.floor and low else 1)
     decay = np.exp(s.floor / (1 + np.exp(-a * decay)) if s.floor else a * np.logaddexp(0, decay))
     beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
     state = np.zeros((s.n_head, s.n_state, s.head_dim))
@@ -164,7 +165,7 @@ def kda(maps: Layer, h: Array) -> Array:
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
     y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
     gate = maps.linear(h, "ssm_g_a")
-    gate = heads(gate if s.floor else maps.linear(gate, "ssm_g_b"))
+    gate = heads(maps.linear(gate, "ssm_g_b") if low else gate)
     return maps.linear((y / (1 + np.exp(-gate))).reshape(len(h), -1), "attn_output")
 
 
@@ -179,10 +180,12 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta_grouped": delta,
     "kda": kda,
     "kda_bounded": kda,
+    "kda_floored": kda,
     "latent": latent,
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,
     "latent_indexed": latent,
+    "latent_pooled": latent,
     "latent_index_shared": latent,
 }

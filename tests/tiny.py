@@ -39,7 +39,14 @@ SIZES = {
     "head_norms": 0,  # 1: q/k norms have weights for each head
     "tied": 1,  # the embeddings are the output matrix as well
 }
-ALL_EXPERTS = ("early", "grove", "grok", "hyper", "blocks")  # graphs whose layers all have some
+ALL_EXPERTS = (
+    "early",
+    "grove",
+    "grok",
+    "hyper",
+    "blocks",
+    "compressed",
+)  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
     "expert_group_scale": 0.05,
@@ -87,12 +94,36 @@ HYPERS = {  # of several streams, and of n-grams in the first layer
     "ple.head_offsets": [0, 53, 112, 173],
     "embedding_length_per_layer_input": 32,
 }
+COMPRESSED = {  # of rows that stand for several tokens
+    "attention.sliding_window": 12,
+    "attention.q_lora_rank": 32,
+    "attention.output_group_count": 2,
+    "attention.output_lora_rank": 16,
+    "attention.compress_rope_freq_base": 160000.0,
+    "rope.dimension_count": 16,
+    "hash_layer_count": 1,
+    "swiglu_clamp_exp": 1.5,
+    "swiglu_clamp_shexp": 2.5,
+    "hyper_connection.count": 3,
+    "hyper_connection.sinkhorn_iterations": 20,
+    "hyper_connection.epsilon": 1e-6,
+}
+POOLED = {  # of indexers of units, and streams
+    "attention.indexer.kpool": 4,
+    "hyper_connection.count": 3,
+    "hyper_connection.sinkhorn_iterations": 20,
+    "hyper_connection.epsilon": 1e-6,
+    "swiglu_clamp_exp": 1.5,
+    "swiglu_clamp_shexp": 2.5,
+}
+UNITS = (4, 64, 0)  # tokens of a row, by layer
 INDEPENDENT = {
     "hyper_connection.count": 3,
     "hyper_connection.magnitude": 1.5,
     "hyper_connection.epsilon": 1e-3,
 }
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
+I32 = 26  # ggml's number
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
 
 
@@ -129,6 +160,8 @@ def write_model(
         size["n_head_kv"] = size["n_head_kv"][: size["n_layer"]]
     if ARCHS[arch].graph == "gemma3n":
         size["n_own"] = 32
+    if ARCHS[arch].graph == "compressed":
+        size |= {"n_head_kv": 1, "n_expert_shared": 1}
     if ARCHS[arch].graph in ALL_EXPERTS:
         size |= {"n_expert": 4, "n_ff_exp": 64} | sizes
     given = dict(ARCHS[arch].keys)
@@ -147,6 +180,11 @@ def write_model(
         matrix = len(shape) >= 2 and name.endswith("weight") and not floats
         own = next((other for part, other in formats if part in name), fmt)
         weights = by_name(own if matrix else "F32")
+        if name.endswith("tid2eid.weight"):
+            rows = rng.permuted(np.tile(np.arange(size["n_expert"]), (shape[0], 1)), axis=1)
+            rows = np.ascontiguousarray(rows[:, : shape[1]].astype("<i4"))
+            writer.add_tensor(name, shape, I32, rows.view(np.uint8).reshape(-1))
+            continue
         if name in empty:
             size_ = math.prod(shape) // weights.block * sum(weights.strides)
             writer.add_tensor(name, shape, weights, np.zeros(size_, np.uint8))
@@ -198,6 +236,12 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         ratios = [4 if heads else 0 for heads in size["n_head_kv"]]
         more = {**HYPERS, "attention.compress_ratios": ratios}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "compressed":
+        ratios = (UNITS * size["n_layer"])[: size["n_layer"]]
+        more = {**COMPRESSED, "attention.compress_ratios": list(ratios)}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "pooled":
+        made |= {f"{arch}.{key}": value for key, value in POOLED.items()}
     if ARCHS[arch].graph == "independent":
         made |= {f"{arch}.{key}": value for key, value in INDEPENDENT.items()}
     if ARCHS[arch].graph == "blocks":
@@ -304,7 +348,10 @@ def rounding(config: Config) -> float:
             n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.
-            n += int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
+            scores = int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))
+            n += scores
+            if layer.n_cross:  # a second attention
+                n += scores + config.n_embd + layer.n_head * layer.head_dim
         if layer.state is not None:
             n += layer.state.n_inner + layer.state.n_state + layer.state.n_conv
             if layer.state.n_rank:

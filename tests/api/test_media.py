@@ -121,14 +121,58 @@ def test_a_users_own_mark_stays_text(model: treadle.Model, media: Path) -> None:
     assert pad not in answer.prompt_ids
 
 
+@pytest.mark.slow
+def test_drafts_penalties_and_logprobs_count_text(media: Path) -> None:
+    """Rows of a picture are no tokens: drafts continue the text alone, penalties and DRY leave
+    them out, and the probabilities are those of the text's tokens.
+    """
+    path = media / "qwen3vl" / "text.gguf"
+    prompt = "<__media__>" + "abc abc abc abc abc abc "
+    given: dict[str, Any] = {"media": [media / "media" / "plain.png"], "max_tokens": 24}
+    given |= {"temperature": 0, "logprobs": 1}
+    made = {}
+    for speculate in (False, True):
+        with treadle.load(path, threads=1, context=512, speculate=speculate, kv="f32") as model:
+            assert model.media is not None
+            answer = model.generate(prompt, **given)
+            answer.finish()
+            made[speculate] = answer
+            first = model.engine.media.first_id
+            assert any(id >= first for id in answer.prompt_ids)
+            assert not any(id >= first for id in answer.ids)
+            n_vocab = len(model.logits([65])[0])
+            assert answer.logprobs is not None
+            assert all(entry.id < n_vocab for entry in answer.logprobs)
+            with model.session() as session:
+                row = session.feed(list(answer.prompt_ids)).copy()
+            seen = [id for id in set(answer.prompt_ids) if id < first]
+            row[seen] = np.where(row[seen] > 0, row[seen] / 3, row[seen] * 3)
+            row[list(model.media.mark_ids)] = -np.inf
+            rules = {"repeat_penalty": 3.0, "repeat_last_n": 400}
+            punished = model.generate(prompt, **{**given, **rules, "max_tokens": 1})
+            punished.finish()
+            assert punished.ids == [int(row.argmax())]
+            dry = {"presence_penalty": 1.0, "dry_multiplier": 0.8, "dry_allowed_length": 1}
+            assert model.generate(prompt, **{**given, **dry}).finish() != answer.text
+    assert made[True].ids == made[False].ids
+    assert made[True].timings.n_drafted > 0
+    assert made[False].timings.n_drafted == 0
+
+
 def test_too_many_and_too_long(model: treadle.Model, media: Path) -> None:
+    """Refused before the tower runs."""
     path = media / "media" / "plain.png"
+    before = model.stepper.scheduler.media.n_encoded
     parts = [{"type": "image", "image": path}] * 33
     with pytest.raises(UnsupportedError, match="33 pictures and sounds: the limit is 32"):
         model.chat([{"role": "user", "content": parts}])
     with pytest.raises(ContextFullError, match="do not fit the context of 512"):
         model.chat([{"role": "user", "content": parts[:10]}])
-    assert model.stepper.scheduler.media.n_encoded < 100
+    assert model.stepper.scheduler.media.n_encoded == before
+    with treadle.load(media / "qwen3vl" / "text.gguf", threads=1, context=64) as small:
+        with pytest.raises(ContextFullError, match="77 tokens do not fit the context of 64"):
+            small.generate("", media=[path], max_tokens=1)
+        assert small.stepper.scheduler.media.n_encoded == 0
 
 
 @pytest.mark.parametrize(

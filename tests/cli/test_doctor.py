@@ -103,8 +103,14 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert (report["model"]["without_kernel"], report["model"]["problem"]) == ([], None)
 
 
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of caches will do: memory's is read in gigabytes."""
+    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))
+
+
 @pytest.mark.slow
-def test_reload(run: Run, tmp_path: Path) -> None:
+def test_reload(run: Run, tmp_path: Path, small_buffers: None) -> None:
     model = write_model(tmp_path / "m.gguf", "llama", 1, (4, 8), 64)
     before = Path(model).read_bytes()
     report = json.loads(run("doctor", "--reload", model, "--json").out)
@@ -125,7 +131,7 @@ def write_model(path: Path, arch: str, ggml_type: int, shape: tuple[int, ...], s
 
 
 @pytest.mark.slow
-def test_what_treadle_cannot_run(run: Run, tmp_path: Path) -> None:
+def test_what_treadle_cannot_run(run: Run, tmp_path: Path, small_buffers: None) -> None:
     model = write_model(tmp_path / "m.gguf", "mamba9", 1, (4, 8), 64)
     report = json.loads(run("doctor", model, "--json").out)
     assert report["model"]["formats"] == ["F16"]

@@ -491,6 +491,8 @@ _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
     "dots3_note_text": {},
     "gemma3_text": {},
+    "deepseek_v4": {},
+    "glm5_next_text": {},
     "gpt2": {},
     "gpt_neo": {},
     "dbrx": {},

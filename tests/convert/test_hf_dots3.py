@@ -177,3 +177,14 @@ def test_bad_files(
         file.metadata = {key: x for key, x in given.items() if x is not None}
         with pytest.raises(error, match=why):
             load_config(file)
+
+
+def test_an_indexer_as_llama_cpp_rotates_it(tmp_path: Path) -> None:
+    save(own(CASE), tmp_path / "hf")
+    with open_gguf(convert(tmp_path / "hf", tmp_path / "made.gguf")) as file:
+        for halved, rope in ((False, "norm"), (True, "neox")):
+            file.metadata = {**file.metadata, "dots3note.attention.indexer.rope_halved": halved}
+            config = load_config(file)
+            first = config.layers[0].indexer
+            assert first is not None
+            assert (first.rope, config.arch.rope) == (rope, "norm")

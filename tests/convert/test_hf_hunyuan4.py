@@ -160,7 +160,7 @@ def test_without_an_indexer(tmp_path: Path) -> None:
             for tensor in file.tensors.values():
                 if not few or "indexer" not in tensor.name:
                     args = tensor.name, tensor.shape, tensor.ggml_type
-                    writer.add_tensor(*args, lambda t=tensor: t.data)
+                    writer.add_tensor(*args, tensor.data)
             writer.write()
     found = []
     for few in (False, True):

@@ -7,9 +7,6 @@ from functools import lru_cache, partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from tests.jit.emit import compiled
 from tests.kernels import rows
@@ -76,21 +73,18 @@ def widths(isa: Isa) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("w_max", TOPS)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
-def test_dot4(isa: Isa, w_max: int) -> None:
+def test_dot4(isa: Isa, w_max: int, rng: np.random.Generator) -> None:
+    """Of codes and activations at the ends of their ranges and around zero."""
     for lanes in widths(isa):
-
-        @settings(max_examples=40, deadline=None)
-        @given(
-            hnp.arrays(
-                np.uint8, lanes, elements=st.sampled_from([0, 1, w_max // 2, w_max - 1, w_max])
-            ),
-            hnp.arrays(np.int8, lanes, elements=st.sampled_from([-127, -126, -1, 0, 1, 127])),
-            hnp.arrays(np.int32, lanes // 4, elements=st.integers(-(2**31), 2**31 - 1)),
-        )
-        def holds(w: np.ndarray, x: np.ndarray, acc: np.ndarray) -> None:
+        for _ in range(40):
+            w = rng.choice(np.array([0, 1, w_max // 2, w_max - 1, w_max], np.uint8), lanes)
+            x = rng.choice(np.array([-127, -126, -1, 0, 1, 127], np.int8), lanes)
+            acc = rng.integers(-(2**31), 2**31, lanes // 4, np.int32)
             check_dot4(isa, w_max, w, x, acc)
-
-        holds()
+        same = np.full(lanes, w_max, np.uint8)
+        for x_value in (-127, 127):
+            acc = np.full(lanes // 4, 5, np.int32)
+            check_dot4(isa, w_max, same, np.full(lanes, x_value, np.int8), acc)
 
 
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
@@ -403,18 +397,16 @@ def lookup(isa: Isa, table: str, lanes: int) -> Callable[..., None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
-def test_lookup(isa: Isa, table: str) -> None:
-    """From half a block up to a block of 256 nibbles, wider than any register."""
+def test_lookup(isa: Isa, table: str, rng: np.random.Generator) -> None:
+    """From half a block up to a block of 256 nibbles, wider than any register: every byte in every
+    lane.
+    """
     for lanes in (16, 32, 64, 128):
-
-        @settings(max_examples=40, deadline=None)
-        @given(hnp.arrays(np.uint8, lanes))
-        def holds(index: np.ndarray) -> None:
-            got = np.zeros(len(index), np.uint8)
-            lookup(isa, table, len(index))(index, got)
+        for index in rng.permuted(np.tile(np.arange(256, dtype=np.uint8), (lanes, 1)), axis=1).T:
+            index = np.ascontiguousarray(index)
+            got = np.zeros(lanes, np.uint8)
+            lookup(isa, table, lanes)(index, got)
             assert (got == np.array(TABLES[table], np.uint8)[index % 16]).all(), (index, got)
-
-        holds()
 
 
 @pytest.mark.parametrize("isa", [row for row in rows.ALL if row.lookup_words], ids=rows.name)
@@ -584,28 +576,28 @@ def narrow_bf16(isa: Isa, lanes: int) -> Callable[..., None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", rows.ALL, ids=rows.name)
-def test_narrow_bf16(isa: Isa) -> None:
-    """Of half a register to four at once; infinities as well, and what rounds up to them. Of NaN
-    those that arithmetic makes stay NaN.
-    """
-    for lanes in (isa.lanes // 2, isa.lanes, 2 * isa.lanes, 4 * isa.lanes):
+def test_narrow_bf16(isa: Isa, rng: np.random.Generator) -> None:
+    """All upper halves with all that is lost in the widest vectors, some of them in the others."""
+    check_narrow_bf16(isa, rng, 1 << 30)
 
-        @settings(max_examples=100, deadline=None)
-        @given(
-            hnp.arrays(np.uint32, lanes, elements=st.integers(0, 0xFFFF)),
-            hnp.arrays(np.uint32, lanes, elements=st.sampled_from(LOST)),
-        )
-        def holds(kept: np.ndarray, lost: np.ndarray) -> None:
-            x = (kept << 16 | lost).view(np.float32)
+
+def check_narrow_bf16(isa: Isa, rng: np.random.Generator, most: int) -> None:
+    """Of half a register to four at once, at ``most`` so many vectors of the widest; infinities as
+    well, and what rounds up to them. Of NaN those that arithmetic makes stay NaN.
+    """
+    kept = np.arange(1 << 16, dtype=np.uint32) << 16
+    every = rng.permutation((kept[:, None] | np.array(LOST, np.uint32)).reshape(-1))
+    for lanes in (isa.lanes // 2, isa.lanes, 2 * isa.lanes, 4 * isa.lanes):
+        n = min(most, len(every) // lanes if lanes == 4 * isa.lanes else 500)
+        for bits in every[: n * lanes].reshape(n, lanes):
+            x = bits.view(np.float32)
             x = np.where(np.isnan(x), np.copysign(np.float32(np.nan), x), x)
-            got = np.zeros(len(x), np.uint16)
-            narrow_bf16(isa, len(x))(x, got)
-            assert (np.isnan(from_bf16_bits(got)) == np.isnan(x)).all(), (x, got)
+            got = np.zeros(lanes, np.uint16)
+            narrow_bf16(isa, lanes)(x, got)
             flushed = (np.abs(x) < LEAST_NORMAL) & (got & 0x7FFF == 0)
             same = (got == to_bf16_bits(x)) | np.isnan(x) | flushed
             assert same.all(), (x[~same], got[~same])
-
-        holds()
+            assert (np.isnan(from_bf16_bits(got)) == np.isnan(x)).all(), (x, got)
 
 
 def test_the_ties_of_bf16() -> None:

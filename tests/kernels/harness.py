@@ -19,7 +19,7 @@ from tests.kernels.machine import Machine, chosen
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.records import ITEM, MERGE
 from treadle.kernels.elementwise.top_records import SAMPLED
-from treadle.kernels.spec import LORA, PART, Spec, numbered, run_state
+from treadle.kernels.spec import LORA, PART, PART_PAGES, Spec, numbered, run_state
 
 U32 = 2.0**-24  # unit roundoff of f32
 CANARY = 0xA5
@@ -99,6 +99,7 @@ class Run:
     merges: dict[int, list[Any]] = field(default_factory=dict)
     picked: list[Picked] = field(default_factory=list)
     lora: list[tuple[int, int, np.ndarray]] = field(default_factory=list)
+    pages: list[list[np.ndarray]] = field(default_factory=list)  # of each part, by pool
 
     @property
     def loras(self) -> list[tuple[int, int, np.ndarray]]:
@@ -115,6 +116,9 @@ class Run:
 
     def kv_indices(self, pool: int) -> np.ndarray:
         return self.slots[pool]
+
+    def pages_of(self, pool: int) -> list[np.ndarray]:
+        return [lists[pool] for lists in self.pages]
 
     def attn_items(self, pool: int, *, few: bool = False) -> list[tuple[Any, np.ndarray]]:
         return (self.few if few else self.items)[pool]
@@ -145,6 +149,9 @@ class Run:
         for name in ("tokens", "output_rows"):
             made[name] = away(getattr(self, name).astype(np.int32), name)
         made["parts"], made["n_parts"] = away(self.parts, "parts"), len(self.parts)
+        lists = [(np.concatenate(of), len(of[0])) for of in self.pages]
+        found = [(away(pages.astype(np.int64), "pages"), n) for pages, n in lists]
+        made["part_pages"] = away(np.array(found, PART_PAGES), "part_pages")
         made["n_tokens"], made["n_outputs"] = self["n_tokens"], self["n_outputs"]
         made["n_sampled"], records = len(self.picked), np.zeros(len(self.picked), SAMPLED)
         for record, (row, mask, first, total) in zip(records, self.picked, strict=True):

@@ -16,6 +16,8 @@ from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
+from treadle.kernels.attention.row_pages import RowStore, TurnHeads
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.altup import (
     AddBeside,
@@ -31,6 +33,7 @@ from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
+from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.scale import ScaleByExpert, ScaleColumns, Temper
@@ -57,13 +60,14 @@ from treadle.kernels.matmul.tile_ordered import OrderedGemm
 from treadle.kernels.matmul.vector_bytes import LanesGemm
 from treadle.kernels.matmul.vector_floats import FloatLanes
 from treadle.kernels.moe.dispatch import PIECE, Combine, Gather
-from treadle.kernels.moe.route import Route, Sort
+from treadle.kernels.moe.route import Route, RouteByToken, Sort
 from treadle.kernels.quantize.codebook import PointSearchKernel
 from treadle.kernels.quantize.k_search import SearchKernel
 from treadle.kernels.quantize.ladder import LadderSearchKernel
 from treadle.kernels.quantize.offset import OffsetSearchKernel
 from treadle.kernels.quantize.signed import SignedSearchKernel
 from treadle.kernels.recurrent.chunked import Chunked, ChunkedDelta, ChunkedMamba2
+from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.recurrent.convolution import Convolution
 from treadle.kernels.recurrent.gates import OutputGate, Rates, SplitHalves, UnitHeads
 from treadle.kernels.recurrent.kda import ChannelDelta, ChannelRates
@@ -553,7 +557,7 @@ WORD_BYTES = [
     WordsMatrixGemm("F16", "q16x2", 800, 16, 32, kc=256, outputs=True),
     WordsMatrixGemm("F16", "q16x2", 40, 8, 32),
 ]
-GEMMS += MATRIX + WORD_BYTES
+GEMMS += [*MATRIX, *WORD_BYTES]
 # The same for few tokens: rows of whole turns of products, of one and a part, of less than one.
 BYTES = [
     BytesGemm("Q8_0", "q8", 352, 4, 16, segments=3, bias=True),
@@ -616,6 +620,11 @@ ROUTES = [
     Route(16, 2, "softmax", jitter=0.01),
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
+    Route(37, 5, "sqrt_softplus", True, 1.5, bias=True),
+]
+TOKEN_ROUTES = [
+    RouteByToken(37, 5, "sqrt_softplus", True, 1.5),
+    RouteByToken(8, 2, "sigmoid"),
 ]
 SORTS = [
     Sort(8, 2, 4, 8),
@@ -661,6 +670,7 @@ LATENTS = [
     LatentStore("norm", "q8_0", 5, 96, 64, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("neox", "bf16", 3, 28, 20, 12, 8, 0.3, EPS),
     LatentStore("none", "f16", 3, 48, 32, 40, 16, 0.2, EPS),
+    LatentStore("none", "q4_0", 2, 64, 64, 32, 0, 0.2, EPS),
     LatentStore("neox", "f32", 2, 40, 32, 24, 8, 0.2, EPS),
     LatentStore("norm", "q4_0", 5, 160, 128, 64, 32, 0.125, EPS, pool=1, table=1),
     LatentStore("none", "q4_0", 2, 160, 96, 72, 64, 0.2, EPS),
@@ -683,6 +693,7 @@ CHOICES = [
     Choose(5, 8, whole=True),
     Choose(4, 24, local=2, planes=3),
     Choose(3, 64, local=1),
+    Choose(5, 8, whole=True, dense=True),
 ]
 ATTENTIONS_CHOSEN = [
     Attention("f16", 4, 1, 64, 2, head_dim_v=32, latent=True, chosen=1),
@@ -699,6 +710,38 @@ HYPER_STREAMS = [
     *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
     *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
 ]
+STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
+MANIFOLDS = [
+    *(WeighStreams(k, 3, mean=True) for k in (64, 37)),
+    *(kind(k, n) for kind in (WeighStreams, BlendStreams) for k, n in ((64, 4), (37, 3))),
+]
+COMPRESSIONS = [Compress(96, 4, overlap=True), Compress(70, 8), Compress(128, 64)]
+ROW_STORES = [
+    RowStore("norm", "f16", 64, 16, EPS),
+    RowStore("norm", "f32", 40, 24, EPS, 4, pool=1, table=1),
+    RowStore("neox", "q8_0", 64, 32, EPS, 128),
+    RowStore("norm", "q4_0", 96, 32, EPS, 4),
+    RowStore("none", "f16", 64, 0, None, 16),
+]
+TURNED_HEADS = [
+    TurnHeads("norm", 3, 40, 16, scale=0.3, eps=EPS),
+    TurnHeads("norm", 2, 64, 32, table=1, inverse=True),
+    TurnHeads("neox", 2, 64, 64, scale=0.5, hadamard=True),
+    TurnHeads("norm", 3, 96, 32, inverse=True, hadamard=True),
+]
+ROW_ATTENTIONS = [
+    RowAttention("f16", 6, 64, 12),
+    RowAttention("f32", 4, 40, 40, unit=64, units=1),
+    RowAttention("bf16", 16, 32, 12, unit=4, units=1, top=5),
+    RowAttention("q8_0", 3, 64, 12, unit=4, units=1, top=5),
+    RowAttention("q4_0", 2, 96, 12, unit=16, units=1),
+]
+ROW_SCORES = [
+    RowScores("f16", 6, 64, 4, 5, 1, 0.1),
+    RowScores("f32", 24, 40, 8, 2, 2, 0.1),
+    RowScores("q8_0", 3, 32, 4, 5, 1),
+]
+ROW_CHOICES = [RowChoice(5, 4), RowChoice(3, 16)]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
@@ -857,6 +900,15 @@ ALL: list[Spec] = [
     *WKVS,
     *LATENTS,
     *HYPER_STREAMS,
+    *STREAM_WEIGHTS,
+    *MANIFOLDS,
+    *COMPRESSIONS,
+    *ROW_STORES,
+    *TURNED_HEADS,
+    *ROW_ATTENTIONS,
+    *ROW_SCORES,
+    *ROW_CHOICES,
+    *TOKEN_ROUTES,
     *NGRAMS,
     *GATHERS,
     *INDEX_STORES,

@@ -29,6 +29,7 @@ from tests.kernels.registry import (
     ATTENTIONS_WORDS,
 )
 from treadle.isa.isa import Isa
+from treadle.jit.kernel import trace
 from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.page_layout import KV_FORMATS
@@ -177,13 +178,25 @@ def test_slopes_of_heads() -> None:
     assert np.array_equal(np.log2(alibi_slopes(1, 4.0)), [-4.0])
 
 
+def same_words() -> list[list[Isa]]:
+    """Rows by the dot product of words that they have: those of a list have the same kernels."""
+    kinds: dict[object, list[Isa]] = {}
+    for row in rows.WORDS:
+        kinds.setdefault((row.dot_words, row.vector_bits), []).append(row)
+    return list(kinds.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spec", "isa"),
     [
         *product([*ATTENTIONS, *ATTENTIONS_TURNED], rows.DISTINCT),
         *product(ATTENTIONS_MATRIX, rows.MATRICES),
-        *product(ATTENTIONS_WORDS, rows.WORDS),
+        *(
+            (spec, same[turn % len(same)])  # in turns
+            for turn, spec in enumerate(ATTENTIONS_WORDS)
+            for same in same_words()
+        ),
     ],
     ids=lambda value: value.name,
 )
@@ -227,6 +240,12 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
         assert_close(out[:, :out_width], expected[:, :out_width], allowed, spec.name)
         assert np.isnan(out[:, out_width:]).all()
         assert (pool == cache.pool).all()
+
+
+def test_rows_with_the_same_dots_have_the_same_ir() -> None:
+    for same in same_words():
+        for spec in ATTENTIONS_WORDS[::4] if len(same) > 1 else ():
+            assert len({trace(spec, isa) for isa in same}) == 1, spec.name
 
 
 @pytest.mark.slow

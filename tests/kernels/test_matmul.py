@@ -11,7 +11,7 @@ the sum of magnitudes, c counted below for each kernel; integer parts are exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -26,6 +26,7 @@ from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa import portable
 from treadle.isa.isa import Isa
+from treadle.jit.kernel import trace
 from treadle.kernels.activation_layout import (
     BLOCK,
     BYTES,
@@ -84,36 +85,87 @@ def takes_signed(spec: Matmul) -> bool:
     return codes is not None and spec.act in BYTES and codes.top - codes.offset <= 127
 
 
-def once_is_enough(spec: Matmul, isa: Isa) -> bool:
+def once_is_enough(spec: Matmul) -> bool:
     """Whether a format of MLX meets the best row alone: gemv has all widths and groups there, and
     embeddings on every row; other rows have each width once.
     """
-    fmt = spec.fmt
-    return fmt in registry.MLX and fmt not in registry.MLX_PANELS and isa is not rows.VECTORS[-1]
+    return spec.fmt in registry.MLX and spec.fmt not in registry.MLX_PANELS
 
 
+def can_run(spec: Matmul, isa: Isa) -> bool:
+    """Whether a row has what the kernel's activations need."""
+    if spec.act == "bf16":
+        return bool(isa.dot_bf16) or on_matrix(spec) or isinstance(spec, OrderedGemm)
+    return spec.act not in WORDS or bool(isa.shorts or (spec.act == "q16n" and isa.dot_words))
+
+
+# Formats whose codes are unpacked by shifts and masks, and the operations that others ask for.
+PLAIN = {"F64", "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "TQ1_0", "Q2_0", "IQ1_S", "IQ1_M"}
+PLAIN |= {f.name for f in registry.MLX}
+UNPACKING = {"lookup", "bit_extract", "multishift", "bit_spread"}
+# What products of floats do not ask of a row, and what all ask of none.
+WHOLE = {"dot4", "dot4_least", "dot4_top", "dot4_single", "shorts", "dot_words"}
+NEVER = {"name", "needs", "cpu", "features", "tiles", "slow_with"}
+
+
+def told_apart(spec: Matmul, a: Isa, b: Isa) -> bool:
+    """Whether the kernels of two rows can differ in more than what LLVM knows of the CPU."""
+    ignored = NEVER | ({"dot_bf16", "narrow_bf16"} if not spec.act.startswith("bf16") else set())
+    ignored |= WHOLE if spec.act == "f32" else set()
+    ignored |= UNPACKING if spec.w in PLAIN else set()
+    names = {field.name for field in fields(Isa)} - ignored
+    return any(getattr(a, name) != getattr(b, name) for name in names)
+
+
+def classes(spec: Matmul) -> list[list[Isa]]:
+    """The rows that it is tested on, neighbours whose kernels are the same together."""
+    found: list[list[Isa]] = []
+    for isa in rows.VECTORS[-1:] if once_is_enough(spec) else rows_for(spec):
+        if not can_run(spec, isa):
+            continue
+        if found and not told_apart(spec, found[-1][-1], isa):
+            found[-1].append(isa)
+        else:
+            found.append([isa])
+    return found
+
+
+SPECS: list[Matmul] = [*GEMMS, *GEMVS]
+# Of rows with one kernel each spec meets one, in turns.
 PAIRS: list[tuple[Matmul, Isa]] = [
-    (spec, isa)
-    for spec in (*GEMMS, *GEMVS)
-    for isa in rows_for(spec)
-    if not once_is_enough(spec, isa)
-    if spec.act != "bf16" or isa.dot_bf16 or on_matrix(spec) or isinstance(spec, OrderedGemm)
-    if spec.act not in WORDS or isa.shorts or (spec.act == "q16n" and isa.dot_words)
+    (spec, same[turn % len(same)]) for turn, spec in enumerate(SPECS) for same in classes(spec)
 ]
 PAIRS += [
     (spec, rows.SIGNED)
-    for spec in (*GEMMS, *GEMVS)
+    for spec in SPECS
     if takes_signed(spec)
-    and not once_is_enough(spec, rows.SIGNED)
+    and not once_is_enough(spec)
     and getattr(spec, "unit", DWORD) == DWORD
     and not isinstance(spec, (MatrixGemm, StripGemm))
     and not getattr(spec, "spans", False)
 ]
 
 
-def cases(keep: Callable[[Matmul], bool] = lambda spec: True) -> pytest.MarkDecorator:
+def thirds(pairs: Sequence[tuple[Matmul, Isa]]) -> list[tuple[Matmul, Isa]]:
+    """Of each spec's rows every third, in turns: each spec meets one or more, and each row a third
+    of the specs.
+    """
+    of: dict[Matmul, list[Isa]] = {}
+    for spec, isa in pairs:
+        of.setdefault(spec, []).append(isa)
+    return [
+        (spec, isa)
+        for turn, (spec, own) in enumerate(of.items())
+        for isa in own[turn % min(3, len(own)) :: 3]
+    ]
+
+
+def cases(
+    keep: Callable[[Matmul], bool] = lambda spec: True,
+    pairs: Sequence[tuple[Matmul, Isa]] = PAIRS,
+) -> pytest.MarkDecorator:
     """A test of every spec that ``keep`` keeps, on every row that can run it."""
-    params = [pytest.param(s, i, id=f"{s.name}-{i.name}") for s, i in PAIRS if keep(s)]
+    params = [pytest.param(s, i, id=f"{s.name}-{i.name}") for s, i in pairs if keep(s)]
     return pytest.mark.parametrize(("spec", "isa"), params)
 
 
@@ -425,25 +477,25 @@ CODE_FIELDS = {"qs", "ql", "qh", "hmask"}  # any byte will do in them
 @cases(lambda spec: spec.act in BYTES and spec.k <= 768)
 def test_extreme_codes(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     """Codes 0 and 255 against +-127: a 16-bit pair sum would saturate, ``|w| sign(x, w)`` would
-    lose -128.
+    lose -128. Rows have them in turns, as each has sums of its own.
     """
-    for code in (0x00, 0x7F, 0x80, 0xFF):
-        problem, tolerance = some(spec, isa, rng, spec.nr, heights(spec)[0])
-        problem.x[:] = 127
-        problem.x[1::2] = -127
-        # The bound wants blocks whose codes come near their ends: those as quantised, of the same
-        # scales, do.
-        tolerance = tolerance if is_simple(spec) else bound(problem)
-        for w in problem.weights:
-            fmt = spec.fmt
-            rows = w.reshape(-1, fmt.row_bytes(spec.k))
-            blocks = fmt.blocks_of(rows)
-            for field in CODE_FIELDS & set(fmt.dtype.names or ()):
-                blocks[field] = np.frombuffer(
-                    bytes([code]) * blocks[field].nbytes, fmt.dtype[field].base
-                ).reshape(blocks[field].shape)
-            rows[:] = fmt.bytes_of(blocks)
-        problem.check(memory, tolerance if is_simple(spec) else tolerance + bound(problem))
+    problem, tolerance = some(spec, isa, rng, spec.nr, [50] * spec.segments)
+    problem.x[:] = 127
+    problem.x[1::2] = -127
+    # The bound wants blocks whose codes come near their ends: those as quantised, of the same
+    # scales, do.
+    tolerance = tolerance if is_simple(spec) else bound(problem)
+    for w in problem.weights:
+        fmt = spec.fmt
+        stored = w.reshape(-1, fmt.row_bytes(spec.k))
+        blocks = fmt.blocks_of(stored)
+        codes = np.resize(np.array([0x00, 0x7F, 0x80, 0xFF], np.uint8), len(stored))
+        for field in CODE_FIELDS & set(fmt.dtype.names or ()):
+            old = blocks[field]
+            every = codes.repeat(old.nbytes // len(stored))
+            blocks[field] = every.view(fmt.dtype[field].base).reshape(old.shape)
+        stored[:] = fmt.bytes_of(blocks)
+    problem.check(memory, tolerance if is_simple(spec) else tolerance + bound(problem))
 
 
 def q3_k_extremes(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -561,14 +613,14 @@ def bound(problem: Problem) -> np.ndarray:
 
 
 @pytest.mark.slow
-@cases()
+@cases(is_simple)  # others have such data, and this bound, in the test of whole numbers
 def test_random_numbers(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     problem = random(spec, isa, rng, counts(spec)[-1], heights(spec)[0][-1:] * spec.segments)
     problem.check(memory, bound(problem))
 
 
 @pytest.mark.slow
-@cases(lambda spec: not spec.residual and has_float_scale(spec))
+@cases(lambda spec: not spec.residual and has_float_scale(spec), thirds(PAIRS))
 def test_not_a_number_stays_in_its_row(
     spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
@@ -644,6 +696,27 @@ def test_vectors_add_as_matrix_registers_do(
             few = Problem(spec, isa, problem.n, problem.heights, *given)
             few.residual = np.zeros((few.n, few.stride), np.float32)
             assert (few.compute(memory)[:, :70].view(np.uint32) == want).all(), spec.name
+
+
+@pytest.mark.slow
+def test_rows_with_one_kernel_have_the_same_ir() -> None:
+    """A spec meets one of them. Of each kind of kernel, format, and type of activations."""
+    kinds = {
+        (type(spec), spec.w, spec.act, same[0].name): (spec, same)
+        for spec in SPECS
+        for same in classes(spec)
+        if len(same) > 1
+    }
+    for spec, same in kinds.values():
+        assert len({trace(spec, isa) for isa in same}) == 1, spec.name
+
+
+def test_every_row_meets_every_kind_of_product() -> None:
+    """Whatever turns are taken."""
+    for some_pairs in (PAIRS, thirds(PAIRS)):
+        met = {(type(spec), isa.name) for spec, isa in some_pairs if type(spec) in (Gemm, Gemv)}
+        assert met >= {(kind, isa.name) for kind in (Gemm, Gemv) for isa in rows.VECTORS}
+        assert {spec for spec, _ in some_pairs} == {spec for spec, _ in PAIRS}
 
 
 def test_names_are_the_specs_own() -> None:

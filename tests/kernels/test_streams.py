@@ -83,7 +83,7 @@ def test_spread(spec: SpreadStreams, isa: Isa, memory: Memory, rng: np.random.Ge
 @pytest.mark.parametrize("spec", of(CopyColumns), ids=registry.name)
 def test_take(spec: CopyColumns, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     given = {"x": drawn(rng, N, spec.k + 9), "out": empty(spec.k + 2)}
-    strides = {"stride": spec.k + 9, "out_stride": spec.k + 2, "column": 6}
+    strides = {"stride": spec.k + 9, "out_stride": spec.k + 2, "column": 6, "to": 1}
     check(spec, isa, memory, {**given, **strides}, 0.0, "out")
 
 

@@ -73,6 +73,66 @@ def rows_of(family: MediaFamily, prepared: PreparedMedia, device: Device) -> np.
         tower.close()
 
 
+# -- class tokens -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llava", "internvl"])
+def test_the_first_position_is_the_class_token_s(name: str, data: Path, device: Device) -> None:
+    """Patches of one colour differ by nothing but their positions, so their rows are equal if those
+    are, whatever the class token's is. llama.cpp of October 2026 gives it to the first patch, and
+    of LLaVA the last row is the class token's (ggml-org/llama.cpp#25814).
+    """
+    clip = clip_of(BY_NAME[name], data)
+    side = clip.image_size
+    grey = np.full((side, side, 3), 90, np.uint8)
+    table = np.zeros_like(clip.floats("position_embd.weight"))
+    flat = table.reshape(-1, clip.n_embd)
+    rng = np.random.default_rng(0)
+    flat[0] = rng.standard_normal(clip.n_embd)
+    family = made(clip.replaced({"position_embd.weight": table}))
+    rows = rows_of(family, family.prepare(grey, None), device)
+    assert np.abs(rows - rows[0]).max() < NEAR * np.abs(rows).max()
+    flat[1] = rng.standard_normal(clip.n_embd)  # the first patch's
+    family = made(clip.replaced({"position_embd.weight": table}))
+    changed = rows_of(family, family.prepare(grey, None), device)
+    most = np.abs(changed - changed[-1]).max(1) / np.abs(changed).max()
+    assert most[1:].max() < NEAR < WRONG < most[0]
+
+
+def test_moondream2_s_norm_stands_behind_one_layer_less(data: Path, device: Device) -> None:
+    """Its GGUF file has the last layer twice and no ``feature_layer``: llama.cpp runs a layer less
+    and then the norm. Files of LLaVA itself have no norm, and all of their layers count.
+    """
+    clip = clip_of(BY_NAME["llava"], data)
+    assert clip.n_layer == 2
+    rng = np.random.default_rng(0)
+    norm = {
+        "post_ln.weight": 1 + 0.1 * rng.standard_normal(clip.n_embd),
+        "post_ln.bias": 0.1 * rng.standard_normal(clip.n_embd),
+    }
+    found = {}
+    for name, layer, file in (
+        ("moondream2", None, clip.replaced(norm)),
+        ("one layer", [1], clip),
+        ("llava", None, clip),
+        ("both layers", [2], clip),
+    ):
+        values = {k: v for k, v in clip.keys.values.items() if k != "feature_layer"}
+        if layer is not None:
+            values["feature_layer"] = layer
+        keys = MetadataReader(values, clip.keys.path, None, clip.keys.prefix)
+        family = made(replace(file, keys=keys))
+        family.projectors = ()
+        found[name] = rows_of(family, family.prepare(picture(56, 56), None), device)
+    x = found["one layer"].astype(np.float64)
+    x -= x.mean(1, keepdims=True)
+    expected = x / np.sqrt((x**2).mean(1, keepdims=True) + clip.norm_eps)
+    expected = expected * norm["post_ln.weight"] + norm["post_ln.bias"]
+    assert off(found["moondream2"], expected) < NEAR
+    assert np.array_equal(found["llava"], found["both layers"])
+    assert off(found["one layer"], found["llava"]) > WRONG
+
+
 # -- preparation ------------------------------------------------------------------------------
 
 

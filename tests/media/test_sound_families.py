@@ -497,8 +497,8 @@ def ultravox_folder(data: Path, to: Path, *, whole: bool, **config: Any) -> Path
     clip = ultravox_clip(data)
     names = {"norm_pre": "ln_pre", "mlp.1": "linear_1", "norm_mid": "ln_mid", "mlp.2": "linear_2"}
     for ours, theirs in names.items():
-        values = clip.gguf.tensors[f"mm.a.{ours}.weight"].dequantize()
-        of = "F32", [*values.shape], values.tobytes()
+        weight = clip.gguf.tensors[f"mm.a.{ours}.weight"].dequantize()
+        of = "F32", [*weight.shape], weight.tobytes()
         made[f"multi_modal_projector.{theirs}.weight"] = of
     if not whole:
         made = {n: each for n, each in made.items() if n.startswith(("audio_", "multi_"))}

@@ -23,8 +23,8 @@ from tests.media.media_cases import (
     prompts,
     truth_of,
 )
-from treadle.devices.cpu.device import Cpu
 from treadle.devices.registry import open_device
+from treadle.engine.step_slices import StepSlices
 from treadle.errors import FileError, TreadleError, UnsupportedError
 from treadle.files.gguf import GGUF
 from treadle.media.clip_config import read_clip
@@ -33,7 +33,7 @@ from treadle.media.families.gemma3 import pooled
 from treadle.media.families.qwen_vl import Qwen25Vl
 from treadle.media.prepared import PreparedMedia
 from treadle.media.projector import Projector, open_projector
-from treadle.media.tower_engine import MOST_ROWS, TowerPlan
+from treadle.media.tower_engine import MOST_ROWS
 from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
 from treadle.models.config import Config
 from treadle.models.load import load_config
@@ -206,18 +206,15 @@ def test_slices_of_larger_runs_are_not_longer(data: Path) -> None:
     projector.encode(made)
     plan = projector.towers["image"].engine.plan_for(60)
 
-    def seconds() -> list[float]:
+    def seconds(n_rows: int) -> list[float]:
         """Of the steps that ran; some have no items here."""
-        found = map(plan._item_seconds, range(len(plan.plan)))
+        found = (plan.slices._item_seconds(i, n_rows) for i in range(len(plan.plan)))
         return [each for each in found if each is not None]
 
-    before = seconds()
-    assert plan.n_rows == 60
+    before = seconds(60)
     assert len(before) > 10
-    plan.n_rows = 240
-    assert seconds() == pytest.approx([4 * each for each in before])
-    plan.n_rows = 30
-    assert seconds() == before
+    assert seconds(240) == pytest.approx([4 * each for each in before])
+    assert seconds(30) == before
 
 
 def test_a_run_has_at_most_so_many_patches(data: Path) -> None:
@@ -243,7 +240,7 @@ def finished(runs: Generator[None, None, list[np.ndarray]]) -> np.ndarray:
 
 def test_a_run_is_in_slices(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between slices others may use the device; the result is the same."""
-    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 0.0)  # one step a slice
+    monkeypatch.setattr("treadle.engine.step_slices.SLICE_S", 0.0)  # one step a slice
     case = BY_NAME["qwen3vl"]
     projector = opened(case, data)
     made = projector.prepare(picture(), case.max_rows)
@@ -269,14 +266,14 @@ def test_long_steps_are_run_in_parts(
     projector = opened(case, data, isa=None)
     made = projector.prepare(picture(), case.max_rows)
 
-    def whole(self: TowerPlan, device: Cpu, step: int, item: int) -> tuple[int, int]:
-        device.run(self.program)
-        return len(self.plan), 0
+    def whole(self: StepSlices, n_rows: int, step: int, item: int) -> tuple[int, int]:
+        self._device.run(self.program)
+        return self.program.n_steps, 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(TowerPlan, "run_slice", whole)
+        patched.setattr(StepSlices, "run", whole)
         expected = projector.encode(made)
-    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 0.0)  # small parts
+    monkeypatch.setattr("treadle.engine.step_slices.SLICE_S", 0.0)  # small parts
     runs = projector.encode_runs([made])
     n_slices = sum(1 for _ in runs)
     n_rows = sum(len(each.patches) for each in made.inputs)
@@ -285,14 +282,14 @@ def test_long_steps_are_run_in_parts(
     on_matrix = projector.towers["image"].engine.device.isa.matrix is not None
     assert n_slices > (1.2 if on_matrix else 1.5) * len(plan)
     assert np.array_equal(finished(projector.encode_runs([made])), expected)
-    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 1e9)
+    monkeypatch.setattr("treadle.engine.step_slices.SLICE_S", 1e9)
     assert next(projector.encode_runs([made]), None) is None  # one slice
     assert np.array_equal(projector.encode(made), expected)
 
 
 def test_encodings_take_turns(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second encoding yields until the first has ended, or is given up."""
-    monkeypatch.setattr("treadle.media.tower_engine.SLICE_S", 0.0)
+    monkeypatch.setattr("treadle.engine.step_slices.SLICE_S", 0.0)
     case = BY_NAME["qwen3vl"]
     projector = opened(case, data)
     pictures = [projector.prepare(each, 16) for each in (picture(), picture(50, 120))]
@@ -503,6 +500,24 @@ def test_a_missing_tensor_is_named(name: str, tensor: str, where: str, data: Pat
         open_projector(gguf, open_device("cpu", None, 1, None))
     assert refused.value.where == where
     assert refused.value.path.endswith("mmproj.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "like"),
+    [
+        ("gemma3", "v.pre_ln.weight", "v.post_ln.weight"),
+        ("gemma3", "v.class_embd", "v.post_ln.weight"),
+        ("glm4v", "v.pre_ln.weight", "v.post_ln.weight"),
+        ("gemma4", "v.post_ln.weight", "v.blk.0.ln1.weight"),
+        ("qwen25vl", "v.blk.1.ls1.weight", "v.post_ln.weight"),
+    ],
+)
+def test_a_tensor_that_nothing_reads(name: str, tensor: str, like: str, data: Path) -> None:
+    """It would change the rows: the model is another one."""
+    gguf = file_of(BY_NAME[name], data)
+    gguf.tensors[tensor] = replace(gguf.tensors[like], name=tensor)
+    with pytest.raises(FileError, match="nothing reads this tensor"):
+        open_projector(gguf, open_device("cpu", None, 1, None))
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,10 @@ def build(case: Case) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith(("correction_bias", "expert_bias")):  # of experts' scores
                 buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(buffer.shape)).float())
+            if name.endswith("tid2eid"):  # each token's experts, all of them different
+                n, used = buffer.shape[0], case.options["n_routed_experts"]
+                rows = rng.permuted(np.tile(np.arange(used), (n, 1)), axis=1)
+                buffer.copy_(torch.from_numpy(rows[:, : buffer.shape[1]]))
             if name.endswith("layer_scalar"):  # of a layer's sum
                 buffer.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(buffer.shape)).float())
     return model

@@ -16,6 +16,9 @@ def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
     for name, arch in ARCHS.items():
         rows = (*GRAPHS[arch.graph].rows, *LAYER_ROWS)
         rows += MIXERS[arch.state].rows if arch.state else ()
+        if arch.encoder:
+            own = (*GRAPHS[ARCHS[arch.encoder].graph].rows, *LAYER_ROWS)
+            rows += tuple(dataclasses.replace(row, name=f"enc.{row.name}") for row in own)
         optional = {row.name for row in rows if row.optional}
         assert name == arch.name
         assert arch.needs <= optional
@@ -24,6 +27,6 @@ def test_rows_are_keyed_by_their_names_and_need_known_tensors() -> None:
         assert "logits" in GRAPHS[arch.graph].outputs or arch.graph == "encoder"
         assert arch.activation in ACTIVATIONS
         assert name not in LEFT_OUT
-    named = ("name", "graph", "mixer", "state", "names", "nextn")  # of files and parts
+    named = ("name", "graph", "mixer", "state", "names", "nextn", "encoder")  # of files and parts
     media = ("pictures", "spans", "causal_widths", "interleaved")  # nothing for text reads these
     assert len(dataclasses.fields(Arch)) - len(named) - len(media) <= 12  # traits: about a dozen

@@ -518,8 +518,8 @@ def test_gating_that_a_file_does_not_name(file: str, data: Path) -> None:
         (fake("no-such"), r"'no-such': treadle supports llama, .*, t5encoder$"),
         (fake("superpoint"), r"'superpoint': treadle supports llama, .*, t5encoder$"),
         (
-            fake(expert_count=8, expert_used_count=2, expert_gating_func=4),
-            "4: treadle supports 0, 1",
+            fake(expert_count=8, expert_used_count=2, expert_gating_func=5),
+            "5: treadle supports 0, 1",
         ),
         (fake(attention__causal=False), "an encoder"),
         (fake(rope__scaling__type="dynamic"), "'dynamic': treadle supports none, linear, yarn"),

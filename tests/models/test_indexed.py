@@ -19,7 +19,6 @@ from tests.tiny import INDEXERS, rounding
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
-from treadle.formats import by_name
 from treadle.kernels.attention.records import PAGE
 
 ARCHS = "deepseek32", "glm-dsa", "minimax-m3"
@@ -36,7 +35,7 @@ def changed(source: Path, path: Path, prefix: str = "attention.", /, **changes: 
             if value is not None:
                 writer.add(key, value)
         for name, tensor in gguf.tensors.items():
-            writer.add_tensor(name, tensor.shape, by_name("F32"), tensor.dequantize())
+            writer.add_tensor(name, tensor.shape, tensor.ggml_type, tensor.data)
         writer.write()
     return path
 

@@ -17,8 +17,8 @@ from treadle.models.load import load_config
 
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
-    deepseek4 kimi-k2 kimi-k3 rwkv6 t5 clip
-    kimi_k2 deepseek_v4
+    kimi-k2 kimi-k3 rwkv6 bart clip
+    kimi_k2
     grok-1
 """
 

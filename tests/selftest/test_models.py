@@ -40,6 +40,7 @@ def test_nothing_is_wrong(path: Path) -> None:
         ("deepseek2", "F32", "latent"),
         ("glm-dsa", "F32", "choose"),
         ("qwen4exp", "F32", "ngram_rows"),
+        ("deepseek4", "F32", "row_attention"),
         ("bert", "F32", "pool"),
     ],
 )

@@ -22,12 +22,13 @@ from tests.spec_decode.test_draft_model import Always
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.engine.batch import BatchItem
-from treadle.errors import UnsupportedError
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.kvcache.sequence import Sequence
-from treadle.models.graphs.assistant import bound
+from treadle.models.config import Clusters
+from treadle.models.graphs.assistant import ORDERING, bound, clustered
 from treadle.models.load import load_config
 from treadle.selftest import model_check
 from treadle.spec_decode.assistant import AssistantDrafter
@@ -37,7 +38,7 @@ N_EMBD = 96  # of the assistant: no other size of it
 Saved = Callable[[str], tuple[Path, Path, Any, Any]]
 
 
-def build(target: Any, **more: Any) -> Any:
+def build(target: Any, outer: dict[str, Any] | None = None, **more: Any) -> Any:
     """A random assistant for a model, of its heads' widths; weights are exact in float32."""
     import torch
     import transformers
@@ -64,6 +65,7 @@ def build(target: Any, **more: Any) -> Any:
         text_config=text,
         backbone_hidden_size=target.config.hidden_size,
         attn_implementation="eager",
+        **(outer or {}),
     )
     with float64_only():
         model = cls(config).eval()
@@ -75,6 +77,8 @@ def build(target: Any, **more: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(torch.from_numpy(1 + 0.2 * rng.standard_normal(1)).float())
+            if name.endswith("token_ordering"):
+                buffer.copy_(torch.from_numpy(rng.permutation(len(buffer))))
     return model
 
 
@@ -89,7 +93,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     def files_of(name: str) -> tuple[Path, Path, Any, Any]:
         if name not in made:
             target = save(case(name), root / name)
-            alike = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+            alike: dict[str, Any] = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
             own = build(target, **(alike if name == "gemma4-moe" else {}))
             folder = root / f"{name}-assistant"
             own.to(torch.float32).save_pretrained(folder)
@@ -206,6 +210,70 @@ def test_drafts_are_those_of_transformers(
             owner.seq.close()
 
 
+def test_an_output_in_clusters(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of E2B's and E4B's: logits in a token's best clusters, from a folder and a file."""
+    import torch
+
+    path, _, target, _ = saved("gemma4-dense")
+    outer = {
+        "use_ordered_embeddings": True,
+        "num_centroids": 5,
+        "centroid_intermediate_top_k": 2,
+    }
+    own = build(target, outer)
+    folder = tmp_path / "assistant"
+    own.to(torch.float32).save_pretrained(folder)
+    own.to(torch.float64)
+    ids = ids_of(20)
+    drafted, exact = by_transformers(target, own, ids, 4)
+    n_rows = 2 * exact.shape[1] // 5
+    for draft in (folder, convert(folder, tmp_path / "draft.gguf")):
+        with load(path, draft, kv="f32") as model:
+            drafter = drafter_of(model)
+            kept: list[tuple[np.ndarray, list[int]]] = []
+            ask = drafter._ask
+
+            def asked(given: Any, ask: Any = ask, drafter: Any = drafter, kept: Any = kept) -> Any:
+                rows = ask(given)
+                logits = next(iter(rows)).logits().copy()
+                kept.append((logits, [drafter._token_in(0, i) for i in range(len(logits))]))
+                return rows
+
+            monkeypatch.setattr(drafter, "_ask", asked)
+            owner = Owner(model.engine.cache.sequence())
+            part = BatchItem(owner.seq, ids[:-1], 1, (LogitsQuery(first=True),))
+            model.engine.sample([part], drafter.observer)
+            assert drafter.knows(owner, ids)
+            assert drafter.write({owner: (ids, 4)})[owner] == drafted
+            for sizes in ((1, 1), (4, 4), (512, 128)):
+                drafter.engine.plan(*sizes, "ahead").check()
+            for (found, tokens), row in zip(kept, exact, strict=True):
+                assert len(set(tokens)) == n_rows == len(found)
+                chosen = row > row.min()  # transformers gives all others one less than the least
+                assert set(np.flatnonzero(chosen)) <= set(tokens)
+                allowed = 2 * rounding(model.config) * np.abs(row).max()
+                assert np.abs(found - row[tokens])[chosen[tokens]].max() <= allowed
+            owner.seq.close()
+            text = model.generate(ids, max_tokens=20, temperature=0, ignore_eos=True)
+            text.finish()
+            assert text.timings.n_drafted
+    with open_gguf(tmp_path / "draft.gguf") as file, open_gguf(path) as of:
+        assert file.metadata["gemma4-assistant.centroid_top_k"] == 2
+        config = bound(load_config(file), file, load_config(of))
+        lost = replace(config, clusters=Clusters(20, 2))  # of 16 rows: all are multiplied
+        assert clustered(lost, file)[1].clusters is None
+        file.tensors[ORDERING] = replace(
+            file.tensors[ORDERING], offset=0, file=np.zeros(8 * 320, np.uint8)
+        )
+        with pytest.raises(FileError, match="is no order of all tokens"):
+            clustered(config, file)
+        del file.tensors[ORDERING]
+        with pytest.raises(FileError, match="masked_embd_ordering: the tensor is missing"):
+            load_config(file)
+
+
 def test_folders_and_gemma_12b(saved: Saved, tmp_path: Path) -> None:
     """Assistant and model from folders; and in the spelling of the unified model."""
     path, draft, *_ = saved("gemma4-dense")
@@ -227,22 +295,20 @@ def test_folders_and_gemma_12b(saved: Saved, tmp_path: Path) -> None:
     assert plain["gemma4-assistant.nextn_predict_layers"] == 4
 
 
-def test_the_self_test_says_what_it_leaves_out(
-    saved: Saved, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_the_self_test_checks_its_kernels(saved: Saved) -> None:
+    """Beside the model's: its batches read keys and values of the model's sequences."""
     path, draft, *_ = saved("gemma4-dense")
-    checked = []
-
-    def check_plan(engine: Any, *_: Any) -> list[Any]:
-        checked.append(engine)
-        return []
-
-    monkeypatch.setattr(model_check, "check_plan", check_plan)
-    with load(path, draft) as model:
+    with load(path, draft, n_sequences=4, context=1100) as model:
         report = model_check.CheckReport({}, {}, quick=True)
         model_check.check_kernels(model, report)
-        assert set(checked) == {model.engine}
-    assert any("steps of the drafter" in line for line in report.cut)
+        own = drafter_of(model).engine
+        assert not len(own.cache.sequence())
+        assert all(not pool.promised for pool in model.engine.cache.pools)
+    assert report.passed
+    labels = {kernel.label for kernel in report.kernels}
+    assert {"nextn.pre_projection", "nextn.post_projection"} <= labels
+    assert not any("drafter" in line for line in report.cut)
 
 
 HOW: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.3, "seed": 5}]

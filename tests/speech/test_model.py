@@ -129,8 +129,7 @@ def test_numpys_references_agree(model: SpeechModel, truth: dict[str, np.ndarray
     engine = model.engine
     for ids in ([281], [281, 282, 283, 7, 8, 9, 10, 11, 12]):
         row = engine.cache.sequence()
-        row.alone = True
-        row.encoded = window.keys
+        row.attend_to(window.keys.hold())
         plan, arena = engine.run_reference([BatchItem(row, ids)])
         at = plan.offsets[plan.outputs["logits"]]
         expected = arena[at : at + 4 * 320].view(np.float32)

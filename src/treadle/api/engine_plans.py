@@ -41,8 +41,8 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
     """
     drafting = model.stepper.scheduler.drafting
     engines = [(model.engine, drafting.observer.output)]
-    if drafting.drafter is not None:
-        engines.append((drafting.drafter.engine, drafting.drafter.own_observer.output))
+    if (drafter := drafting.drafter) is not None:
+        engines += [(drafter.engine, output) for output in drafter.outputs]
     for engine, output in engines:
         has_adapters = bool(engine.adapters)  # if deterministic, only these plans are run
         for adapted in {has_adapters, has_adapters and engine.deterministic}:
@@ -86,6 +86,8 @@ def compile_plans(model: Model) -> None:
             plan.compile_ahead()
         for plan in plans:
             plan.make()
+        if model.engine.encoder is not None:
+            model.engine.encoder.warm()
         if model.media is not None:
             model.media.warm()
             for plan in media_plans(model):

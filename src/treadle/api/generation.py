@@ -43,7 +43,7 @@ class Generation:
 
     def __init__(self, request: Request, stepper: CooperativeStepper) -> None:
         answer = request.answer
-        self.prompt_ids: list[int] = list(request.ids)
+        self.prompt_ids: list[int] = list(request.source or request.ids)
         self.ids: list[int] = []
         self.text = ""
         self.finish_reason: str | None = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 import numpy as np
 
 from treadle.api.defaults import Given, read_defaults
+from treadle.api.encoder import open_encoder, refuse_beside_encoder
 from treadle.api.generation import Generation, in_order
 from treadle.api.model_path import find_path
 from treadle.api.options import (
@@ -132,7 +133,8 @@ def load(
       split into runs; otherwise they are equal up to rounding.
     - ``speculate``: draft tokens from n-grams of the sequence itself, and check them in the same
       step. None: only for models with layers of their own that predict further tokens.
-    - ``draft``: a smaller model with the same vocabulary, which drafts tokens.
+    - ``draft``: a smaller model with the same vocabulary, which drafts tokens, or a drafter that
+      was trained for this one (EAGLE 3, DFlash, Gemma 4's assistant).
     - ``progress``: called as ``progress(stage, done, total)`` during long work.
 
     Memory for keys and values (the KV cache):
@@ -268,6 +270,16 @@ class Model:
         self.sampling = self.defaults.sampling_over(recommended(self.gguf.metadata))
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
+        if self.config.encoder is not None:
+            refuse_beside_encoder(
+                self.config,
+                lora=lora,
+                control_vectors=control_vectors,
+                cache_dir=cache_dir,
+                draft=draft,
+                mmproj=None if isinstance(mmproj, bool) else mmproj,
+            )
+            self.config = self.config.attending_to(self.n_ctx)
         self.engine = self.engine_type(
             self.gguf,
             self.config,
@@ -280,6 +292,8 @@ class Model:
             deterministic=deterministic,
         )
         self.isa = self.engine.device.isa
+        if self.config.encoder is not None:
+            open_encoder(self.engine)
         add_adapters(lora, self.engine)
         add_control_vectors(control_vectors, control_vector_layers, self.engine)
         if cache_dir is not None:
@@ -409,11 +423,22 @@ class Model:
         *,
         lora: Mapping[Any, float] | None = None,
         control_vectors: Mapping[Any, float] | None = None,
+        source: str | Sequence[int] | None = None,
     ) -> Session:
         """Return a new session; ``lora`` and ``control_vectors`` as in ``generate``. ``close``
-        frees it.
+        frees it. ``source``: in an encoder-decoder model, the text or ids that the encoder reads;
+        the session's tokens are the decoder's, which begin with ``config.start_id``.
         """
-        return Session(self.engine, adapter_scales(lora, control_vectors, self.engine))
+        scales = adapter_scales(lora, control_vectors, self.engine)
+        return Session(self.engine, scales, self._source_ids(source))
+
+    def _source_ids(self, source: str | Sequence[int] | None) -> list[int]:
+        """Return the ids that the encoder reads; empty for None."""
+        if source is None:
+            return []
+        if not (ids := self._read(source) if isinstance(source, str) else token_ids(source)):
+            raise TreadleError("the source is empty: give at least one token")
+        return ids
 
     def load_session(self, path: str | os.PathLike[str]) -> Session:
         """Load a session from a file of ``Session.save``, without recomputing any token.
@@ -423,6 +448,8 @@ class Model:
         """
         from treadle.kvcache.disk.session_file import load_session
 
+        if self.config.encoder is not None:
+            raise UnsupportedError(f"{path}: {self.config.arch.name} has no files of sessions")
         session = self.session(lora={}, control_vectors={})
         load_session(path, self.engine, session.seq, self.stepper.scheduler.make_room)
         return session
@@ -464,7 +491,8 @@ class Model:
         media: Sequence[Any] | None = None,
         **fields: Any,
     ) -> Generation:
-        """Complete a prompt; return an iterator of pieces of text.
+        """Complete a prompt; return an iterator of pieces of text. In an encoder-decoder model, the
+        encoder reads the prompt, and the decoder writes the text.
 
         ``max_tokens``: None for the default of ``load``, -1 for no limit; ``sampling``: None for
         the model's defaults; ``fields``: its fields by name, such as ``temperature=0``, which
@@ -544,6 +572,13 @@ class Model:
             raise TreadleError("the prompt is empty: give at least one token")
         if rows is None and max(ids) >= self.config.n_vocab:  # rows of others' pictures
             raise TreadleError(f"a token id outside 0..{self.config.n_vocab - 1}")
+        source: list[int] = []
+        if self.config.encoder is not None:
+            if session is not None:
+                what = "a session has a prompt of its own (source=): feed it the text's tokens"
+                raise UnsupportedError(f"{self.config.arch.name}: {what}")
+            self.engine.cache.check_context(len(ids))
+            source, ids = ids, [self.config.start_id]
         settings = build_sampling(sampling, self.sampling, fields, SETTINGS)
         if rows is not None and self.media is not None:  # answers have no marks of pictures
             banned = dict.fromkeys(self.media.mark_ids, -inf)
@@ -575,6 +610,7 @@ class Model:
             lines=lines,
         )
         answer.timings.load_s = self.load_s
+        answer.timings.n_prompt = len(source or ids)
         if rows is not None:
             answer.media = rows.usage
         return Request(
@@ -591,6 +627,7 @@ class Model:
             reuse=flag("cache_prompt", cache_prompt),
             media=None if rows is None else rows.encoders,
             system_end=system_end,
+            source=source,
         )
 
     def _with_media(self, prompt: str | Sequence[int], media: Sequence[Any]) -> MediaPrompt:
@@ -756,12 +793,16 @@ class Model:
 
     # -- logits, states, vectors and scores --------------------------------------------------------
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError."""
+    def logits(
+        self, ids: Sequence[int], *, source: str | Sequence[int] | None = None
+    ) -> np.ndarray:
+        """Return logits after each id, float32 ``[n_tokens, n_vocab]``. Raises ContextFullError.
+        ``source``: as in ``session``; ``ids`` are the decoder's then.
+        """
         ids = token_ids(ids)
         with self.engine.lock:
             self.make_room(len(ids))
-            with self.session() as session:
+            with self.session(source=source) as session:
                 return session.logits(ids)
 
     def states(

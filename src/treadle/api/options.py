@@ -115,6 +115,8 @@ def default_context(config: Config, gguf: GGUF, usual: int = USUAL_CONTEXT) -> i
     own = min(own, config.n_ctx_most or own, config.n_ctx_train)
     if not config.causal:
         return min(own, WHOLE_TEXT)
+    if config.encoder is not None:  # biases by distance have no end; GGUF's number is a convention
+        own = max(own, USUAL_CONTEXT)
     for rope in config.ropes:
         if rope.dynamic or rope.has_long(own):
             usual = min(usual, max(rope.n_ctx_orig, USUAL_CONTEXT))

@@ -24,9 +24,12 @@ class Session:
     """One conversation's tokens: a sequence of the engine's cache that can be fed and truncated.
     Use it as a context manager, or ``close`` it; an unreferenced session is closed when its room is
     needed.
+
+    ``source``: ids that an encoder-decoder model's encoder reads now; the session's tokens are the
+    decoder's. Raises ContextFullError if they do not fit, NoRoomError if others need the room.
     """
 
-    def __init__(self, engine: Engine, lora: Lora | None = None) -> None:
+    def __init__(self, engine: Engine, lora: Lora | None = None, source: Ids[int] = ()) -> None:
         if not hasattr(engine, "cache"):
             found = type(engine).__name__
             raise TreadleError(f"engine is {found}: use model.session() to create a session")
@@ -34,6 +37,8 @@ class Session:
         self.seq = engine.cache.sequence((), lora)
         self._closed = False
         self._holds = True  # has pages, or may get some; stays set if a signal interrupts ``close``
+        if source:
+            engine.attend(self.seq, source)
 
     def __enter__(self) -> Session:
         return self
@@ -148,6 +153,9 @@ class Session:
         self._check_open()
         if not self.n_past:
             raise TreadleError("no tokens")
+        if self.seq.encoded is not None:
+            what = "a session over an encoder's rows cannot be saved: files have no room for these"
+            raise UnsupportedError(what)
         save_session(path, self.engine, self.seq)
 
     def close(self) -> None:

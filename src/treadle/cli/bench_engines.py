@@ -94,6 +94,44 @@ class Treadle:
             session.close()
 
 
+class TreadleEncoder(Treadle):
+    """treadle with an encoder-decoder model. A prompt is read by the encoder; tokens are generated
+    behind one of as many tokens as the test's depth, at least one.
+    """
+
+    def __init__(self, model: Any, ids: Streams) -> None:
+        self.model = model
+        self.ids = ids
+        self.sessions = []
+        self.n_source = 0  # tokens of the sessions' prompts
+
+    def hold(self, n: int, n_sequences: int) -> None:
+        """Make the first ``n_sequences`` attend to prompts of ``n`` tokens, and hold no others."""
+        n = max(n, 1)
+        if self.n_source != n or len(self.sessions) < n_sequences:
+            self.close()
+            self.n_source = n
+            for ids in self.ids[:n_sequences]:
+                self.sessions.append(self.model.session(source=ids[:n]))
+        for session in self.sessions:
+            session.reset()
+
+    def read(self, n: int) -> None:
+        """Encode a prompt of ``n`` tokens, and store its keys and values for the decoder."""
+        self.close()  # their prompts take room
+        engine = self.model.engine
+        source = tuple(self.ids[0][:n])
+        with engine.lock:
+            keys = engine.cache.inputs.hold(source, shared=False)
+            engine.encoder.finish(source, keys)
+            keys.drop()
+
+    def close(self) -> None:
+        """Free the pages."""
+        super().close()
+        self.sessions.clear()
+
+
 class LlamaCpp:
     """llama.cpp, through llama-cpp-python's binding of its C interface: none of that library's
     Python code runs between two batches. Flash attention is llama.cpp's default.

@@ -43,6 +43,7 @@ ADVICE = {
     "-md": "use --draft",
     "--model-draft": "use --draft",
     "--spec-draft-model": "use --draft",
+    "--spec-type": "leave it out: the file of --draft says which kind of drafter it is",
     "--draft-max": _MEASURED,
     "--spec-draft-n-max": _MEASURED,
     "--lora-scaled": "use --lora FILE=SCALE",

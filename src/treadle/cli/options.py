@@ -536,7 +536,8 @@ SPECULATE = click.option(
 DRAFT = click.option(
     "--draft",
     metavar="MODEL",
-    help="Draft model for speculative decoding: a smaller model with the same vocabulary.",
+    help="Drafter for speculative decoding: a smaller model with the same vocabulary, or one that "
+    "was trained for this model (EAGLE 3, DFlash, Gemma 4's assistant).",
 )
 OF_LOAD = (
     *("threads", "context", "kv", "kv_bytes", "lora", "device"),

@@ -23,6 +23,7 @@ from treadle.models.archs import (
     WINDOW,
     Arch,
 )
+from treadle.models.graphs.encoder_decoder import LOGIT_SCALE
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.sentence import HEAD_ACTIVATION
@@ -264,6 +265,13 @@ def _lacking(file: OutputMetadata) -> str:
     return f"llama.cpp has no architecture {file.arch.name}" if file.arch.name in LACKING else ""
 
 
+def _unscaled(file: OutputMetadata) -> str:
+    scale = _number(file, LOGIT_SCALE) if file.arch.encoder else None
+    if scale in (None, 1.0):
+        return ""
+    return f"it multiplies no logits of {file.arch.name}; the file says {scale:.4g}"
+
+
 def _head(file: OutputMetadata) -> str:
     kind = file.keys.get(HEAD_ACTIVATION, "tanh")
     return "" if kind == "tanh" else f"its scoring head uses tanh; the file says {kind}"
@@ -283,6 +291,7 @@ ROWS: tuple[Callable[[OutputMetadata], str], ...] = (
     _scales,
     _unknown,
     _queries,
+    _unscaled,
     _head,
     _lacking,
 )

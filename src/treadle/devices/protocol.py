@@ -165,6 +165,10 @@ class Device(Storage):
         """Return the items of a step in the next run. 1: ``run_items`` cannot divide it."""
         return 1
 
+    def kernel_of(self, program: DeviceProgram, step: int) -> int:
+        """Return a number that steps of the program with the same kernel share."""
+        return step
+
     def run_items(self, program: DeviceProgram, step: int, items: range) -> int:
         """Run some items of one step; return the item that follows them, which is more than
         ``items.stop`` if the step's items run in groups, or on a device that cannot divide steps.

@@ -29,6 +29,7 @@ from treadle.kernels.spec import (
     MEDIA,
     MEDIA_HEAD,
     PART,
+    PART_PAGES,
     numbered,
     round_up,
     run_offset,
@@ -45,8 +46,8 @@ NO_STATE = 0, 0
 NEVER = 1 << 62  # a position beyond all tokens
 COUNTS = Struct("=4q")  # the head of RUN_STATE
 COUNT = Struct("=q")
-PART_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
-    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, ITEM, MERGE, SAMPLED, LORA)
+PART_RECORD, PAGES_RECORD, ITEM_RECORD, MERGE_RECORD, SAMPLED_RECORD, LORA_RECORD = (
+    Struct(f"={dtype.itemsize // 8}q") for dtype in (PART, PART_PAGES, ITEM, MERGE, SAMPLED, LORA)
 )
 
 
@@ -140,6 +141,11 @@ class Inputs:
     def parts(self) -> np.ndarray:
         return self._array("parts", "n_parts", PART)
 
+    def pages_of(self, pool: int) -> list[np.ndarray]:
+        """Return each sequence's pages in a pool."""
+        lists = self._array("part_pages", "n_parts", PART_PAGES).tolist()
+        return [self._array_at(at + 8 * n * pool, n, "i8") for at, n in lists]
+
     @property
     def tokens(self) -> np.ndarray:
         return self._array("tokens", "n_tokens", "i4")
@@ -232,6 +238,7 @@ class RunInputs(Inputs):
         self._outputs = offsets["output_rows"] // 4
         self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
+        self._lists = offsets["part_pages"]
         self._ropes: list[tuple[RopeTable, np.ndarray]] = []
         for i, table in enumerate(ropes):
             given = inputs[field := numbered("rope", i)]
@@ -301,6 +308,8 @@ class RunInputs(Inputs):
             else:
                 for table, rope in self._ropes:
                     rope[row:end] = table.upto(n_held)[start:n_held]
+            n_pages = len(next(iter(seq.pages), ()))
+            PAGES_RECORD.pack_into(block, self._list_at(at_part), 8 * at_pages, n_pages)
             for pool, pages in zip(pools, seq.pages, strict=False):
                 behind = at_pages + len(pages)
                 words[at_pages:behind] = pages
@@ -328,6 +337,10 @@ class RunInputs(Inputs):
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def _list_at(self, at_part: int) -> int:
+        """Return where the record goes that locates a part's pages."""
+        return self._lists + (at_part - self._parts) // PART_RECORD.size * PAGES_RECORD.size
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
         """Write a run with one row for each key of an encoder, which stores them."""

@@ -19,7 +19,7 @@ from treadle.engine.batch import NEVER, BatchItem, RopeTable, RunInputs, in_runs
 from treadle.engine.logits import LogitsBatch
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.engine.prepared_plan import PlanKey, PreparedPlan, plan_sizes
-from treadle.errors import ContextFullError, TreadleError
+from treadle.errors import ContextFullError, TreadleError, UnsupportedError
 from treadle.kernels.elementwise.top_records import RESULT
 from treadle.kernels.matmul.sizes import GEMV_TOKENS, batch_sizes
 from treadle.kvcache.cache import KVCache, Sequence
@@ -30,6 +30,7 @@ from treadle.plan.plan import Plan
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
+    from treadle.engine.text_encoder import TextEncoder
     from treadle.files.gguf import GGUF
     from treadle.kvcache.media import MediaEntry, MediaRegistry
     from treadle.kvcache.prefix_tree import Lora
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
-OF_ROWS = "logits", "ahead"  # outputs with a row for each requested token; others have one per part
+OF_ROWS = (
+    "logits",
+    "ahead",
+    "tapped",
+    "markov",
+)  # outputs with a row for each requested token; others have one per part
 T = TypeVar("T")
 
 
@@ -56,6 +62,7 @@ class Engine:
 
     cache_type: ClassVar[type[KVCache]] = KVCache
     has_states: ClassVar[bool] = True  # whether the hidden states of a run's tokens can be read
+    lender: Engine | None = None  # the engine whose keys and values it reads, if it has none
 
     def __init__(
         self,
@@ -97,11 +104,14 @@ class Engine:
         self._arena_bytes = 0
         self._rows: weakref.ref[LogitsBatch] | None = None  # of the last run, for samplers
         self._closed = False
+        self.encoder: TextEncoder | None = None  # of an encoder-decoder model
         self.lock = UseLock()  # held while the cache must not change
         self._ropes = [RopeTable(*of.frequencies(n_ctx), n_ctx, of.gains) for of in config.ropes]
         room = max(n_ctx, n_sequences, GEMV_TOKENS[-1] + 1)
-        # non-causal: all in one run
-        self.max_tokens = min(n_batch, room) if config.causal else room
+        # Encoders read a whole text in one run. A drafter of blocks is not causal either, but reads
+        # the states of a text in any number of runs.
+        in_parts = config.causal or config.draft is not None
+        self.max_tokens = min(n_batch, room) if in_parts else room
         sizes = batch_sizes(device.isa, self._weights.are_floats)
         self.few = [size for size in sizes if size < self.max_tokens]
         self._sizes = *self.few, *(CHUNK << i for i in range(16))
@@ -109,6 +119,23 @@ class Engine:
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
         """Return the cache of this engine, with these arguments of ``KVCache``."""
         return self.cache_type(*given, **named)
+
+    def attend(self, seq: Sequence, source: Ids[int]) -> None:
+        """Make an empty sequence attend to the rows of ``source``, which the model's encoder reads
+        now if no other sequence has them.
+
+        Raises UnsupportedError if the model has no encoder, ContextFullError for a source that is
+        too long, NoRoomError if there are no pages for its rows.
+        """
+        with self.lock:
+            self.check_ids(source)
+            self.cache.check_context(len(source))
+            if self.encoder is None:
+                raise UnsupportedError(f"source: {self.config.arch.name} has no encoder")
+            with interrupts_held():
+                keys = self.cache.inputs.hold(tuple(source))
+                seq.attend_to(keys)
+            self.encoder.finish(tuple(source), keys)
 
     # -- plans ----------------------------------------------------------------------------------
 
@@ -145,6 +172,13 @@ class Engine:
         self.cache.tree.marks += tuple(vector.mark for vector in vectors)
         if self._adapted is not None:
             self._adapted = replace(self._adapted, n_scales=len(self.cache.tree.marks))
+
+    def tap(self, layers: Ids[int]) -> None:
+        """Make the output "tapped" have the states before these layers (``Config.taps``). Call it
+        before any run with that output.
+        """
+        self.config = replace(self.config, taps=tuple(layers))
+        self._with_media = replace(self._with_media, taps=tuple(layers))
 
     def _uses(self, lora: Lora) -> tuple[bool, bool]:
         """Return whether a sequence with these scales has adapters, and control vectors."""
@@ -261,6 +295,11 @@ class Engine:
             return self._read_rows(parts, ready)
 
         return self._run(parts, read, None, observer.output, begin)
+
+    def observe(self, parts: Ids[BatchItem], observer: EngineObserver) -> None:
+        """Run a batch for ``observer`` alone; its output has no logits."""
+        read = partial(observer.after_run, parts)
+        self._run(parts, read, None, observer.output, observer.before_run)
 
     def run_timed(self, parts: Ids[BatchItem]) -> list[tuple[str, float]]:
         """Run a batch's main output; return each step's label and seconds."""
@@ -537,6 +576,8 @@ class Engine:
                 raise TreadleError("batch item: no tokens")
             if not 0 <= n_wanted <= n:
                 raise TreadleError(f"batch item: n_outputs={n_wanted}, more than its {n} tokens")
+            if self.cache.cross and (seq.encoded is None or not seq.encoded.is_stored):
+                raise self._no_prompt(output)
             self.check_ids(ids)
             entries = self.media.entries_in(ids)
             media = media or bool(entries)
@@ -557,6 +598,16 @@ class Engine:
             )
         n_outputs = n_outputs if output in OF_ROWS else len(parts)
         return self.plan_for(n_tokens, n_outputs, output, adapted, media, steered)
+
+    def _no_prompt(self, output: str) -> UnsupportedError:
+        """Return the error for a sequence without an encoder's rows."""
+        name = self.config.arch.name
+        if output not in OF_ROWS:
+            return UnsupportedError(f"no {output}: {name} generates text, of a prompt's encoding")
+        return UnsupportedError(
+            f"{name}: its tokens attend to a prompt that its encoder has read, and there is none "
+            "here: use generate, or give source= to session or logits"
+        )
 
     def _check_rows(self, entries: Iterable[MediaEntry]) -> None:
         """Raise TreadleError for media whose rows are not there, or have the wrong width."""
@@ -599,7 +650,7 @@ class Engine:
 
     def _logits(self, ready: PreparedPlan) -> Callable[[], np.ndarray]:
         """Return a reader of the last run's logits, float32 ``[n_outputs, n_vocab]``."""
-        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_vocab)
+        return ready.reader(ready.plan.outputs["logits"], ready.run.n_outputs, self.config.n_logits)
 
     def _read_rows(self, parts: Ids[BatchItem], ready: PreparedPlan) -> LogitsBatch:
         at = ready.plan.offsets[ready.plan.outputs["top"]]
@@ -621,6 +672,8 @@ class Engine:
                 self.cache.store.save()
                 self.cache.store.close()
             self._closed = True
+            if self.encoder is not None:
+                self.encoder.close()
             self.device.close()
             self._ready.clear()
             self._weights.consts.clear()

@@ -38,6 +38,7 @@ Say = Callable[[str], None]
 BESIDE = (  # files of a Hugging Face folder that are read besides weights, if present
     *("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
     "tiktoken.model",
+    "spiece.model",
     *("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json", MODELOPT, INDEX),
     *("preprocessor_config.json", "processor_config.json"),  # of pictures and sound

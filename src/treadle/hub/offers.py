@@ -35,7 +35,7 @@ TAG = re.compile(
     re.IGNORECASE,
 )
 NO_MODEL = re.compile(  # files beside a model that are not models by themselves
-    r"(?:^|[-._/])(?:mmproj|imatrix|vocab|draft|mtp|lora|adapter|eagle\d?|dflash\d?)(?:$|[-._/])",
+    r"(?:^|[-._/])(?:mmproj|imatrix|vocab|draft|mtp|lora|adapter|eagle\d?|dflash\d?|dspark)(?:$|[-._/])",
     re.IGNORECASE,
 )
 REPACKED = re.compile(r"Q4_0_\d_\d|IQ4_NL_\d_\d")  # for Arm, dropped by ggml in 2024

@@ -40,6 +40,7 @@ FIELDS = (
     "sampled",  # SAMPLED [n_sampled]
     "n_loras",  # tiles of rows, in plans with adapters
     "loras",  # LORA [n_loras]
+    "part_pages",  # i64 [n_parts, 2]: see PART_PAGES
 )
 EACH = (
     "n_attn_items",  # attention: work items for sequences with many tokens
@@ -56,6 +57,9 @@ EACH = (
 # which its tokens are of the second type.
 PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
 PART = np.dtype([(name, "i8") for name in PART_FIELDS])
+# Where the pages of a sequence are: the byte offset, from the block's beginning, of its list of
+# pages in the first pool, i64 [n]; behind it are its lists in the other pools, as long.
+PART_PAGES = np.dtype([(name, "i8") for name in ("list", "n")])
 
 # In plans with adapters: at most LORA_ROWS rows of one sequence. The first row, the number of rows,
 # and the byte offset from this record to their scales, f32 [n_adapters].

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.page_layout import kv_formats, kv_of
 from treadle.kernels.attention.records import PAGE, most_partials
+from treadle.kvcache.encoded_inputs import EncodedInputs
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
@@ -96,6 +97,7 @@ class KVCache:
         self.n_batch = n_batch
         self.kv_tokens = min(kv_tokens, n_sequences * n_ctx) if kv_tokens else None
         pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
+        encoded = [spec for spec in specs if isinstance(spec, PoolSpec) and spec.n_keys]
         if all(spec.window for spec in pools):
             pools.append(TEXT)
         if all(spec.causal for spec in pools):
@@ -103,16 +105,17 @@ class KVCache:
             n_pages = [min(self._n_pages(spec.window) * n_sequences, most) for spec in pools]
         else:  # no page is freed before its text ends
             n_pages = [self._n_pages(0) * n_sequences + N_TEXTS for _ in pools]
-        if kv_bytes is not None:
-            n_pages = pages_within(kv_bytes, n_pages, [page_bytes(spec, kv) for spec in pools])
-        sized = enumerate(zip(pools, n_pages, strict=True))
-        self.pools = [Pool(device, spec, index, kv, n) for index, (spec, n) in sized]
-        encoded = [spec for spec in specs if isinstance(spec, PoolSpec) and spec.n_keys]
         n_inputs = n_sequences if n_encoded is None else n_encoded
-        self.cross = [
-            Pool(device, spec, index, kv, n_inputs * -(-spec.n_keys // PAGE))
-            for index, spec in enumerate(encoded, len(self.pools))
-        ]
+        most = n_inputs - -(kv_tokens or 1 << 40) // PAGE  # one partial page per input
+        n_pages += [min(n_inputs * -(-spec.n_keys // PAGE), most) for spec in encoded]
+        specs_paged = [*pools, *encoded]
+        if kv_bytes is not None:
+            sizes = [page_bytes(spec, kv) for spec in specs_paged]
+            n_pages = pages_within(kv_bytes, n_pages, sizes)
+        sized = enumerate(zip(specs_paged, n_pages, strict=True))
+        every = [Pool(device, spec, index, kv, n) for index, (spec, n) in sized]
+        self.pools = every[: len(pools)]
+        self.cross = every[len(pools) :]
         self.windows = [pool for pool in self.pools if pool.window]
         # All full-attention pools have the same number of free pages; keep one as the
         # representative.
@@ -122,7 +125,9 @@ class KVCache:
         self.states = [StatePool(device, spec, self.slots.n_slots) for spec in stateful]
         indices = [pool for pool in self.pools if pool.spec.index]
         self._index_pool_of = {layer: pool for pool in indices for layer in pool.layers}
-        others = [pool for pool in self.pools if not pool.spec.index]
+        units = [pool for pool in self.pools if pool.spec.unit > 1 and not pool.spec.index]
+        self._unit_pool_of = {layer: pool for pool in units for layer in pool.layers}
+        others = [pool for pool in self.pools if pool not in (*indices, *units)]
         self._pool_of = {layer: pool for pool in others for layer in pool.layers}
         self._cross_of = {layer: pool for pool in self.cross for layer in pool.layers}
         self._states_of = {
@@ -134,6 +139,7 @@ class KVCache:
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
         self.media = MediaRegistry(n_vocab)
+        self.inputs = EncodedInputs(self)
 
     def _n_pages(self, window: int) -> int:
         return pages_of(self.n_ctx, window, self.n_batch)
@@ -145,6 +151,10 @@ class KVCache:
     def index_pool_of(self, layer: int) -> Pool:
         """Return the pool with the keys of a layer's indexer."""
         return self._index_pool_of[layer]
+
+    def unit_pool_of(self, layer: int) -> Pool:
+        """Return the pool with a layer's rows of units of tokens."""
+        return self._unit_pool_of[layer]
 
     def cross_of(self, layer: int) -> Pool:
         """Return the pool with a layer's keys and values of an encoder's rows."""
@@ -170,8 +180,9 @@ class KVCache:
         return most_partials(n_tokens, n_keys)
 
     def encoded(self, n_keys: int) -> EncodedKeys:
-        """Return pages for the keys and values of an encoder's ``n_keys`` rows, not written yet.
-        Raises NoRoomError, with nothing taken, if there are not so many free ones.
+        """Return pages for the keys and values of an encoder's ``n_keys`` rows, not written yet and
+        without a holder. Raises NoRoomError, with nothing taken, if there are not so many free
+        ones.
         """
         n = -(-n_keys // PAGE)
         for pool in self.cross:
@@ -196,15 +207,18 @@ class KVCache:
         """Retire a finished sequence. Its pages, the partial last one included, stay cached for
         prompts with the same prefix, until another sequence retires or the room is needed.
         """
+        if seq.encoded is not None:
+            return seq.close()
         self.let_go(seq)
         if self._retired is not None:
             self._retired.close()
         self._retired = seq
+        return None
 
     def let_go(self, seq: Sequence) -> None:
         """Release the reserved pages of an idle sequence, and let others find its full pages."""
         self.reserve(seq, 0)
-        if seq.alone:
+        if seq.alone and seq.encoded is None:
             seq.alone = False
             self._enter(seq, len(seq.ids))
 
@@ -441,7 +455,8 @@ class KVCache:
         none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         made.shifts = list(seq.shifts)
-        made.encoded = seq.encoded
+        if seq.encoded is not None:
+            made.attend_to(seq.encoded.hold())
         made.tail_end = seq.tail_end
         made.prompt_end = seq.prompt_end
         for pool, pages in zip(self.pools, made.pages, strict=True):
@@ -602,6 +617,7 @@ class KVCache:
     def forget(self) -> None:
         """Evict all pages and checkpoints that no sequence in use holds."""
         self.revive().close()
+        self.inputs.forget()
         self.slots.forget_all()
         for pool in reversed(self.pools):
             while self.tree.evict(pool):

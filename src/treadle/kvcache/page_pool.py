@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from treadle.errors import NoMemoryError, TreadleError
-from treadle.kernels.attention.page_layout import PageLayout
+from treadle.kernels.attention.page_layout import PageLayout, rows_of
 from treadle.kernels.attention.records import PAGE as PAGE
 from treadle.kernels.spec import round_up
 from treadle.models.cache_spec import PoolSpec, StateSpec
@@ -77,7 +77,7 @@ def state_bytes(spec: StateSpec) -> int:
 def layout_of(spec: PoolSpec, kv: str) -> PageLayout:
     """Layout of one layer's part of a page."""
     sizes = spec.n_head_kv, spec.head_dim, spec.head_dim_v
-    return PageLayout(kv, *sizes, spec.latent)
+    return PageLayout(kv, *sizes, spec.latent, rows_of(spec.unit))
 
 
 def pages_within(n_bytes: int, full: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -17,16 +17,26 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class EncodedKeys:
-    """The pages of an encoder's rows, which any number of sequences attend to. ``close`` them once
-    no sequence has them.
+    """The pages of an encoder's rows, which any number of sequences attend to. The last holder that
+    drops them releases the pages.
     """
 
     cache: KVCache
     n_keys: int
     pages: list[array[int]]  # per pool of ``KVCache.cross``, i64
+    is_stored: bool = False  # whether the pages have been written
+    holders: int = 0
 
-    def close(self) -> None:
-        """Release the pages."""
+    def hold(self) -> EncodedKeys:
+        """Add a holder; return itself."""
+        self.holders += 1
+        return self
+
+    def drop(self) -> None:
+        """Remove a holder; the last one releases the pages."""
+        self.holders -= 1
+        if self.holders:
+            return
         for pool, pages in zip(self.cache.cross, self.pages, strict=True):
             for page in pages:
                 pool.drop(page)
@@ -45,7 +55,9 @@ class Sequence:
     nodes: list[PageNode] = field(default_factory=list)  # full pages in the tree, from the root
     promised: list[int] = field(default_factory=list)  # pages per pool, reserved and not yet taken
     lora: Lora = ()  # its adapters and control vectors
-    encoded: EncodedKeys | None = None  # the rows that its tokens attend to, in such a model
+    # The rows that its tokens attend to, in such a model; it is one of their holders. Its own keys
+    # and values depend on them, so no other sequence ever uses these.
+    encoded: EncodedKeys | None = None
     # After pictures whose tokens share positions: the index from which on position minus index is
     # so much (``media.py``).
     shifts: list[tuple[int, int]] = field(default_factory=list)
@@ -70,6 +82,14 @@ class Sequence:
         """Release the pages; full ones stay in the tree until their room is needed."""
         self.cache.truncate(self, 0)
         self.cache.reserve(self, 0)
+        if self.encoded is not None:
+            self.encoded.drop()
+            self.encoded = None
+
+    def attend_to(self, encoded: EncodedKeys) -> None:
+        """Make it, still empty, attend to an encoder's rows, of which it takes over a holder."""
+        self.encoded = encoded
+        self.alone = True
 
 
 class AbandonedSequences(deque[Sequence]):

@@ -28,7 +28,7 @@ from treadle.formats import FORMATS, by_name
 
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # newer folders have the former inside, as image_processor
-_TYPES = {"F32": 0, "F16": 1, "BF16": 30}  # dtypes that towers are read in: ggml's type numbers
+DTYPES = {"F32": 0, "F16": 1, "BF16": 30}  # dtypes that towers are read in: ggml's type numbers
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 _SUFFIX = re.compile(r"\.(weight|bias)$")
 
@@ -143,11 +143,11 @@ class HfProjector(GGUF):
 
 
 def _tensors(name: str, tensor: SafeTensor, table: HfNames) -> dict[str, Tensor]:
-    if tensor.dtype not in _TYPES:
+    if tensor.dtype not in DTYPES:
         what = f"{tensor.name} is {tensor.dtype}"
-        have = ", ".join(_TYPES)
+        have = ", ".join(DTYPES)
         raise UnsupportedError(f"{tensor.path}: {what}: towers are supported in {have} only")
-    kind = _TYPES[tensor.dtype]
+    kind = DTYPES[tensor.dtype]
     place = tensor.path, tensor.offset, tensor.file
     shape = tensor.shape or (1,)  # projector files have no scalars
     mapped = Tensor(name, shape, kind, FORMATS[kind], tensor.n_bytes, *place)

@@ -6,23 +6,46 @@ it applies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 # Projectors whose activation is the exact GELU; llama.cpp's is the tanh form.
 EXACT_GELU = frozenset(
-    {"qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "pixtral", "internvl", "lfm2", "mlp"}
+    {
+        "qwen2vl_merger",
+        "qwen2.5vl_merger",
+        "qwen3vl_merger",
+        "pixtral",
+        "internvl",
+        "lfm2",
+        "llama4",
+        "mlp",
+    }
 )
+CLASS = "v.class_embd"
+# Of files with a class token, by type (ggml-org/llama.cpp#25814, open; InternVL's graph has the
+# same order), and of all files.
+MOVED = "it gives each patch its neighbour's position, and the first one the class token's"
+CLASS_TOKENS = {
+    "mlp": f"{MOVED}, whose row it takes in place of the first patch's",
+    "internvl": MOVED,
+}
+ORDERS = {"llama4": "its rows of a tile stand column by column"}
 WINDOW = 112  # pixels of Qwen2.5-VL's windows
 
 Keys = Mapping[str, Any]
 
 
-def projector_differences(metadata: Keys) -> list[str]:
-    """Return a sentence for each difference between llama.cpp's reading and treadle's."""
+def projector_differences(metadata: Keys, tensors: Collection[str] = ()) -> list[str]:
+    """Return a sentence for each difference between llama.cpp's reading and treadle's. ``tensors``:
+    the names of the file's tensors.
+    """
     prefix = "clip."
     keys = {key.removeprefix(prefix): v for key, v in metadata.items() if key.startswith(prefix)}
-    texts = (row(keys) for row in ROWS)
+    texts = [row(keys) for row in ROWS]
+    texts.append(ORDERS.get(_type(keys), ""))
+    if CLASS in tensors:
+        texts.append(CLASS_TOKENS.get(_type(keys), ""))
     return [f"llama.cpp will read this file differently: {text}" for text in texts if text]
 
 
@@ -50,12 +73,6 @@ def _whole_layers(keys: Keys) -> str:
     return f"it refuses layers without windows that are not every n-th (here {numbers})"
 
 
-def _breaks(keys: Keys) -> str:
-    if _type(keys) != "pixtral":
-        return ""
-    return "it puts no [IMG_BREAK] between a picture's rows"
-
-
 def _tiles(keys: Keys) -> str:
     if not keys.get("vision.image_grid_pinpoints"):
         return ""
@@ -72,7 +89,6 @@ ROWS: tuple[Callable[[Keys], str], ...] = (
     _gelu,
     _window,
     _whole_layers,
-    _breaks,
     _tiles,
     _square,
 )

@@ -35,6 +35,17 @@ if TYPE_CHECKING:
 
 KINDS = {VISION: "image", AUDIO: "audio"}
 NONE: Mapping[str, str] = {}
+# Tensors that change a tower's rows wherever they are, for llama.cpp too.
+BESIDE_LAYERS = frozenset(
+    {
+        "class_embd",
+        "class_embd.weight",
+        "norm_embd.weight",
+        "patch_embd.bias",
+        "post_ln.weight",
+        "pre_ln.weight",
+    }
+)
 MOST_GRIDS = 16  # whose inputs are kept
 TURN_S = 0.001  # seconds to wait for another encoding before yielding
 TOGETHER = 4096  # patches of equal grids in one run, unless a single grid has more
@@ -61,14 +72,14 @@ class MediaTower:
                 raise FileError(what, path=gguf.path, expected=f"{self.width}, as media rows")
 
     def _refuse_unused(self) -> None:
-        """Raise FileError for a tensor in a layer that nothing reads: the file's model has a part
-        that the family does not.
+        """Raise FileError for a tensor that nothing reads, in a layer or beside the layers: the
+        file's model has a part that the family does not.
         """
         clip = self.family.clip
         engines = (*self.stems, self.engine, *self.projectors)
         unused = set.intersection(*(set(engine.config.ignored) for engine in engines))
         for name in sorted(unused - clip.read):
-            if 0 <= layer_of(name)[0] < clip.n_layer:
+            if 0 <= layer_of(name)[0] < clip.n_layer or name in BESIDE_LAYERS:
                 tensor = clip.gguf.tensors[name]
                 expected = f"only tensors that {clip.projector_type} files have"
                 raise tensor.error("nothing reads this tensor", expected)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,11 @@ from treadle.convert.hf.row_order import halves_to_pairs
 from treadle.convert.recipe import is_matrix
 from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
 from treadle.errors import FileError
-from treadle.media.families.pixtral import HALVES
+from treadle.files.safetensors import open_safetensors, read_json
+from treadle.formats import FORMATS, by_name
+from treadle.media.families.pixtral import BREAK, HALVES
 from treadle.media.families.qwen_vl import DEEPSTACK
-from treadle.media.hf_projector import HfProjector
+from treadle.media.hf_projector import DTYPES, HfProjector
 from treadle.media.llamacpp_projectors import projector_differences
 from treadle.media.projector import open_projector_file
 from treadle.media.unsupported import UNSUPPORTED_PROJECTORS
@@ -38,6 +41,10 @@ OWN_KEYS = (f"clip.{DEEPSTACK}", f"clip.vision.{HALVES}")  # true of a folder's 
 COLOURS = (".image_mean", ".image_std")  # F32 in files, whatever JSON has
 # Names in folders' tables, and in files of a projector type.
 RENAMED: Mapping[str, Mapping[str, str]] = {"mlp": {"mm.1.": "mm.0."}}
+# Embeddings of the decoder without which llama.cpp does not open a file: its name, and the token.
+TOKEN_ROWS: Mapping[str, tuple[str, str]] = {"pixtral": ("v.token_embd.img_break", BREAK)}
+TOKENIZER = "tokenizer.json"
+EMBEDDINGS = "embed_tokens.weight"  # the end of its name in all folders
 
 
 def open_projector_source(path: str | os.PathLike[str], matrices: Format) -> Source:
@@ -88,7 +95,15 @@ def projector_source(folder: HfProjector, matrices: Format) -> Source:
         f"the {modality} part ({kind}) is left out: {UNSUPPORTED_PROJECTORS[kind]}"
         for modality, kind in folder.left_out.items()
     ]
-    notes += projector_differences(metadata)
+    notes += projector_differences(metadata, tensors)
+    kind = str(metadata.get("clip.projector_type"))
+    if kind in TOKEN_ROWS:
+        name, token = TOKEN_ROWS[kind]
+        row = _token_row(folder, name, token)
+        if row is None:
+            notes.append(f"llama.cpp will not open this file: the folder has no token {token}")
+        else:
+            tensors[name] = _source_tensor(row, 0, matrices)
     return Source(folder.path, metadata, tensors, [folder], notes)
 
 
@@ -133,6 +148,27 @@ def _source_tensor(tensor: Tensor, n_head: int, matrices: Format) -> SourceTenso
         (tensor,) if tensor.offset else (),  # a tensor made in memory is not in its path
     )
     return replace(made, written=(matrices if is_matrix(made) else F32).ggml_id)
+
+
+def _token_row(folder: HfProjector, name: str, token: str) -> Tensor | None:
+    """Return the decoder's embedding of a token as a tensor of the projector file; None if the
+    folder has no such token, or no embeddings in floats.
+    """
+    path = Path(folder.path)
+    added = read_json(path / TOKENIZER).get("added_tokens") if (path / TOKENIZER).exists() else None
+    entries = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    index = next((each.get("id") for each in entries if each.get("content") == token), None)
+    with closing(open_safetensors(path)) as weights:
+        tables = [t for t in weights.tensors.values() if t.name.endswith(EMBEDDINGS)]
+        if type(index) is not int or len(tables) != 1 or tables[0].dtype not in DTYPES:
+            return None
+        (table,) = tables
+        if len(table.shape) != 2 or not 0 <= index < table.shape[0]:
+            raise table.error(f"shape {list(table.shape)}", f"a row {index}, that of {token}")
+        rows = table.data.reshape(table.shape[0], -1)
+        values = FORMATS[DTYPES[table.dtype]].dequantize_rows(rows[index])
+    like = next(iter(folder.tensors.values()))
+    return like.made(name, values.shape, by_name("F32"), values.view(np.uint8))
 
 
 def _bytes(tensor: Tensor) -> Bytes:

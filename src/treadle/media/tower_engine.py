@@ -7,7 +7,6 @@ their window.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.base.fork_safety import UseLock
 from treadle.engine.batch import Inputs
+from treadle.engine.step_slices import StepSlices
 from treadle.errors import TreadleError
 from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.spec import EACH, LINE, numbered, round_up, run_offset
@@ -29,7 +29,6 @@ from treadle.plan.lowering.weights import Weights
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
     from treadle.files.gguf import GGUF
-    from treadle.kernels.spec import Spec
     from treadle.models.towers.config import TowerConfig
     from treadle.plan.plan import DeviceMemory, Plan, Storage
 
@@ -38,9 +37,6 @@ MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
 PAGES = "f32"  # format of keys and values
 Report = Callable[[float], None]
-SLICE_S = 0.05  # seconds of work between two yields
-MOST_PARTS = 32  # of a step; the first part of one whose speed is not known is as small
-ITEMS_PER_THREAD = 4  # at least, of a part: at its end threads wait for the last item
 
 
 @dataclass(frozen=True)
@@ -152,12 +148,11 @@ class TowerPlan:
     def __init__(self, plan: Plan, inputs: TowerInputs) -> None:
         self.plan = plan
         self.inputs = inputs
-        self.n_rows = 0  # of the run
-        self._seconds: dict[Spec, tuple[float, int]] = {}  # of an item, and the rows of its run
 
     def place(self, arena: DeviceMemory, device: Device) -> None:
         """Place the plan's buffers in ``arena``."""
         self.program = device.ready(self.plan, arena, self.inputs.memory)
+        self.slices = StepSlices(device, self.program)
         self.arena = arena
 
     def write(self, name: str, rows: np.ndarray) -> None:
@@ -166,53 +161,6 @@ class TowerPlan:
         padded = np.zeros((len(rows), buffer.row_bytes // 4), np.float32)
         padded[:, : rows.shape[1]] = rows
         self.arena.write(self.plan.offsets[buffer], padded.reshape(-1).view(np.uint8))
-
-    def run_slice(self, device: Device, step: int, item: int) -> tuple[int, int]:
-        """Run about ``SLICE_S`` of work from an item of a step on; return the step and item behind
-        it. Steps with the same kernel are assumed to need the same time per item, and in runs of
-        more rows as much more.
-        """
-        left = SLICE_S
-        end = step
-        while not item and end < len(self.plan):
-            seconds = self._estimate(device, end)
-            if seconds is None or seconds > left:
-                break
-            left -= seconds
-            end += 1
-        if end > step:
-            times: list[float] = []
-            device.run(self.program, range(step, end), times=times)
-            for i, taken in enumerate(times, step):
-                self._learn(i, taken, device.n_items(self.program, i))
-            return end, 0
-        n_items = device.n_items(self.program, step)
-        each = self._item_seconds(step)
-        n = max(-(-n_items // MOST_PARTS), ITEMS_PER_THREAD * device.n_threads)
-        if each is not None:
-            n = max(n, int(SLICE_S / max(each, 1e-9)))
-        n = round_up(n, device.n_threads)
-        began = time.perf_counter()
-        after = n_items
-        if n_items:
-            items = range(item, min(item + n, n_items))
-            after = device.run_items(self.program, step, items)
-            self._learn(step, time.perf_counter() - began, after - item)
-        return (step, after) if after < n_items else (step + 1, 0)
-
-    def _estimate(self, device: Device, step: int) -> float | None:
-        """Return the seconds of a step; None if its kernel has not been run."""
-        each = self._item_seconds(step)
-        return None if each is None else each * device.n_items(self.program, step)
-
-    def _item_seconds(self, step: int) -> float | None:
-        """Return the seconds of an item of a step, at most; None if its kernel has not been run."""
-        known = self._seconds.get(self.plan.steps[step].spec)
-        return None if known is None else known[0] * max(1.0, self.n_rows / known[1])
-
-    def _learn(self, step: int, taken: float, n_items: int) -> None:
-        if n_items:
-            self._seconds[self.plan.steps[step].spec] = taken / n_items, self.n_rows
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
         """Return a copy of a result, f32 ``[n_rows, width]``."""
@@ -294,14 +242,13 @@ class TowerEngine:
         assert len(items) <= MOST_ITEMS
         with self._lock:
             ready = self.plan_for(n_rows)
-            ready.n_rows = n_rows
             ready.inputs.lay_out(items, ropes)
             for name in ready.plan.takes:
                 ready.write(name, given[name])
         at = (0, 0)
         while at[0] < len(ready.plan):
             with self._lock:
-                at = ready.run_slice(self.device, *at)
+                at = ready.slices.run(n_rows, *at)
             if report is not None:
                 report(at[0] / len(ready.plan))
             if at[0] < len(ready.plan):

@@ -21,6 +21,9 @@ class PoolSpec:
     causal: tokens do not attend to later ones. Otherwise all tokens of an input are in one run.
     latent: a value is the first dims of its key, and is not stored separately.
     index: keys of an indexer, beside the keys and values of the same layers.
+    unit: each ``unit`` tokens share one row, which is written with the last of them; a page then
+        has rows of keys side by side, and no values. 0: each token has keys, transposed, and
+        values.
     n_keys: most keys of an encoder's rows. They are stored before a sequence's first token, and
         several sequences may attend to them (cross attention). 0: each token stores its own.
     """
@@ -36,6 +39,7 @@ class PoolSpec:
     chunked: bool = False
     index: bool = False
     n_keys: int = 0
+    unit: int = 0
 
 
 @dataclass(frozen=True)

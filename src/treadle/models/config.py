@@ -6,6 +6,8 @@ range, sizes divide, and every tensor that a layer names exists in its shape.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from treadle.base.fast_dataclass import dataclass
 from treadle.models.archs import Arch
 from treadle.models.rope import Rope
@@ -25,7 +27,7 @@ class Experts:
     n_ff: int  # width of each
     n_ff_shared: int = 0  # total width of the shared experts; 0: none
     shared_fused: bool = False  # gate and up of the shared experts are one matrix
-    gating: str = "softmax"  # of all scores; or "sigmoid" of each
+    gating: str = "softmax"  # of all scores; or "sigmoid" or "sqrt_softplus" of each
     norm: bool = False  # the weights of the chosen experts are normalised to sum to 1
     shared_mean: bool = False  # shared and chosen experts' results are averaged, not added
     scale: float = 1.0  # of the weights
@@ -38,6 +40,7 @@ class Experts:
     n_groups_used: int = 1
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
+    by_token: bool = False  # a table has each token's experts; scores only weigh them
 
 
 @dataclass(frozen=True)
@@ -118,9 +121,22 @@ class Hyper:
 
     n: int  # streams
     n_embd: int  # values of each
-    n_rank: int  # of the gates of the mix; 0: independent ones (``graphs/independent.py``)
+    n_rank: int = 0  # of the gates of the mix; 0: no gates (``graphs/{independent,manifold}.py``)
+    rounds: int = 0  # of Sinkhorn's normalisation of the weights between streams
     magnitude: float = 2.0  # largest weight of a stream when a result is added
-    eps: float = 0.0  # that weights of independent ones are larger than a sigmoid
+    eps: float = 0.0  # added to weights, and to the sums of Sinkhorn's normalisation
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """Attention to the last tokens' rows, and to rows that stand for units of earlier tokens."""
+
+    n_q_rank: int  # of queries
+    n_rope: int  # rotated dims, a head's last
+    n_groups: int  # of heads, whose results have a matrix of their own
+    n_o_rank: int  # rows of each
+    unit: int = 0  # tokens of a unit; 0: there are none
+    overlap: bool = False  # a unit's row is made of the tokens of the unit before as well
 
 
 @dataclass(frozen=True)
@@ -183,11 +199,45 @@ class Layer:
     cut: float = 0.0  # of a sparse gate: threshold in standard deviations above the mean
     state: Recurrence | None = None
     latent: Latent | None = None
+    compressed: Compressed | None = None
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
+
+
+@dataclass(frozen=True)
+class DraftTraits:
+    """Traits of a drafter that reads the states of another model.
+
+    layers: the model's layers before which it reads states (its number of layers: after the last);
+        empty: the three that EAGLE 3 takes where a file names none.
+    norm_before: the states side by side have a norm before they are fused.
+    norm_residual: the residual stream starts with the normed fused states.
+    n_block: tokens of a block that is drafted at once, its first token included; 0: tokens are
+        drafted one after the other.
+    mask: the token in the places of a block that are drafted.
+    anchored: a block's first row, that of the text's last token, predicts the next one; else the
+        row of each drafted place predicts its own token.
+    n_markov: rank of the bias of logits by the token before (DSpark); 0: none.
+    """
+
+    layers: tuple[int, ...] = ()
+    norm_before: bool = False
+    norm_residual: bool = False
+    n_block: int = 0
+    mask: int = 0
+    anchored: bool = False
+    n_markov: int = 0
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """An output whose rows lie in equal clusters: logits are computed in a token's best ones."""
+
+    n: int
+    n_used: int
 
 
 @dataclass(frozen=True)
@@ -234,7 +284,7 @@ class Config:
 
     arch: Arch
     n_embd: int
-    n_vocab: int  # rows of token_embd: logits per token
+    n_vocab: int  # rows of token_embd
     n_ctx_train: int
     norm_eps: float  # of every norm, the q/k norms included
     embd_scale: float  # token embeddings are multiplied by it; mostly 1.0
@@ -259,6 +309,10 @@ class Config:
     value_scale: float = 1.0  # values are multiplied by it
     residual_scale: float = 1.0  # the residual stream is kept divided by it
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
+    draft: DraftTraits | None = None  # of a drafter that reads states from between layers
+    n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
+    clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
+    taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
@@ -273,11 +327,23 @@ class Config:
     stage: range | None = None  # the layers that are computed here; None: all
     media: MediaTraits = MediaTraits()
     with_media: bool = False  # the plan is for batches with rows of media
+    encoder: Config | None = None  # of the encoder that reads prompts, if there is one
+    start_id: int = 0  # the token with which text begins behind an encoder's rows
+
+    def attending_to(self, n_rows: int) -> Config:
+        """Return the config whose layers attend to up to ``n_rows`` rows of an encoder."""
+        layers = (replace(layer, n_cross=n_rows) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
 
     @property
     def pool(self) -> str:
         """The pooling of embeddings: the mean if the file names none ("none")."""
         return "mean" if self.pooling == "none" else self.pooling
+
+    @property
+    def n_logits(self) -> int:
+        """Logits per token."""
+        return self.n_draft_vocab or self.n_vocab
 
     @property
     def n_layer(self) -> int:

@@ -11,17 +11,12 @@ _REASONS: dict[str, str] = {
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "its cache has compressed keys and values (compressed sparse attention)": (
-        "deepseek4 deepseek_v4"
-    ),
     "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
     ),
-    "its layers carry several streams of states (hyper-connections)": (
-        "hy_v4_vl hy_v4_vl_text glm5-next glm5_next glm5_next_text"
-    ),
+    "its layers carry several streams of states (hyper-connections)": ("hy_v4_vl hy_v4_vl_text"),
     "it runs the same layers several times": "dory",
     "its experts read the states from before attention, and it has 480 billion parameters": (
         "arctic"
@@ -32,8 +27,6 @@ _REASONS: dict[str, str] = {
         "plamo plamo3 grok-1 rwkv_hybrid"
     ),
     "llama.cpp writes its vocabulary without the scores that merge tokens": "xverse",
-    "it drafts from the states of another model, and is not a standalone model": "eagle3 dflash",
-    "its decoder attends to an encoder, and scores have learned distance biases": ("t5 mt5 umt5"),
     "its decoder attends to an encoder": (
         "bart mbart bigbird_pegasus blenderbot blenderbot-small marian mvp pegasus plbart "
         "prophetnet t5gemma2"

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
 N_LAYER_MAX = 1024
+ENC = "enc."  # begins the names of an encoder's tensors, in a file with a decoder too
+N_DECODER_LAYER = "decoder_block_count"
 NEXTN = "nextn_predict_layers"  # number of last layers that are for multi-token prediction
 
 
@@ -61,9 +63,16 @@ class ArchMetadata(keys.MetadataReader):
             self.fail(key, f"has {len(found)} entries", f"{n_layer} flags")
         return tuple(bool(flag) for flag in found)
 
-    def n_vocab(self) -> int:
-        """Return the rows of the token embeddings, checked to equal the vocabulary's size."""
+    def n_vocab(self, *, lent: bool = False) -> int:
+        """Return the rows of the token embeddings, checked to equal the vocabulary's size.
+        ``lent``: a file may lack them, and then the vocabulary tells.
+        """
         embd = self.gguf.tensors.get("token_embd.weight")
+        if embd is None and lent:
+            listed = self.gguf.metadata.get("tokenizer.ggml.tokens")
+            if isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed):
+                return len(listed)
+            return self.integer("vocab_size", lo=1, hi=SIZE_MAX)
         if embd is None or len(embd.shape) != 2 or not 1 <= embd.shape[0] <= SIZE_MAX:
             raise FileError(
                 "is missing" if embd is None else f"has shape {list(embd.shape)}",

@@ -25,7 +25,7 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
     if not g.config.parallel:
         gain = f"blk.{i}.layer_output_scale"
         for half in halves:
-            h = half.build(g, i, _before(g, i, x, half))
+            h = half.build(g, i, normed_for(g, i, x, half))
             if half.after != g.config.ffn_norm and g.has(f"blk.{i}.{half.after}.weight"):
                 eps = g.config.post_norm_eps or None
                 h = _norm(g, f"{h.label}.post_norm", h, f"blk.{i}.{half.after}", eps)
@@ -39,9 +39,9 @@ def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
                 x = _norm(g, f"L{i}.{half.label}.again_norm", x, f"blk.{i}.{half.again}")
         return x
     mixer, ffn = halves
-    h = _before(g, i, x, mixer)
+    h = normed_for(g, i, x, mixer)
     mixed = mixer.build(g, i, h)
-    fed = ffn.build(g, i, _before(g, i, x, ffn) if _stem(g, ffn) else h)
+    fed = ffn.build(g, i, normed_for(g, i, x, ffn) if _stem(g, ffn) else h)
     return g.add(g.add(x, mixed), fed)
 
 
@@ -53,7 +53,8 @@ def _stem(g: Ops, half: Sublayer) -> str:
     )
 
 
-def _before(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
+def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
+    """Return the states that a half of layer ``i`` reads: ``x``, normed if it has a norm."""
     stem = _stem(g, half)
     weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
     if not stem or not (weight or g.config.bare):

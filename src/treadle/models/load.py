@@ -13,7 +13,7 @@ from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
 from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
 from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
-from treadle.models.keys import NEXTN, ArchMetadata
+from treadle.models.keys import ENC, N_DECODER_LAYER, NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
 from treadle.models.structure import check_tensors, find_factors, layer_of
 
@@ -48,6 +48,9 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     factors, ignored = find_factors(gguf, config, ignored)
+    if config.encoder is not None:
+        own = [name for name in ignored if not name.startswith(ENC)]
+        _refuse_surplus_layers(keys, own, config.n_layer, N_DECODER_LAYER)
     _refuse_surplus_layers(keys, ignored, keys.integer("block_count", lo=1))
     _refuse_too_few_layers(keys, ignored, config.n_layer)
     config = replace(
@@ -115,12 +118,14 @@ def renamed(key: str, theirs: str, name: str) -> str:
     return key.removesuffix(theirs) + name if is_it else key
 
 
-def _refuse_surplus_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: int) -> None:
-    """Raise FileError for tensors of layers beyond ``block_count``, which would be left out."""
+def _refuse_surplus_layers(
+    keys: ArchMetadata, ignored: Sequence[str], n_layer: int, key: str = "block_count"
+) -> None:
+    """Raise FileError for tensors of layers beyond ``key``, which would be left out."""
     for name in ignored:
         if (layer := layer_of(name)[0]) >= n_layer:
             raise FileError(
-                f"belongs to layer {layer}, but {keys.arch}.block_count is {n_layer}",
+                f"belongs to layer {layer}, but {keys.arch}.{key} is {n_layer}",
                 path=keys.gguf.path,
                 where=name,
                 expected=f"tensors of only {n_layer} layers",

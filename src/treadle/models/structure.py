@@ -112,6 +112,7 @@ class Graph:
     sublayers: returns a layer's mixer and FFN, or the one half that it has.
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
+    apart: each output reads only some of the tensors.
     """
 
     build: Callable[[Ops], Rows]
@@ -121,6 +122,7 @@ class Graph:
     sublayers: Callable[[Layer], tuple[Sublayer, ...]]
     read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
+    apart: bool = False
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Yield every row with the names and shapes of its tensors, in file order: a sublayer's row
@@ -166,8 +168,10 @@ class Graph:
 
 
 def layer_of(name: str) -> tuple[int, str]:
-    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1."""
-    layer = re.match(r"blk\.(\d+)\.", name)
+    """Split ``blk.3.ffn_up.weight`` into (3, "ffn_up.weight"); outside layers, the layer is -1. An
+    encoder's names may begin with "enc.".
+    """
+    layer = re.match(r"(?:enc\.)?blk\.(\d+)\.", name)
     return (int(layer[1]), name[layer.end() :]) if layer else (-1, name)
 
 
@@ -266,7 +270,7 @@ def _refuse_other_kinds(gguf: GGUF, graph: Graph, config: Config, ignored: Seque
     known = {row.name for kind in graph.parts() for row in kind.rows} if doubtful else set()
     for name in doubtful:
         i, stem = layer_of(name)
-        if stem in known:
+        if stem in known and i < config.n_layer:
             layer = config.layers[i]
             parts = " and ".join(filter(None, (layer.mixer, layer.ffn)))
             raise FileError(

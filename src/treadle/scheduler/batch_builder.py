@@ -14,6 +14,7 @@ from treadle.scheduler.step_budget import LEAST, KeyShares, StepCostModel
 from treadle.spec_decode.proposer import Drafting
 
 if TYPE_CHECKING:
+    from treadle.scheduler.encoder_queue import EncoderQueue
     from treadle.scheduler.media_queue import MediaQueue
     from treadle.scheduler.queue import RequestQueue
     from treadle.scheduler.request import Request
@@ -24,10 +25,17 @@ Batch = list[tuple["Request", BatchItem]]
 class BatchBuilder:
     """Builds batches from the running requests. ``cost_model`` predicts step times."""
 
-    def __init__(self, queue: RequestQueue, cost_model: StepCostModel, media: MediaQueue) -> None:
+    def __init__(
+        self,
+        queue: RequestQueue,
+        cost_model: StepCostModel,
+        media: MediaQueue,
+        prompts: EncoderQueue,
+    ) -> None:
         self._queue = queue
         self._cost_model = cost_model
         self._media = media
+        self._prompts = prompts
         self._shares = KeyShares()
         self.drafting = Drafting(queue.engine.max_tokens, queue.clock)
 
@@ -35,6 +43,7 @@ class BatchBuilder:
         """Return the items of the next batch, with their pages reserved."""
         queue = self._queue
         self._media.begin_step()
+        self._prompts.begin_step()
         if queue.waiting:
             queue.admit()
         decoding: list[Request] = []
@@ -47,7 +56,7 @@ class BatchBuilder:
             left = queue.resume(request)
             # Usually the next token goes to a page that the sequence already has.
             new_page = left > 1 or not len(request.seq.ids) % PAGE
-            if new_page and not queue.secure(request, left):
+            if (new_page and not queue.secure(request, left)) or not self._prompts.ready(request):
                 continue
             if not request.is_decoding(left):
                 if not queue.recall(request, until):  # page files hold more of it
@@ -81,7 +90,7 @@ class BatchBuilder:
             item = self._prompt_part(request, n)
             if item is not None:
                 batch.append((request, item))
-        if not batch and not late and not self._media.waits:
+        if not batch and not (late or self._media.waits or self._prompts.waits):
             queue.refuse()
         return batch
 

@@ -52,8 +52,9 @@ class RequestQueue:
             self._n_added += 1
             request.number, request.arrived = self._n_added, self.clock()
             try:
-                self.engine.check_ids(request.ids)
-                self.engine.cache.check_context(len(request.ids))
+                for ids in (request.ids, request.source):
+                    self.engine.check_ids(ids)
+                    self.engine.cache.check_context(len(ids))
                 self.waiting.append(request)
                 self.engine.cache.media.hold(request.media)
                 request.holds_media = True
@@ -150,7 +151,7 @@ class RequestQueue:
         """Whether a running request is about to prefill the same next page, or to keep a layer
         state at the end of the same system prompt, so that N equal prompts are read once.
         """
-        if not self.running or not request.reuse:
+        if not self.running or not request.reuse or request.source:
             return False
         ids = request.ids
         n = request.look_up(self.engine.cache)
@@ -204,7 +205,7 @@ class RequestQueue:
         """Return the sequence that the request will use."""
         session = request.session
         cache = self.engine.cache
-        if session is None and request.reuse:
+        if session is None and request.reuse and not request.source:
             return cache.revive(request.lora)
         seq = cache.sequence((), request.lora) if session is None else session.seq
         if not request.reuse:
@@ -238,6 +239,8 @@ class RequestQueue:
         cache = self.engine.cache
         ids = request.ids
         assert seq is not None
+        if request.source:  # its prompt is in no page of the decoder
+            return True
         timings = request.answer.timings
         use = timings.cache
         n = 1
@@ -268,13 +271,28 @@ class RequestQueue:
 
         while True:
             try:
-                self.engine.cache.reserve(request.seq, n)
+                self._reserve(request, n)
                 request.short = None
                 return True
             except NoRoomError as error:
                 request.short = error
                 if not self.take_pages(lambda other: other is not request and behind(other)):
                     return False
+
+    def _reserve(self, request: Request, n: int) -> None:
+        """Reserve pages for ``n`` more tokens and, in an encoder-decoder model, for the encoder's
+        rows, which requests with the same source share. Raises NoRoomError.
+        """
+        seq = request.seq
+        cache = self.engine.cache
+        assert seq is not None
+        if request.source and seq.encoded is None:
+            keys = cache.inputs.hold(request.source, shared=request.reuse)
+            seq.attend_to(keys)
+            if keys.is_stored and not request.answer.ids:
+                timings = request.answer.timings
+                timings.n_cached = timings.cache.memory = len(request.source)
+        cache.reserve(seq, n)
 
     def take_pages(self, may: Callable[[Request], bool]) -> bool:
         """Preempt one request, if any: a paused one first, else the lowest-ranked for which ``may``

@@ -86,6 +86,8 @@ class Request:
     is computed, whatever session, cache and page files hold. ``media``: the pictures and sounds
     in ``ids``, in the order of their first rows, each with its encoder. ``system_end``: the number
     of ids up to the end of the system prompt, 0 if unknown: layer states are kept there.
+    ``source``: the ids that the encoder of an encoder-decoder model reads; ``ids`` are the
+    decoder's.
     """
 
     def __init__(
@@ -104,8 +106,10 @@ class Request:
         reuse: bool = True,
         media: Mapping[MediaEntry, MediaEncoder] | None = None,
         system_end: int = 0,
+        source: Ids[int] = (),
     ) -> None:
         self.ids = list(ids)  # prompt and output
+        self.source = tuple(source)
         # The same without rows of pictures and sound, for samplers and drafts.
         self.text_ids = self.ids
         if media:

@@ -23,6 +23,7 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.engine.logits import LogitsRow
 from treadle.errors import NoRoomError, TreadleError
 from treadle.scheduler.batch_builder import Batch, BatchBuilder
+from treadle.scheduler.encoder_queue import EncoderQueue
 from treadle.scheduler.media_queue import MediaQueue
 from treadle.scheduler.queue import RequestQueue
 from treadle.scheduler.request import Request
@@ -48,7 +49,8 @@ class Scheduler:
         self.queue = RequestQueue(engine, self._clock)
         self._cost_model = StepCostModel(target_s, engine.few)
         self.media = MediaQueue(engine, self._clock)
-        self._builder = BatchBuilder(self.queue, self._cost_model, self.media)
+        self._prompts = EncoderQueue(engine, self._clock)
+        self._builder = BatchBuilder(self.queue, self._cost_model, self.media, self._prompts)
         self.drafting = self._builder.drafting
         self.n_tokens = 0  # of the last step
 
@@ -139,7 +141,7 @@ class Scheduler:
             compiled = engine.kernels.seconds - compiled
             run = self._clock() - ready - compiled
             decoding, n_read = self._note(batch, ready - began, run, compiled)
-            for request, failure in self.media.run_slice():
+            for request, failure in (*self.media.run_slice(), *self._prompts.run_slice()):
                 self.queue.fail(request, copy.copy(failure))
             drafted = any(part.n_outputs > 1 for _, part in batch)
             if drafted:  # other threads must not see drafted tokens in a sequence

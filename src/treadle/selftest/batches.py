@@ -11,16 +11,21 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
+from treadle.engine.engine import OF_ROWS
+from treadle.engine.observer import EngineObserver
 from treadle.kernels.attention.records import PAGE, SPLIT
 from treadle.kernels.elementwise.top_records import LogitsQuery
+from treadle.kernels.spec import MEDIA
+from treadle.kvcache.sequence import Sequence
+from treadle.models.graphs import main_output
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.engine.prepared_plan import PlanKey, PreparedPlan
-    from treadle.kvcache.cache import Sequence
 
 MANY = 150  # tokens of a batch in a plan for many; their number does not change kernels
 OUTPUTS = 20  # rows of logits in a plan for many
+N_SOURCE = PAGE + 9  # tokens of an encoder's prompt
 HISTORY = PAGE + 5  # tokens before those of a text that goes on
 
 
@@ -43,6 +48,21 @@ class LaidOut:
         return f"{self.n_texts} {texts}, {self.n_tokens} {tokens}"
 
 
+class GivenAtRandom(EngineObserver):
+    """Gives runs random states, where a plan takes some from outside."""
+
+    def __init__(self, output: str, rng: np.random.Generator) -> None:
+        self.output = output
+        self._rng = rng
+
+    def before_run(self, ready: PreparedPlan) -> None:
+        """Write the states."""
+        for label, buffer in ready.plan.takes.items():
+            if label != MEDIA:  # rows of pictures have a place of their own in each run
+                rows = self._rng.standard_normal(buffer.n_bytes // 4, np.float32)
+                ready.arena.write(ready.plan.offsets[buffer], rows.view(np.uint8))
+
+
 def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
     """Return the tokens of a batch for the plan of up to ``n_most``: a number that no tile divides,
     above those of the next smaller plan.
@@ -53,6 +73,18 @@ def n_tokens_of(engine: Engine, n_most: int, many: int = MANY) -> int:
     return max(below + 1, min(n_most - 1, many))
 
 
+def new_sequence(engine: Engine) -> Sequence:
+    """Return an empty sequence; in an encoder-decoder model, over a prompt of random tokens. The
+    caller holds the engine's lock, and closes it.
+    """
+    seq = engine.cache.sequence()
+    if engine.encoder is not None:
+        n = min(N_SOURCE, engine.n_ctx)
+        source = np.random.default_rng(5).integers(0, engine.config.n_vocab, n)
+        engine.attend(seq, source.tolist())
+    return seq
+
+
 @contextmanager
 def batch_of(
     engine: Engine, key: PlanKey, rng: np.random.Generator, many: int = MANY
@@ -60,7 +92,7 @@ def batch_of(
     """Lay out a batch of random tokens in the plan ``key``. The caller holds the engine's lock;
     afterwards the sequences are gone.
     """
-    of_logits = key.output in ("logits", "ahead")
+    of_logits = key.output in OF_ROWS
     n_tokens = n_tokens_of(engine, key.n_tokens, many)
     below = max((size for size in engine.few if size < key.n_outputs), default=0)
     n_outputs = min(n_tokens, max(below + 1, min(key.n_outputs, OUTPUTS)))
@@ -68,10 +100,16 @@ def batch_of(
     try:
         parts = []
         sizes = _sizes(engine, n_tokens) if of_logits else _texts(engine, n_tokens, key.n_outputs)
+        if engine.lender is not None:  # such a run has a token of each text
+            sizes = [1] * min(n_tokens, engine.lender.cache.n_sequences)
+            n_tokens = len(sizes)
+            n_outputs = min(n_outputs, n_tokens)
         left = n_outputs
         for i, n in enumerate(sizes):
-            seq = _sequence(engine, rng, i, n, goes_on=of_logits)
+            seq = _sequence(engine.lender or engine, rng, i, n, goes_on=of_logits)
             seqs.append(seq)
+            if engine.lender is not None:
+                seq = Sequence(engine.cache, seq.ids, seq.pages, shifts=seq.shifts)
             wanted = min(left - min(left, len(sizes) - 1 - i), n) if of_logits else 0
             left -= wanted
             parts.append(BatchItem(seq, _ids(engine, rng, n), wanted, _queries(engine, rng, i)))
@@ -124,14 +162,16 @@ def _sequence(
     short one.
     """
     cache = engine.cache
-    seq = cache.sequence()
+    seq = new_sequence(engine)
     if engine.adapters:
         seq.lora = tuple((a, 1.0) for a in range(len(engine.adapters)))
     room = min(engine.n_ctx, cache.n_tokens // max(1, cache.n_sequences)) - n - 1
     length = min(HISTORY, room, engine.max_tokens)
-    if not goes_on or not engine.config.causal or length < 1:
+    in_parts = engine.config.causal or engine.config.draft is not None
+    if not goes_on or not in_parts or length < 1:
         return seq
-    engine.run([BatchItem(seq, _ids(engine, rng, length), 0)])
+    given = GivenAtRandom(main_output(engine.config), rng)
+    engine.observe([BatchItem(seq, _ids(engine, rng, length), 0)], given)
     whole = length // PAGE * PAGE
     longer = min(SPLIT + 2 * PAGE + 3, room) - length
     plain = not cache.states and not any(p.window or p.chunk for p in cache.pools)

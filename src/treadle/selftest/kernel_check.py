@@ -15,6 +15,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.kernels.attention.indexer import IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore
 from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.attention.row_pages import RowStore
 from treadle.kernels.moe.page_in_experts import Fetch
 from treadle.plan.plan import Buffer, Const
 from treadle.selftest.twin_results import WRITTEN_CONSTANTS, Compared, Cut, Evidence, compare
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], object]
 NO_RESULT = (Fetch,)  # kernels that advise the system, and compute nothing
-STORES = (RopeStore, LatentStore, IndexStore)  # kernels that write to pages
+STORES = (RopeStore, LatentStore, IndexStore, RowStore)  # kernels that write to pages
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CompileError, DeviceError
-from treadle.selftest.batches import MANY, batch_of
+from treadle.selftest.batches import MANY, GivenAtRandom, batch_of
 from treadle.selftest.kernel_check import (
     NO_RESULT,
     KernelCheck,
@@ -169,10 +169,7 @@ def check_kernels(
     """Add each kernel of the model's plans to ``report.kernels``."""
     from treadle.api.engine_plans import media_plans, text_plans
 
-    plans = [plan for plan in text_plans(model) if not plan.engine.cache.lent]
-    drafter = model.stepper.scheduler.drafting.drafter
-    if drafter is not None and drafter.engine.cache.lent:
-        report.cut.append("steps of the drafter, which reads the model's keys and values")
+    plans = [*text_plans(model)]
     if model.media is not None:
         plans += media_plans(model)
     if report.quick:
@@ -231,10 +228,14 @@ def check_plan(
         selection.batch = id(engine), batch.n_tokens
         if remarks is not None and batch.cut and batch.cut not in " ".join(remarks):
             remarks.append(f"a batch has {batch.cut}")
-        before = None
-        if ready.run.media is not None:
-            _fill_media(ready.run.media, rng)
-            before = ready.write_media
+        given = GivenAtRandom(key.output, rng)
+
+        def before() -> None:
+            given.before_run(ready)
+            if ready.run.media is not None:
+                _fill_media(ready.run.media, rng)
+                ready.write_media()
+
         of = PlanRun(
             engine.device, ready.plan, ready.program, ready.arena, ready.run, batch.name, before
         )

@@ -11,6 +11,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.models.graphs import main_output
+from treadle.selftest.batches import new_sequence
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -86,7 +87,7 @@ def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
     history = 8
     for _ in range(REPEATS):
         with engine.lock:
-            seq = engine.cache.sequence()
+            seq = new_sequence(engine)
             try:
                 if kind == "text":
                     engine.run([BatchItem(seq, ids[:history], 0)])

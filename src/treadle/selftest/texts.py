@@ -24,6 +24,7 @@ from treadle.engine.batch import BatchItem
 from treadle.engine.prepared_plan import PlanKey
 from treadle.errors import TreadleError
 from treadle.models.graphs import main_output
+from treadle.selftest.batches import new_sequence
 from treadle.selftest.kernel_check import run_twins
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def greedy(engine: Engine, ids: list[int], n: int) -> tuple[list[int], np.ndarra
     made: list[int] = []
     rows = []
     with engine.lock:
-        seq = engine.cache.sequence()
+        seq = new_sequence(engine)
         try:
             part = ids
             for _ in range(n):
@@ -197,7 +198,7 @@ def _logits(
     n = len(made)
     whole = [*ids, *made[:-1]]
     with engine.lock:
-        seq = engine.cache.sequence()
+        seq = new_sequence(engine)
         try:
             ours = engine.run([BatchItem(seq, whole, n)]).astype(np.float64)
         finally:
@@ -221,7 +222,7 @@ def run_by_twins(
     as it was.
     """
     with engine.lock:
-        seq = engine.cache.sequence()
+        seq = new_sequence(engine)
         try:
             item = BatchItem(seq, ids, n_outputs)
             ready, starts = engine.lay_out(key, [item])

@@ -11,8 +11,10 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.engine.engine import Engine
+from treadle.engine.text_encoder import TextEncoder
 from treadle.machine.topology import affinity
 from treadle.models.graphs import main_output
+from treadle.selftest.batches import new_sequence
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -55,6 +57,8 @@ def check_threads(
         device = device_type(ours.isa, n_threads)
         made = Engine(model.gguf, model.config, device, n_ctx=n_ctx, kv=kv)
         with closing(made):
+            if model.engine.encoder is not None:
+                made.encoder = TextEncoder(made)
             yield made
 
     results = []
@@ -82,7 +86,7 @@ def runs_of(engine: Engine, repeats: int) -> Iterator[np.ndarray]:
         if main_output(engine.config) != "logits":
             yield engine.embed([ids[:n]])
             continue
-        seq = engine.cache.sequence()
+        seq = new_sequence(engine)
         try:
             rows = []
             for part in (ids[:n], *([token] for token in ids[n:])):

@@ -32,7 +32,6 @@ def tower_run(engine: TowerEngine, rng: np.random.Generator, n_rows: int = ROWS)
     """Lay out a run of random rows in a tower's plan."""
     ready = engine.plan_for(n_rows)
     plan = ready.plan
-    ready.n_rows = n_rows
     windows = tuple(range(0, n_rows, 48))
     ropes = []
     i = 0

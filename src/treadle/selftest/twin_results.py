@@ -27,6 +27,8 @@ from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.rope import RopeStore
+from treadle.kernels.attention.row_attention import RowChoice
+from treadle.kernels.attention.row_pages import RowStore
 from treadle.kernels.attention.work_item import SPAN as SPAN_PAGES
 from treadle.kernels.attention.work_item import alibi_slopes
 from treadle.kernels.elementwise.add import Add, AddRows
@@ -40,7 +42,7 @@ from treadle.kernels.elementwise.top_records import RESULT, TOTAL_ERROR
 from treadle.kernels.matmul.gated import Gated
 from treadle.kernels.matmul.matmul import Matmul
 from treadle.kernels.moe.dispatch import Combine, Gather
-from treadle.kernels.moe.route import Route, Sort
+from treadle.kernels.moe.route import Route, RouteByToken, Sort
 from treadle.kernels.recurrent.chunk_keys import ChunkKeys
 from treadle.kernels.recurrent.chunked import Chunked
 from treadle.kernels.spec import f32_values
@@ -61,6 +63,7 @@ from treadle.selftest.rounding_bounds import (
 
 if TYPE_CHECKING:
     from treadle.isa.isa import Isa
+    from treadle.kernels.attention.page_layout import KVFormat
     from treadle.kernels.spec import Spec
     from treadle.plan.plan import Step
 
@@ -74,7 +77,7 @@ READS_BITS = (
     "clamp_between",
     "sparse_gate",
 )
-WRITTEN_CONSTANTS = ("pool", "states")  # arguments that steps change for good
+WRITTEN_CONSTANTS = ("pool", "units", "states")  # arguments that steps change for good
 SENSIBLE = 1e30  # padding rows are undefined memory: larger numbers in them are not compared
 
 
@@ -733,22 +736,27 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
         a, b = found
         top = np.abs(b).max(-1, keepdims=True)
         fmt = (spec.page.keys, spec.page.values)[which].fmt
-        unit: Any = {
-            "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
-            "bf16": np.abs(b) * 2.0**-7,
-            "f32": np.abs(b) * 2.0**-23,
-        }.get(fmt.name)
-        if unit is None:
-            block = np.abs(b).reshape(len(b), -1, BLOCK).max(-1).repeat(BLOCK, -1)
-            # The widest gap of IQ4_NL's steps is 24 of 127; of q5_1 both ends count.
-            gap = {"iq4_nl": 127 / 24, "q5_1": fmt.most / 2}.get(fmt.name, abs(fmt.most))
-            unit = block / gap * (1 + 4 * relative)
-        yield Compared(name, a, b, unit + 2 * relative * top + TINY)
+        yield Compared(name, a, b, _stored_error(fmt, b, relative, top))
     before = evidence.changing["pool"]
     changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
     changed[[int(slot) // PAGE for slot in evidence.run.kv_indices(spec.pool)]] = False
     wrong = changed.astype(np.float64)
     yield _exactly("other pages", wrong, np.zeros_like(wrong))
+
+
+def _stored_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
+    """Return how far rows may be off that were ``relative`` off before they were stored."""
+    unit: Any = {
+        "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
+        "bf16": np.abs(b) * 2.0**-7,
+        "f32": np.abs(b) * 2.0**-23,
+    }.get(fmt.name)
+    if unit is None:
+        block = np.abs(b).reshape(len(b), -1, BLOCK).max(-1).repeat(BLOCK, -1)
+        # The widest gap of IQ4_NL's steps is 24 of 127; of q5_1 both ends count.
+        gap = {"iq4_nl": 127 / 24, "q5_1": fmt.most / 2}.get(fmt.name, abs(fmt.most))
+        unit = block / gap * (1 + 4 * relative)
+    return np.asarray(unit + 2 * relative * top + TINY)
 
 
 def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -793,6 +801,40 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         top = np.nanmax(np.abs(args.q), initial=0.0)
         yield _floats(evidence, args, "q", 2 * top * relative + TINY)
     yield from _pages(evidence, args, relative)
+
+
+def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+    """Rows of units that end in the batch, and no other bytes."""
+    spec: RowStore = evidence.spec
+    args = evidence.twin()
+    relative = rotation_error(spec.head_dim)
+    if spec.page.keys.fmt.rotated:
+        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    each = min(spec.unit, PAGE)
+    ends = [n for n in evidence.run.kv_indices(spec.pool).tolist() if n % each == each - 1]
+    if not ends:
+        return
+    actual = evidence.changed["pool"]
+    rows = []
+    for pool in (actual, args.pool):
+        found = []
+        for n in ends:
+            home = spec.page.head_ref(pool, n // PAGE, args.page_bytes, args.layer_off, 0)
+            found.append(spec.page.read_ref(home)[0][n % PAGE // each])
+        rows.append(np.array(found))
+    a, b = rows
+    top = np.abs(b).max(-1, keepdims=True)
+    yield Compared("rows", a, b, _stored_error(spec.page.keys.fmt, b, relative, top))
+    before = evidence.changing["pool"]
+    changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
+    changed[[n // PAGE for n in ends]] = False
+    wrong = changed.astype(np.float64)
+    yield _exactly("other pages", wrong, np.zeros_like(wrong))
+
+
+def _row_choice(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
+    """The choice is exact: numbers are compared, none is computed."""
+    yield _whole(evidence, evidence.twin(), "chosen")
 
 
 def _index_scores(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
@@ -1009,7 +1051,7 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Weights to 16 roundings, of the same experts; where two experts are as close as that, either
     may be chosen.
     """
-    spec: Route = evidence.spec
+    spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
     n = int(evidence.run["n_tokens"]) * spec.n_used
     exact = args.weights[:n].reshape(-1, spec.n_used).astype(np.float64)
@@ -1046,6 +1088,8 @@ COMPARISONS: dict[type, Callable[[Evidence, Cut], Iterator[Compared]]] = {
     LatentStore: _latent,
     IndexStore: _index_store,
     IndexScores: _index_scores,
+    RowStore: _row_store,
+    RowChoice: _row_choice,
     Choose: _choose,
     Attention: _attention,
     Merge: _merge,
@@ -1055,6 +1099,7 @@ COMPARISONS: dict[type, Callable[[Evidence, Cut], Iterator[Compared]]] = {
     Softcap: _softcap,
     Combine: _combine,
     Route: _route,
+    RouteByToken: _route,
     Sort: _bytes,
     Gather: _bytes,
     TopLogitsKernel: _top,

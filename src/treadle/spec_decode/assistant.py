@@ -18,7 +18,8 @@ from treadle.engine.observer import EngineObserver
 from treadle.errors import UnsupportedError
 from treadle.kvcache.lent import LentCache
 from treadle.kvcache.sequence import Sequence
-from treadle.models.graphs.assistant import GIVEN, bound
+from treadle.models.graphs.assistant import GIVEN, bound, clustered, order_of
+from treadle.plan.lowering.clusters import CHOSEN
 from treadle.spec_decode.draft_model import FIRST_LOOK, Drafter, K, check_vocabularies
 from treadle.spec_decode.mtp import AHEAD, ModelStates, share_of
 
@@ -34,24 +35,28 @@ class AssistantEngine(Engine):
     """An engine whose layers read the pages of another engine's cache."""
 
     def __init__(self, gguf: GGUF, config: Config, target: Engine) -> None:
-        self._target = target
+        self.lender = target
         super().__init__(gguf, config, target.device, n_ctx=target.n_ctx)
 
     def make_cache(self, *given: Any, **named: Any) -> KVCache:
         """Return the view of the other engine's cache."""
-        return LentCache(self._target.cache, self.config.n_layer)
+        assert self.lender is not None
+        return LentCache(self.lender.cache, self.config.n_layer)
 
 
 class GivenStates(EngineObserver):
     """Gives a run its embeddings and states, ``given``, f32 ``[n, 2 * n_target]``, and keeps the
-    states that follow, ``rows``, f32 ``[n, n_target]``.
+    states that follow, ``rows``, f32 ``[n, n_target]``, and the clusters in which there are logits,
+    ``clusters``, i32 ``[n, n_clusters]``.
     """
 
     output = AHEAD
 
-    def __init__(self, n_target: int) -> None:
+    def __init__(self, n_target: int, n_clusters: int = 0) -> None:
         self._n_target = n_target
+        self._n_clusters = n_clusters
         self.given = self.rows = np.zeros((0, 0), np.float32)
+        self.clusters = np.zeros((0, 0), np.int32)
 
     def before_run(self, ready: PreparedPlan) -> None:
         """Write the given rows."""
@@ -64,6 +69,10 @@ class GivenStates(EngineObserver):
         """Copy the next states."""
         n = ready.run.n_outputs
         self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_target).copy()
+        if self._n_clusters:
+            at = ready.plan.offsets[ready.plan.outputs[CHOSEN]]
+            chosen = ready.arena.read(at, 4 * n * self._n_clusters).copy().view(np.int32)
+            self.clusters = chosen.reshape(n, self._n_clusters)
 
 
 class AssistantDrafter(Drafter):
@@ -76,7 +85,14 @@ class AssistantDrafter(Drafter):
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = share_of(made, engine)
         self.observer = ModelStates(engine.config.n_embd, engine.media)
-        self.own_observer = GivenStates(engine.config.n_embd)
+        config = made.config
+        self._order: np.ndarray | None = None  # the token of each row of the output
+        self._n_rows = 0  # of a cluster
+        if config.clusters is not None:
+            self._order = order_of(made.gguf)
+            self._n_rows = len(self._order) // config.clusters.n
+        n_clusters = config.clusters.n_used if config.clusters else 0
+        self.own_observer = GivenStates(engine.config.n_embd, n_clusters)
         self._embeddings = engine.gguf.tensors["token_embd.weight"]
         self._scale = np.float32(engine.config.embd_scale)
 
@@ -113,10 +129,18 @@ class AssistantDrafter(Drafter):
             for at, (owner, row) in enumerate(zip(going, made, strict=True)):
                 rows[owner] = self.own_observer.rows[at]
                 assert row.top is not None
-                _, token = row.top.first
+                token = self._token_in(at, row.top.first[1])
                 if 0 <= token < self._n_vocab:
                     result[owner].append(token)
         return result
+
+    def _token_in(self, at: int, row: int) -> int:
+        """Return the token of a row of logits of the last run's token ``at``."""
+        if self._order is None or row < 0:
+            return row
+        place, within = divmod(row, self._n_rows)
+        cluster = int(self.own_observer.clusters[at, place])
+        return int(self._order[cluster * self._n_rows + within])
 
     def _ask(self, asked: Ids[tuple[Sequence, int]]) -> LogitsBatch:
         """Run a token of each sequence, at the position behind its end; they stay as they are."""
@@ -151,5 +175,6 @@ def open_assistant(draft: GGUF, config: Config, engine: Engine) -> AssistantDraf
     if not engine.has_states:
         what = "drafts from the model's states, which are in another process"
         raise UnsupportedError(f"{draft.path}: {config.arch.name} {what}")
-    made = AssistantEngine(draft, bound(config, draft, engine.config), engine)
+    gguf, config = clustered(bound(config, draft, engine.config), draft)
+    made = AssistantEngine(gguf, config, engine)
     return AssistantDrafter(made, engine)

@@ -80,6 +80,11 @@ class Drafter:
         self._steps = StepTimes()  # of one-token steps
         self._token_s = 0.0  # prefill seconds per token
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The outputs of the plans that its engine runs."""
+        return (self.own_observer.output,)
+
     def keep(self, owners: Collection[Hashable]) -> None:
         """Drop the sequences of all other owners."""
         for owner in [owner for owner in self._texts if owner not in owners]:
@@ -153,10 +158,14 @@ class Drafter:
                 self._steps.note(len(parts), self._now() - began)
             for owner, row in zip(going, rows, strict=True):
                 assert row.top is not None
-                _, token = row.top.first
+                token = self.token_of(row.top.first[1])
                 if 0 <= token < self._n_vocab:
                     result[owner].append(token)
         return result
+
+    def token_of(self, row: int) -> int:
+        """Return the model's token for a row of the drafter's logits."""
+        return row
 
     def _first(self, owner: Hashable) -> int:
         """Return the first index at which it may start."""

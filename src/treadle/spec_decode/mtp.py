@@ -39,7 +39,13 @@ class HiddenStates:
     def __init__(self) -> None:
         self.start = 0
         self.ids = list[int]()
-        self.rows = np.zeros((0, 0), np.float32)
+        self._memory = np.zeros((0, 0), np.float32)  # with room before and behind the rows
+        self._first = 0  # the row there of the first token
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The states: a view, until the next ``put``."""
+        return self._memory[self._first : self._first + len(self.ids)]
 
     @property
     def end(self) -> int:
@@ -47,22 +53,39 @@ class HiddenStates:
 
     def put(self, at: int, ids: Ids[int], rows: np.ndarray) -> None:
         """Store the states of ``ids``, which the model ran at positions ``at`` and up."""
-        keep = min(max(at - self.start, 0), len(self.ids))
+        more = max(len(ids) - KEPT, 0)
+        keep = 0 if more else min(max(at - self.start, 0), len(self.ids))
         if not keep or at > self.end:
-            self.start = at
-            self.ids = list(ids)
-            self.rows = rows.copy()
-        else:
-            self.ids[keep:] = ids
-            self.rows = np.concatenate([self.rows[:keep], rows])
+            keep = 0
+            self.start = at + more
+        rows = rows[more:]
+        self._make_room(keep, *rows.shape)
+        first = self._first + keep
+        self._memory[first : first + len(rows)] = rows
+        self.ids[keep:] = ids[more:]
         self.drop(self.end - KEPT)
+
+    def _make_room(self, keep: int, n: int, width: int) -> None:
+        """Make room for ``n`` rows behind the first ``keep``. A text goes on by single tokens: rows
+        move once in as many tokens as there are rows.
+        """
+        room, wide = self._memory.shape
+        if width == wide and self._first + keep + n <= room:
+            return
+        to = self._memory
+        if width != wide or 2 * (keep + n) > room:
+            to = np.empty((2 * (keep + n), width), np.float32)
+        if keep:
+            to[:keep] = self._memory[self._first : self._first + keep].copy()
+        self._memory = to
+        self._first = 0
 
     def drop(self, before: int) -> None:
         """Drop the states of tokens before position ``before``."""
         n = max(before - self.start, 0)
         self.start = self.start + n
+        self._first += min(n, len(self.ids))
         self.ids = self.ids[n:]
-        self.rows = self.rows[n:]
 
     def settle(self, ids: Ids[int]) -> None:
         """Drop states from the first token that differs from the request's."""
@@ -71,7 +94,6 @@ class HiddenStates:
         pairs = enumerate(zip(mine, its, strict=False))
         n = next((i for i, (a, b) in pairs if a != b), len(its))
         del mine[n:]
-        self.rows = self.rows[:n]
 
 
 class ModelStates(EngineObserver):
@@ -93,9 +115,13 @@ class ModelStates(EngineObserver):
         for seq in [seq for seq in self.states if id(seq) not in seqs]:
             del self.states[seq]
 
+    def rows_of(self, ready: PreparedPlan) -> np.ndarray:
+        """Return the states of a run's tokens, f32 ``[n, width]``; maybe in the plan's memory."""
+        return _states_of(ready, self._n_embd)
+
     def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         """Keep the states of the run's tokens."""
-        rows = _states_of(ready, self._n_embd)
+        rows = self.rows_of(ready)
         row = 0
         for seq, ids, *_ in parts:
             end = row + len(ids)
@@ -202,8 +228,14 @@ class NextnDrafter(Drafter):
     def _first(self, owner: Any) -> int:
         return self._states[owner.seq].start
 
+    def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
+        """Set the states of the next run's tokens. ``owners``: of a run that drafts; none, or all
+        of them, have drafted tokens already.
+        """
+        self.own_observer.given = given
+
     def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
-        self.own_observer.given = self._between(owner, text.start + text.n, len(ids))
+        self.give((), self._between(owner, text.start + text.n, len(ids)))
         self.engine.sample([BatchItem(text.seq, ids, 0)], self.own_observer)
 
     def _sample(self, owners: Ids[Any], parts: list[BatchItem]) -> LogitsBatch:
@@ -214,7 +246,7 @@ class NextnDrafter(Drafter):
             else:
                 text = self._texts[owner]
                 given.append(self._between(owner, text.start + text.n, len(part.ids)))
-        self.own_observer.given = np.concatenate(given)
+        self.give(owners, np.concatenate(given))
         rows = super()._sample(owners, parts)
         end = 0
         for owner, part in zip(owners, parts, strict=True):

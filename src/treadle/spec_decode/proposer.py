@@ -48,13 +48,10 @@ class Drafting:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
             return own or bool(speculate)
         from treadle.models.load import load_config  # imported late: rarely used
-        from treadle.spec_decode.assistant import open_assistant
-        from treadle.spec_decode.draft_model import open_drafter
+        from treadle.spec_decode.open import open_draft
 
         try:
-            config = load_config(draft)
-            open_ = open_assistant if config.n_target else open_drafter
-            self.drafter = self._opened = open_(draft, config, engine)
+            self.drafter = self._opened = open_draft(draft, load_config(draft), engine)
         except BaseException:
             draft.close()
             raise

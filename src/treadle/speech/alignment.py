@@ -44,8 +44,7 @@ def _queries(
     f32 ``[n_ids, n_head, head_dim]``.
     """
     row = engine.cache.sequence()
-    row.alone = True
-    row.encoded = window.keys
+    row.attend_to(window.keys.hold())
     found = {}
     try:
         key = PlanKey(len(ids), 1, "logits")

@@ -24,8 +24,7 @@ class EncodedWindow:
 
     def __init__(self, engine: Engine, keys: EncodedKeys) -> None:
         self._engine = engine
-        self._keys = keys
-        self._holders = 1
+        self._keys = keys.hold()
         self._closed = False
 
     @property
@@ -36,27 +35,16 @@ class EncodedWindow:
     @property
     def keys(self) -> EncodedKeys:
         """Its keys and values. Raises TreadleError if it is closed."""
-        if not self._holders:
+        if not self._keys.holders:
             raise TreadleError("the encoded window is closed")
         return self._keys
-
-    def hold(self) -> None:
-        """Add a user, under the engine's lock. Raises TreadleError if it is closed."""
-        assert self.keys
-        self._holders += 1
-
-    def drop(self) -> None:
-        """Remove a user, under the engine's lock; the last one frees the pages."""
-        self._holders -= 1
-        if not self._holders:
-            self._keys.close()
 
     def close(self) -> None:
         """Release it; a second call does nothing."""
         with self._engine.lock:
             if not self._closed:
                 self._closed = True
-                self.drop()
+                self._keys.drop()
 
     def __enter__(self) -> EncodedWindow:
         return self
@@ -73,7 +61,6 @@ class DecoderBatch:
         another model.
         """
         self._engine = engine
-        self._windows: list[EncodedWindow] = []
         self._rows: list[CachedRow] = []
         with engine.lock:
             for window in windows:
@@ -81,14 +68,12 @@ class DecoderBatch:
                     self.close()
                     raise TreadleError("the encoded window is another model's")
                 try:
-                    window.hold()
+                    keys = window.keys.hold()
                 except TreadleError:
                     self.close()
                     raise
-                self._windows.append(window)
                 row = engine.cache.sequence()
-                row.alone = True  # its keys and values depend on its window
-                row.encoded = window.keys
+                row.attend_to(keys)
                 self._rows.append(row)
 
     def __len__(self) -> int:
@@ -193,31 +178,23 @@ class DecoderBatch:
             raise TreadleError(f"row {wrong[0]}: the batch has {len(self._rows)}")
         with self._engine.lock:
             cache = self._engine.cache
-            old, windows = self._rows, self._windows
-            self._rows, self._windows = [], []
+            old = self._rows
+            self._rows = []
             used: set[int] = set()
             for i in rows:
-                row = old[i]
-                if i in used:
-                    row = cache.fork(row)
-                    row.alone = True
-                    windows[i].hold()
+                row = cache.fork(old[i]) if i in used else old[i]
                 used.add(i)
                 self._rows.append(row)
-                self._windows.append(windows[i])
             for i, row in enumerate(old):
                 if i not in used:
                     row.close()
-                    windows[i].drop()
 
     def close(self) -> None:
         """Release the rows. The windows stay. A second call does nothing."""
         with self._engine.lock:
             for row in self._rows:
                 row.close()
-            for window in self._windows:
-                window.drop()
-            self._rows, self._windows = [], []
+            self._rows = []
 
     def __enter__(self) -> DecoderBatch:
         return self

@@ -13,12 +13,13 @@ from treadle.convert.whisper.file import WhisperFile
 from treadle.convert.whisper.open import open_whisper
 from treadle.devices.cpu.mapping_faults import guard_mappings
 from treadle.devices.registry import open_device
+from treadle.engine.cross_keys import CrossKeys
 from treadle.engine.engine import Engine
 from treadle.errors import TreadleError
 from treadle.machine.topology import usable_threads
+from treadle.plan.lowering.weights import Weights
 from treadle.speech.alignment import cross_weights
 from treadle.speech.batch import DecoderBatch, EncodedWindow
-from treadle.speech.cross_keys import CrossKeys
 from treadle.speech.encoder import SoundEncoder
 from treadle.speech.read import WhisperParts, read_parts
 
@@ -68,7 +69,9 @@ class SpeechModel:
             n_encoded=max_windows,
         )
         self._encoder = SoundEncoder(parts, device, self.engine.lock, exact=exact)
-        self._cross = CrossKeys(self.engine, parts.keys, parts.config.n_audio_ctx)
+        weights = Weights(parts.decoder, device)
+        n_rows = parts.config.n_audio_ctx
+        self._cross = CrossKeys(parts.keys, weights, self.engine.cache, device, n_rows)
 
     @property
     def n_threads(self) -> int:

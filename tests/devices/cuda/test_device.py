@@ -58,6 +58,7 @@ CASES: list[tuple[str, str, dict[str, int]]] = [
     ("nemotron_h", "F32", {}),
     ("nanochat", "F32", {}),
     ("qwen4exp", "F32", {"n_layer": 2}),
+    ("deepseek4", "F32", {"n_layer": 2}),
     ("nanbeige", "F32", {"n_layer": 2}),
     ("hy_v4", "F32", {"n_layer": 2}),
     ("smallthinker", "F32", {"n_layer": 2, "n_expert": 4, "n_ff_exp": 64}),

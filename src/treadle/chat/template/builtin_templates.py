@@ -136,8 +136,19 @@ def system_first(source: str, system: str) -> str:
 _PLAIN_SYSTEM = "messages[0]['content'] + '\\n\\n'"
 _LLAMA2_SYSTEM = "'<<SYS>>\\n' + messages[0]['content'] | trim + '\\n<</SYS>>\\n\\n'"
 
+# Of models that read one text and know no turns: the last question alone, after the system message.
+_LAST_QUESTION = """\
+{%- set questions = messages | selectattr('role', 'equalto', 'user') | list %}
+{%- if messages and messages[0]['role'] == 'system' %}
+    {{- messages[0]['content'] | trim + ' ' }}
+{%- endif %}
+{%- if questions %}
+    {{- questions[-1]['content'] | trim }}
+{%- endif %}"""
+
 # The first one that fits is used; the last fits every file.
 BUILT_INS = (
+    BuiltIn("last-question", (), _LAST_QUESTION, archs=("t5",)),
     BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
     BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
     BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),

@@ -13,7 +13,14 @@ import click
 
 from treadle.api.summary import bytes_by_type
 from treadle.base.fast_dataclass import dataclass
-from treadle.cli.bench_engines import Contender, LlamaCpp, Streams, Treadle, streams
+from treadle.cli.bench_engines import (
+    Contender,
+    LlamaCpp,
+    Streams,
+    Treadle,
+    TreadleEncoder,
+    streams,
+)
 from treadle.cli.bench_results import Result, print_results, warn_busy
 from treadle.cli.load import device_name, find_model, find_projector, load_model
 from treadle.cli.model_type import ModelType
@@ -286,7 +293,11 @@ def time_model(
                 f"-s {schedule.n_sequences}: at most {most} sequences in one batch"
             )
         ids: Streams = streams(schedule.n_sequences, schedule.context, model.config.n_vocab)
-        engines.append(Treadle(model, ids))
+        encodes = model.config.encoder is not None
+        engines.append((TreadleEncoder if encodes else Treadle)(model, ids))
+        if schedule.against and encodes:
+            what = f"{path}: an encoder-decoder model: only treadle is benchmarked"
+            raise click.UsageError(what)
         if schedule.against:
             peer = {"threads": model.n_threads, "context": schedule.context, "kv": schedule.kv}
             engines.append(LlamaCpp(path, ids, **peer))
@@ -421,13 +432,15 @@ def evaluate(
 
     A share is the median of each repetition's share of the peaks measured right after it.
     """
-    n_rows = test.n if test.kind == "pp" else test.sequences
-    steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
-    runs = list(test.runs(steps.n_tokens))
+    passes = passes_of(model, test)
+
+    def cost(rates: Peaks) -> PassCost:
+        return PassCost.sum_of([PassCost.of(steps, runs, rates) for steps, runs in passes])
+
     peaks = alike(timed.peaks)
-    works = [PassCost.of(steps, runs, rates) for rates in peaks]
+    works = [cost(rates) for rates in peaks]
     usual = {name: median(rates[name] for rates in peaks) for name in peaks[0]}
-    work = PassCost.of(steps, runs, usual)
+    work = cost(usual)
     for engine, times in zip(engines, timed.seconds, strict=True):
         middle = median(times)
         ours = engine.name == Treadle.name
@@ -453,3 +466,14 @@ def evaluate(
             processor_time_share=timed.share(times, model.n_threads) if told else None,
             device=device,
         )
+
+
+def passes_of(model: Any, test: Test) -> list[tuple[Any, list[tuple[Parts, int]]]]:
+    """Return the plans that a test runs, and the runs of each."""
+    encoder = model.engine.encoder
+    if encoder is not None and test.kind == "pp":
+        runs: list[tuple[Parts, int]] = [([(0, test.n)], 0)]
+        return [(plan, runs) for plan in encoder.plans(test.n)]
+    n_rows = test.n if test.kind == "pp" else test.sequences
+    steps = model.plan(min(n_rows, model.engine.max_tokens), test.sequences)
+    return [(steps, list(test.runs(steps.n_tokens)))]

@@ -138,7 +138,8 @@ class Chat:
         self.conversation = conversation
         conversation.check = self.check
         conversation.look = self.look
-        self.session = model.session()  # keeps the KV cache between turns
+        # Keeps the KV cache between turns; an encoder reads each prompt anew.
+        self.session = model.session() if model.config.encoder is None else None
         self.lines: LineSource | None = None  # set while it runs
         self.tools: ToolApproval | None = None  # of MCP servers
         self.may_call = True  # whether the next answer may call them

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_config.json"  # in PEFT's folders
 OF_MODELS = (
     *("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite"),
-    *("mmproj", "no_mmproj"),
+    *("mmproj", "no_mmproj", "draft_for"),
 )
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # keys that every text model has
 PLAIN = ("F32", "F16", "BF16")  # formats of a projector's matrices
@@ -101,6 +101,12 @@ def size(text: str) -> int:
     metavar="MODEL",
     help="Base model of an adapter (a PEFT folder).",
 )
+@click.option(
+    "--draft-for",
+    type=ModelType(),
+    metavar="MODEL",
+    help="The model of an EAGLE 3 or DFlash drafter, whose vocabulary the file gets.",
+)
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @click.option(
     "--resume/--no-resume",
@@ -120,6 +126,7 @@ def command(
     mmproj: str | None,
     no_mmproj: bool,
     base: str | None,
+    draft_for: str | None,
     force: bool,
     resume: bool,
     allow_nonfinite: bool,
@@ -177,6 +184,7 @@ def command(
         tokenizer=None if tokenizer is None else Path(tokenizer).expanduser(),
         projector=beside,
         asked=mmproj is not None,
+        draft_for=draft_for,
     )
     return show_written(path, kind, written, as_json, remarks)
 
@@ -189,9 +197,11 @@ def write_files(
     tokenizer: Path | None,
     projector: Path | None,
     asked: bool,
+    draft_for: str | None = None,
 ) -> tuple[str, list[Path], list[str]]:
     """Write a checkpoint as ``target``, and its picture and sound parts as ``projector`` (None: not
-    at all; ``asked``: the user named the file). Return its kind, the paths written, and remarks.
+    at all; ``asked``: the user named the file). ``draft_for``: a drafter's model. Return its kind,
+    the paths written, and remarks.
     """
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import before_opening
@@ -213,6 +223,13 @@ def write_files(
             check_target(projector, [*read, *files_of(tokenizer)], force=options.force)
         source = stack.enter_context(closing(open_source(path, tokenizer)))
         check_not_read(target, files_of(tokenizer))
+        if draft_for is not None:
+            from treadle.convert.open import open_model
+            from treadle.convert.sources.draft_for import add_model
+
+            model = stack.enter_context(closing(open_model(find_model(draft_for))))
+            check_not_read(target, model.paths)
+            add_model(source, model)
         remarks = notes(source, options)
         if parts is not None:
             remarks = [note for note in remarks if not note.startswith(PARTS_LEFT_OUT)]

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.convert.hf.families.bert import ENCODERS_OF
 from treadle.convert.hf.families.experts import expert_keys, expert_words
 from treadle.convert.hf.families.multimodal import OUTER, SIZES
 from treadle.convert.hf.families.registry import FAMILIES
+from treadle.convert.hf.families.t5 import ENCODERS_OF
 from treadle.convert.hf.family import GELU_TANH, Family
 from treadle.convert.hf.rope import f32, read_rope
 from treadle.convert.hf.windows import every_layer, every_layer_if_used
@@ -26,6 +26,7 @@ from treadle.convert.sources.derived_tensors import DerivationRule
 from treadle.convert.sources.llama_names import widths
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.hf_config import without_thinker
+from treadle.files.hf_drafters import with_drafter_type
 from treadle.files.keys import POSITION_MAX, SIZE_MAX, MetadataReader
 from treadle.models.archs import ARCHS, PATTERN, WINDOW
 from treadle.models.graphs.limits import ACTIVATION, takes_activation
@@ -67,7 +68,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
     Raises FileError for keys missing or out of range, UnsupportedError for an unsupported model,
     RoPE scaling or quantisation.
     """
-    config = without_thinker(config)
+    config = with_drafter_type(without_thinker(config))
     family, keys = _find_family(config, path)
     whole = MetadataReader(config, path)
     arch = ARCHS[family.arch]
@@ -141,7 +142,7 @@ def read_config(config: Mapping[str, Any], path: Path) -> HfConfig:
         n_layer,
         n_head,
         n_head_kv,
-        _is_tied(whole, keys),
+        _is_tied(whole, keys) and not family.drafts,
         factors,
         packing,
         whole.get("model_type") in OUTER,
@@ -284,7 +285,8 @@ def _refuse_others(
     heads = (*_READING, *((_SCORING,) if family.score_names else ()))
     encodes = ARCHS[family.arch].graph == "encoder"
     heads = (*heads, *(_MASKED if encodes else _WRITING))
-    if whole.get("architectures") and not any(_kinds(whole, head) for head in heads):
+    drafts = family.drafts
+    if whole.get("architectures") and not drafts and not any(_kinds(whole, head) for head in heads):
         does = "embeds text" if encodes else "generates text"
         whole.refuse(
             "architectures", f"{', '.join(whole.get('architectures'))} is not a model that {does}"
@@ -293,7 +295,7 @@ def _refuse_others(
     if packed is not None and packed.get("quant_method") not in (family.packed or None, *METHODS):
         name = packed.get("quant_method") or f"{packed.get('bits')} bits"
         packed.refuse("quant_method", f"quantisation method {name} is not supported")
-    if keys.get("is_causal") is False and not encodes:  # no causal mask in transformers
+    if keys.get("is_causal") is False and not (encodes or drafts):  # no causal mask in transformers
         keys.refuse("is_causal", f"is false: treadle supports {family.arch} only as a decoder")
     both_ways = keys.get("use_bidirectional_attention")
     # "vision": only between the tokens of an image.

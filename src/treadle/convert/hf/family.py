@@ -60,6 +60,8 @@ class Family:
     in_layers: returns a tensor's name with the number of its layer, if folders count the layers of
         several stacks separately.
     tables: GGUF tensors that may lack rows of the last tokens, which then use the first row.
+    drafts: a drafter, which may lack embeddings, output and tokenizer: it has the model's.
+    copies: tensors that are one matrix in the model: the first that a checkpoint has is used.
     copied_keys: keys copied to GGUF as they are, because ``derived`` needs them and no GGUF key
         shows them.
     """
@@ -96,7 +98,9 @@ class Family:
     numbers: Mapping[str, str] = field(default_factory=dict)
     beside: Callable[[MetadataReader], dict[str, Any]] = lambda whole: {}
     copied_keys: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    drafts: bool = False
     in_layers: Callable[[MetadataReader, str], str] | None = None
 
     def word(self, key: str) -> str:

@@ -16,7 +16,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.config import HfConfig, as_laid_by_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
+from treadle.convert.hf.drafters import Tables, as_usual
 from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
@@ -76,6 +77,7 @@ from treadle.files.splits import CONFIG
 from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
+from treadle.models.graphs.drafters import I64
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
@@ -94,6 +96,7 @@ class HfFolder:
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
     lost: str = ""  # why the MTP layers are left out
+    tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 
 def open_hf(path: str | os.PathLike[str]) -> HFModel:
@@ -126,6 +129,9 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
         weights.tensors, laid = as_transformers(weights.tensors)
         if laid:
             hyper = as_laid_by_mlx(hyper, folder)
+        tables: Tables = {}
+        if hyper.family.drafts:
+            weights.tensors, tables = as_usual(weights.tensors)
         if (in_layers := hyper.in_layers) is not None:
             named = (replace(t, name=in_layers(n)) for n, t in weights.tensors.items())
             weights.tensors = {tensor.name: tensor for tensor in named}
@@ -133,14 +139,15 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
         tensors = name_tensors(weights, hyper)
         metadata = {**hyper.metadata, **numbers, "general.name": folder.resolve().name}
         metadata |= {"general.type": "model"}
-        kind = tensors[EMBEDDINGS].tensor.dtype
+        most = tensors.get(EMBEDDINGS) or next(iter(tensors.values()))
+        kind = most.tensor.dtype
         if kind in FILE_TYPES:
             metadata["general.file_type"] = FILE_TYPES[kind]
         metadata |= read_generation(read_optional(folder / GENERATION))
         metadata |= read_pooling(folder, config, hyper)
         metadata |= read_query(folder, hyper) if hyper.scores else read_sentences(folder)
         metadata |= read_tokenizer(folder, config, hyper.sizes["n_vocab"])
-        checkpoint = HfFolder(folder, hyper, weights, tensors, metadata)
+        checkpoint = HfFolder(folder, hyper, weights, tensors, metadata, tables=tables)
         dense, keys = ({}, {}) if hyper.scores else read_dense(folder, hyper, weights)
         metadata |= keys
         checkpoint.tensors = check_named(weights, hyper, tensors, _Outline(checkpoint)) | dense
@@ -240,6 +247,8 @@ class HFModel(GGUF):
                 self.tensors[name] = _in_place(named)
         for name, values in hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
+        for name, table in checkpoint.tables.items():
+            self.tensors[name] = _table(name, table, checkpoint)
         self._maps = weights.maps
 
     def make(self, progress: Progress) -> None:
@@ -256,6 +265,8 @@ class _Outline(GGUF):
         self.tensors = {name: _in_place(named) for name, named in checkpoint.tensors.items()}
         for name, values in checkpoint.hyper.factors.items():
             self.tensors[name] = _of_config(name, values, checkpoint)
+        for name, table in checkpoint.tables.items():
+            self.tensors[name] = _table(name, table, checkpoint)
 
 
 def _in_place(named: MappedTensor) -> Tensor:
@@ -289,11 +300,19 @@ def _of_config(name: str, values: npt.NDArray[np.float32], checkpoint: HfFolder)
     return _in_memory(name, values.shape, _F32, f32_bytes(values), checkpoint.path / CONFIG)
 
 
+def _table(name: str, values: npt.NDArray[np.int64], checkpoint: HfFolder) -> Tensor:
+    return _in_memory(name, values.shape, I64, _integers(values), checkpoint.weights.path)
+
+
+def _integers(values: npt.NDArray[np.int64]) -> Bytes:
+    return np.ascontiguousarray(values, "<i8").view(np.uint8)
+
+
 def _in_memory(
     name: str, shape: tuple[int, ...], ggml_type: int, data: Bytes, path: Path
 ) -> Tensor:
     data.flags.writeable = False
-    return Tensor(name, shape, ggml_type, FORMATS[ggml_type], len(data), path, 0, data)
+    return Tensor(name, shape, ggml_type, FORMATS.get(ggml_type), len(data), path, 0, data)
 
 
 def _shift(named: MappedTensor, hyper: HfConfig) -> float:
@@ -316,6 +335,9 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
     tensors = {name: _source(each, hyper) for name, each in named.items()}
     for name, values in hyper.factors.items():
         tensors[name] = f32_tensor(name, values, f"{checkpoint.path / CONFIG}: rope_scaling")
+    for name, table in checkpoint.tables.items():
+        origin = f"{checkpoint.weights.path}: {name}"
+        tensors[name] = SourceTensor(name, table.shape, I64, partial(_integers, table), origin)
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
     notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):

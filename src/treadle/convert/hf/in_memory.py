@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from treadle.convert.sources.derived_tensors import DerivedTensor
 from treadle.errors import FileError
 from treadle.files.safetensors import SafeTensor
 from treadle.files.tensor import Bytes, MadeTensor, Progress
-from treadle.formats import FORMATS
+from treadle.formats import FORMATS, type_of
 from treadle.machine.memory import usable_memory
 from treadle.system import SYSTEM
 
@@ -43,7 +42,7 @@ class Workshop:
 
     def tensor(self, named: MappedTensor) -> MadeTensor:
         """Return a tensor in the engine's form."""
-        fmt = FORMATS[named.ggml_type]
+        fmt = FORMATS.get(named.ggml_type)  # None: integers
         size = _size(named)
         at = named.tensor.path, named.tensor.offset, named.tensor.file
         of = named.name, named.shape, named.ggml_type, fmt, size
@@ -95,5 +94,6 @@ def _is_unpacked(tensor: SafeTensor) -> bool:
 
 def _size(named: MappedTensor) -> int:
     """Return its bytes in GGUF's form."""
-    fmt = FORMATS[named.ggml_type]
-    return math.prod(named.shape) // fmt.block * fmt.dtype.itemsize
+    kind = type_of(named.ggml_type)
+    assert kind is not None
+    return kind.tensor_bytes(named.shape)

@@ -184,7 +184,7 @@ _PREFIX = re.compile(
     r"|distilbert\.transformer\.|distilbert\.|electra\.|new\.|gte\.)?"
 )
 _LAYER = (
-    r"(?P<layers>(?:encoder\.)?(?:layers?|block)|h|blocks|transformer_encoder)"
+    r"(?P<layers>(?:(?P<side>encoder|decoder)\.)?(?:layers?|block)|h|blocks|transformer_encoder)"
     r"\.(?P<layer>0|[1-9]\d{0,5})\."
 )
 _KIND = r"(?P<kind>weight|bias|scale|(?<=LayerNorm\.)(?:gamma|beta))"
@@ -214,7 +214,7 @@ NOT_TEXT = re.compile(
     r"(?:model\.|thinker\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|vit_large_projector|mlp1"
     r"|audio_tower|audio_encoder|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|vision_adapter|video_tower"
     r"|image_tower|encoder|projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
-    r"|visual_embeddings_table|layerwise_projectors|spatial_projectors|masked_embedding)\..*"
+    r"|visual_embeddings_table|layerwise_projectors|spatial_projectors)\..*"
     r"|(?:model\.)?(?:image_newline|high_res_vision_alpha)"
 )
 

@@ -44,7 +44,7 @@ from treadle.models.archs import ARCHS
 from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
-from treadle.models.keys import ArchMetadata
+from treadle.models.keys import ENC, N_DECODER_LAYER, ArchMetadata
 from treadle.models.mixers import MIXERS
 from treadle.models.pooling_head import DENSE
 from treadle.models.structure import layer_of, needed_tensors
@@ -63,13 +63,15 @@ SMALL = {
         f"time_mix_{one}.weight"
         for one in ("lerp_fused", *(f"{x}{i}" for x in "wavg" for i in (1, 2)))
     ),
+    *(f"{at}_fn.weight" for at in ("hc_attn", "hc_ffn", "output_hc")),
+    *(f"{at}_compressor_ape.weight" for at in ("attn", "indexer")),
     "ssm_a",
     "ssm_d",
 }
 BARE = ("ssm_a", "ssm_d", "ffn_down_exps.scale")  # names without a ".weight" suffix
 GGML_TYPE = {"F32": 0, "F16": 1, "BF16": 30, "F64": 28}  # by the dtypes of weights
 _BLOCKS = ("Q4_0", "Q4_1", "Q8_0", "MXFP4", "NVFP4")  # targets of packed weights
-_TYPES = GGML_TYPE | {name: by_name(name).ggml_id for name in _BLOCKS}
+_TYPES = GGML_TYPE | {"I32": 26} | {name: by_name(name).ggml_id for name in _BLOCKS}
 
 _SUBLAYERS = (*MIXERS.every(), *FFNS.every())
 _WIDTHS = {  # name of the row length, by tensor
@@ -132,6 +134,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
     """
     found: dict[str, MappedTensor] = {}
     tensors = {n: t for n, t in weights.tensors.items() if not _is_other(t, hyper)}
+    for name in [name for name in hyper.family.copies if name in tensors][1:]:
+        del tensors[name]
     if (packing := hyper.packing) is not None:
         tensors = unpack(unpack_floats(tensors, packing), packing, partial(_wanted, hyper=hyper))
     if hyper.family.experts or hyper.rules:
@@ -154,6 +158,8 @@ def name_tensors(weights: SafeTensors, hyper: HfConfig) -> dict[str, MappedTenso
         found.setdefault(OUTPUT, replace(found[EMBEDDINGS], name=OUTPUT))
     if OUTPUT in found:  # transformers 5 ignores tying if it differs
         hyper = replace(hyper, tied=False)
+    if hyper.family.drafts:
+        return found
     _check(EMBEDDINGS, (hyper.sizes["n_vocab"], hyper.sizes["n_embd"]), weights, hyper, found)
     spare = hyper.tied or hyper.scores or hyper.headless
     if not (spare or ARCHS[hyper.family.arch].graph == "encoder"):
@@ -308,14 +314,23 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
     match = NAME.fullmatch(tensor.name)
     names = _names(hyper)
     layer = match["layer"] if match else None
-    stem = names.get(match["stem"]) if match else None
-    if match is None or stem is None or (layer is not None and int(layer) >= hyper.n_layer):
+    # A model with both has names of its own for either; an encoder's layers are its only ones.
+    side = match["side"] if match and ARCHS[hyper.family.arch].encoder else None
+    stem = names.get(f"{side}.{match['stem']}" if side else match["stem"]) if match else None
+    if match is None or stem is None or (layer is not None and int(layer) >= _n_layers(hyper)):
         close = difflib.get_close_matches(match["stem"] if match else tensor.name, names, 1, 0.7)
         hint = f" (the closest is {close[0]})" if close and stem is None else ""
         raise tensor.error(f"is not a tensor of {_model(hyper)}{hint}")
     kind = OLDER_KINDS.get(match["kind"], match["kind"])
     row = stem if stem in BARE else f"{stem}.{kind}"
-    return row if layer is None else f"blk.{layer}.{row}"
+    blk = f"{ENC}blk" if side == "encoder" else "blk"
+    return row if layer is None else f"{blk}.{layer}.{row}"
+
+
+def _n_layers(hyper: HfConfig) -> int:
+    """Return the number of layers; of an encoder and a decoder, the larger one."""
+    n_decoder: int = hyper.metadata.get(f"{hyper.family.arch}.{N_DECODER_LAYER}", 0)
+    return max(hyper.n_layer, n_decoder)
 
 
 def _names(hyper: HfConfig) -> Names:
@@ -369,6 +384,10 @@ def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> s
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
     names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]
+    if ARCHS[hyper.family.arch].encoder and layer >= 0:  # each side has names of its own
+        side = "encoder." if name.startswith(ENC) else "decoder."
+        own = next((hf.removeprefix(side) for hf in names if hf.startswith(side)), stem)
+        return f"{side}block.{layer}.{own}.{kind}"
     if not names:
         return name
     # Of several, take that of a sublayer that exists here: attention, or a recurrent one.

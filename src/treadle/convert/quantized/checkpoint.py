@@ -7,7 +7,8 @@ floats. Scales of activations and of the KV cache are dropped: treadle quantises
 
 ::
 
-    fp8, fbgemm_fp8    ``weight`` in F8 with ``weight_scale`` or ``weight_scale_inv``
+    fp8, fbgemm_fp8    ``weight`` in F8 with ``weight_scale``, ``weight_scale_inv`` or ``scale``;
+                       in I8: pairs of MXFP4 with ``scale``
     compressed-tensors the same; ``weight`` in I8; ``weight_packed``: integers, NVFP4 or MXFP4
     modelopt           ``weight`` in F8, or pairs of NVFP4
     gptq, auto-round   ``qweight`` in words along K, ``qzeros``, ``scales``, ``g_idx``
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from treadle.convert.quantized.dequantized_tensor import INT8, INT32, Found, numbers
@@ -86,7 +88,13 @@ def unquantised(tensors: Mapping[str, SafeTensor], settings: MetadataReader) -> 
 
 def _fp8(found: Found, settings: MetadataReader) -> None:
     for name, tensor in list(found.items()):
-        if is_float8(tensor):
+        pairs = tensor.dtype == INT8
+        beside = name.removesuffix("weight") + "scale"
+        if (pairs or is_float8(tensor)) and name.endswith(".weight") and beside in found:
+            found[f"{name}_scale"] = found.pop(beside)  # DeepSeek V4's own name
+        if pairs and f"{name}_scale" in found:
+            read_float4(found, name, replace(tensor, dtype="U8"))
+        elif is_float8(tensor):
             read_float8(found, name, tensor, _sizes(settings))
 
 

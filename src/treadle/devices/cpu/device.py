@@ -206,6 +206,10 @@ class Cpu(Device):
         assert isinstance(program, CpuProgram)
         return program.n_items(step)
 
+    def kernel_of(self, program: DeviceProgram, step: int) -> int:
+        assert isinstance(program, CpuProgram)
+        return int(program.records["kernel"][step])
+
     def _run_items(self, program: CpuProgram, step: int, items: range) -> int:
         assert self._team is not None
         record = program.records[step]

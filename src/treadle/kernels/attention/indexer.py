@@ -146,6 +146,8 @@ class KeySelection(Spec):
     unit: int = 1
     local: int = 0
     whole: bool = False
+    planes: int = 1
+    dense: bool = False  # scores are those of units, not of keys
 
     def units(self, n_keys: Any) -> Any:
         """Return how many units compete, of ``n_keys`` keys."""
@@ -257,7 +259,6 @@ class Choose(KeySelection):
 
     op: ClassVar[str] = "choose"
     args = Args("scores:inout chosen:out scores_stride chosen_stride")
-    planes: int = 1
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
@@ -270,7 +271,7 @@ class Choose(KeySelection):
                 with every, k.loop(own // PAGE + 1) as page:
                     _store_word(k, chosen, page, own, k.const(EVERY, u32))
                 with some:
-                    if self.unit > 1:
+                    if self.unit > 1 and not self.dense:
                         self._best_of_units(k, scores, n_keys, n_units)
                     if self.local:
                         first = k.max(n_units - self.local, 0)
@@ -374,10 +375,12 @@ class Choose(KeySelection):
         n_units = int(self.units(n_keys))
         if n_units <= self.top:
             return np.ones(n_keys, bool)
-        each = np.full(n_units * self.unit, -np.inf, np.float32)
-        n = min(n_keys, len(each))
-        each[:n] = scores[:n]
-        best = each.reshape(n_units, self.unit).max(-1)
+        best = np.array(scores[:n_units])
+        if not self.dense:
+            each = np.full(n_units * self.unit, -np.inf, np.float32)
+            n = min(n_keys, len(each))
+            each[:n] = scores[:n]
+            best = each.reshape(n_units, self.unit).max(-1)
         if self.local:
             best[max(0, n_units - self.local) :] = np.inf
         flags = np.zeros(n_units, bool)

@@ -163,7 +163,8 @@ class LatentStore(PagedKernel):
 
             x = behind + self.dims_v * -4
             rotate(k, x, x, self.dims_v)
-            rotate(k, behind, behind, self.rope_dims)
+            if self.rope_dims:
+                rotate(k, behind, behind, self.rope_dims)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
@@ -184,17 +185,20 @@ class LatentStore(PagedKernel):
             return rows
 
         q = columns(args.q, args.stride, args.q_column, self.n_head * self.head_dim_q)
-        q = q.reshape(n, self.n_head, -1)[..., -turn:].astype(np.float64)
+        q = q.reshape(n, self.n_head, -1)[..., self.head_dim_q - turn :].astype(np.float64)
         out = columns(args.out, args.out_stride, 0, self.n_head * dims)
         for head in range(self.n_head):
             plain, to = np.split(out[:, head * dims : (head + 1) * dims], [rank], axis=1)
-            plain[:], to[:] = rotated(plain), rotated(turned(q)[:, head] * self.scale)
+            plain[:] = rotated(plain)
+            if turn:
+                to[:] = rotated(turned(q)[:, head] * self.scale)
         kv = columns(args.kv, args.kv_stride, args.kv_column, dims).astype(np.float64)
         keys = kv.copy()
         square = (kv[:, :rank] ** 2).mean(-1, keepdims=True)
         keys[:, :rank] = kv[:, :rank] / np.sqrt(square + self.eps) * args.norm[:rank]
         keys[:, :rank] = rotated(keys[:, :rank])
-        keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])
+        if turn:
+            keys[:, rank:] = rotated(turned(kv[:, None, rank:])[:, 0])
         for i, kv_index in enumerate(run.kv_indices(self.pool)[:n]):
             home = args.pool, int(kv_index) // PAGE, args.page_bytes, args.layer_off, 0
             self.page.write_ref(self.page.head_ref(*home), int(kv_index) % PAGE, keys[i], keys[i])

@@ -256,6 +256,7 @@ class PageSide:
     fmt: KVFormat
     dims: int
     transposed: bool
+    rows: int = PAGE  # of a page; others than PAGE only where they are not transposed
 
     @property
     def codes_bytes(self) -> int:
@@ -267,7 +268,7 @@ class PageSide:
         """Byte offsets of the parts (``KVFormat.parts``), and the end."""
         made = [0]
         for n, size in self.fmt.parts(self.dims):
-            made.append(made[-1] + PAGE * n * size)
+            made.append(made[-1] + self.rows * n * size)
         return made
 
     @property
@@ -399,7 +400,7 @@ class PageSide:
     # -- numpy's view ---------------------------------------------------------------------------
 
     def by_token(self, side: np.ndarray) -> list[np.ndarray]:
-        """Return views ``[.., PAGE, n, bytes]`` of the parts of ``side``, its bytes
+        """Return views ``[.., rows, n, bytes]`` of the parts of ``side``, its bytes
         ``[.., n_bytes]``.
         """
         lead = side.shape[:-1]
@@ -409,11 +410,11 @@ class PageSide:
             if self.transposed:
                 made.append(part.reshape(*lead, -1, PAGE, size).swapaxes(-3, -2))
             else:
-                made.append(part.reshape(*lead, PAGE, -1, size))
+                made.append(part.reshape(*lead, self.rows, -1, size))
         return made
 
     def read_ref(self, side: np.ndarray) -> np.ndarray:
-        """Return the values of one head's side, float64 ``[PAGE, dims]``."""
+        """Return the values of one head's side, float64 ``[rows, dims]``."""
         fmt = self.fmt
         parts = [np.ascontiguousarray(part).reshape(-1) for part in self.by_token(side)]
         if not fmt.packed:
@@ -431,7 +432,7 @@ class PageSide:
             )
             x = x.reshape(-1, BLOCK) * scales
             x = x + m[0] if m else x
-        return np.asarray(x.reshape(PAGE, -1))
+        return np.asarray(x.reshape(self.rows, -1))
 
     def write_ref(self, side: np.ndarray, place: int, given: np.ndarray) -> None:
         """Write one token's values ``[dims]``."""
@@ -456,6 +457,13 @@ class PageSide:
         parts[0][:] = made.reshape(parts[0].shape)
 
 
+def rows_of(unit: int) -> int:
+    """Return the rows of a page where each ``unit`` tokens share one: of more than PAGE tokens, the
+    page of the last one has it. 0 if tokens have keys and values of their own.
+    """
+    return PAGE // min(unit, PAGE) if unit else 0
+
+
 @dataclass(frozen=True)
 class PageLayout:
     """Byte offsets inside one layer's part of a page."""
@@ -465,6 +473,7 @@ class PageLayout:
     head_dim: int
     head_dim_v: int
     latent: bool = False  # a value is its key's first dims, not stored separately
+    rows: int = 0  # rows of keys, side by side (``PoolSpec.unit``); 0: PAGE, transposed
 
     def __post_init__(self) -> None:
         keys, values = kv_formats(self.kv)
@@ -480,7 +489,10 @@ class PageLayout:
 
     @cached_property
     def keys(self) -> PageSide:
-        return PageSide(kv_formats(self.kv)[0], self.head_dim, transposed=True)
+        fmt = kv_formats(self.kv)[0]
+        if self.rows:
+            return PageSide(fmt, self.head_dim, transposed=False, rows=self.rows)
+        return PageSide(fmt, self.head_dim, transposed=True)
 
     @cached_property
     def values(self) -> PageSide:
@@ -505,8 +517,9 @@ class PageLayout:
     def blank(self, page: np.ndarray, n: int) -> None:
         """Zero the tokens from ``n`` on of one page ``[page_bytes]``, in every layer."""
         for side, given in self._sides(page.reshape(-1, self.head_bytes)):
+            first = n // (PAGE // side.rows)
             for part in side.by_token(given):
-                part[:, n:] = 0
+                part[:, first:] = 0
 
     # -- numpy's view ---------------------------------------------------------------------------
 

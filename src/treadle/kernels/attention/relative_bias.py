@@ -1,9 +1,10 @@
 """Biases of scores by distance, learned for each head and bucket of distances (T5, Raffel et al.,
 2020).
 
-Keys before the query use the first half of the buckets, keys after it the second. In each half, a
-quarter of all buckets are single near distances; the others grow logarithmically, and the last one
-has all distances from ``reach`` on.
+In an encoder, keys before the query use the first half of the buckets, keys after it the second; in
+a decoder, whose queries see no later keys, keys before the query use all. Of each side's buckets,
+half are single near distances; the others grow logarithmically, and the last one has all distances
+from ``reach`` on.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import numpy as np
 from treadle.kernels.attention.records import PAGE
 
 
-def buckets(distances: np.ndarray, n_buckets: int, reach: int) -> np.ndarray:
-    """Return the bucket of each distance, key - query, in tokens. Computed in float32, as by the
-    models' own code: some logarithms are whole numbers, and rounding must agree.
+def buckets(
+    distances: np.ndarray, n_buckets: int, reach: int, *, causal: bool = False
+) -> np.ndarray:
+    """Return the bucket of each distance, key - query, in tokens; with ``causal``, that of later
+    keys is the query's own. Computed in float32, as by the models' own code: some logarithms are
+    whole numbers, and rounding must agree.
     """
-    half = n_buckets // 2
-    exact = n_buckets // 4
-    n = np.abs(distances)
+    side = n_buckets if causal else n_buckets // 2
+    exact = side // 2
+    n = np.maximum(-distances, 0) if causal else np.abs(distances)
     far = np.log(np.maximum(n, 1).astype(np.float32) / np.float32(exact))
-    far = far / np.float32(np.log(reach / exact)) * np.float32(half - exact)
-    far = np.minimum(exact + far.astype(np.int64), half - 1)
-    return np.asarray(np.where(n < exact, n, far) + (distances > 0) * half)
+    far = far / np.float32(np.log(reach / exact)) * np.float32(side - exact)
+    far = np.minimum(exact + far.astype(np.int64), side - 1)
+    near = np.where(n < exact, n, far)
+    return np.asarray(near if causal else near + (distances > 0) * side)
 
 
 def row_values(reach: int) -> int:
@@ -31,11 +36,11 @@ def row_values(reach: int) -> int:
     return 2 * (reach + PAGE)
 
 
-def by_distance(matrix: np.ndarray, reach: int) -> np.ndarray:
+def by_distance(matrix: np.ndarray, reach: int, *, causal: bool = False) -> np.ndarray:
     """Return each head's biases from ``[n_buckets, n_head]``, f32 ``[n_head, row_values]``, for
     distances from ``-(reach + PAGE)`` on. Beyond ``reach`` all are equal, so that a vector of keys
-    can be clamped.
+    can be clamped. ``causal``: see ``buckets``.
     """
     end = reach + PAGE
-    found = buckets(np.arange(-end, end), len(matrix), reach)
+    found = buckets(np.arange(-end, end), len(matrix), reach, causal=causal)
     return np.ascontiguousarray(matrix[found].T, np.float32)

@@ -66,22 +66,25 @@ class SpreadStreams(Spec):
 
 @dataclass(frozen=True)
 class CopyColumns(Spec):
-    """``out = x`` from ``column`` on, ``k`` values of each row. Items: tokens."""
+    """``out = x``: ``k`` values of each row, from ``column`` on, into those from ``to`` on. Items:
+    tokens.
+    """
 
     op: ClassVar[str] = "streams_take"
-    args = Args("x:in out:out stride out_stride column")
+    args = Args("x:in out:out stride out_stride column to")
     k: int
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
             x = frame.x + (item * frame.stride + frame.column) * 4
-            map_row(k, self.k, frame.out + item * frame.out_stride * 4, lambda v: v, x)
+            out = frame.out + (item * frame.out_stride + frame.to) * 4
+            map_row(k, self.k, out, lambda v: v, x)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         at = args.column
         x = args.x.reshape(-1, args.stride)[:n, at : at + self.k]
-        args.out.reshape(-1, args.out_stride)[:n, : self.k] = x
+        args.out.reshape(-1, args.out_stride)[:n, args.to : args.to + self.k] = x
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
-from treadle.jit.types import f32, i32, i64
+from treadle.jit.types import f32, i32, i64, ptr
 from treadle.kernels.elementwise.elementwise import map_row
 from treadle.kernels.matmul.matmul import TILE
 from treadle.kernels.spec import Args, Frame, Spec, round_up
@@ -17,18 +17,22 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 PADDED = 16  # scores in scratch are padded to a multiple of this many f32
 LEAST = 1e-20  # least sum that weights are divided by
 LOWEST = -3e38  # below every score, and finite
+SOFTMAX = "softmax"
+SIGMOID = "sigmoid"
+SQRT_SOFTPLUS = "sqrt_softplus"
 
 
 @dataclass(frozen=True)
 class Route(Spec):
     """Choose a token's ``n_used`` experts of ``n`` by their scores, and compute their weights.
 
-    ``p = softmax(scores)`` or the sigmoid of each. The experts with the largest ``p + bias`` are
-    chosen, largest first, ties in order. A softmax without bias does not change the order, so the
-    scores themselves decide. With groups (of adjacent experts) only experts of the best groups are
-    chosen. A group's score is its best expert's, or with a sigmoid the sum of its two best. An
-    expert's weight is ``scale * p``; with ``norm`` a token's weights are divided by their sum
-    first. With ``own`` the weight is multiplied by the expert's entry in ``scales``.
+    ``p = softmax(scores)``, or the sigmoid of each, or the root of its softplus. The experts with
+    the largest ``p + bias`` are chosen, largest first, ties in order. A softmax without bias does
+    not change the order, so the scores themselves decide. With groups (of adjacent experts) only
+    experts of the best groups are chosen. A group's score is its best expert's, or without a
+    softmax the sum of its two best. An expert's weight is ``scale * p``; with ``norm`` a token's
+    weights are divided by their sum first. With ``own`` the weight is multiplied by the expert's
+    entry in ``scales``.
 
     ``jitter`` (SparseMixer, arXiv 2409.12136): p differs for each choice: it is the softmax over
     the remaining scores that are near the best one, ``best - score <= 2 jitter max(|score|,
@@ -63,12 +67,12 @@ class Route(Spec):
     @property
     def by_p(self) -> bool:
         """Whether p decides the choice, not the scores."""
-        return self.bias or self.gating == "sigmoid"
+        return self.bias or self.gating != SOFTMAX
 
     @property
     def n_best(self) -> int:
         """Number of a group's experts that make up its score."""
-        return min(2 if self.gating == "sigmoid" else 1, self.n // self.n_groups)
+        return min(1 if self.gating == SOFTMAX else 2, self.n // self.n_groups)
 
     def scratch(self, lanes: int) -> int:
         padded = round_up(self.n, PADDED)
@@ -109,8 +113,8 @@ class Route(Spec):
 
     def _probabilities(self, k: Builder, row: Val, p: Val) -> None:
         lanes = k.isa.lanes
-        if self.gating == "sigmoid":
-            map_row(k, self.n, p, lambda v: math.sigmoid(k, v), row)
+        if self.gating != SOFTMAX:
+            each_weight(k, self.gating, self.n, row, p)
             return
         tops, sums = k.var(k.const(float("-inf"), f32 * lanes)), k.var(k.zero(f32 * lanes))
 
@@ -163,11 +167,7 @@ class Route(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         scores = args.scores.reshape(-1, args.stride)[:n, : self.n].astype(np.float64)
-        if self.gating == "sigmoid":
-            p = 1 / (1 + np.exp(-scores))
-        else:
-            p = np.exp(scores - scores.max(-1, keepdims=True))
-            p = p / p.sum(-1, keepdims=True)
+        p = weights_ref(self.gating, scores)
         rank = p if self.by_p else scores
         if self.bias:
             rank = rank + args.bias[: self.n]
@@ -199,6 +199,75 @@ class Route(Spec):
             weights[:, s] = 1 / np.exp(np.where(far, -np.inf, left - top)).sum(-1)
             np.put_along_axis(left, best[:, None], -np.inf, -1)
         return weights
+
+
+def each_weight(k: Builder, gating: str, n: int, row: Val, p: Val) -> None:
+    """Store the weight of each of ``n`` scores by itself."""
+    if gating == SIGMOID:
+        map_row(k, n, p, lambda v: math.sigmoid(k, v), row)
+    else:
+        map_row(k, n, p, lambda v: k.sqrt(math.softplus(k, v)), row)
+
+
+def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
+    """Return the weights of all experts by their scores, float64 ``[N, n]``."""
+    if gating == SIGMOID:
+        return np.asarray(1 / (1 + np.exp(-scores)))
+    if gating == SQRT_SOFTPLUS:
+        return np.asarray(np.sqrt(np.logaddexp(scores, 0.0)))
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(p / p.sum(-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class RouteByToken(Spec):
+    """The experts of a token by its id, and their weights by their scores, as those of ``Route``;
+    ``table`` is i32 ``[n_vocab, n_used]`` (DeepSeek V4, 2026). Items: tokens.
+    """
+
+    op: ClassVar[str] = "route_by_token"
+    args = Args("scores:in table:const chosen:out weights:out stride")
+    n: int
+    n_used: int
+    gating: str
+    norm: bool = False
+    scale: float = 1.0
+
+    def scratch(self, lanes: int) -> int:
+        return 4 * round_up(self.n, PADDED)
+
+    def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
+        assert self.gating != SOFTMAX
+        tokens = frame.run("tokens", ptr)
+        p = frame.scratch
+        with k.loop(frame.end, start=frame.begin) as n:
+            each_weight(k, self.gating, self.n, frame.scores + n * frame.stride * 4, p)
+            token = k.load(tokens, i32, offset=n * 4).to(i64)
+            row = frame.table + token * (4 * self.n_used)
+            place = n * (4 * self.n_used)
+            total = k.var(k.const(0.0, f32))
+            with k.loop(self.n_used) as s:
+                expert = k.load(row, i32, offset=s * 4)
+                weight = k.load(p, f32, offset=expert.to(i64) * 4)
+                k.store(frame.chosen + place, expert, offset=s * 4)
+                k.store(frame.weights + place, weight, offset=s * 4)
+                total.v = total.v + weight
+            factor = k.const(self.scale, f32)
+            if self.norm:
+                factor = factor / k.max(total.v, LEAST)
+            with k.loop(self.n_used) as s:
+                at = frame.weights + place + s * 4
+                k.store(at, k.load(at, f32) * factor)
+
+    def run_ref(self, args: Any, run: Any) -> None:
+        n = int(run["n_tokens"])
+        scores = args.scores.reshape(-1, args.stride)[:n, : self.n].astype(np.float64)
+        chosen = args.table.reshape(-1, self.n_used)[run.tokens[:n]]
+        weights = np.take_along_axis(weights_ref(self.gating, scores), chosen.astype(np.int64), -1)
+        if self.norm:
+            weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
+        args.chosen[: chosen.size] = chosen.ravel()
+        args.weights[: chosen.size] = (weights * self.scale).ravel()
 
 
 def take_best(k: Builder, at: Val, n: int) -> tuple[Val, Val]:

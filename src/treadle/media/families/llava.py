@@ -29,6 +29,7 @@ UNPADDED = "spatial_unpad"
 MOST_PINPOINTS = 64
 TOWERS = "vision_tower.vision_model", "vision_tower"  # names in folders of transformers 4 and 5
 MOST_TILES = 16  # along a side of a canvas
+NORM = "post_ln.weight"
 
 
 def centre_square(pixels: np.ndarray, side: int) -> np.ndarray:
@@ -115,7 +116,8 @@ def unpadded(size: Size, grid: Size) -> tuple[slice, slice]:
 
 
 class Llava(PictureFamily):
-    """A CLIP tower; its layers end where the features are taken, and an MLP makes rows of them.
+    """A CLIP tower; its layers end where the features are taken, and an MLP makes rows of them. A
+    norm behind the layers is applied if the file has one (moondream2's); folders' is not read.
 
     Files with sizes of canvases (LLaVA 1.6) have a picture as tiles too. Of others, the tower sees
     its middle square, as in transformers; where the file says so, the whole picture in a square of
@@ -143,6 +145,7 @@ class Llava(PictureFamily):
             n_embd=clip.n_embd,
             norm_eps=clip.norm_eps,
             layers=self.layers(),
+            tail=(NormStage("post_ln"),) if clip.has(NORM) else (),
             activation=clip.activation,
         )
         first = "mm.1" if clip.has("mm.1.weight") else "mm.0"  # the former: in folders
@@ -234,11 +237,12 @@ def with_ffn_names(clip: ClipConfig) -> ClipConfig:
 
 def feature_layer(clip: ClipConfig) -> int:
     """Return how many layers the features are behind. ``block_count`` of files without the key does
-    not count those behind them.
+    not count those behind them. Such files with a norm behind the layers have the last layer twice,
+    since llama.cpp leaves one out.
     """
     found = clip.keys.get("feature_layer")
     if found is None:
-        return clip.n_layer
+        return max(1, clip.n_layer - 1) if clip.has(NORM) else clip.n_layer
     several = isinstance(found, Sequence) and not isinstance(found, str)
     numbers = list(found) if several else [found]
     if len(numbers) > 1:
@@ -336,5 +340,10 @@ LLAVA = HfNames(
         "image_newline": "v.image_newline",
     },
     prefixes=("vision_tower.", "multi_modal_projector.", "image_newline"),
-    unread=tuple(f"{tower}.embeddings.position_ids" for tower in TOWERS),
+    unread=tuple(
+        f"{tower}.{name}"
+        for tower in TOWERS
+        # The features are taken before the last norm, which llama.cpp applies if a file has it.
+        for name in ("embeddings.position_ids", "post_layernorm.weight", "post_layernorm.bias")
+    ),
 )

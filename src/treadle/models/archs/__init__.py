@@ -43,12 +43,14 @@ from treadle.models.archs.arch import (
     Arch,
 )
 from treadle.models.archs.decoders import DECODERS
+from treadle.models.archs.encoder_decoders import ENCODER_DECODERS
 from treadle.models.archs.encoders import ENCODERS
 from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
-ARCHS: dict[str, Arch] = {arch.name: arch for arch in (*DECODERS, *MIXTURES, *STATES, *ENCODERS)}
-DRAFTER_GRAPHS = ("assistant",)  # of models that only draft for another one
+_TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
+ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash")  # of models that only draft for another one
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 __all__ = [
     "ALIBI",

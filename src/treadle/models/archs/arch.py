@@ -17,6 +17,7 @@ BIASES = frozenset(
 )
 OUTPUT_AND_BIAS = frozenset({"output.weight", "output.bias"})
 OUTPUT_NORM = frozenset({"output_norm.weight"})
+EMBEDDINGS = frozenset({"token_embd.weight"})
 BEHIND = frozenset({"attn_output_norm.weight", "layer_output_norm.weight"})
 LFM2_NAMES = (("token_embd_norm.weight", "output_norm.weight"),)
 EMBD_NORM = frozenset({"token_embd_norm.weight"})
@@ -24,7 +25,9 @@ EMBD_NORM_BIAS = EMBD_NORM | {"token_embd_norm.bias"}
 TYPES = frozenset({"token_types.weight"})
 POSITIONS = frozenset({"position_embd.weight"})
 DISTANCES = frozenset({"blk.0.attn_rel_b.weight"})
+ENCODER_DISTANCES = frozenset({"enc.blk.0.attn_rel_b.weight"})
 GATE = frozenset({"ffn_gate.weight"})
+ENCODER_GATE = frozenset({"enc.ffn_gate.weight"})
 SSM_NORMS = frozenset({"ssm_dt_norm.weight", "ssm_b_norm.weight", "ssm_c_norm.weight"})
 WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
@@ -99,6 +102,8 @@ class Arch:
         ``all``, or those with a ``window``.
     causal_widths: ``n_embd`` of the sizes without such layers. Files have no key for it; llama.cpp
         tells these sizes by their width too.
+    encoder: the architecture of its encoder, which reads prompts; its tensors' names begin with
+        "enc.". "": the decoder reads them itself.
     interleaved: the components of a position (time, row, column) alternate over the pairs of a head
         (Qwen3-VL); else each has a run of pairs.
     """
@@ -125,3 +130,4 @@ class Arch:
     spans: Literal["", "all", "window"] = ""
     causal_widths: frozenset[int] = frozenset()
     interleaved: bool = False
+    encoder: str = ""

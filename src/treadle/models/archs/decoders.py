@@ -7,6 +7,7 @@ from treadle.models.archs.arch import (
     BIASES,
     EMBD_NORM_BIAS,
     EMBD_NORMED,
+    EMBEDDINGS,
     EXPERTS_NORM,
     FFN_NORM,
     LOCAL_BASE,
@@ -89,6 +90,9 @@ DECODERS = (
         needs=frozenset({"attn_q_norm.weight", "layer_output_scale.weight"}) | POST_NORM,
         keys=(("attention.scale", 1.0),),
     ),
+    # Drafters that read states from between a model's layers
+    Arch("eagle3", graph="eagle3", rope="norm", lacks=EMBEDDINGS),
+    Arch("dflash", graph="dflash", needs=QK_NORM | {"enc.output_norm.weight"}, lacks=EMBEDDINGS),
     Arch(
         "gemma3n",
         graph="gemma3n",

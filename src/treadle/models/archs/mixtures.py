@@ -124,6 +124,13 @@ MIXTURES = (
     Arch("minicpm3", graph="minicpm", mixer="latent_kv_b", divide_logits=True),
     Arch("plm", rope="norm", activation="relu2", gated=False, mixer="latent_kv_b"),
     Arch("mistral4", rope="norm", mixer="latent"),
+    Arch(  # DeepSeek V4
+        "deepseek4",
+        graph="compressed",
+        rope="norm",
+        keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
+        mixer="rows",
+    ),
     Arch(
         "minimax-m2",
         needs=QK_NORM,

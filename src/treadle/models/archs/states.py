@@ -8,6 +8,7 @@ from treadle.models.archs.arch import (
     EXPERTS_NORM,
     EXPERTS_ROUTED,
     FFN_NORM,
+    GATE_LIMITED,
     LFM2_NAMES,
     LOCAL_BASE,
     POST_ATTENTION,
@@ -100,6 +101,14 @@ STATES = (
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
         mixer="latent",
         state="kda",
+    ),
+    Arch(  # GLM-5.3-Flash
+        "glm5-next",
+        graph="pooled",
+        rope="none",
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
+        mixer="latent",
+        state="kda_floored",
     ),
     Arch(  # Ling 3
         "bailingmoe3",

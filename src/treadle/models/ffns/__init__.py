@@ -13,6 +13,7 @@ WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scal
 CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
 BEHIND = "gated_behind"  # a norm of its output, and none of its input
+TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
@@ -23,6 +24,7 @@ FFNS = LateConstants[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        TOKEN_EXPERTS: "by_token.EXPERTS_BY_TOKEN",
         GROVE_EXPERTS: "grove.EXPERTS_GROVE",
         CAPPED_EXPERTS: "capped.EXPERTS_CAPPED",
         DENSE_EXPERTS: "capped.EXPERTS_DENSE",

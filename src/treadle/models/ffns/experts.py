@@ -112,6 +112,7 @@ EXPERTS = replace(
         *_BEHIND,
     ),
     sizes=_sizes,
+    unread=frozenset({"exp_probs_b_vl.bias"}),  # of the router, for the tokens of pictures
 )
 EXPERTS_FUSED = replace(
     EXPERTS,

@@ -19,6 +19,8 @@ GRAPHS = LateConstants[Graph](
         "thinned": "thinned.THINNED",
         "gemma4": "gemma4.GEMMA4",
         "assistant": "assistant.ASSISTANT",
+        "eagle3": "eagle3.EAGLE3",
+        "dflash": "dflash.DFLASH",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
@@ -28,6 +30,8 @@ GRAPHS = LateConstants[Graph](
         "talkie": "talkie.TALKIE",
         "dots3": "dots.DOTS3",
         "blocks": "blocks.BLOCKS_GRAPH",
+        "compressed": "compressed.COMPRESSED_GRAPH",
+        "pooled": "pooled.POOLED_GRAPH",
         "minicpm": "unsaid.MINICPM",
         "baichuan": "unsaid.BAICHUAN",
         "jais": "unsaid.JAIS",
@@ -45,6 +49,8 @@ GRAPHS = LateConstants[Graph](
         "tower": ".towers.tower.TOWER",
         "cross_decoder": "cross.CROSS_DECODER",
         "cross_keys": "cross.CROSS_KEYS",
+        "encoder_decoder": "encoder_decoder.ENCODER_DECODER",
+        "encoder_decoder_keys": "encoder_decoder.ENCODER_DECODER_KEYS",
     },
 )
 

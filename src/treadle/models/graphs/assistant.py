@@ -8,17 +8,25 @@ model has of the text.
     logits = linear(norm(x))
     state = post_projection(norm(x))            for the next token that it drafts
 
+The assistants of E2B and E4B have an output in clusters of tokens that are near each other: a
+centroid for each says which few of them are worth their products.
+
 All tokens of one draft have the position of the text's last token, and attend to the tokens before
 it. Layers with a window read the model's last layer with one, the others its last layer without.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from treadle.errors import UnsupportedError
+import numpy as np
+
+from treadle.errors import FileError, UnsupportedError
 from treadle.files.keys import SIZE_MAX
+from treadle.formats import by_name
+from treadle.models.config import Clusters
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, halves_of, normed
 from treadle.models.keys import NEXTN
@@ -36,6 +44,11 @@ if TYPE_CHECKING:
 GRAPH = "assistant"
 GIVEN = "assistant.input"  # embedding and state of each token, side by side
 N_TARGET = "embedding_length_out"
+CENTROIDS = "masked_embd_centroids.weight"
+ORDERING = "masked_embd_ordering"  # the token of each row, cluster by cluster
+N_USED = "centroid_top_k"  # clusters per token; not in llama.cpp's files
+USUAL_USED = 32
+WHOLE = 64  # clusters of a multiple of so many rows are computed apart
 
 
 def build(g: Ops) -> Rows:
@@ -49,8 +62,15 @@ def build(g: Ops) -> Rows:
 
 def ahead(g: Ops, x: Rows) -> None:
     """Output the logits of the requested rows, and the state that follows each."""
-    h = normed(g, g.outputs(x))
-    g.result("logits", g.linear("output", h, "token_embd"))
+    if g.config.clusters is None:
+        h = normed(g, g.outputs(x))
+        y = g.linear("output", h, "token_embd")
+    else:  # each token is an output
+        h = normed(g, x)
+        n, n_used = g.config.clusters.n, g.config.clusters.n_used
+        scores = g.linear("centroids", h, CENTROIDS.removesuffix(".weight"))
+        y = g.call("clustered", "output", h, scores, weight="output", n=n, n_used=n_used)
+    g.result("logits", y)
     g.result("ahead", g.linear("nextn.post_projection", h, "nextn.post_projection"))
 
 
@@ -68,7 +88,71 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         if at.window:
             at = replace(at, head_dim=head_dim, head_dim_v=head_dim_v)
         layers.append(at)
-    return replace(config, n_target=n_target, layers=tuple(layers))
+    clusters = _clusters(keys, config.n_vocab)
+    return replace(config, n_target=n_target, layers=tuple(layers), clusters=clusters)
+
+
+def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
+    """Read the clusters of the output's rows, if there are some."""
+    n = keys.n_rows(CENTROIDS)
+    has = bool(n), ORDERING in keys.gguf.tensors
+    if has == (False, False):
+        return None
+    if has != (True, True):
+        where = ORDERING if n else CENTROIDS
+        raise FileError("the tensor is missing", path=keys.gguf.path, where=where)
+    if n_vocab % n:
+        expected = f"a number that divides {n_vocab} tokens"
+        raise FileError(f"has {n} rows", path=keys.gguf.path, where=CENTROIDS, expected=expected)
+    return Clusters(n, keys.integer(N_USED, min(USUAL_USED, n), lo=1, hi=n))
+
+
+def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
+    """Return an assistant whose output has its rows cluster by cluster, in memory; one without
+    clusters, or with uneven ones, as it is but for their tensors.
+
+    Raises FileError for an order that is none of all tokens.
+    """
+    if config.clusters is None:
+        return gguf, config
+    ignored = (*config.ignored, ORDERING)
+    embeddings = gguf.tensors["token_embd.weight"]
+    n_vocab, n_embd = embeddings.shape
+    m = n_vocab // config.clusters.n
+    if m % WHOLE:
+        ignored = (*ignored, CENTROIDS)
+        return gguf, replace(config, clusters=None, ignored=ignored)
+    order = order_of(gguf)
+    fmt = embeddings.format
+    assert fmt is not None
+    if len(embeddings.arrays) > 1:  # a folder's format in parts
+        fmt = by_name("F16")
+        rows = fmt.quantize_rows(embeddings.dequantize()).reshape(n_vocab, -1)[order]
+    else:
+        rows = fmt.join(embeddings.arrays).reshape(n_vocab, -1)[order]
+    rows.flags.writeable = False
+    result = copy.copy(gguf)
+    result.tensors = dict(gguf.tensors)
+    made = embeddings.made("output.weight", (n_vocab, n_embd), fmt, rows.reshape(-1))
+    result.tensors["output.weight"] = made
+    n_logits = m * config.clusters.n_used
+    ignored = (*ignored, "token_embd.weight")
+    return result, replace(config, n_draft_vocab=n_logits, ignored=ignored)
+
+
+def order_of(gguf: GGUF) -> np.ndarray:
+    """Return the token of each row, int64. Raises FileError if some token has no row."""
+    table = gguf.tensors[ORDERING]
+    kinds = {26: "<i4", 27: "<i8"}  # ggml's numbers of integers of 32 and 64 bits
+    if table.ggml_type not in kinds:
+        raise UnsupportedError(f"{gguf.path}: {ORDERING}: expected integers (I32 or I64)")
+    order = np.frombuffer(table.data.tobytes(), kinds[table.ggml_type]).astype(np.int64)
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        expected = "each token once"
+        raise FileError(
+            "is no order of all tokens", path=gguf.path, where=ORDERING, expected=expected
+        )
+    return order
 
 
 def bound(config: Config, gguf: GGUF, target: Config) -> Config:
@@ -109,10 +193,13 @@ ASSISTANT = replace(
         *DECODER.rows,
         TensorRow("nextn.pre_projection.weight", ("n_embd", "twice_n_target")),
         TensorRow("nextn.post_projection.weight", ("n_target", "n_embd")),
+        TensorRow(CENTROIDS, ("n_centroids", "n_embd"), optional=True),
+        TensorRow(ORDERING, ("n_vocab",), optional=True),
     ),
     sizes=lambda config: {
         **DECODER.sizes(config),
         "n_target": config.n_target,
+        "n_centroids": config.clusters.n if config.clusters else 0,
         "twice_n_target": 2 * config.n_target,
     },
     read=read,

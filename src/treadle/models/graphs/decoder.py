@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     Halves = Callable[[Layer], tuple[Sublayer, ...]]
 
 
+TAPPED = "tapped"
+
+
 def halves_of(layer: Layer) -> tuple[Sublayer, ...]:
     """Return a layer's mixer and FFN, or the one that it has."""
     mixer = (MIXERS[layer.mixer],) if layer.mixer else ()
@@ -95,6 +98,18 @@ def ahead(g: Ops, x: Rows) -> None:
     g.result("ahead", x)
 
 
+def tapped(g: Ops, x: Rows) -> None:
+    """Output logits; the states before each layer of ``Config.taps`` are outputs as well, by the
+    word ``layer`` (``tap_name``).
+    """
+    logits(g, x)
+
+
+def tap_name(i: int) -> str:
+    """Return the name of the output with the states before layer ``i``."""
+    return f"tap.{i}"
+
+
 def embedding(g: Ops, x: Rows) -> None:
     """Output a pooled vector for each input, and the same scaled to length 1."""
     h = normed(g, x)
@@ -134,6 +149,7 @@ DECODER = Graph(
         "states": states,
         "stream": stream,
         "ahead": ahead,
+        TAPPED: tapped,
     },
     rows=(*MODEL_ROWS, *EMBD_NORM_ROWS),
     sizes=lambda config: {

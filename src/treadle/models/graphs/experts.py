@@ -26,7 +26,7 @@ N_EXPERT_MAX = 4096
 LATENT_SIZE = "moe_latent_size"
 # llama.cpp's numbers; 0: not set in the file.
 SIGMOID = 2
-GATINGS = {0: "softmax", 1: "softmax", SIGMOID: "sigmoid", 3: "softmax"}
+GATINGS = {0: "softmax", 1: "softmax", SIGMOID: "sigmoid", 3: "softmax", 4: "sqrt_softplus"}
 CHOSEN_ALONE = 3
 
 

@@ -46,7 +46,7 @@ def read_latent(
     if has_kv_b(keys, arch) and not keys.has(f"{KEY}{own}"):
         own = ""
     n_q = keys.integer(f"{KEY}{own}", lo=1, hi=SIZE_MAX)
-    n_rope = keys.integer("rope.dimension_count", lo=2, hi=n_q - 1)
+    n_rope = keys.integer("rope.dimension_count", lo=0 if arch.rope == "none" else 2, hi=n_q - 1)
     for key, found, expected in (
         ()
         if not own

@@ -112,7 +112,7 @@ def read_config(keys: ArchMetadata, arch: Arch) -> Config:
     return Config(
         arch=arch,
         n_embd=n_embd,
-        n_vocab=keys.n_vocab(),
+        n_vocab=keys.n_vocab(lent="token_embd.weight" in arch.lacks),
         n_ctx_train=n_ctx_train,
         norm_eps=read_norm_eps(keys, arch) / residual**2,
         embd_norm=keys.flag(EMBD_NORMED, False),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 STEM = "cross_attn"
+STORED = f"{STEM}_k.", f"{STEM}_v."  # matrices that no plan of the decoder's tokens reads
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
@@ -62,4 +63,5 @@ CROSS = Sublayer(
     ),
     sizes=_sizes,
     memory=_memory,
+    unread=frozenset({f"{STEM}_rel_b.weight"}),  # the first T5 has it, and no code reads it
 )

@@ -27,10 +27,12 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
     *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)
     q, k, v = convolved(g, i, at, qkv)
     floor = state_of(g.config.layers[i]).floor
-    if not floor:
+    if g.has(f"{blk}_f_b.weight"):
         decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
         gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
-    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor}
+    # Rates are below 0 in files with low-rank decays, as without a bound.
+    sign = -1.0 if floor and g.has(f"{blk}_f_b.weight") else 1.0
+    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor, "sign": sign}
     rates = g.call("channel_rates", f"{at}.rates", decay, beta, **given)
     y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
     y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")
@@ -77,6 +79,13 @@ KDA = Sublayer(
     memory=lambda layer: (StateSpec("kda", (), state_of(layer).n_values),),
 )
 _LOW_RANK = ("ssm_f_", "ssm_g_", "ssm_a")
+KDA_FLOORED = replace(  # a bound of low-rank decays
+    KDA,
+    rows=(
+        *(row for row in KDA.rows if row.name != "ssm_a"),
+        TensorRow("ssm_a", ("n_ssm_head",)),
+    ),
+)
 KDA_BOUNDED = replace(
     KDA,
     rows=(

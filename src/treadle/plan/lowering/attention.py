@@ -65,7 +65,7 @@ def emit_attention(
     given: dict[str, Any] = {
         "qkv": qkv,
         "sinks": scores,
-        "distances": _by_distance(steps, f"{distances}.weight") if distances else None,
+        "distances": _by_distance(steps, distances, pool.causal) if distances else None,
         "pool": pool.const,
         "out": out,
         "stride": qkv.row_bytes // 4,
@@ -113,12 +113,13 @@ def emit_attention(
     return out
 
 
-def _by_distance(steps: Steps, name: str) -> Const:
+def _by_distance(steps: Steps, stem: str, causal: bool) -> Const:
     """Return the relative-position biases by distance; one copy for all plans and layers."""
+    name = f"{stem}.weight"
     steps.plan.tensors_used.add(name)
     key = f"{name}:by distance"
     if key not in steps.weights.consts:
-        made = by_distance(steps.weights.tensor(name).dequantize(), REACH)
+        made = by_distance(steps.weights.tensor(name).dequantize(), REACH, causal=causal)
         return steps.weights.numbers(key, made.ravel().tolist())
     (found,) = steps.weights.consts[key]
     return found

@@ -157,11 +157,49 @@ def embedded_beside(
     """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
     place.
     """
+    rows = ops.floats(x)
+    _embed_half(ops, label, rows, weight, scale, x.width // 2, norms)
+    return Floats(label, x.width, rows)
+
+
+def embedded_before(
+    ops: CpuOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
+) -> Rows:
+    """Return the tokens' embeddings and ``x`` side by side, each with a norm of its own."""
+    from treadle.kernels.elementwise.altup import CopyColumns
+
+    (rows, column) = ops.place(x)
+    out = ops.steps.floats(label, 2 * x.width)
+    ops.steps.emit(
+        f"{label}.states",
+        CopyColumns(x.width),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        column=column,
+        to=x.width,
+    )
+    _embed_half(ops, label, out, weight, 1.0, x.width, norms)
+    return Floats(label, 2 * x.width, out)
+
+
+def _embed_half(
+    ops: CpuOps,
+    label: str,
+    rows: Buffer,
+    weight: str,
+    scale: float,
+    width: int,
+    norms: tuple[str, str],
+) -> None:
+    """Write the tokens' embeddings into the first ``width`` columns of ``rows``, and norm these and
+    the next ``width``.
+    """
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
     steps = ops.steps
-    rows = ops.floats(x)
-    width = x.width // 2
     name = f"{weight}.weight"
     stride = rows.row_bytes // 4
     fmt = steps.weights.format(name)
@@ -185,7 +223,6 @@ def embedded_beside(
             stride=stride,
             column=i * width,
         )
-    return Floats(label, x.width, rows)
 
 
 # -- residual streams and sparse gates ------------------------------------------------------------
@@ -235,6 +272,7 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
         stride=rows.row_bytes // 4,
         out_stride=out.row_bytes // 4,
         column=column + first,
+        to=0,
     )
     return Floats(label, n, out)
 

@@ -23,8 +23,10 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 from dataclasses import replace
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from treadle.errors import UnsupportedError
 from treadle.kernels.activation_layout import DWORD, ActivationLayout
@@ -36,7 +38,7 @@ from treadle.kernels.matmul.select import few_rows, gated, group_gemv, matmul
 from treadle.kernels.matmul.sizes import COLUMNS, GEMV_TOKENS
 from treadle.kernels.moe.dispatch import Gather
 from treadle.kernels.moe.page_in_experts import Fetch
-from treadle.kernels.moe.route import Route, Sort, blocks_most
+from treadle.kernels.moe.route import Route, RouteByToken, Sort, blocks_most
 from treadle.kernels.spec import Grid, round_up
 from treadle.models.ops import TensorSlice, tensor_of
 from treadle.plan.lowering.deferred import Branch, ExpertMatrix, ExpertSum, of_outputs
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows, TensorName
     from treadle.plan.lowering.materialize import Materializer
     from treadle.plan.lowering.steps import Steps
+    from treadle.plan.plan import Const
 
     Gemms = list[tuple[str, list[ExpertMatrix], Matmul]]  # label, matrices, kernel
 
@@ -99,6 +102,26 @@ def emit_fetch(
     )
 
 
+def expert_table(steps: Steps, name: str, n: int) -> Const:
+    """Return the table of each token's experts, i32. Raises FileError for an expert that is none of
+    the ``n``.
+    """
+    weights = steps.weights
+    steps.plan.tensors_used.add(name)
+    key = f"{name}:experts"
+    if key not in weights.consts:
+        tensor = weights.tensor(name)
+        if tensor.format is not None or tensor.n_bytes != 4 * prod(tensor.shape):
+            raise tensor.error(f"is in {tensor.type_name}", "whole numbers of 32 bits")
+        table = tensor.data.view("<i4")
+        wrong = np.flatnonzero((table < 0) | (table >= n))
+        if len(wrong):
+            raise tensor.error(f"element {wrong[0]} is {table[wrong[0]]}", f"0 to {n - 1}")
+        weights.consts[key] = (weights.storage.weights(key, table),)
+    (found,) = weights.consts[key]
+    return found
+
+
 # -- routing, products by expert, the gate between them, adapters ---------------------------------
 
 
@@ -143,6 +166,19 @@ class Mixture:
             )
         chosen = Buffer(f"{self.label}.chosen", self.n_choices, 4, "i4")
         weights = Buffer(f"{self.label}.weights", self.n_choices, 4)
+        table = f"{self.blk}_gate_tid2eid.weight"
+        if at.by_token:
+            self.steps.emit(
+                f"{self.label}.route",
+                RouteByToken(at.n, at.n_used, at.gating, at.norm, at.scale),
+                Grid(1, "n_tokens"),
+                scores=rows,
+                table=expert_table(self.steps, table, at.n),
+                chosen=chosen,
+                weights=weights,
+                stride=rows.row_bytes // 4,
+            )
+            return chosen, weights
         spec = Route(
             at.n,
             at.n_used,

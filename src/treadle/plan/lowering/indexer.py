@@ -91,7 +91,7 @@ def chosen(
         turn = np.concatenate([np.cos(angles), np.sin(angles)])
         given["back"] = steps.weights.numbers(f"rope {at.rope} back by {index.unit - 1}", turn)
     if every:
-        _ignore(steps, q, weights)
+        ignore(steps, q, weights)
         steps.emit(f"{label}.store", store, Grid(1, "n_tokens"), **given)
         return Chosen(label, 0, None)
     queries = ops.floats(q)
@@ -146,7 +146,7 @@ def chosen(
 _PARTS = "weight", "bias"
 
 
-def _ignore(steps: Steps, *unused: Rows | None) -> None:
+def ignore(steps: Steps, *unused: Rows | None) -> None:
     """Mark the weights of rows that nothing reads, so that the plan does not miss them."""
     stems: list[Any] = []
     for rows in unused:

@@ -9,7 +9,7 @@ import numpy as np
 
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE
 from treadle.kernels.elementwise.top_records import QUERIES, SAMPLED
-from treadle.kernels.spec import LORA, PART, numbered
+from treadle.kernels.spec import LORA, PART, PART_PAGES, numbered
 from treadle.plan.plan import Input
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
         "tokens": Input(I32, (n,)),
         "output_rows": Input(I32, (plan.n_outputs,)),
         "parts": Input(PART, (n,)),
+        "part_pages": Input(PART_PAGES, (n,)),
     }
     for i, pool in enumerate((*pools, *cross)):
         n_partials = cache.max_partials(n, pool) if plan.few_tokens else 0

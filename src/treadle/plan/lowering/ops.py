@@ -21,6 +21,9 @@ from treadle.kernels.matmul.select import SHIPPED, TunedTable
 from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.spec import Grid
 from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.decoder import TAPPED, tap_name
+from treadle.models.keys import ENC
+from treadle.models.mixers.cross import STORED
 from treadle.models.ops import Ops, Rows, tensor_of
 from treadle.plan.lowering.attention import emit_attention
 from treadle.plan.lowering.deferred import (
@@ -76,6 +79,7 @@ def build_plan(
     sizes = n_tokens, n_outputs, n_threads
     steps = Steps(config, weights, cache, isa, *sizes, deterministic, table, int16=int16)
     steps.scarce = scarce
+    steps.taps = config.taps if output == TAPPED else ()
     ops = (lowering or CpuOps)(steps)
     if output not in graph.outputs:
         name = config.arch.name
@@ -89,9 +93,14 @@ def build_plan(
     if output != next(iter(graph.outputs)):  # unused: tensors of the first output only
         rows = {row.name for row in graph.rows} & plan.tensors
         plan.tensors_ignored |= rows - plan.tensors_used
+    if graph.apart:
+        plan.tensors_ignored |= plan.tensors - plan.tensors_used
     if config.stage is not None:
         stems = tuple(f"blk.{i}." for i in config.stage)
         others = {name for name in plan.tensors if not name.startswith(stems)}
+        plan.tensors_ignored |= others - plan.tensors_used
+    if config.encoder is not None:  # the encoder's plans, and that of its rows' keys and values
+        others = {n for n in plan.tensors if n.startswith(ENC) or any(s in n for s in STORED)}
         plan.tensors_ignored |= others - plan.tensors_used
     plan.place()
     return plan
@@ -117,22 +126,27 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    "embedded_beside",
+    *("embedded_beside", "embedded_before"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
     *("repeated", "normed_streams", "mixed_streams", "add_to_streams", "ngrams", "output_rows"),
     *("sum_of_streams", "spread_to_streams"),
+    *("stream_weights", "weighed_streams", "blended_streams"),
 )
+_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
+    "kv_store": "treadle.plan.lowering.kv_store",
+    "clustered": "treadle.plan.lowering.clusters",
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
 }
 
@@ -303,6 +317,13 @@ class CpuOps(Materializer, Ops):
         grid = Grid(1, "n_tokens")
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
+
+    def layer(self, i: int, x: Rows) -> Rows:
+        if i not in self.steps.taps:
+            return x
+        buffer = self.summand(x) if isinstance(x, NormOf) else self.floats(x)
+        self.steps.plan.outputs[tap_name(i)] = buffer
+        return Floats(x.label, x.width, buffer)
 
     def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
         if not self.steps.weights.directions:

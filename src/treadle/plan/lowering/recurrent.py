@@ -358,10 +358,18 @@ def part_convolution(
 
 
 def channel_rates(
-    ops: CpuOps, label: str, x: Rows, beta: Rows, *, a: str, bias: str, floor: float = 0.0
+    ops: CpuOps,
+    label: str,
+    x: Rows,
+    beta: Rows,
+    *,
+    a: str,
+    bias: str,
+    floor: float = 0.0,
+    sign: float = 1.0,
 ) -> Rows:
     """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state;
-    ``floor``: the least logarithm of a decay, 0 for none.
+    ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.
     """
     from treadle.kernels.recurrent.kda import ChannelRates
 
@@ -376,7 +384,7 @@ def channel_rates(
         Grid(heads, "n_tokens"),
         x=rows,
         beta=beta_rows,
-        a=steps.vector(a),
+        a=steps.vector(a, sign),
         bias=steps.vector(bias),
         out=out,
         stride=rows.row_bytes // 4,

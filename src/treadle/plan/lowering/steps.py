@@ -44,6 +44,11 @@ FINE = frozenset(
         "attn_gate",
         "attn_q_a",
         "attn_kv_a_mqa",
+        "attn_kv",
+        "attn_compressor_kv",
+        "attn_compressor_gate",
+        "indexer_compressor_kv",
+        "indexer_compressor_gate",
     }
 )
 ENOUGH_TILES = 64
@@ -75,6 +80,7 @@ class Steps:
         self.table = table
         self.int16 = int16
         self.scarce = False
+        self.taps: tuple[int, ...] = ()  # layers before which the states are outputs
         self.wants: Buffer | None = None  # each token's scale of each adapter, for experts
         # One tiling for all layers, as a run's attention items are built per pool.
         attending = [layer for layer in config.layers if layer.n_head_kv]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
+from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
 from treadle.kernels.elementwise.ngram import GatherRows, NgramRows
 from treadle.kernels.elementwise.streams import (
     AddToStreams,
@@ -100,6 +101,73 @@ def add_to_streams(
         y_stride=others.row_bytes // 4,
         weight_stride=factors.row_bytes // 4,
         column=column,
+    )
+    return Floats(label, x.width, rows)
+
+
+def stream_weights(
+    ops: CpuOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
+) -> Rows:
+    """Return a token's weights of ``n`` streams, of products ``x``; ``rounds``: of Sinkhorn's
+    normalisation, 0 for the weights of the mix alone. ``stem``: of scale and base.
+    """
+    rows, column = ops.place(x)
+    out = ops.steps.floats(label, x.width)
+    ops.steps.emit(
+        label,
+        StreamWeights(n, rounds, eps),
+        Grid(1, "n_tokens"),
+        x=rows,
+        scale=ops.steps.vector(f"{stem}_scale.weight"),
+        base=ops.steps.vector(f"{stem}_base.weight"),
+        out=out,
+        stride=rows.row_bytes // 4,
+        column=column,
+        out_stride=out.row_bytes // 4,
+    )
+    return Floats(label, x.width, out)
+
+
+def weighed_streams(
+    ops: CpuOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
+) -> Rows:
+    """Return the sum of ``n`` streams, each times its weight; without weights their mean."""
+    rows = ops.floats(x)
+    given: dict[str, Any] = {}
+    if weights is not None:
+        factors = ops.floats(weights)
+        given = {"weight": factors, "weight_stride": factors.row_bytes // 4}
+    width = x.width // n
+    out = ops.steps.floats(label, width)
+    ops.steps.emit(
+        label,
+        WeighStreams(width, n, mean=weights is None),
+        Grid(1, "n_tokens"),
+        x=rows,
+        out=out,
+        stride=rows.row_bytes // 4,
+        out_stride=out.row_bytes // 4,
+        **given,
+    )
+    return Floats(label, width, out)
+
+
+def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
+    """Return ``n`` streams, each of all streams and ``y`` by their weights in it, in place."""
+    rows = ops.floats(x)
+    added = ops.floats(y)
+    factors = ops.floats(weights)
+    spec = BlendStreams(y.width, n)
+    ops.steps.emit(
+        label,
+        spec,
+        Grid(spec.slices, "n_tokens"),
+        x=rows,
+        y=added,
+        weight=factors,
+        stride=rows.row_bytes // 4,
+        y_stride=added.row_bytes // 4,
+        weight_stride=factors.row_bytes // 4,
     )
     return Floats(label, x.width, rows)
 

@@ -120,17 +120,19 @@ def _v_b(rows: Rows, n_head: int, n_v: int) -> Rows:
     return _heads(rows, n_head, n_v)[:, -n_v:]
 
 
-def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+def head_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    """Return the rule that cuts the maps of heads from the matrix that has both."""
     n_head = keys.integer("num_attention_heads")
     n_v = keys.integer("v_head_dim")
     gives = {
         "self_attn.k_b.weight": partial(_k_b, n_head=n_head, n_v=n_v),
         "self_attn.v_b.weight": partial(_v_b, n_head=n_head, n_v=n_v),
     }
-    return (
-        DerivationRule(("self_attn.kv_b_proj.weight",), gives),
-        scores("mlp.gate.e_score_correction_bias", "mlp.score"),
-    )
+    return (DerivationRule(("self_attn.kv_b_proj.weight",), gives),)
+
+
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    return *head_rules(keys), scores("mlp.gate.e_score_correction_bias", "mlp.score")
 
 
 LATENT_NAMES: Names = {

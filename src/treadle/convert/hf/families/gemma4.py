@@ -13,7 +13,7 @@ from treadle.convert.hf.windows import all_but_every
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import POSITION_MAX, MetadataReader
 from treadle.models.archs import N_OWN, WINDOW
-from treadle.models.graphs.assistant import N_TARGET
+from treadle.models.graphs.assistant import CENTROIDS, N_TARGET, N_USED, USUAL_USED
 from treadle.models.graphs.gemma4 import N_SHARED
 from treadle.models.keys import NEXTN
 
@@ -147,7 +147,10 @@ def _assistant_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _target(whole: MetadataReader) -> dict[str, Any]:
-    return {N_TARGET: whole.integer("backbone_hidden_size")}
+    made = {N_TARGET: whole.integer("backbone_hidden_size")}
+    if whole.flag("use_ordered_embeddings", False):
+        made[N_USED] = whole.integer("centroid_intermediate_top_k", USUAL_USED)
+    return made
 
 
 # A drafter: none of its layers has keys and values.
@@ -158,7 +161,9 @@ ASSISTANT = replace(
         **_NAMES,
         "pre_projection": "nextn.pre_projection",
         "post_projection": "nextn.post_projection",
+        "masked_embedding.centroids": CENTROIDS.removesuffix(".weight"),
     },
+    drafts=True,
     only={"attention_bias": False, "enable_moe_block": False, "use_double_wide_mlp": False},
     more=_assistant_keys,
     beside=_target,

@@ -70,6 +70,7 @@ OUTER: Mapping[str, TextPart] = {
     "glm46v": TextPart("text_config", "glm4v_text"),
     "glm_ocr": TextPart("text_config", "glm_ocr_text"),
     "glm4v_moe": TextPart("text_config", "glm4v_moe_text"),
+    "glm5_next": TextPart("text_config", "glm5_next_text"),
     "hunyuan_vl": TextPart("text_config", "hunyuan_vl_text", tied=True),
     "step3p7": TextPart("text_config", "step3p5"),
     "llava": _LLAMA,

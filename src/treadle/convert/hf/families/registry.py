@@ -16,8 +16,10 @@ from treadle.convert.hf.families.bitnet import BITNET_FAMILIES
 from treadle.convert.hf.families.cohere import COHERE_FAMILIES
 from treadle.convert.hf.families.dbrx import DBRX_FAMILIES
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
+from treadle.convert.hf.families.deepseek4 import DEEPSEEK4_FAMILIES
 from treadle.convert.hf.families.dots import DOTS_FAMILIES
 from treadle.convert.hf.families.dots3 import DOTS3_FAMILIES
+from treadle.convert.hf.families.drafters import DRAFTER_FAMILIES
 from treadle.convert.hf.families.ernie import ERNIE_FAMILIES
 from treadle.convert.hf.families.exaone import EXAONE_FAMILIES
 from treadle.convert.hf.families.falcon import FALCON_FAMILIES, FALCON_VARIANTS
@@ -29,6 +31,7 @@ from treadle.convert.hf.families.gemma4 import (
     GEMMA4_VARIANTS,
 )
 from treadle.convert.hf.families.glm import GLM_FAMILIES
+from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
@@ -72,6 +75,7 @@ from treadle.convert.hf.families.solar import SOLAR_FAMILIES
 from treadle.convert.hf.families.spark import SPARK_FAMILIES
 from treadle.convert.hf.families.stablelm import STABLELM_FAMILIES
 from treadle.convert.hf.families.step import STEP_FAMILIES
+from treadle.convert.hf.families.t5 import T5_FAMILIES
 from treadle.convert.hf.families.talkie import TALKIE_FAMILIES
 from treadle.convert.hf.family import Family
 
@@ -89,7 +93,9 @@ FAMILIES: dict[str, Family] = {
     **COHERE_FAMILIES,
     **DBRX_FAMILIES,
     **DEEPSEEK_FAMILIES,
+    **DEEPSEEK4_FAMILIES,
     **DOTS_FAMILIES,
+    **DRAFTER_FAMILIES,
     **DOTS3_FAMILIES,
     **ERNIE_FAMILIES,
     **EXAONE_FAMILIES,
@@ -99,6 +105,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA4_FAMILIES,
     **EMBEDDING_GEMMA2_FAMILIES,
     **GLM_FAMILIES,
+    **GLM_NEXT_FAMILIES,
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
     **GRANITE_FAMILIES,
@@ -141,6 +148,7 @@ FAMILIES: dict[str, Family] = {
     **SPARK_FAMILIES,
     **STABLELM_FAMILIES,
     **STEP_FAMILIES,
+    **T5_FAMILIES,
     **TALKIE_FAMILIES,
 }
 # Rows that ``variant`` chooses.

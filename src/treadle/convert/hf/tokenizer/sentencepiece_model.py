@@ -1,4 +1,4 @@
-"""Reads ``tokenizer.model``: sentencepiece's ModelProto, a protobuf message.
+"""Reads ``tokenizer.model`` and ``spiece.model``: sentencepiece's ModelProto, a protobuf message.
 
 ::
 
@@ -18,15 +18,16 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.mapping import map_file
 from treadle.tokenizer.vocab import TokenType
 
-_BPE = 2  # TrainerSpec.ModelType; 1, the default, is unigram
-_MODELS = {1: "unigram", 2: "BPE", 3: "word", 4: "character"}
+UNIGRAM = 1  # TrainerSpec.ModelType, and its default
+BPE = 2
+_MODELS = {UNIGRAM: "unigram", BPE: "BPE", 3: "word", 4: "character"}
 _IDS = {40: ("unk", 0), 41: ("bos", 1), 42: ("eos", 2), 43: ("pad", -1)}  # and their defaults
 
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """A BPE vocabulary: ``pieces``, ``scores`` and ``types`` by id; ``ids`` of unk, bos, eos and
-    pad, if they exist.
+    """A vocabulary: ``pieces``, ``scores`` and ``types`` by id; ``ids`` of unk, bos, eos and pad,
+    if they exist; ``charsmap``: the table that normalises text, empty if there is none.
     """
 
     pieces: list[bytes]
@@ -35,40 +36,47 @@ class SentencePieceModel:
     ids: dict[str, int]
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
+    charsmap: bytes = b""
 
 
-def read_sentencepiece(path: Path) -> SentencePieceModel:
-    """Read a tokenizer.model. FileError if it is invalid, UnsupportedError if it is not BPE."""
+def read_sentencepiece(path: Path, kind: int = BPE) -> SentencePieceModel:
+    """Read a file with a model of this ``kind``. FileError if it is invalid, UnsupportedError if it
+    is of another kind, or a BPE with a table that normalises text.
+    """
     with map_file(path, "a sentencepiece model") as mapped:
-        return parse_sentencepiece(bytes(mapped), path)
+        return parse_sentencepiece(bytes(mapped), path, kind)
 
 
-def parse_sentencepiece(raw: bytes, path: Path) -> SentencePieceModel:
+def parse_sentencepiece(raw: bytes, path: Path, kind: int = BPE) -> SentencePieceModel:
     """Parse the file's bytes; ``path`` is for messages."""
     pieces: list[bytes] = []
     scores: list[float] = []
     types: list[int] = []
     trainer: dict[int, int] = {3: 1}
     normalizer: dict[int, int] = {}
+    charsmap = b""
     message = _Message(raw, path)
     for number, value in message.fields(0, len(raw)):
         if number == 1 and isinstance(value, tuple):
-            piece, score, kind = _piece(message, *value)
+            piece, score, type_ = _piece(message, *value)
             pieces.append(piece)
             scores.append(score)
-            types.append(kind)
+            types.append(type_)
         elif number in (2, 3) and isinstance(value, tuple):
             spec = trainer if number == 2 else normalizer
             for key, field in message.fields(*value):
                 spec[key] = field[1] - field[0] if isinstance(field, tuple) else field
+                if number == 3 and key == 2 and isinstance(field, tuple):
+                    charsmap = raw[field[0] : field[1]]
     if not pieces:
         raise FileError("has no pieces", path=path, expected="a sentencepiece model")
-    if trainer[3] != _BPE:
+    if trainer[3] != kind:
         kind_name = _MODELS.get(trainer[3], str(trainer[3]))
         raise UnsupportedError(
-            f"{path}: a sentencepiece model of type {kind_name}: treadle supports only BPE"
+            f"{path}: a sentencepiece model of type {kind_name}: treadle supports only "
+            f"{_MODELS[kind]} here"
         )
-    if normalizer.get(2, 0):
+    if charsmap and kind == BPE:
         raise UnsupportedError(
             f"{path}: a sentencepiece model that normalises text with a table "
             "(precompiled_charsmap): not supported"
@@ -77,7 +85,7 @@ def parse_sentencepiece(raw: bytes, path: Path) -> SentencePieceModel:
     ids = {name: i for name, i in ids.items() if 0 <= i < len(pieces)}
     prefix = bool(normalizer.get(3, 1))
     spaces = bool(normalizer.get(4, 1))
-    return SentencePieceModel(pieces, scores, types, ids, prefix, spaces)
+    return SentencePieceModel(pieces, scores, types, ids, prefix, spaces, charsmap)
 
 
 def _piece(message: _Message, start: int, end: int) -> tuple[bytes, float, int]:

@@ -23,7 +23,7 @@ from treadle.convert.hf.tokenizer.encoder import as_bert, read_unigram, read_wor
 from treadle.convert.hf.tokenizer.kimi import KIMI, RANKS, read_kimi
 from treadle.convert.hf.tokenizer.pretokenizer import find_pre, puts_space
 from treadle.convert.hf.tokenizer.sentence_settings import lower_case, sentences_file
-from treadle.convert.hf.tokenizer.sentencepiece_model import read_sentencepiece
+from treadle.convert.hf.tokenizer.sentencepiece_model import UNIGRAM, read_sentencepiece
 from treadle.convert.hf.tokenizer.special_tokens import (
     CheckpointSpecials,
     added_tokens,
@@ -33,15 +33,17 @@ from treadle.convert.hf.tokenizer.special_tokens import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf_array import ValueType, number_array, string_array
 from treadle.files.safetensors import read_json
-from treadle.tokenizer.normalizer import PREPENDS, SPACES
+from treadle.tokenizer.normalizer import CHARSMAP, PREPENDS, SPACES, WORDS
 from treadle.tokenizer.vocab import END_OF_GENERATION, TokenType
 
 JSON = "tokenizer.json"
 SPM = "tokenizer.model"
+SPIECE = "spiece.model"  # T5's
 CONFIG = "tokenizer_config.json"
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NO_SCORE = -1000.0  # score of pieces that no merge makes; llama.cpp's
 _SPACE = "\u2581"
+_N_SPANS = 100  # transformers' default of extra_ids
 
 
 @dataclass
@@ -84,6 +86,8 @@ def read_tokenizer(folder: Path, config: Mapping[str, Any], n_vocab: int) -> dic
         pieces = Pieces(folder / RANKS, **read_kimi(folder / RANKS, n_vocab))
     elif os.path.lexists(folder / SPM):
         pieces = _by_legacy(_from_model(folder / SPM), settings)
+    elif spec is None and os.path.lexists(folder / SPIECE):
+        pieces = _from_unigram_model(folder / SPIECE, settings, n_vocab)
     elif spec is not None:
         pieces = _by_legacy(_from_merges(spec, folder / JSON, n_vocab), settings)
     else:
@@ -219,6 +223,39 @@ def _from_model(path: Path) -> Pieces:
     }
     texts: list[bytes | None] = [*model.pieces]
     return Pieces(path, "llama", texts, model.types, model.scores, keys, model.ids, (True, False))
+
+
+def _from_unigram_model(path: Path, settings: Mapping[str, Any], n_vocab: int) -> Pieces:
+    """Convert T5's file as transformers reads it: words are split one by one, and tokens for masked
+    spans follow the pieces, the last one first.
+    """
+    model = read_sentencepiece(path, UNIGRAM)
+    if "unk" not in model.ids:
+        raise FileError("has no unknown piece", path=path, expected="a sentencepiece model")
+    texts: list[bytes | None] = [*model.pieces]
+    n_spans = settings.get("extra_ids")
+    if not isinstance(n_spans, int) or isinstance(n_spans, bool):
+        n_spans = _N_SPANS if len(texts) + _N_SPANS <= n_vocab else 0
+    spans = [b"<extra_id_%d>" % i for i in reversed(range(n_spans))]
+    keys: dict[str, Any] = {
+        "pre": "default",
+        "unknown_token_id": model.ids["unk"],
+        "add_space_prefix": model.add_dummy_prefix,
+        "remove_extra_whitespaces": model.remove_extra_whitespaces,
+        SPACES: " ".join([*[CHARSMAP] * bool(model.charsmap), WORDS, "always"]),
+    }
+    if model.charsmap:
+        keys["precompiled_charsmap"] = number_array(ValueType.UINT8, list(model.charsmap))
+    return Pieces(
+        path,
+        "t5",
+        [*texts, *spans],
+        [*model.types, *[int(TokenType.CONTROL)] * n_spans],
+        [*model.scores, *[0.0] * n_spans],
+        keys,
+        model.ids,
+        (False, True),
+    )
 
 
 def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:

@@ -14,7 +14,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.matmul.matmul import TILE
-from treadle.kernels.moe.route import LEAST, Route, Sort
+from treadle.kernels.moe.route import LEAST, SQRT_SOFTPLUS, Route, Sort
 from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class SimtRoute(PerBlock, Route):
         k = block.k
         if self.gating == "sigmoid":
             return [math.sigmoid(k, score) for score in scores]
+        if self.gating == SQRT_SOFTPLUS:
+            return [k.sqrt(math.softplus(k, score)) for score in scores]
         top = scores[0]
         for score in scores[1:]:
             top = k.max(top, score)

@@ -1,0 +1,31 @@
+"""Encoder-decoder models in the library: their encoder, and settings that they do not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
+    from treadle.models.config import Config
+
+
+def refuse_beside_encoder(config: Config, **settings: Any) -> None:
+    """Raise UnsupportedError for a setting of ``load`` that encoder-decoder models do not have."""
+    for name, value in settings.items():
+        if value is not None and value != ():
+            what = "not supported in an encoder-decoder model"
+            raise UnsupportedError(f"{name}=: {what} ({config.arch.name})")
+
+
+def open_encoder(engine: Engine) -> None:
+    """Open the encoder of the engine's model. Raises UnsupportedError on another device than this
+    machine's CPU.
+    """
+    from treadle.engine.text_encoder import TextEncoder
+
+    if not engine.device.takes_media:
+        what = "encoder-decoder models run on this machine's CPU only"
+        raise UnsupportedError(f"{engine.config.arch.name}: {what}")
+    engine.encoder = TextEncoder(engine)

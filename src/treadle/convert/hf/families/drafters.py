@@ -1,0 +1,207 @@
+"""Family rows of drafters that read the states of another model: EAGLE 3, DFlash, DSpark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.family import Family, Windowed
+from treadle.convert.hf.rope import f32
+from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
+from treadle.convert.sources.derived_tensors import DerivationRule, same
+from treadle.files.hf_drafters import DFLASH, EAGLE3, GEMMA_DSPARK
+from treadle.files.keys import SIZE_MAX, MetadataReader
+from treadle.models.graphs.dflash import ANCHORED, BLOCK, MASK
+from treadle.models.graphs.drafters import TARGET_LAYERS
+from treadle.models.graphs.eagle3 import N_STATES, N_TARGET, NORM_BEFORE, NORM_RESIDUAL
+from treadle.models.keys import N_LAYER_MAX
+
+_AUX = "eagle_aux_hidden_state_layer_ids"
+_LAYERS = "target_layer_ids"
+_DEFAULTS = {
+    "vocab_size": None,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 1.0,
+}
+
+
+def _layers(keys: MetadataReader, word: str, more: int) -> list[int]:
+    """Return the model's layers before which states are read: those of the list, plus ``more``."""
+    found = keys.get(word)
+    if not isinstance(found, list) or not found:
+        keys.fail(word, "is missing" if found is None else f"is {found!r:.60}", "a list of layers")
+    for i in found:
+        if type(i) is not int or not 0 <= i + more <= N_LAYER_MAX:
+            keys.fail(word, f"holds {i!r:.40}", f"layers up to {N_LAYER_MAX}")
+    return [i + more for i in found]
+
+
+# -- EAGLE 3 --------------------------------------------------------------------------------------
+
+
+def _eagle3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys; a file without layers takes those of the usual places in its model."""
+    made: dict[str, Any] = {
+        NORM_RESIDUAL: keys.flag(NORM_RESIDUAL, False),
+        NORM_BEFORE: keys.flag(NORM_BEFORE, False),
+    }
+    if keys.get(N_TARGET) is not None:
+        made[N_TARGET] = keys.integer(N_TARGET, hi=SIZE_MAX)
+    if keys.get(_AUX) is not None:
+        made[TARGET_LAYERS] = layers = _layers(keys, _AUX, 0)
+        if len(layers) != N_STATES:
+            keys.fail(_AUX, f"has {len(layers)} entries", str(N_STATES))
+    return made
+
+
+_EAGLE3: Names = {
+    **LLAMA,
+    "hidden_norm": "attn_norm_2",
+    "fc": "fc",
+    "input_norm": "enc.output_norm",
+}
+
+# -- DFlash ---------------------------------------------------------------------------------------
+
+
+def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
+    """Put the window in the layers that are listed, if it is in use."""
+    kinds = keys.get("layer_types")
+    if not keys.flag("use_sliding_window", False) or not isinstance(kinds, list):
+        return None
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _dflash_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    for key in ("selector_rank", "conv_kernel_size"):
+        if keys.get(key) is not None:
+            keys.refuse(key, "a drafter with a selector of candidates (DFlash 2) is not supported")
+    if keys.text("markov_head_type", "vanilla") != "vanilla":
+        keys.refuse("markov_head_type", "treadle supports only 'vanilla'")
+    made: dict[str, Any] = {
+        BLOCK: keys.integer(BLOCK, 16, lo=2),
+        TARGET_LAYERS: _layers(keys, _LAYERS, 1),
+        MASK: keys.integer("mask_token_id", lo=0, hi=keys.integer("vocab_size") - 1),
+    }
+    if keys.get("causal") is not None:
+        made["attention.causal"] = keys.flag("causal", False)
+    if keys.get(ANCHORED) is not None:
+        made[ANCHORED] = keys.flag(ANCHORED, True)
+    for key, name in _SCALES.items():
+        if keys.get(key) is not None:
+            made[name] = f32(keys.number(key, lo=0.0))
+    return made
+
+
+_SCALES = {
+    "attention_value_scale": "attention.value_scale",
+    "input_embedding_scale": "embedding_scale",
+}
+_DRAFTED: Names = {
+    "fc": "fc",
+    "encoder.fc": "fc",
+    "hidden_norm": "enc.output_norm",
+    "encoder.output_norm_enc": "enc.output_norm",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj",
+    "confidence_proj": "conf_proj",
+    "self_attn.sinks": "attn_sinks",
+    "layer_scalar": "layer_output_scale",
+}
+_BARE = ("self_attn.sinks", "layer_scalar")  # tensors without a "weight" suffix
+
+
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    return [DerivationRule((name,), {f"{name}.weight": same}) for name in _BARE]
+
+
+def _gemma_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of a drafter with Gemma 4's layers, all without a window."""
+    if keys.get("layer_types") not in (None, ["full_attention"] * n_layer):
+        keys.refuse("layer_types", "treadle supports only full_attention in this architecture")
+    if not keys.flag("attention_k_eq_v", False):
+        keys.refuse("attention_k_eq_v", "is false: treadle supports only keys that are values")
+    if keys.get("final_logit_softcapping"):
+        keys.refuse("final_logit_softcapping", "is not supported in this architecture")
+    head_dim = keys.integer("global_head_dim")
+    return {
+        **_dflash_keys(keys, n_layer),
+        "attention.head_count_kv": keys.integer("num_global_key_value_heads"),
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "attention.scale": 1.0,
+        "embedding_scale": f32(keys.integer("hidden_size") ** 0.5),
+        "hidden_activation": "gelu_pytorch_tanh",
+    }
+
+
+DRAFTER_FAMILIES: dict[str, Family] = {
+    EAGLE3: Family(
+        "eagle3",
+        _DEFAULTS,
+        _EAGLE3,
+        drafts=True,
+        only={"num_hidden_layers": 1},
+        more=_eagle3_keys,
+    ),
+    DFLASH: Family(
+        "dflash",
+        _DEFAULTS,
+        {**LLAMA, **_DRAFTED},
+        drafts=True,
+        only={"rope_is_neox_style": True},
+        windowed=_windowed,
+        derived=_rules,
+        more=_dflash_keys,
+    ),
+    GEMMA_DSPARK: Family(
+        "dflash",
+        {
+            **_DEFAULTS,
+            "rope_theta": 1e6,
+            "partial_rotary_factor": None,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional",
+                    "partial_rotary_factor": 0.25,
+                    "rope_theta": 1e6,
+                }
+            },
+        },
+        {**POST_NORMS, **_DRAFTED},
+        words={"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"},
+        activation="gelu_pytorch_tanh",
+        drafts=True,
+        only={"attention_bias": False, "enable_moe_block": False},
+        derived=_rules,
+        more=_gemma_keys,
+    ),
+    "muse_glimmer_assistant": Family(
+        "dflash",
+        {
+            "vocab_size": 202048,
+            "hidden_size": 6656,
+            "intermediate_size": 19968,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "sliding_window": 2048,
+            "block_size": 16,
+            "mask_token_id": 201818,
+            _LAYERS: [1, 13, 25, 37, 49],
+        },
+        {**LLAMA, **_DRAFTED},
+        drafts=True,
+        windowed=lambda keys, n_layer: [True] * n_layer,
+        more=_dflash_keys,
+    ),
+}

@@ -1,0 +1,194 @@
+"""Family row of GLM-5.3-Flash: streams of states, Kimi Delta Attention, and latent attention to
+units of keys that an indexer chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from treadle.convert.hf.families.deepseek import INDEXED_NAMES, head_rules, listed_kinds
+from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
+from treadle.convert.hf.families.kimi import taps_of_parts
+from treadle.convert.hf.family import Family
+from treadle.convert.hf.rope import f32
+from treadle.convert.hf.tensor_names import Names
+from treadle.convert.sources.derived_tensors import DerivationRule, decay, flat, same
+from treadle.files.keys import MetadataReader
+from treadle.models.archs import EXPERTS_GATING
+from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
+from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK
+from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
+from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
+from treadle.models.graphs.manifold import EPS, N_STREAMS, ROUNDS
+from treadle.models.graphs.pooled import TAIL, UNIT
+from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD, LAYER_EPS
+
+_STATE = "linear_attention"
+_FULL = ("indexed_attention", "full_attention")
+_SIGMOID = 2
+_EVERY = 4  # transformers' default: every fourth layer has attention
+_DENSE = 3  # and the first three have no experts
+
+
+def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
+    """Return 1 for each layer with attention, 0 for one with a state."""
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        return [int(i % _EVERY == _EVERY - 1) for i in range(n_layer)]
+    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_STATE, *_FULL}:
+        keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {_STATE}, {_FULL[0]}")
+    return [int(kind != _STATE) for kind in kinds]
+
+
+def _state_keys(keys: MetadataReader) -> dict[str, Any]:
+    """Return the sizes of Kimi Delta Attention; checkpoints have them in a part of their own."""
+    part = keys.within("linear_attn_config")
+    names = {
+        "head_dim": "linear_head_dim",
+        "num_heads": "linear_num_heads",
+        "short_conv_kernel_size": "linear_conv_kernel_dim",
+    }
+    n_dim, n_head, n_conv = (
+        part.integer(theirs, keys.integer(ours)) if part is not None else keys.integer(ours)
+        for theirs, ours in names.items()
+    )
+    if n_head != keys.integer("num_attention_heads"):
+        keys.refuse("linear_num_heads", f"is {n_head}: treadle supports as many as attention's")
+    floor = keys.number("linear_lower_bound", -5.0, lo=-1e6, hi=0.0)
+    if part is not None:
+        floor = part.number("gate_lower_bound", floor, lo=-1e6, hi=0.0)
+    return {"ssm.conv_kernel": n_conv, KDA_HEAD: n_dim, KDA_FLOOR: f32(floor)}
+
+
+def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    rank = keys.integer("kv_lora_rank")
+    if keys.integer("qk_rope_head_dim", 0, lo=0):
+        keys.refuse("qk_rope_head_dim", "treadle supports only attention without rope")
+    limit = [f32(keys.number("swiglu_limit", lo=0.0))] * n_layer
+    dense = listed_kinds(keys, n_layer)
+    if not dense:
+        dense = {"leading_dense_block_count": keys.integer("first_k_dense_replace", _DENSE, lo=0)}
+    made: dict[str, Any] = {
+        "attention.head_count_kv": _kinds(keys, n_layer),
+        KV_RANK: rank,
+        Q_RANK: keys.integer("q_lora_rank"),
+        KEY: rank,
+        VALUE: rank,
+        f"{KEY}_mla": keys.integer("qk_nope_head_dim"),
+        f"{VALUE}_mla": keys.integer("v_head_dim"),
+        "rope.dimension_count": 0,
+        LAYER_EPS: f32(1e-6),  # of the indexer's norm
+        **_state_keys(keys),
+        INDEX_HEADS: keys.integer("index_n_heads"),
+        INDEX_DIM: keys.integer("index_head_dim"),
+        INDEX_TOP: keys.integer("index_topk"),
+        UNIT: keys.integer("index_kpool"),
+        TAIL: keys.flag("index_kpool_always_select_tail", True),
+        N_STREAMS: keys.integer("hc_mult"),
+        ROUNDS: keys.integer("hc_sinkhorn_iters"),
+        EPS: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
+        EXPERTS_GATING: _SIGMOID,
+        LIMIT: limit,
+        SHARED_LIMIT: limit,
+        **dense,
+    }
+    kinds = keys.get("indexer_types")
+    if kinds is not None and kinds != ["full"] * n_layer:
+        if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {"full", "shared"}:
+            keys.fail("indexer_types", f"is {kinds!r:.60}", f"{n_layer} of full, shared")
+        made[INDEXER_TYPES] = [kind == "full" for kind in kinds]
+    return made
+
+
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    gate = "self_attn.forget_gate."
+    renamed = {
+        "self_attn.indexer.index_kpool_compress_ape": "indexer_ape.weight",
+        "self_attn.indexer.index_kpool_compress_gate": "indexer_gate.weight",
+        **{f"{gate}f_{x}_proj.weight": f"self_attn.f_{x}_proj.weight" for x in "ab"},
+    }
+    for part in ("fn", "base", "scale"):
+        for half in ("attn", "ffn"):
+            renamed[f"hc_{half}_{part}"] = f"hc_{half}.{part}.weight"
+            renamed[f"{half}_hc.{part}"] = f"hc_{half}.{part}.weight"
+    taps = [f"self_attn.{x}_conv1d.weight" for x in "qkv"]
+    return (
+        *head_rules(keys),
+        *(DerivationRule((name,), {to: same}) for name, to in renamed.items()),
+        *(DerivationRule((name,), {name: taps_of_parts}) for name in taps),
+        *(
+            rule
+            for at in ("self_attn.", gate)
+            for rule in (
+                DerivationRule((f"{at}dt_bias",), {"self_attn.dt.bias": flat}),
+                DerivationRule((f"{at}A_log",), {"self_attn.decay.weight": decay}, floats=True),
+            )
+        ),
+        scores("mlp.gate.e_score_correction_bias", "mlp.score"),
+        *PACKED_EXPERTS,
+    )
+
+
+_NAMES: Names = {
+    **INDEXED_NAMES,
+    **{f"self_attn.{x}_conv1d": f"ssm_conv1d_{x}" for x in "qkv"},
+    **{f"self_attn.{x}_proj": f"ssm_{x}" for x in ("f_a", "f_b", "g_a", "g_b")},
+    "self_attn.b_proj": "ssm_beta",
+    "self_attn.dt": "ssm_dt",
+    "self_attn.decay": "ssm_a",
+    "self_attn.o_norm": "ssm_norm",
+    "indexer_ape": "indexer_compressor_ape",
+    "indexer_gate": "indexer_compressor_gate",
+    **{
+        f"hc_{half}.{part}": f"hc_{half}_{part}"
+        for half in ("attn", "ffn")
+        for part in ("fn", "base", "scale")
+    },
+}
+
+GLM_NEXT_FAMILIES = {
+    "glm5_next_text": Family(
+        "glm5-next",
+        {
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "vocab_size": 154880,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 45,
+            "num_attention_heads": 64,
+            "max_position_embeddings": 1048576,
+            "n_routed_experts": 288,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 256,
+            "v_head_dim": 256,
+            "index_topk": 2048,
+            "index_head_dim": 128,
+            "index_n_heads": 32,
+            "index_kpool": 16,
+            "linear_head_dim": 128,
+            "linear_num_heads": 64,
+            "linear_conv_kernel_dim": 4,
+            "hc_mult": 4,
+            "hc_eps": 1e-6,
+            "hc_sinkhorn_iters": 20,
+            "swiglu_limit": 10.0,
+        },
+        _NAMES,
+        {"head_dim": "qk_nope_head_dim"},
+        only={"attention_bias": False, "mhc": True, "mla_use_nope": True},
+        experts=True,
+        derived=_rules,
+        extra_layers="num_nextn_predict_layers",
+        more=_keys,
+    )
+}

@@ -1,0 +1,49 @@
+"""What a drafter's file takes from the model that it drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from treadle.errors import UnsupportedError
+from treadle.models.archs import ARCHS
+from treadle.models.graphs.drafters import TARGET_LAYERS, usual_layers
+from treadle.models.graphs.eagle3 import N_TARGET
+from treadle.models.load import SECTIONS, load_config
+
+if TYPE_CHECKING:
+    from treadle.convert.sources.source import Source
+    from treadle.files.gguf import GGUF
+
+# Graphs of drafters whose files have the model's vocabulary, and whether their folders may leave
+# out the layers whose states they read.
+READERS = {"eagle3": True, "dflash": False}
+
+
+def add_model(source: Source, model: GGUF) -> None:
+    """Add the model's vocabulary to the keys of a drafter, and what llama.cpp reads besides: the
+    layers whose states it reads, their width, and the sections of its positions.
+
+    Raises UnsupportedError if the source is no such drafter, FileError for a damaged model.
+    """
+    keys = source.metadata
+    arch = keys.get("general.architecture")
+    if arch not in ARCHS or ARCHS[arch].graph not in READERS:
+        what = f"{arch or 'its architecture'} is no drafter that has another model's vocabulary"
+        raise UnsupportedError(f"{source.path}: {what}")
+    config = load_config(model, warn=False)
+    for key, value in model.metadata.items():
+        if key.startswith("tokenizer."):
+            keys.setdefault(key, value)
+    if READERS[ARCHS[arch].graph]:
+        keys.setdefault(f"{arch}.{TARGET_LAYERS}", [*usual_layers(config.n_layer)])
+        keys.setdefault(f"{arch}.{N_TARGET}", config.n_embd)
+    if _has_sections(model.metadata, config.arch.name):
+        n_rot = keys[f"{arch}.rope.dimension_count"]
+        keys.setdefault(f"{arch}.{SECTIONS}", [n_rot // 2, 0, 0, 0])
+
+
+def _has_sections(metadata: Mapping[str, Any], arch: str) -> bool:
+    """Return whether a model's positions have several numbers (M-RoPE)."""
+    found = metadata.get(f"{arch}.{SECTIONS}")
+    return found is not None and sum(bool(n) for n in found) > 1

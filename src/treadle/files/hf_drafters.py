@@ -1,0 +1,56 @@
+"""Folders of drafters that read another model's states: their layouts of ``config.json``, whose
+``model_type`` is that of their layers, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+EAGLE3 = "eagle3"
+DFLASH = "dflash"
+GEMMA_DSPARK = "gemma4_dspark"
+_KINDS = {  # part of a class' name, in small letters, or speculators' name of the kind
+    "eagle3": EAGLE3,
+    "gemma4dspark": GEMMA_DSPARK,
+    "dflash": DFLASH,
+    "dspark": DFLASH,
+}
+_DRAFTERS = "speculators_model_type"
+_LAYERS = "transformer_layer_config"  # where speculators has the keys of layers
+_OWN = "dflash_config"  # where DFlash has its own keys
+_AUX = "aux_hidden_state_layer_ids"  # speculators' list, counted as GGUF's
+
+
+def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of a drafter with all keys at the top, under a ``model_type`` of its kind;
+    another model's as it is.
+    """
+    classes = config.get("architectures")
+    names = [*classes] if isinstance(classes, list) else []
+    said = " ".join(str(name).lower() for name in (*names, config.get(_DRAFTERS, "")))
+    kind = next((kind for part, kind in _KINDS.items() if part in said), None)
+    if kind is None:
+        return config
+    inner = config.get(_LAYERS)
+    own = config.get(_OWN)
+    made = {**config}
+    for part in (inner, own):
+        made |= part if isinstance(part, Mapping) else {}
+    made["model_type"] = kind
+    if kind == EAGLE3:
+        return made
+    aux = made.get(_AUX)
+    if isinstance(aux, list) and all(type(i) is int for i in aux):
+        made.setdefault("target_layer_ids", [i - 1 for i in aux])
+    if "dspark" in said:
+        anchored = _LAYERS not in config and _AUX not in config
+        made.setdefault("sample_from_anchor", anchored)
+    if made.get("is_causal") is not None:
+        made["causal"] = made["is_causal"]
+    n_layer = made.get("num_hidden_layers")
+    if made.get("use_swa") and isinstance(n_layer, int) and 0 < n_layer < 1 << 10:
+        made["use_sliding_window"] = True
+        made["sliding_window"] = made.get("swa_window_size") or made.get("sliding_window")
+        made["layer_types"] = ["sliding_attention"] * n_layer
+    return made

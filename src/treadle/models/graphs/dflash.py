@@ -1,0 +1,163 @@
+"""DFlash: a drafter that predicts a block of tokens at once (block diffusion), and DSpark, which
+makes each of them depend on the one before.
+
+::
+
+    h = norm(fc(the model's states before some layers, side by side))
+    keys and values of each layer = products of h             of each token that the model ran
+
+    x = embed(the text's last token, then the mask, as often as tokens are to be drafted)
+    x = layer(x)                     attention over those keys and the block, in both directions
+    logits = linear(norm(x))                                  of the places of the masks
+    logits = logits + w2 w1[the token before]                 DSpark
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.errors import FileError
+from treadle.models.config import DraftTraits
+from treadle.models.graphs import decoder
+from treadle.models.graphs.decoder import DECODER, halves_of
+from treadle.models.graphs.drafters import (
+    DRAFT_ROWS,
+    FEATURES,
+    TARGET_LAYERS,
+    build_nothing,
+    n_draft_vocab,
+    sizes_of,
+    target_layers,
+)
+from treadle.models.graphs.limits import ACTIVATION, ACTIVATIONS
+from treadle.models.graphs.reading import read_config
+from treadle.models.mixers.names import KEYS_ALONE
+from treadle.models.structure import TensorRow, with_bias
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows
+
+KEYS = "keys"  # the output of runs that are given ``FEATURES``: nothing but keys and values
+MARKOV = "markov"  # the output with logits and the bias by the token before
+BASE = "dflash.logits"  # such a run's input: the logits without the bias
+BLOCK = "block_size"
+ANCHORED = "sample_from_anchor"
+MASK = "tokenizer.ggml.mask_token_id"
+USUAL_BLOCK = 16
+BLOCK_MAX = 128  # logits rows of a run
+UNSUPPORTED = {  # keys of kinds of drafters that this is not
+    "selector_top_k": "a drafter with a selector of candidates (DFlash 2)",
+    "hyper_connection_count": "a drafter with hyper-connections (of DeepSeek V4)",
+}
+
+
+def logits(g: Ops, x: Rows) -> None:
+    """Output the logits of a block's places."""
+    decoder.logits(g, decoder.build(g))
+
+
+def keys(g: Ops, x: Rows) -> None:
+    """Store each layer's keys and values of the model's states."""
+    assert g.config.draft is not None
+    n_features = len(g.config.draft.layers) * g.config.n_target
+    h = g.linear("fc", g.given(FEATURES, n_features), "fc")
+    h = g.norm("enc.output_norm", h, "enc.output_norm")
+    for i, layer in enumerate(g.config.layers):
+        at = f"L{i}.attn"
+        blk = f"blk.{i}.attn"
+        if layer.mixer == KEYS_ALONE:
+            k = v = g.linear(f"{at}.k", h, f"{blk}_k")
+        else:
+            k, v = g.linears(f"{at}.kv", h, [f"{blk}_k", f"{blk}_v"])
+        k = g.norm(f"{at}.k_norm", k, f"{blk}_k_norm", heads=layer.n_head_kv)
+        k = k if layer.rope is None else g.rope(f"{at}.rope", k, layer.rope)
+        v = g.norm(f"{at}.v_norm", v, "", heads=layer.n_head_kv) if layer.v_norm else v
+        g.call("kv_store", f"{at}.store", k, v, layer=i)
+
+
+def markov(g: Ops, x: Rows) -> None:
+    """Output given logits, one row for each token, plus the bias by that token."""
+    base = g.given(BASE, g.config.n_logits)
+    token = g.embed("markov_w1", "markov_w1", 1.0)
+    g.result("logits", g.add(base, g.linear("markov_w2", token, "markov_w2")))
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Read the config. Raises UnsupportedError for kinds of drafters that treadle lacks."""
+    for key, what in UNSUPPORTED.items():
+        if keys.integer(key, 0, lo=0):
+            keys.refuse(key, f"{what} is not supported")
+    if keys.has(ACTIVATION):
+        word = keys.text(ACTIVATION)
+        if word not in ACTIVATIONS:
+            keys.refuse(ACTIVATION, f"{word!r:.60}: treadle supports {', '.join(ACTIVATIONS)}")
+        # as in llama.cpp, where both names mean the approximation by tanh
+        arch = replace(arch, activation="gelu" if word.startswith("gelu") else ACTIVATIONS[word])
+    config = read_config(keys, arch)
+    found = target_layers(keys)
+    if not found:
+        keys.fail(TARGET_LAYERS, "has no entries", "the layers whose states are read")
+    causal = keys.flag("attention.causal", False)
+    alone = "blk.0.attn_v.weight" not in keys.gguf.tensors
+    layers = tuple(
+        replace(
+            layer,
+            causal=causal,
+            mixer=KEYS_ALONE if alone else layer.mixer,
+            v_norm=alone,
+        )
+        for layer in config.layers
+    )
+    rank = keys.gguf.tensors.get("markov_w1.weight")
+    n_markov = rank.shape[-1] if rank is not None else 0
+    traits = DraftTraits(
+        found,
+        n_block=keys.integer(BLOCK, USUAL_BLOCK, lo=2, hi=BLOCK_MAX),
+        mask=_mask(keys, config.n_vocab),
+        anchored=bool(n_markov) and keys.flag(ANCHORED, True),
+        n_markov=n_markov,
+    )
+    return replace(
+        config,
+        n_target=config.n_embd,
+        layers=layers,
+        draft=traits,
+        n_draft_vocab=n_draft_vocab(keys, config.n_vocab),
+        logit_scale=1.0,  # drafts are the largest logits
+        logit_softcap=0.0,
+    )
+
+
+def _mask(keys: ArchMetadata, n_vocab: int) -> int:
+    """Read the token that stands for those to be drafted."""
+    mask = keys.gguf.metadata.get(MASK)
+    if isinstance(mask, bool) or not isinstance(mask, int) or not 0 <= mask < n_vocab:
+        found = "is missing" if mask is None else f"is {mask!r:.40}"
+        expected = f"a token below {n_vocab}"
+        raise FileError(found, path=keys.gguf.path, where=MASK, expected=expected)
+    return mask
+
+
+DFLASH = replace(
+    DECODER,
+    build=build_nothing,
+    outputs={"logits": logits, KEYS: keys, MARKOV: markov},
+    rows=(
+        *DRAFT_ROWS,
+        TensorRow("markov_w1.weight", ("n_vocab", "n_markov"), optional=True),
+        TensorRow("markov_w2.weight", ("n_logits", "n_markov"), optional=True),
+        *with_bias("conf_proj", "one", "n_confidence", optional=True),
+    ),
+    sizes=lambda config: {
+        **sizes_of(config, len(config.draft.layers) if config.draft else 0),
+        "n_markov": config.draft.n_markov if config.draft else 0,
+        "n_confidence": config.n_embd + (config.draft.n_markov if config.draft else 0),
+    },
+    sublayers=halves_of,
+    read=read,
+    apart=True,
+)

@@ -1,0 +1,139 @@
+"""Layers on several streams of hidden states, of which each token makes its own mixes
+(manifold-constrained hyper-connections: DeepSeek V4, 2026).
+
+::
+
+    x = [embed(ids)] * n
+    for each half of each layer:
+        pre, post, comb = weights(x)                of n, n, and n * n streams, see below
+        x = post * half(norm(sum pre x)) + comb x
+    logits = linear(norm(sum pre x))                 or of their mean (GLM-5.3-Flash)
+
+    weights(x) = sinkhorn(fn(norm(x)) * scale + base)         norm: of all streams together
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.config import Hyper
+from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.layer import normed_for
+from treadle.models.structure import Graph, Sizes, Sublayer, TensorRow
+
+if TYPE_CHECKING:
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows
+
+N_STREAMS = "hyper_connection.count"
+ROUNDS = "hyper_connection.sinkhorn_iterations"
+EPS = "hyper_connection.epsilon"
+MOST_STREAMS = 8
+MOST_ROUNDS = 1000
+
+
+def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
+    """Read the sizes of the streams."""
+    return Hyper(
+        n=keys.integer(N_STREAMS, lo=2, hi=MOST_STREAMS),
+        n_embd=n_embd,
+        rounds=keys.integer(ROUNDS, lo=1, hi=MOST_ROUNDS),
+        eps=keys.number(EPS, lo=0.0, hi=1.0),
+    )
+
+
+def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, Rows]:
+    """Return the mix of the streams ``x``, and a token's weights; ``rounds``: of the normalisation
+    of the weights between streams, 0 for a mix alone. ``stem``: of matrix, scale and base.
+    """
+    hyper = hyper_of(g.config)
+    normed = g.norm(f"{label}.norm", x, "")
+    made = g.linear(f"{label}.fn", normed, f"{stem}_fn")
+    weights = g.call(
+        "stream_weights",
+        f"{label}.weights",
+        made,
+        n=hyper.n,
+        rounds=rounds,
+        eps=hyper.eps,
+        stem=stem,
+    )
+    return g.call("weighed_streams", f"{label}.mix", x, weights, n=hyper.n), weights
+
+
+def build(g: Ops) -> Rows:
+    """Build the layers; return the mix of the streams behind the last."""
+    hyper = hyper_of(g.config)
+    x = g.call("repeated", "streams", first(g), n=hyper.n)
+    for i in g.config.here:
+        for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
+            label = f"L{i}.{name}_streams"
+            h, weights = weighed(g, label, x, f"blk.{i}.hc_{name}", hyper.rounds)
+            h = half.build(g, i, normed_for(g, i, h, half))
+            x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
+        x = g.steer(f"L{i}.control", x, layer=i)
+    if not g.has("output_hc_fn.weight"):
+        return g.call("weighed_streams", "output_streams.mean", x, n=hyper.n)
+    return weighed(g, "output_streams", x, "output_hc", 0)[0]
+
+
+def hyper_of(config: Config) -> Hyper:
+    """Return the sizes of the streams, which all layers share."""
+    hyper = config.layers[0].hyper
+    assert hyper is not None
+    return hyper
+
+
+def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
+    """Return the tensors of a token's weights; ``whole``: of all, not of a mix alone."""
+    sizes = ("n_stream_weights", "n_stream_scales") if whole else ("n_streams", "one")
+    return (
+        TensorRow(f"{stem}_fn.weight", (sizes[0], "n_streams_embd")),
+        TensorRow(f"{stem}_scale.weight", sizes[1:]),
+        TensorRow(f"{stem}_base.weight", sizes[:1]),
+    )
+
+
+def _without_build(g: Ops, i: int, h: Rows) -> Rows:
+    """Raise AssertionError: the graph builds the streams."""
+    raise AssertionError("the graph builds it")
+
+
+WEIGHTS = Sublayer(
+    label="stream_weights",
+    before="",
+    after="",
+    behind="",
+    build=_without_build,
+    rows=(*_rows_of("hc_attn", whole=True), *_rows_of("hc_ffn", whole=True)),
+    sizes=lambda layer: {},
+)
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """Return a decoder's sublayers, and the streams."""
+    return *halves_of(layer), WEIGHTS
+
+
+def _sizes(config: Config) -> Sizes:
+    n = hyper_of(config).n
+    return {
+        **DECODER.sizes(config),
+        "n_streams": n,
+        "n_streams_embd": n * config.n_embd,
+        "n_stream_weights": n * (2 + n),
+        "n_stream_scales": 3,
+    }
+
+
+MANIFOLD: Graph = replace(
+    DECODER,
+    build=build,
+    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    rows=(*DECODER.rows, *_rows_of("output_hc", whole=False)),
+    sizes=_sizes,
+    sublayers=parts_of,
+    parts=lambda: (*DECODER.parts(), WEIGHTS),
+)

@@ -1,0 +1,223 @@
+"""Drafter with a DFlash model: one run predicts a block of tokens, from keys and values that are
+made of the model's states.
+
+It can draft for a request only from the first token that the model ran while it was loaded, as an
+MTP layer. With a Markov head (DSpark) each token of the block is chosen by the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.engine.batch import BatchItem
+from treadle.engine.engine import OUTPUTS, Engine
+from treadle.errors import ContextFullError
+from treadle.models.graphs.dflash import BASE, KEYS, MARKOV
+from treadle.models.graphs.drafters import FEATURES, tokens_of
+from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, Drafter, DraftSequence, K
+from treadle.spec_decode.mtp import share_of
+from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+
+if TYPE_CHECKING:
+    from treadle.files.gguf import GGUF
+    from treadle.models.config import Config
+
+
+class BlockDrafter(Drafter):
+    """Drafts blocks for ``engine`` with the drafter's engine ``made``. Owners have one of the
+    model's sequences, ``seq``; the drafter's sequences hold the tokens whose states it has read.
+    """
+
+    observer: TappedStates
+
+    def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
+        super().__init__(made, engine.config.n_vocab, **given)
+        self._before = share_of(made, engine)
+        config = made.config
+        assert config.draft is not None
+        self._traits = config.draft
+        self._most = min(config.draft.n_block, LEAST) - (not config.draft.anchored)
+        self.observer = TappedStates(config.draft.layers, config.n_target, engine.media)
+        self._states = self.observer.states
+        self._keys = GivenRows(KEYS, FEATURES)
+        self._base = GivenRows(MARKOV, BASE)
+        self._tokens = tokens_of(made.gguf, self._n_vocab)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See ``Drafter``."""
+        return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
+
+    def keep(self, owners: Collection[Any]) -> None:
+        """See ``Drafter``."""
+        super().keep(owners)
+        self.observer.keep(owners)
+
+    def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
+        """See ``Drafter``; all ids of a block are drafted in one run."""
+        if not self._steps:
+            return self._before * step_s
+        return self._steps.predicted(n_texts * n_ids)
+
+    def knows(self, owner: Any, ids: Ids[int]) -> bool:
+        """See ``Drafter``."""
+        return self._settle(owner, ids) and super().knows(owner, ids)
+
+    def read(self, owner: Any, ids: Ids[int], within_s: float) -> None:
+        """See ``Drafter``."""
+        if self._settle(owner, ids):
+            super().read(owner, ids, within_s)
+
+    def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
+        """See ``Drafter``."""
+        result: dict[K, list[int]] = {owner: [] for owner in wanted}
+        lengths: dict[K, int] = {}
+        room = min(OUTPUTS, self.engine.max_tokens // 2)
+        for owner, (_, n) in wanted.items():
+            length = min(n, self._most)
+            if 0 < length <= room:
+                lengths[owner] = length
+                room -= length + 1
+        if not lengths:
+            return result
+        began = self._now()
+        try:
+            self._catch_up({owner: wanted[owner][0] for owner in lengths})
+            made = self._draft({owner: wanted[owner][0][-1] for owner in lengths}, lengths)
+        except ContextFullError:  # no free pages
+            return result
+        finally:
+            for owner in lengths:
+                self._take_back(self._texts[owner])
+        self._steps.note(sum(lengths.values()), self._now() - began)
+        for owner, rows in made.items():
+            tokens = map(self.token_of, rows)
+            result[owner] = [token for token in tokens if 0 <= token < self._n_vocab]
+        return result
+
+    def token_of(self, row: int) -> int:
+        """See ``Drafter``."""
+        return row if self._tokens is None or row < 0 else int(self._tokens[row])
+
+    def _catch_up(self, texts: Mapping[K, Ids[int]]) -> None:
+        """Read the states of all ids but the last of each text, in as many runs as it takes."""
+        left = []
+        for owner, ids in texts.items():
+            text = self._texts[owner]
+            if text.start + text.n < len(ids) - 1:
+                left.append(owner)
+        while left:
+            parts = []
+            given = []
+            room = self.engine.max_tokens
+            while left and room:
+                text = self._texts[left[-1]]
+                at = text.start + text.n
+                part = texts[left[-1]][at:-1][:room]
+                parts.append(BatchItem(text.seq, part, 0))
+                given.append(self._between(left[-1], at, len(part)))
+                room -= len(part)
+                text.n += len(part)
+                if at + len(part) == len(texts[left[-1]]) - 1:
+                    left.pop()
+            self._keys.given = np.concatenate(given)
+            self.engine.observe(parts, self._keys)
+
+    def _draft(self, last: Mapping[K, int], lengths: Mapping[K, int]) -> dict[K, list[int]]:
+        """Return the largest rows of logits of each block."""
+        traits = self._traits
+        parts = []
+        for owner, n in lengths.items():
+            text = self._texts[owner]
+            block = [last[owner], *[traits.mask] * (n - traits.anchored)]
+            text.seq.n_drafted = len(block)
+            parts.append(BatchItem(text.seq, block, n, (FIRST_LOOK,)))
+        rows = iter(self.engine.sample(parts))
+        if not traits.n_markov:
+            return {owner: [_first(next(rows)) for _ in range(n)] for owner, n in lengths.items()}
+        base = {o: [next(rows).logits().copy() for _ in range(n)] for o, n in lengths.items()}
+        return self._chained(last, base)
+
+    def _chained(
+        self, last: Mapping[K, int], base: Mapping[K, list[np.ndarray]]
+    ) -> dict[K, list[int]]:
+        """Return the largest rows of logits, each with the bias by the token before."""
+        result: dict[K, list[int]] = {owner: [] for owner in base}
+        before = dict(last)
+        for i in range(max(map(len, base.values()))):
+            going = [owner for owner, rows in base.items() if i < len(rows)]
+            parts = []
+            for owner in going:
+                text = self._texts[owner]
+                text.seq.n_drafted += 1
+                parts.append(BatchItem(text.seq, [before[owner]], 1, (FIRST_LOOK,)))
+            self._base.given = np.stack([base[owner][i] for owner in going])
+            for owner, row in zip(going, self.engine.sample(parts, self._base), strict=True):
+                result[owner].append(_first(row))
+                before[owner] = max(self.token_of(result[owner][-1]), 0)
+        return result
+
+    def _take_back(self, text: DraftSequence) -> None:
+        """Drop the tokens of a block."""
+        text.seq.n_drafted = 0
+        if len(text.seq) > text.n:
+            self.engine.cache.truncate(text.seq, text.n)
+
+    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
+        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
+        token precedes them.
+        """
+        states = self._states.get(owner.seq)
+        text = self._texts.get(owner)
+        if states is None:
+            return False
+        states.settle(ids)
+        if states.end < len(ids) - 1:
+            return False
+        if text is not None:
+            text.settle(ids)
+            if text.start + text.n < states.start:
+                self._texts.pop(owner).seq.close()
+            else:
+                states.drop(text.start + text.n)
+        return True
+
+    def _first(self, owner: Any) -> int:
+        return self._states[owner.seq].start
+
+    def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
+        self._keys.given = self._between(owner, text.start + text.n, len(ids))
+        self.engine.observe([BatchItem(text.seq, ids, 0)], self._keys)
+
+    def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
+        states = self._states[owner.seq]
+        return states.rows[at - states.start :][:n]
+
+
+def _first(row: Any) -> int:
+    """Return the number of a row's largest logit."""
+    assert row.top is not None
+    return int(row.top.first[1])
+
+
+def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
+    this model, FileError for tokens that the model does not have.
+    """
+    gguf, config = beside_model(draft, config, engine)
+    tokens_of(gguf, engine.config.n_vocab)
+    cache = engine.cache
+    made = Engine(
+        gguf,
+        config,
+        engine.device,
+        n_ctx=min(engine.n_ctx, config.n_ctx_train),
+        kv=cache.kv,
+        n_sequences=cache.n_sequences,
+        kv_tokens=cache.kv_tokens,
+    )
+    return BlockDrafter(made, engine)

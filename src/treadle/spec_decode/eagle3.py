@@ -1,0 +1,101 @@
+"""Drafter with an EAGLE 3 model: one layer, which reads three states of the model for each token
+that the model has run, and its own states for those that it has drafted.
+
+Like an MTP layer it can draft for a request only from the first token that the model ran while it
+was loaded; a cached prefix is context that it lacks. Drafts are checked, so the text is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Ids
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treadle.engine.engine import Engine
+from treadle.models.graphs.drafters import FEATURES, tokens_of
+from treadle.models.graphs.eagle3 import AHEAD, STATES
+from treadle.spec_decode.mtp import NextnDrafter
+from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
+
+if TYPE_CHECKING:
+    from treadle.engine.batch import BatchItem
+    from treadle.engine.prepared_plan import PreparedPlan
+    from treadle.files.gguf import GGUF
+    from treadle.models.config import Config
+
+
+class DrafterStates(GivenRows):
+    """Gives a run the model's states, or the drafter's own; keeps the drafter's states of the same
+    tokens, ``rows``, f32 ``[n, n_embd]``.
+    """
+
+    def __init__(self, n_embd: int) -> None:
+        super().__init__("logits", FEATURES)
+        self.rows = np.zeros((0, n_embd), np.float32)
+        self._n_embd = n_embd
+
+    def give(self, given: np.ndarray, *, own: bool) -> None:
+        """Set the rows of the next run; ``own``: they are the drafter's states."""
+        self.output = AHEAD if own else "logits"
+        self.label = STATES if own else FEATURES
+        self.given = given
+
+    def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
+        """Copy the drafter's states."""
+        n = ready.run["n_tokens"]
+        self.rows = ready.rows(ready.plan.outputs[AHEAD], n, self._n_embd).copy()
+
+
+class Eagle3Drafter(NextnDrafter):
+    """Drafts for ``engine`` with the drafter's engine ``made``."""
+
+    own_observer: DrafterStates  # type: ignore[assignment]
+
+    def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
+        super().__init__(made, engine, **given)
+        config = made.config
+        assert config.draft is not None
+        self.observer = TappedStates(config.draft.layers, config.n_target, engine.media)
+        self._states = self.observer.states
+        self.own_observer = DrafterStates(config.n_embd)
+        self._tokens = tokens_of(made.gguf, self._n_vocab)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """See ``Drafter``."""
+        return "logits", AHEAD
+
+    def token_of(self, row: int) -> int:
+        """See ``Drafter``."""
+        return row if self._tokens is None or row < 0 else int(self._tokens[row])
+
+    def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
+        """See ``NextnDrafter``."""
+        self.own_observer.give(given, own=bool(owners) and owners[0] in self._last)
+
+    def close(self) -> None:
+        """Close the drafter's engine and its file; the model's file stays open."""
+        gguf = self.engine.gguf
+        super().close()
+        gguf.close()
+
+
+def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
+    """Return a drafter for ``engine``, on its device. Raises UnsupportedError if it is not one of
+    this model, FileError for tokens that the model does not have.
+    """
+    gguf, config = beside_model(draft, config, engine)
+    tokens_of(gguf, engine.config.n_vocab)
+    cache = engine.cache
+    made = Engine(
+        gguf,
+        config,
+        engine.device,
+        n_ctx=engine.n_ctx,
+        kv=cache.kv,
+        n_sequences=cache.n_sequences,
+        kv_tokens=cache.kv_tokens,
+    )
+    return Eagle3Drafter(made, engine)

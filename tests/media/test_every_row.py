@@ -1,0 +1,68 @@
+"""Each family on each instruction set of this machine: media rows and logits against the truth.
+
+The other files run the default and the fastest without matrix registers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.matrix_rounding import limit, sharp_isa
+from tests.media import decoder_cases, media_cases, picture_cases, sound_cases
+from tests.media.test_picture_families import check_rows as check_pictures
+from tests.media.test_sound_families import check_rows as check_sounds
+from tests.media.test_towers import check_rows
+from treadle.isa import best, runnable
+from treadle.jit.host import host_features
+
+USUAL = {sharp_isa(), best(host_features()).name}
+OTHERS = [row.name for row in runnable(host_features()) if row.name not in USUAL]
+
+each_row = pytest.mark.parametrize("isa", OTHERS)
+pytestmark = pytest.mark.slow
+
+
+@each_row
+@pytest.mark.parametrize("case", media_cases.CASES, ids=lambda case: case.name)
+def test_towers(case: media_cases.Case, isa: str, data: Path) -> None:
+    projector = media_cases.opened(case, data, isa=isa)
+    check_rows(case, projector, media_cases.truth_of(case, data))
+
+
+@each_row
+@pytest.mark.parametrize("case", media_cases.CASES, ids=lambda case: case.name)
+def test_towers_as_they_run_by_default(case: media_cases.Case, isa: str, data: Path) -> None:
+    """With products of 16-bit whole numbers, where the row has them."""
+    exact = media_cases.opened(case, data)
+    projector = media_cases.opened(case, data, isa=isa, exact=False)
+    prepared = projector.prepare(media_cases.picture(), case.max_rows)
+    words = projector.towers["image"].engine.device.isa.dot_words
+    found = media_cases.off(projector.encode(prepared), exact.encode(prepared))
+    assert found < (1e-5 if words is None else 1e-3)
+
+
+@each_row
+@pytest.mark.parametrize("case", picture_cases.CASES, ids=lambda case: case.name)
+def test_towers_of_tiles(case: picture_cases.PictureCase, isa: str, data: Path) -> None:
+    check_pictures(case, data, isa)
+
+
+@each_row
+@pytest.mark.parametrize("case", sound_cases.CASES, ids=lambda case: case.name)
+def test_towers_of_sound(case: sound_cases.SoundCase, isa: str, data: Path) -> None:
+    projector = sound_cases.opened(case.name, data, isa=isa)
+    check_sounds(case, projector, data)
+
+
+@each_row
+@pytest.mark.parametrize("case", decoder_cases.CASES, ids=str)
+def test_decoders(case: decoder_cases.DecoderCase, isa: str, data: Path) -> None:
+    media = data / "media"
+    with decoder_cases.load(media, case, isa=isa) as model:
+        prompt = decoder_cases.prompt_of(model, media, case)
+        with model.session() as session:
+            found = session.logits(prompt.ids)
+        allowed = limit(case.tolerance, "F16", model.isa)
+        assert decoder_cases.error(found, prompt.logits) < allowed
