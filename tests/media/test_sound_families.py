@@ -510,10 +510,10 @@ def ultravox_folder(data: Path, to: Path, *, whole: bool, **config: Any) -> Path
     (to / "config.json").write_text(json.dumps(keys))
     header: dict[str, Any] = {}
     body = b""
-    for name, (dtype, shape, values) in made.items():
-        place = len(body), len(body) + len(values)
+    for name, (dtype, shape, data_of) in made.items():
+        place = len(body), len(body) + len(data_of)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": place}
-        body += values
+        body += data_of
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     (to / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + body)
