@@ -153,7 +153,11 @@ class FakeModel:
     calls: list[Any] = field(default_factory=list)
     config: Any = field(
         default_factory=lambda: SimpleNamespace(
-            n_vocab=257, n_ctx_train=4096, scores=False, arch=ARCHS["llama"]
+            n_vocab=257,
+            n_ctx_train=4096,
+            scores=False,
+            arch=ARCHS["llama"],
+            encoder=None,
         )
     )
     gguf: Any = field(

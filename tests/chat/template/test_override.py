@@ -35,7 +35,7 @@ def test_a_name_that_is_none() -> None:
     with pytest.raises(TemplateError, match=r"did you mean 'chatml'\?.*llama3, llama4, chatml"):
         choose_template("chatm")
     for wrong in ("", None, 3):
-        with pytest.raises(TemplateError, match="expected a file or a name: llama3"):
+        with pytest.raises(TemplateError, match="expected a file or a name: last-question, llama3"):
             choose_template(wrong)  # type: ignore[arg-type]
 
 

@@ -119,7 +119,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
-    if config.get("model_type") in TEXT_APART:
+    if str(config.get("model_type")) in TEXT_APART:
         _check_text(config, folder, place)
     hyper = read_config(config, folder / CONFIG)
     weights = open_safetensors(place)
