@@ -107,7 +107,7 @@ def merged(
             w = tensor.dequantize().astype(np.float64)
             for low, scale in ((mine[name], s) for mine, s in ranks if name in mine):
                 w = w + scale * low.factor * low.b().astype(np.float64) @ low.a()
-            tensors[name] = SimpleNamespace(dequantize=lambda w=w: w)
+            tensors[name] = SimpleNamespace(type_name="F64", dequantize=lambda w=w: w)
         both: Any = SimpleNamespace(tensors=tensors)
         return np.asarray(forward(both, config, ids))
 

@@ -96,6 +96,7 @@ class FakeEngine:
     step_s: float = 1e-6  # a token
     device: Any = None
     max_tokens: int = 512
+    encoder: Any = None
     kernels: Any = field(
         default_factory=lambda: SimpleNamespace(n_compiled=20, n_cached=1, seconds=1.5)
     )
