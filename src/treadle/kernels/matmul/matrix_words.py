@@ -168,20 +168,20 @@ class WordsMatrixGemm(MatrixGemm):
             x + (act.d_off + first // SPAN_STEPS * SCALES_BYTES),
             sums,
             written,
+            last - first,
+            at + act.group_bytes,
         )
         full, rest = divmod(self.k, SPAN)
         n_full = k.min(last // SPAN_STEPS, full) - first // SPAN_STEPS
-        next_group = at + act.group_bytes
         if full:
             with k.if_(n_full > 0):
-                group.multiply(k.i64(0), SPAN_STEPS, (last - first, next_group), again=False)
+                group.multiply(k.i64(0), SPAN_STEPS, again=False)
             with k.loop(n_full, start=1) as c:
-                group.multiply(c, SPAN_STEPS, (last - first, next_group), again=True)
+                group.multiply(c, SPAN_STEPS, again=True)
         if rest:
             alone = not full or (self.kc > 0 and full * SPAN % self.kc == 0)
             with k.if_(last > full * SPAN_STEPS):
-                n = -(-rest // PAIR)
-                group.multiply(n_full, n, (last - first, next_group), again=not alone)
+                group.multiply(n_full, -(-rest // PAIR), again=not alone)
         return n_strips
 
 
@@ -201,16 +201,19 @@ class SpanGroup:
     scales: Val
     sums: Val
     written: MatrixOutput | None
+    n_panel_steps: Val
+    next_group: Val  # its tokens, which are prefetched with the last span
 
-    def multiply(self, c: Val, n_steps: int, end: tuple[Val, Val], *, again: bool) -> None:
+    def multiply(self, c: Val, n_steps: int, *, again: bool) -> None:
         """Multiply the ``c``-th span of the panel, of ``n_steps`` steps. Add to the sums if
-        ``again``, else replace them. ``end``: the steps of the panel, and the next group's tokens.
+        ``again``, else replace them.
         """
         k = self.k
         n_rows = self.n_strips * (EDGE // SIDE)
         done = c * SPAN_STEPS
         x = self.x + done * TOKENS_BYTES
-        soon = k.select(done + n_steps < end[0], x + n_steps * TOKENS_BYTES, end[1])
+        more = done + n_steps < self.n_panel_steps
+        soon = k.select(more, x + n_steps * TOKENS_BYTES, self.next_group)
         d_x = self.scales + c * SCALES_BYTES
         scales = [k.load(d_x, f32 * SIDE, offset=t * LINE, align=LINE) for t in range(2)]
         # Lines of the next span's tokens that each step prefetches: all rows together prefetch all.
