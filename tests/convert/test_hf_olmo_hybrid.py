@@ -146,6 +146,8 @@ def test_adapters_of_a_folder_and_of_its_file(tmp_path: Path) -> None:
 class _Merged:
     """A tensor of a file, as the reference reads it."""
 
+    type_name = "F64"
+
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
 

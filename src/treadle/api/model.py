@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
@@ -292,30 +292,33 @@ class Model:
             deterministic=deterministic,
         )
         self.isa = self.engine.device.isa
-        if self.config.encoder is not None:
-            open_encoder(self.engine)
-        add_adapters(lora, self.engine)
-        add_control_vectors(control_vectors, control_vector_layers, self.engine)
-        if cache_dir is not None:
-            from treadle.kvcache.disk.page_store import PageStore
+        with ExitStack() as failed:
+            failed.callback(self.engine.close)
+            if self.config.encoder is not None:
+                open_encoder(self.engine)
+            add_adapters(lora, self.engine)
+            add_control_vectors(control_vectors, control_vector_layers, self.engine)
+            if cache_dir is not None:
+                from treadle.kvcache.disk.page_store import PageStore
 
-            folder = file_name(cache_dir, "cache_dir")
-            self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
-        self.stepper = CooperativeStepper(Scheduler(self.engine))
-        second = None if draft is None else open_model(find_path(draft, "draft", progress))
-        self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
-        self._mmproj = mmproj
-        self._progress = progress
-        self.image_max_tokens = image_max_tokens
-        self.media_urls = media_urls
-        self._media: ModelMedia | None = None
-        self._media_tried = False
-        if mmproj not in (None, False):
-            self._open_media()  # its errors belong to ``load``
-        elif mmproj is None and self.config.arch.pictures:
-            from treadle.api.projector_choice import say_no_projector
+                folder = file_name(cache_dir, "cache_dir")
+                self.engine.cache.store = PageStore(self.engine, folder, cache_bytes)
+            self.stepper = CooperativeStepper(Scheduler(self.engine))
+            second = None if draft is None else open_model(find_path(draft, "draft", progress))
+            self.speculate = self.stepper.scheduler.drafting.open(second, self.engine, speculate)
+            self._mmproj = mmproj
+            self._progress = progress
+            self.image_max_tokens = image_max_tokens
+            self.media_urls = media_urls
+            self._media: ModelMedia | None = None
+            self._media_tried = False
+            if mmproj not in (None, False):
+                self._open_media()  # its errors belong to ``load``
+            elif mmproj is None and self.config.arch.pictures:
+                from treadle.api.projector_choice import say_no_projector
 
-            say_no_projector(self.path, self.config)
+                say_no_projector(self.path, self.config)
+            failed.pop_all()
         self.load_s = time.perf_counter() - began
 
     def __repr__(self) -> str:

@@ -48,7 +48,8 @@ def test_every_name_makes_a_prompt(name: str) -> None:
     check_plain(template)
     whole = template.render(TALK, add_generation_prompt=False)
     assert template.render(TALK).startswith(whole)
-    places = [template.render(TALK).find(message["content"]) for message in TALK]
+    said = TALK if name != "last-question" else [TALK[0], TALK[-1]]
+    places = [template.render(said).find(message["content"]) for message in said]
     assert places == sorted(places)
     assert -1 not in places
 
