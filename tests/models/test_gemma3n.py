@@ -130,6 +130,8 @@ class RoundedFile:
 
 
 class RoundedTensor:
+    type_name = "F64"
+
     def __init__(self, tensor: Tensor, rng: np.random.Generator) -> None:
         exact = tensor.dequantize().astype(np.float64)
         self.shape = tensor.shape
