@@ -13,8 +13,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
-from tests.reference import forward
-from tests.tiny import rounding
+from tests.models.ways import check_truth
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -36,19 +35,7 @@ def test_agrees_with_float64(n_ctx: int, kv: str, tiny: WriteTiny) -> None:
         assert model.config.ignored == ()
         for n in (1, model.engine.max_tokens):
             model.plan(n).check()
-        exact = forward(model.gguf, model.config, ids)
-        allowed = 2 * rounding(model.config) * np.abs(exact).max()
-        assert np.abs(model.logits(ids) - exact).max() <= allowed
-        model.engine.cache.forget()
-        with closing(model.session()) as session:
-            rows = np.concatenate([session.logits([token]) for token in ids])
-        assert np.abs(rows - exact).max() <= allowed
-        engine = model.engine
-        plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
-        buffer = plan.outputs["logits"]
-        at = plan.offsets[buffer]
-        rows = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32).reshape(len(ids), -1)
-        assert np.abs(rows[:, : model.config.n_vocab] - exact).max() <= allowed
+        check_truth(model, ids)
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8_0", "q4_0"])

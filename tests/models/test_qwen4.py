@@ -15,8 +15,8 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
-from tests.reference import forward
-from tests.tiny import HYPERS, rounding
+from tests.models.ways import check_truth
+from tests.tiny import HYPERS
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.kernels.attention.records import PAGE
@@ -43,19 +43,7 @@ def test_agrees_with_float64(tiny: WriteTiny) -> None:
         assert model.config.ignored == ()
         for n in (1, 64):
             model.plan(n).check()
-        exact = forward(model.gguf, model.config, ids)
-        allowed = 2 * rounding(model.config) * np.abs(exact).max()
-        assert np.abs(model.logits(ids) - exact).max() <= allowed
-        model.engine.cache.forget()
-        with closing(model.session()) as session:
-            rows = np.concatenate([session.logits([token]) for token in ids])
-        assert np.abs(rows - exact).max() <= allowed
-        engine = model.engine
-        plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
-        buffer = plan.outputs["logits"]
-        at = plan.offsets[buffer]
-        rows = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32).reshape(len(ids), -1)
-        assert np.abs(rows[:, : model.config.n_vocab] - exact).max() <= allowed
+        check_truth(model, ids)
 
 
 def test_texts_that_share_pages(tiny: WriteTiny) -> None:

@@ -1,5 +1,5 @@
-"""Texts of one model on other paths: found again, taken back, forked, and on other instruction
-sets than the best of this machine.
+"""One model on several paths: in one go, by decode and by the twins of kernels; found again, taken
+back and forked; on other instruction sets than the best of this machine.
 """
 
 from __future__ import annotations
@@ -11,9 +11,27 @@ import numpy as np
 
 import treadle
 from tests.kernels import rows
+from tests.reference import forward
 from tests.tiny import rounding
 from treadle.engine.batch import BatchItem
 from treadle.kernels.attention.records import PAGE
+
+
+def check_truth(model: treadle.Model, ids: list[int]) -> None:
+    """Logits against float64: in one go, by decode, and by the twins of all kernels."""
+    exact = forward(model.gguf, model.config, ids)
+    allowed = 2 * rounding(model.config) * np.abs(exact).max()
+    assert np.abs(model.logits(ids) - exact).max() <= allowed
+    engine = model.engine
+    engine.cache.forget()
+    with closing(model.session()) as session:
+        decoded = np.concatenate([session.logits([token]) for token in ids])
+    assert np.abs(decoded - exact).max() <= allowed
+    plan, arena = engine.run_reference([BatchItem(engine.cache.sequence(), ids, len(ids))])
+    buffer = plan.outputs["logits"]
+    at = plan.offsets[buffer]
+    twins = arena[at : at + len(ids) * buffer.row_bytes].view(np.float32).reshape(len(ids), -1)
+    assert np.abs(twins[:, : model.config.n_vocab] - exact).max() <= allowed
 
 
 def check_returns(path: Path) -> None:
