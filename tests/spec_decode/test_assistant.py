@@ -18,7 +18,7 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_gemma4 import case
 from tests.models.hf_tiny import _draw, float64_only, run
-from tests.spec_decode.test_draft_model import Always
+from tests.spec_decode.tiny_drafters import HOW, Owner, check_texts, either, ids_of, load
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.engine.batch import BatchItem
@@ -26,7 +26,6 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.elementwise.top_records import LogitsQuery
-from treadle.kvcache.sequence import Sequence
 from treadle.models.config import Clusters
 from treadle.models.graphs.assistant import ORDERING, bound, clustered
 from treadle.models.load import load_config
@@ -105,29 +104,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return files_of
 
 
-def ids_of(n: int, seed: int = 7) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(3, 250, n).tolist()
-    return ids
-
-
-def load(path: Path, draft: Path | None, **settings: Any) -> treadle.Model:
-    given = {"context": 256, "n_sequences": 3, "threads": 1, **settings}
-    model = treadle.load(path, draft=draft, **given)
-    model.stepper.scheduler.drafting.controller = Always()
-    return model
-
-
 def drafter_of(model: treadle.Model) -> AssistantDrafter:
     made = model.stepper.scheduler.drafting.drafter
     assert isinstance(made, AssistantDrafter)
     return made
-
-
-class Owner:
-    """What a drafter needs of a request."""
-
-    def __init__(self, seq: Sequence) -> None:
-        self.seq = seq
 
 
 def by_transformers(target: Any, own: Any, ids: list[int], n: int) -> tuple[list[int], np.ndarray]:
@@ -311,25 +291,12 @@ def test_the_self_test_checks_its_kernels(saved: Saved) -> None:
     assert not any("drafter" in line for line in report.cut)
 
 
-HOW: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.3, "seed": 5}]
-
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", NAMES[:2])
 def test_the_text_is_that_without_it(name: str, how: dict[str, Any], saved: Saved) -> None:
     """Several at once, longer than the window, one of them behind a beginning that is cached."""
     path, draft, *_ = saved(name)
-    prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
-    made = []
-    for own in (None, draft):
-        with load(path, own, deterministic=True) as model:
-            model.generate(prompts[1], max_tokens=3).finish()
-            texts = [model.generate(ids, max_tokens=60, ignore_eos=True, **how) for ids in prompts]
-            for text in texts:
-                text.begin(look_ahead=float("inf"))
-            made.append([(text.finish(), text.ids) for text in texts])
-        assert any(text.timings.n_drafted for text in texts) == (own is not None)
-    assert made[0] == made[1]
+    check_texts(*either(path, draft), how)
 
 
 def test_an_assistant_that_is_right_is_believed(saved: Saved, tmp_path: Path) -> None:

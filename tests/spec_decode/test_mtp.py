@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import pytest
 import treadle
 from tests.reference import fed, normed, tensor_of
 from tests.reference import mixed as attended
-from tests.spec_decode.test_draft_model import Always
+from tests.spec_decode.tiny_drafters import HOW, Open, check_session, check_texts, ids_of
+from tests.spec_decode.tiny_drafters import load as load_with
 from tests.tiny import rounding, write_model
 from treadle.cli.commands.quantize import remarks
 from treadle.engine.batch import BatchItem
@@ -87,20 +89,18 @@ def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def load(path: Path, **settings: Any) -> treadle.Model:
-    model = treadle.load(path, threads=1, **{"context": 256, "n_sequences": 3, **settings})
-    model.stepper.scheduler.drafting.controller = Always()
-    return model
+    return load_with(path, None, **settings)
+
+
+def either(path: Path) -> tuple[Open, Open]:
+    """The model without its layer, and with it."""
+    return partial(load, path, speculate=False), partial(load, path, speculate=True)
 
 
 def drafter_of(model: treadle.Model) -> NextnDrafter:
     made = model.stepper.scheduler.drafting.drafter
     assert isinstance(made, NextnDrafter)
     return made
-
-
-def ids_of(n: int, seed: int = 7) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(3, 250, n).tolist()
-    return ids
 
 
 def test_the_layer_against_float64(path: Path) -> None:
@@ -136,60 +136,21 @@ def test_the_layer_against_float64(path: Path) -> None:
         assert np.abs(found - exact).max() <= 2 * rounding(config) * np.abs(exact).max()
 
 
-HOW: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.3, "seed": 5}]
-
-
-def written(file: Path, how: dict[str, Any]) -> treadle.Generation:
-    """Check that texts are those without the layer: several at once, one of them behind a beginning
-    that the cache knows. Gives the first.
-    """
-    prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
-    made = []
-    for speculate in (False, None):
-        with load(file, deterministic=True, speculate=speculate) as model:
-            model.generate(prompts[1], max_tokens=3).finish()
-            texts = [model.generate(ids, max_tokens=60, ignore_eos=True, **how) for ids in prompts]
-            for text in texts:
-                text.begin(look_ahead=float("inf"))
-            made.append([(text.finish(), text.ids) for text in texts])
-        assert any(text.timings.n_drafted for text in texts) == (speculate is None)
-    assert made[0] == made[1]
-    return texts[0]
-
-
 @pytest.mark.parametrize("how", HOW)
 def test_the_text_is_that_without_it(path: Path, how: dict[str, Any]) -> None:
-    written(path, how)
+    check_texts(partial(load, path, speculate=False), partial(load, path), how)  # on by default
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_a_layer_that_is_right_is_believed(foreseen: Path, how: dict[str, Any]) -> None:
-    timings = written(foreseen, how).timings
+    timings = check_texts(*either(foreseen), how).timings
     if not how["temperature"]:
         assert timings.n_accepted > 0.8 * timings.n_drafted
 
 
 def test_a_session_that_is_cut_and_forked(foreseen: Path) -> None:
-    made = []
-    for speculate in (False, True):
-        with load(foreseen, deterministic=True, speculate=speculate) as model:
-            session = model.session()
-            asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
-            texts = [model.generate(ids_of(40), session=session, **asked)]
-            texts[0].finish()
-            session.truncate(33)
-            fork = model.session()
-            fork.seq = model.engine.cache.fork(session.seq)
-            for other, more in ((session, ids_of(9, 1)), (fork, ids_of(9, 2))):
-                texts.append(model.generate([*other.ids, *more], session=other, **asked))
-                texts[-1].finish()
-            made.append([text.ids for text in texts])
-            if speculate:
-                assert all(text.timings.n_accepted > 10 for text in texts)
-            session.close()
-            fork.close()
-    assert made[0] == made[1]
+    check_session(*either(foreseen), 11)
 
 
 def test_a_session_that_was_drafted_for_is_forgotten(foreseen: Path) -> None:

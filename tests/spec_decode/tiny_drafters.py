@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,29 +108,37 @@ def load(path: Path, draft: Path | None, **settings: Any) -> treadle.Model:
 HOW: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.3, "seed": 5}]
 
 
-def check_texts(path: Path, draft: Path, how: dict[str, Any]) -> treadle.Generation:
+Open = Callable[..., treadle.Model]  # with settings of ``treadle.load``
+
+
+def either(path: Path, draft: Path) -> tuple[Open, Open]:
+    """The model alone, and with its drafter."""
+    return partial(load, path, None), partial(load, path, draft)
+
+
+def check_texts(alone: Open, drafted: Open, how: dict[str, Any]) -> treadle.Generation:
     """Check that texts are those without the drafter: several at once, one of them behind a
-    beginning that the cache knows. Return the first.
+    beginning that the cache knows. Return the first, with drafts.
     """
     prompts = [ids_of(5), ids_of(70), [*ids_of(64), 9, 8]]
     made = []
-    for drafter in (None, draft):
-        with load(path, drafter, deterministic=True) as model:
+    for opened in (alone, drafted):
+        with opened(deterministic=True) as model:
             model.generate(prompts[1], max_tokens=3).finish()
             texts = [model.generate(ids, max_tokens=60, ignore_eos=True, **how) for ids in prompts]
             for text in texts:
                 text.begin(look_ahead=float("inf"))
             made.append([(text.finish(), text.ids) for text in texts])
-        assert any(text.timings.n_drafted for text in texts) == (drafter is not None)
+        assert any(text.timings.n_drafted for text in texts) == (opened is drafted)
     assert made[0] == made[1]
     return texts[0]
 
 
-def check_session(path: Path, draft: Path, least: int = 0) -> None:
+def check_session(alone: Open, drafted: Open, least: int = 0) -> None:
     """The same of a session that is cut and forked; ``least``: drafts that are accepted in each."""
     made = []
-    for drafter in (None, draft):
-        with load(path, drafter, deterministic=True) as model:
+    for opened in (alone, drafted):
+        with opened(deterministic=True) as model:
             session = model.session()
             asked: dict[str, Any] = {"max_tokens": 30, "temperature": 0, "ignore_eos": True}
             texts = [model.generate(ids_of(40), session=session, **asked)]
@@ -141,7 +150,7 @@ def check_session(path: Path, draft: Path, least: int = 0) -> None:
                 texts.append(model.generate([*other.ids, *more], session=other, **asked))
                 texts[-1].finish()
             made.append([text.ids for text in texts])
-            if drafter:
+            if opened is drafted:
                 assert all(text.timings.n_drafted for text in texts)
                 assert all(text.timings.n_accepted >= least for text in texts)
             session.close()
@@ -166,7 +175,7 @@ def adds_nothing(path: Path, to: Path) -> Path:
 
 
 class Owner:
-    """What a drafter needs of a request."""
+    """The part of a request that a drafter reads."""
 
     def __init__(self, seq: Sequence) -> None:
         self.seq = seq
