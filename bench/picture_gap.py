@@ -56,8 +56,8 @@ BEFORE = 20  # tokens of the text before the picture is sent
 
 @dataclass
 class Answer:
-    """What the server says of a question with a picture. Milliseconds, and tokens of the prompt
-    that were read and that the cache had.
+    """The server's timings of a question with a picture: milliseconds, and tokens of the prompt that
+    were read and that the cache had.
     """
 
     seconds: float

@@ -23,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,15 @@ class Case:
 
 
 CLASS = "class token behind the patches, positions as if before them"
+LLAVA = Case(
+    "llava",
+    ((56, 56),),
+    tile=True,
+    why=f"{CLASS}; the first patch's row is left out",
+    theirs=class_behind,
+    ours_kept=but_the_first,
+    theirs_kept=but_the_last,
+)
 CASES = (
     Case("qwen2vl", ((56, 112), (112, 84))),
     Case("qwen25vl", ((56, 112), (140, 84), (196, 224))),
@@ -167,24 +176,8 @@ CASES = (
     ),
     Case("gemma4u", ((180, 192), (192, 180)), max_rows=255),
     Case("smolvlm", ((64, 64),), tile=True),
-    Case(
-        "llava",
-        ((56, 56),),
-        tile=True,
-        why=f"{CLASS}; the first patch's row is left out",
-        theirs=class_behind,
-        ours_kept=but_the_first,
-        theirs_kept=but_the_last,
-    ),
-    Case(
-        "llavanext",
-        ((56, 56),),
-        tile=True,
-        why=f"{CLASS}; the first patch's row is left out",
-        theirs=class_behind,
-        ours_kept=but_the_first,
-        theirs_kept=but_the_last,
-    ),
+    LLAVA,
+    replace(LLAVA, name="llavanext"),
     Case("llava", ((56, 56),), tile=True, keys={"clip.vision.feature_layer": None}, edit=moondream),
     Case("pixtral", ((64, 96), (128, 64)), edit=with_breaks, theirs_kept=without_breaks),
     Case("mistral3", ((64, 96), (128, 64)), edit=with_breaks, theirs_kept=without_breaks),
