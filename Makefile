@@ -53,9 +53,10 @@ rest: $(VENV)/.stamp-dev
 	TREADLE_TESTS=rest $(PYTEST)
 
 # Whole models, and every kernel test, on emulated CPUs of other kinds, one after the other: hours.
+# Every tower and decoder of pictures and sounds on every instruction set of this machine, too.
 emulated: $(VENV)/.stamp-dev
 	$(VENV)/bin/python tools/fetch_emulators.py --roots
-	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated tests/isa/test_emission.py
+	TREADLE_EMULATED=all $(VENV)/bin/python -m pytest tests/emulated tests/isa/test_emission.py tests/media/test_every_row.py
 	$(VENV)/bin/python -m tests.emulated
 
 # Models on a Ray of this machine, in two and four processes, killed and gone on with: minutes.

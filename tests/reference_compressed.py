@@ -66,7 +66,7 @@ def weights(config: Config, x: Array, tensor: Tensors, stem: str) -> tuple[Array
 
 
 def fed(maps: Layer, h: Array, ids: Sequence[int]) -> Array:
-    """What the experts make of normed states, and the shared one."""
+    """The sum of the experts' outputs for normed states, the shared one included."""
     experts = maps.at.experts
     assert experts is not None
     blk = f"blk.{maps.i}.ffn"
@@ -97,7 +97,7 @@ def fed(maps: Layer, h: Array, ids: Sequence[int]) -> Array:
 
 
 def attended(maps: Layer, h: Array) -> Array:
-    """What attention makes of normed states."""
+    """The output of attention for normed states."""
     config = maps.config
     at = maps.at
     sizes = at.compressed
@@ -168,7 +168,7 @@ def units_of(maps: Layer, h: Array, stem: str, dims: int) -> Array:
 
 
 def seen_units(maps: Layer, h: Array, rank: Array, n: int) -> Choice:
-    """Which units each query sees, bool [query, unit]."""
+    """Units that each query sees, bool [query, unit]."""
     sizes = maps.at.compressed
     index = maps.at.indexer
     assert sizes is not None

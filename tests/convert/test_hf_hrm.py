@@ -26,7 +26,7 @@ from treadle.models.stages import staged
 
 N = 2  # layers of a stack
 SIZES = {"num_hidden_layers": N, "head_dim": 32, "H_cycles": 2, "L_cycles": 2, "pad_token_id": 0}
-# What llama.cpp's loader asks for.
+# Tensors of a layer that llama.cpp's loader requires.
 NAMES = "attn_q attn_k attn_v attn_gate attn_output ffn_gate ffn_down ffn_up"
 
 

@@ -39,7 +39,7 @@ CASE = Case(
         "routed_scaling_factor": 1.5,
     },
 )
-# What llama.cpp's loader asks for.
+# Tensors of a layer that llama.cpp's loader requires.
 NAMES = """
     attn_norm attn_sinks attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_norm attn_k_b
     attn_v_b attn_output attn_gate indexer.attn_q_b indexer.attn_k indexer.k_norm indexer.proj

@@ -184,6 +184,11 @@ def test_commands_parse(page: Path) -> None:
         parse(shlex.split(line, comments=True)[1:], line)
 
 
+def test_commands_are_found() -> None:
+    """Pages have commands for the test above to parse."""
+    assert sum(len(list(command_lines(page))) for page in PAGES) > 50
+
+
 def parse(words: list[str], line: str) -> None:
     """Parse the arguments of a command as click would, without running it."""
     if words == ["--version"]:

@@ -82,7 +82,9 @@ def known(data: Path, name: str) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize(("row", "name"), CASES)
 def test_text_is_that_of_llamacpp(row: str, name: str, data: Path) -> None:
-    """On one thread and on others the same bits: of the prompt and of one token, or of all."""
+    """On one thread and on others the same bits: of the prompt and of one token, or of all. By
+    default rows that qemu runs slowly write half the text.
+    """
     path = data / "models" / FILES[name]
     (ids, theirs) = known(data, name)
     theirs = theirs if EVERY or not row.startswith(SLOWLY) else theirs[: N_TOKENS // 2]

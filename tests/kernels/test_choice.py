@@ -68,7 +68,7 @@ def test_codes_are_met_as_bytes_by_few_tokens() -> None:
 
 
 def test_five_to_eight_tokens_of_floats_use_a_gemv() -> None:
-    """Where that was measured; not weights of codes, nor with activations of bf16."""
+    """On the rows on which it was measured; not BF16, AVX2 or other numbers of tokens."""
     for name in ("avx512", "avx512_vnni", "amx_bf16"):
         for w in ("F16", "F32"):
             spec = matmul(by_name(w), ROWS[name], 512, 8, outputs=True)

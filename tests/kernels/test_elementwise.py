@@ -101,7 +101,7 @@ def check_padding(out: np.ndarray, act: ActivationLayout, n: int) -> None:
 
 def embed_cases() -> list[Any]:
     """Each format on each row: with one of its two widths, in turns, as the code that unpacks a
-    block knows nothing of them. What else a format has meets all rows.
+    block does not depend on it. Further specs of a format meet all rows.
     """
     of: dict[str, list[Embed]] = {}
     for spec in EMBEDS:

@@ -103,7 +103,7 @@ def can_run(spec: Matmul, isa: Isa) -> bool:
 PLAIN = {"F64", "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "TQ1_0", "Q2_0", "IQ1_S", "IQ1_M"}
 PLAIN |= {f.name for f in registry.MLX}
 UNPACKING = {"lookup", "bit_extract", "multishift", "bit_spread"}
-# What products of floats do not ask of a row, and what all ask of none.
+# Fields of a row that products of f32 activations do not read, and fields that no product reads.
 WHOLE = {"dot4", "dot4_least", "dot4_top", "dot4_single", "shorts", "dot_words"}
 NEVER = {"name", "needs", "cpu", "features", "tiles", "slow_with"}
 
@@ -164,7 +164,7 @@ def cases(
     keep: Callable[[Matmul], bool] = lambda spec: True,
     pairs: Sequence[tuple[Matmul, Isa]] = PAIRS,
 ) -> pytest.MarkDecorator:
-    """A test of every spec that ``keep`` keeps, on every row that can run it."""
+    """A test of each spec that ``keep`` keeps, on its rows in ``pairs``."""
     params = [pytest.param(s, i, id=f"{s.name}-{i.name}") for s, i in pairs if keep(s)]
     return pytest.mark.parametrize(("spec", "isa"), params)
 
