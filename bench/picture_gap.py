@@ -56,7 +56,7 @@ BEFORE = 20  # tokens of the text before the picture is sent
 
 @dataclass
 class Answer:
-    """The server's timings of a question with a picture: milliseconds, and tokens of the prompt that
+    """The server's timings of a question with a picture: milliseconds, and the prompt's tokens that
     were read and that the cache had.
     """
 
