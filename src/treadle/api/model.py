@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar, overload
 import numpy as np
 
 from treadle.api.defaults import Given, read_defaults
-from treadle.api.encoder import open_encoder, refuse_beside_encoder
 from treadle.api.generation import Generation, in_order
 from treadle.api.model_path import find_path
 from treadle.api.options import (
@@ -271,6 +270,8 @@ class Model:
         self.n_threads = threads or usable_threads()[0]
         self.n_ctx = choose_context(context, self.config, self.gguf, kv_tokens)
         if self.config.encoder is not None:
+            from treadle.api.encoder import refuse_beside_encoder
+
             refuse_beside_encoder(
                 self.config,
                 lora=lora,
@@ -295,6 +296,8 @@ class Model:
         with ExitStack() as failed:
             failed.callback(self.engine.close)
             if self.config.encoder is not None:
+                from treadle.api.encoder import open_encoder
+
                 open_encoder(self.engine)
             add_adapters(lora, self.engine)
             add_control_vectors(control_vectors, control_vector_layers, self.engine)

@@ -238,7 +238,7 @@ class RunInputs(Inputs):
         self._outputs = offsets["output_rows"] // 4
         self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
-        self._lists = offsets["part_pages"]
+        self._lists = offsets.get("part_pages")  # None: no kernel of the plan reads them
         self._ropes: list[tuple[RopeTable, np.ndarray]] = []
         for i, table in enumerate(ropes):
             given = inputs[field := numbered("rope", i)]
@@ -308,8 +308,6 @@ class RunInputs(Inputs):
             else:
                 for table, rope in self._ropes:
                     rope[row:end] = table.upto(n_held)[start:n_held]
-            n_pages = len(next(iter(seq.pages), ()))
-            PAGES_RECORD.pack_into(block, self._list_at(at_part), 8 * at_pages, n_pages)
             for pool, pages in zip(pools, seq.pages, strict=False):
                 behind = at_pages + len(pages)
                 words[at_pages:behind] = pages
@@ -332,15 +330,21 @@ class RunInputs(Inputs):
         COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
         if self._loras is not None:
             self._loras.lay_out(parts)
+        if self._lists is not None:
+            self._lay_out_lists(parts, self._lists)
         for pool in self._all_pools:
             at = pool.counts
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
 
-    def _list_at(self, at_part: int) -> int:
-        """Return where the record goes that locates a part's pages."""
-        return self._lists + (at_part - self._parts) // PART_RECORD.size * PAGES_RECORD.size
+    def _lay_out_lists(self, parts: Ids[BatchItem], at: int) -> None:
+        """Write where each part's pages are, from ``at`` on."""
+        at_pages = self._pages
+        for seq, *_ in parts:
+            PAGES_RECORD.pack_into(self._bytes, at, 8 * at_pages, len(seq.pages[0]))
+            at += PAGES_RECORD.size
+            at_pages += sum(map(len, seq.pages))
 
     def lay_out_encoder(self, encoded: EncodedKeys) -> None:
         """Write a run with one row for each key of an encoder, which stores them."""

@@ -42,12 +42,8 @@ if TYPE_CHECKING:
 
 CHUNK = N_BATCH  # tokens of short texts per run
 OUTPUTS = 128  # maximum logits rows per run
-OF_ROWS = (
-    "logits",
-    "ahead",
-    "tapped",
-    "markov",
-)  # outputs with a row for each requested token; others have one per part
+# Outputs with a row for each requested token; others have one per part.
+OF_ROWS = "logits", "ahead", "tapped", "markov"
 T = TypeVar("T")
 
 

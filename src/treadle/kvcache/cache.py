@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, ClassVar
 
+from treadle.base.cached_property import cached_property
 from treadle.errors import ContextFullError, NoRoomError
 from treadle.kernels.attention.page_layout import kv_formats, kv_of
 from treadle.kernels.attention.records import PAGE, most_partials
-from treadle.kvcache.encoded_inputs import EncodedInputs
 from treadle.kvcache.media import MediaRegistry
 from treadle.kvcache.page_pool import GONE, Pool, StatePool, page_bytes, pages_within, state_bytes
 from treadle.kvcache.prefix_hit import NOTHING_REUSED, OWN
@@ -42,6 +42,7 @@ from treadle.models.cache_spec import PoolSpec, StateSpec
 from treadle.models.config import N_BATCH
 
 if TYPE_CHECKING:
+    from treadle.kvcache.encoded_inputs import EncodedInputs
     from treadle.plan.plan import Storage
 
 N_TEXTS = 128  # texts per run in non-causal models: one partial page each
@@ -139,7 +140,15 @@ class KVCache:
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
         self.media = MediaRegistry(n_vocab)
-        self.inputs = EncodedInputs(self)
+
+    @cached_property
+    def inputs(self) -> EncodedInputs:
+        """The encoded inputs of an encoder-decoder model. Imported here, because most models have
+        no encoder.
+        """
+        from treadle.kvcache.encoded_inputs import EncodedInputs
+
+        return EncodedInputs(self)
 
     def _n_pages(self, window: int) -> int:
         return pages_of(self.n_ctx, window, self.n_batch)
@@ -617,7 +626,8 @@ class KVCache:
     def forget(self) -> None:
         """Evict all pages and checkpoints that no sequence in use holds."""
         self.revive().close()
-        self.inputs.forget()
+        if self.cross:
+            self.inputs.forget()
         self.slots.forget_all()
         for pool in reversed(self.pools):
             while self.tree.evict(pool):

@@ -44,7 +44,6 @@ class LentCache(KVCache):
         self.lora = ()
         self.tree = PageTree([], None)
         self.media = cache.media
-        self.inputs = cache.inputs
         self._pool_of = {first + i: pool for pool in self.pools for i in pool.layers}
 
     def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:

@@ -7,7 +7,7 @@ MTP layer. With a Markov head (DSpark) each token of the block is chosen by the 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,8 @@ from treadle.engine.engine import OUTPUTS, Engine
 from treadle.errors import ContextFullError
 from treadle.models.drafters.beside_model import FEATURES, tokens_of
 from treadle.models.drafters.dflash import BASE, KEYS, MARKOV
-from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, Drafter, DraftSequence, K
-from treadle.spec_decode.mtp import share_of
+from treadle.spec_decode.draft_model import FIRST_LOOK, LEAST, DraftSequence, K, engine_beside
+from treadle.spec_decode.mtp import StatesDrafter
 from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
 
 if TYPE_CHECKING:
@@ -27,22 +27,18 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(StatesDrafter):
     """Drafts blocks for ``engine`` with the drafter's engine ``made``. Owners have one of the
     model's sequences, ``seq``; the drafter's sequences hold the tokens whose states it has read.
     """
 
-    observer: TappedStates
-
     def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
-        super().__init__(made, engine.config.n_vocab, **given)
-        self._before = share_of(made, engine)
         config = made.config
         assert config.draft is not None
+        observer = TappedStates(config.draft.layers, config.n_target, engine.media)
+        super().__init__(made, engine, observer, **given)
         self._traits = config.draft
         self._most = min(config.draft.n_block, LEAST) - (not config.draft.anchored)
-        self.observer = TappedStates(config.draft.layers, config.n_target, engine.media)
-        self._states = self.observer.states
         self._keys = GivenRows(KEYS, FEATURES)
         self._base = GivenRows(MARKOV, BASE)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
@@ -52,25 +48,11 @@ class BlockDrafter(Drafter):
         """See ``Drafter``."""
         return "logits", KEYS, *((MARKOV,) if self._traits.n_markov else ())
 
-    def keep(self, owners: Collection[Any]) -> None:
-        """See ``Drafter``."""
-        super().keep(owners)
-        self.observer.keep(owners)
-
     def seconds(self, n_texts: int, n_ids: int, step_s: float) -> float:
         """See ``Drafter``; all ids of a block are drafted in one run."""
         if not self._steps:
             return self._before * step_s
         return self._steps.predicted(n_texts * n_ids)
-
-    def knows(self, owner: Any, ids: Ids[int]) -> bool:
-        """See ``Drafter``."""
-        return self._settle(owner, ids) and super().knows(owner, ids)
-
-    def read(self, owner: Any, ids: Ids[int], within_s: float) -> None:
-        """See ``Drafter``."""
-        if self._settle(owner, ids):
-            super().read(owner, ids, within_s)
 
     def write(self, wanted: Mapping[K, tuple[Ids[int], int]]) -> dict[K, list[int]]:
         """See ``Drafter``."""
@@ -98,10 +80,6 @@ class BlockDrafter(Drafter):
             tokens = map(self.token_of, rows)
             result[owner] = [token for token in tokens if 0 <= token < self._n_vocab]
         return result
-
-    def token_of(self, row: int) -> int:
-        """See ``Drafter``."""
-        return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
     def _catch_up(self, texts: Mapping[K, Ids[int]]) -> None:
         """Read the states of all ids but the last of each text, in as many runs as it takes."""
@@ -167,35 +145,9 @@ class BlockDrafter(Drafter):
         if len(text.seq) > text.n:
             self.engine.cache.truncate(text.seq, text.n)
 
-    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
-        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
-        token precedes them.
-        """
-        states = self._states.get(owner.seq)
-        text = self._texts.get(owner)
-        if states is None:
-            return False
-        states.settle(ids)
-        if states.end < len(ids) - 1:
-            return False
-        if text is not None:
-            text.settle(ids)
-            if text.start + text.n < states.start:
-                self._texts.pop(owner).seq.close()
-            else:
-                states.drop(text.start + text.n)
-        return True
-
-    def _first(self, owner: Any) -> int:
-        return self._states[owner.seq].start
-
     def _read(self, owner: Any, text: DraftSequence, ids: Ids[int]) -> None:
         self._keys.given = self._between(owner, text.start + text.n, len(ids))
         self.engine.observe([BatchItem(text.seq, ids, 0)], self._keys)
-
-    def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
-        states = self._states[owner.seq]
-        return states.rows[at - states.start :][:n]
 
 
 def _first(row: Any) -> int:
@@ -210,14 +162,5 @@ def open_dflash(draft: GGUF, config: Config, engine: Engine) -> BlockDrafter:
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
-    cache = engine.cache
-    made = Engine(
-        gguf,
-        config,
-        engine.device,
-        n_ctx=min(engine.n_ctx, config.n_ctx_train),
-        kv=cache.kv,
-        n_sequences=cache.n_sequences,
-        kv_tokens=cache.kv_tokens,
-    )
-    return BlockDrafter(made, engine)
+    n_ctx = min(engine.n_ctx, config.n_ctx_train)
+    return BlockDrafter(engine_beside(engine, gguf, config, n_ctx), engine)

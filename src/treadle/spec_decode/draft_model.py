@@ -226,6 +226,22 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
         )
 
 
+def engine_beside(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Engine:
+    """Return an engine for a drafter's file, on the device of ``engine`` and with a cache like its
+    own, of ``n_ctx`` tokens.
+    """
+    cache = engine.cache
+    return Engine(
+        gguf,
+        config,
+        engine.device,
+        n_ctx=n_ctx,
+        kv=cache.kv,
+        n_sequences=cache.n_sequences,
+        kv_tokens=cache.kv_tokens,
+    )
+
+
 def open_drafter(draft: GGUF, config: Config, engine: Engine) -> Drafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` cannot
     roll back to an earlier token, has another vocabulary, or has no logits.
@@ -237,16 +253,7 @@ def open_drafter(draft: GGUF, config: Config, engine: Engine) -> Drafter:
         raise UnsupportedError(
             f"{draft.path}: {config.arch.name} has no logits output, so it cannot draft"
         )
-    n_ctx = min(engine.n_ctx, config.n_ctx_train)
-    made = Engine(
-        draft,
-        config,
-        engine.device,
-        n_ctx=n_ctx,
-        kv=engine.cache.kv,
-        n_sequences=engine.cache.n_sequences,
-        kv_tokens=engine.cache.kv_tokens,
-    )
+    made = engine_beside(engine, draft, config, min(engine.n_ctx, config.n_ctx_train))
     if made.cache.states:
         raise UnsupportedError(
             f"{draft.path}: cannot draft: layers of {config.arch.name} keep a recurrent state, "

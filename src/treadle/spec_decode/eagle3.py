@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treadle.engine.engine import Engine
 from treadle.models.drafters.beside_model import FEATURES, tokens_of
 from treadle.models.drafters.eagle3 import AHEAD, STATES
+from treadle.spec_decode.draft_model import engine_beside
 from treadle.spec_decode.mtp import NextnDrafter
 from treadle.spec_decode.tapped import GivenRows, TappedStates, beside_model
 
 if TYPE_CHECKING:
     from treadle.engine.batch import BatchItem
+    from treadle.engine.engine import Engine
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.files.gguf import GGUF
     from treadle.models.config import Config
@@ -54,11 +55,10 @@ class Eagle3Drafter(NextnDrafter):
     own_observer: DrafterStates  # type: ignore[assignment]
 
     def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
-        super().__init__(made, engine, **given)
         config = made.config
         assert config.draft is not None
-        self.observer = TappedStates(config.draft.layers, config.n_target, engine.media)
-        self._states = self.observer.states
+        observer = TappedStates(config.draft.layers, config.n_target, engine.media)
+        super().__init__(made, engine, observer, **given)
         self.own_observer = DrafterStates(config.n_embd)
         self._tokens = tokens_of(made.gguf, self._n_vocab)
 
@@ -66,10 +66,6 @@ class Eagle3Drafter(NextnDrafter):
     def outputs(self) -> tuple[str, ...]:
         """See ``Drafter``."""
         return "logits", AHEAD
-
-    def token_of(self, row: int) -> int:
-        """See ``Drafter``."""
-        return row if self._tokens is None or row < 0 else int(self._tokens[row])
 
     def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
         """See ``NextnDrafter``."""
@@ -88,14 +84,4 @@ def open_eagle3(draft: GGUF, config: Config, engine: Engine) -> Eagle3Drafter:
     """
     gguf, config = beside_model(draft, config, engine)
     tokens_of(gguf, engine.config.n_vocab)
-    cache = engine.cache
-    made = Engine(
-        gguf,
-        config,
-        engine.device,
-        n_ctx=engine.n_ctx,
-        kv=cache.kv,
-        n_sequences=cache.n_sequences,
-        kv_tokens=cache.kv_tokens,
-    )
-    return Eagle3Drafter(made, engine)
+    return Eagle3Drafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)

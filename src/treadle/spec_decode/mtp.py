@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 from collections.abc import Sequence as Ids
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from treadle.engine.batch import BatchItem
-from treadle.engine.engine import Engine
 from treadle.engine.observer import EngineObserver
 from treadle.models.graphs.nextn import GIVEN, nextn_model
-from treadle.spec_decode.draft_model import Drafter, DraftSequence
+from treadle.spec_decode.draft_model import Drafter, DraftSequence, engine_beside
 
 if TYPE_CHECKING:
+    from treadle.engine.engine import Engine
     from treadle.engine.logits import LogitsBatch
     from treadle.engine.prepared_plan import PreparedPlan
     from treadle.kvcache.cache import Sequence
@@ -164,21 +164,23 @@ def _states_of(ready: PreparedPlan, n_embd: int) -> np.ndarray:
     return ready.rows(ready.plan.outputs[AHEAD], ready.run["n_tokens"], n_embd)
 
 
-class NextnDrafter(Drafter):
-    """MTP drafter for ``engine``. Owners have one of its sequences, ``seq``."""
+class StatesDrafter(Drafter):
+    """Base of drafters that read the model's states, which ``observer`` keeps. Owners have one of
+    the model's sequences, ``seq``.
 
+    ``shift``: the drafter's sequence begins with the request's token of this number; its token i is
+    read with the state of the request's token i.
+    """
+
+    shift: ClassVar[int] = 0
     observer: ModelStates
-    own_observer: LayerStates
 
-    def __init__(self, made: Engine, engine: Engine, **given: Any) -> None:
+    def __init__(self, made: Engine, engine: Engine, observer: ModelStates, **given: Any) -> None:
         super().__init__(made, engine.config.n_vocab, **given)
         self._before = share_of(made, engine)
-        self.observer = ModelStates(made.config.n_embd, engine.media)
-        self.own_observer = LayerStates(made.config.n_embd)
-        self._states = self.observer.states
-        self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
-
-    # -- sequences are shifted by one: token i is paired with the hidden state of token i - 1 ------
+        self.observer = observer
+        self._states = observer.states
+        self._tokens: np.ndarray | None = None  # the model's token of each row of logits
 
     def keep(self, owners: Collection[Any]) -> None:
         """See ``Drafter``."""
@@ -187,12 +189,57 @@ class NextnDrafter(Drafter):
 
     def knows(self, owner: Any, ids: Ids[int]) -> bool:
         """See ``Drafter``."""
-        return self._settle(owner, ids) and super().knows(owner, ids[1:])
+        return self._settle(owner, ids) and super().knows(owner, ids[self.shift :])
 
     def read(self, owner: Any, ids: Ids[int], within_s: float) -> None:
         """See ``Drafter``."""
         if self._settle(owner, ids):
-            super().read(owner, ids[1:], within_s)
+            super().read(owner, ids[self.shift :], within_s)
+
+    def token_of(self, row: int) -> int:
+        """See ``Drafter``."""
+        return row if self._tokens is None or row < 0 else int(self._tokens[row])
+
+    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
+        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
+        token precedes them.
+        """
+        states = self._states.get(owner.seq)
+        text = self._texts.get(owner)
+        if states is None:
+            return False
+        states.settle(ids)
+        if states.end < len(ids) - 1 or (self.shift and not states.ids):
+            return False
+        if text is not None:
+            text.settle(ids[self.shift :])
+            if text.start + text.n < states.start:
+                self._texts.pop(owner).seq.close()
+            else:
+                states.drop(text.start + text.n)
+        return True
+
+    def _first(self, owner: Any) -> int:
+        return self._states[owner.seq].start
+
+    def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
+        states = self._states[owner.seq]
+        return states.rows[at - states.start :][:n]
+
+
+class NextnDrafter(StatesDrafter):
+    """MTP drafter for ``engine``. Its layer pairs token i with the state of token i - 1."""
+
+    shift = 1
+    own_observer: LayerStates
+
+    def __init__(
+        self, made: Engine, engine: Engine, observer: ModelStates | None = None, **given: Any
+    ) -> None:
+        observer = observer or ModelStates(made.config.n_embd, engine.media)
+        super().__init__(made, engine, observer, **given)
+        self.own_observer = LayerStates(made.config.n_embd)
+        self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
     def write(self, wanted: Any) -> Any:
         """See ``Drafter``."""
@@ -205,28 +252,6 @@ class NextnDrafter(Drafter):
             text.seq.n_drafted = 0
             self.engine.cache.truncate(text.seq, text.n)
         return result
-
-    def _settle(self, owner: Any, ids: Ids[int]) -> bool:
-        """Whether the states reach the last token but one. Drop the drafter's sequence if its next
-        token precedes them.
-        """
-        states = self._states.get(owner.seq)
-        text = self._texts.get(owner)
-        if states is None:
-            return False
-        states.settle(ids)
-        if states.end < len(ids) - 1 or not states.ids:
-            return False
-        if text is not None:
-            text.settle(ids[1:])
-            if text.start + text.n < states.start:
-                self._texts.pop(owner).seq.close()
-            else:
-                states.drop(text.start + text.n)
-        return True
-
-    def _first(self, owner: Any) -> int:
-        return self._states[owner.seq].start
 
     def give(self, owners: Ids[Hashable], given: np.ndarray) -> None:
         """Set the states of the next run's tokens. ``owners``: of a run that drafts; none, or all
@@ -254,10 +279,6 @@ class NextnDrafter(Drafter):
             self._last[owner] = self.own_observer.rows[end - 1 : end]
         return rows
 
-    def _between(self, owner: Any, at: int, n: int) -> np.ndarray:
-        states = self._states[owner.seq]
-        return states.rows[at - states.start :][:n]
-
     def close(self) -> None:
         """Close the layer's engine; the model's file stays open."""
         self.keep(())
@@ -276,14 +297,4 @@ def open_nextn(engine: Engine) -> NextnDrafter:
     if a tensor of the layer is missing or has another shape.
     """
     gguf, config = nextn_model(engine.gguf, engine.config)
-    cache = engine.cache
-    made = Engine(
-        gguf,
-        config,
-        engine.device,
-        n_ctx=engine.n_ctx,
-        kv=cache.kv,
-        n_sequences=cache.n_sequences,
-        kv_tokens=cache.kv_tokens,
-    )
-    return NextnDrafter(made, engine)
+    return NextnDrafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)

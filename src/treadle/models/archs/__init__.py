@@ -43,8 +43,7 @@ from treadle.models.archs.arch import (
     Arch,
 )
 from treadle.models.archs.decoders import DECODERS
-from treadle.models.archs.encoder_decoders import ENCODER_DECODERS
-from treadle.models.archs.encoders import ENCODERS
+from treadle.models.archs.encoders import ENCODER_DECODERS, ENCODERS
 from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 

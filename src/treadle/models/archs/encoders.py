@@ -1,4 +1,6 @@
-"""Encoders: models that compute embeddings or scores of texts."""
+"""Encoders: models that compute embeddings or scores of texts, and models that generate text of
+what an encoder has read.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ from treadle.models.archs.arch import (
     DISTANCES,
     EMBD_NORM,
     EMBD_NORM_BIAS,
+    ENCODER_DISTANCES,
+    ENCODER_GATE,
     GATE,
     LAYER_SCALE,
     LOCAL_BASE,
@@ -143,5 +147,24 @@ ENCODERS = (
             ("enc.output_norm.weight", "output_norm.weight"),
             ("enc.blk.", "blk."),
         ),
+    ),
+)
+
+ENCODER_DECODERS = (
+    Arch(
+        "t5",
+        graph="encoder_decoder",
+        rope="none",
+        activation="gelu",
+        needs=DISTANCES | ENCODER_DISTANCES,
+        lacks=GATE | ENCODER_GATE,
+        keys=((BUCKETS, 32), (SCALE, 1.0)),
+        names=(
+            ("cross_attn_o.weight", "cross_attn_output.weight"),
+            ("attn_o.weight", "attn_output.weight"),
+            ("dec.output_norm.weight", "output_norm.weight"),
+            ("dec.blk.", "blk."),
+        ),
+        encoder="t5encoder",
     ),
 )

@@ -32,8 +32,9 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
         "tokens": Input(I32, (n,)),
         "output_rows": Input(I32, (plan.n_outputs,)),
         "parts": Input(PART, (n,)),
-        "part_pages": Input(PART_PAGES, (n,)),
     }
+    if any(pool.spec.unit > 1 for pool in pools):
+        result["part_pages"] = Input(PART_PAGES, (n,))
     for i, pool in enumerate((*pools, *cross)):
         n_partials = cache.max_partials(n, pool) if plan.few_tokens else 0
         result[numbered("kv_indices", i)] = Input(I64, (n,))
