@@ -17,7 +17,7 @@ from treadle.models.graphs import reading
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import HEAD_ROWS
-from treadle.models.graphs.manifold import MANIFOLD, read_hyper
+from treadle.models.graphs.streams.manifold import MANIFOLD, read_hyper
 from treadle.models.keys import N_LAYER_MAX, NEXTN
 from treadle.models.mixers.names import ROWS, ROWS_AND_CHOSEN_UNITS, ROWS_AND_UNITS
 

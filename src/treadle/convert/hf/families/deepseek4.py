@@ -25,7 +25,8 @@ from treadle.models.graphs.compressed import (
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.manifold import EPS, N_STREAMS, ROUNDS
+from treadle.models.graphs.streams.manifold import ROUNDS
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _BY_TOKEN = "hash_moe"
@@ -116,7 +117,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         TOKEN_LAYERS: _by_token(keys, n_layer),
         N_STREAMS: keys.integer("hc_mult"),
         ROUNDS: keys.integer("hc_sinkhorn_iters"),
-        EPS: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
+        EPSILON: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
         LIMIT: limit,
         SHARED_LIMIT: limit,
         "embedding_length_out": keys.integer("hidden_size") * keys.integer("hc_mult"),

@@ -20,9 +20,10 @@ from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.manifold import EPS, N_STREAMS, ROUNDS
 from treadle.models.graphs.pooled import TAIL, UNIT
 from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD, LAYER_EPS
+from treadle.models.graphs.streams.manifold import ROUNDS
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 
 _STATE = "linear_attention"
 _FULL = ("indexed_attention", "full_attention")
@@ -87,7 +88,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         TAIL: keys.flag("index_kpool_always_select_tail", True),
         N_STREAMS: keys.integer("hc_mult"),
         ROUNDS: keys.integer("hc_sinkhorn_iters"),
-        EPS: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
+        EPSILON: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
         EXPERTS_GATING: _SIGMOID,
         LIMIT: limit,
         SHARED_LIMIT: limit,
