@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from treadle.convert.hf.families.deepseek import index_keys
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
+from treadle.convert.hf.families.streams import (
+    STREAM_NAMES,
+    STREAM_PARTS,
+    manifold_keys,
+    stream_rules,
+)
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
@@ -22,11 +29,8 @@ from treadle.models.graphs.compressed import (
     TOKEN_LAYERS,
     UNIT_BASE,
 )
-from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.streams.manifold import ROUNDS
-from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 
 _KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
 _BY_TOKEN = "hash_moe"
@@ -111,13 +115,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         UNIT_BASE: f32(keys.number("compress_rope_theta", lo=1.001)),
         OUT_GROUPS: keys.integer("o_groups"),
         OUT_RANK: keys.integer("o_lora_rank"),
-        INDEX_HEADS: keys.integer("index_n_heads"),
-        INDEX_DIM: keys.integer("index_head_dim"),
-        INDEX_TOP: keys.integer("index_topk"),
+        **index_keys(keys),
         TOKEN_LAYERS: _by_token(keys, n_layer),
-        N_STREAMS: keys.integer("hc_mult"),
-        ROUNDS: keys.integer("hc_sinkhorn_iters"),
-        EPSILON: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
+        **manifold_keys(keys),
         LIMIT: limit,
         SHARED_LIMIT: limit,
         "embedding_length_out": keys.integer("hidden_size") * keys.integer("hc_mult"),
@@ -141,14 +141,12 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         "attn.indexer.compressor.ape": "indexer_ape",
         "self_attn.compressor.indexer.position_bias": "indexer_ape",
     }
-    for part in ("fn", "base", "scale"):
-        for half in ("attn", "ffn"):
-            renamed[f"hc_{half}_{part}"] = renamed[f"{half}_hc.{part}"] = f"hc_{half}.{part}"
     rules = [DerivationRule((name,), {f"{to}.weight": same}) for name, to in renamed.items()]
+    rules += stream_rules("hc_{half}_{part}", "{half}_hc.{part}")
     for name in ("hc_head_{}", "hc_{}"):  # of the checkpoint, and of transformers
         rules += [
             DerivationRule((name.format(part),), {f"hc_out.{part}.weight": same})
-            for part in ("fn", "base", "scale")
+            for part in STREAM_PARTS
         ]
     for stem in ("ffn.gate", "mlp.gate"):
         rules.append(
@@ -216,14 +214,10 @@ _NAMES: Names = {
     "sinks": "attn_sinks",
     "compressor_ape": "attn_compressor_ape",
     "indexer_ape": "indexer_compressor_ape",
-    **{
-        f"hc_{half}.{part}": f"hc_{half}_{part}"
-        for half in ("attn", "ffn")
-        for part in ("fn", "base", "scale")
-    },
+    **STREAM_NAMES,
     **{
         f"{at}hc_out.{part}": f"output_hc_{part}"
-        for part in ("fn", "base", "scale")
+        for part in STREAM_PARTS
         for at in ("", "hc_head.")
     },
 }
