@@ -32,10 +32,13 @@ from treadle.models.graphs.compressed import (
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
 
-_KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+_SLIDING = "sliding_attention"
+_SPARSE = "compressed_sparse_attention"
+_HEAVY = "heavily_compressed_attention"
+_KINDS = (_SLIDING, _SPARSE, _HEAVY)
 _BY_TOKEN = "hash_moe"
 _BY_ROUTER = "moe"
-_RATES = {_KINDS[1]: OVERLAPPING, _KINDS[2]: 128}
+_RATES = {_SPARSE: OVERLAPPING, _HEAVY: 128}
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
@@ -77,20 +80,18 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
     if kinds is None and isinstance(listed, list) and len(listed) >= n_layer:
         return listed[:n_layer]
     if kinds is None:  # transformers' default
-        kinds = [_KINDS[2]] * min(n_layer, 2) + [
-            _KINDS[1 if i % 2 else 2] for i in range(n_layer - 2)
+        kinds = [_HEAVY] * min(n_layer, 2) + [
+            _SPARSE if i % 2 else _HEAVY for i in range(n_layer - 2)
         ]
     if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - set(_KINDS):
         keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {', '.join(_KINDS)}")
     rates = keys.within("compress_rates")
-    of = {_KINDS[0]: 0}
-    for kind, short in ((_KINDS[1], "csa"), (_KINDS[2], "hca")):
+    of = {_SLIDING: 0}
+    for kind, short in ((_SPARSE, "csa"), (_HEAVY, "hca")):
         usual = rates.integer(kind, _RATES[kind], lo=2) if rates is not None else _RATES[kind]
         of[kind] = keys.integer(f"compress_rate_{short}", usual, lo=2)
-    if of[_KINDS[1]] != OVERLAPPING:
-        keys.refuse(
-            "compress_rates", f"{_KINDS[1]} {of[_KINDS[1]]}: treadle supports {OVERLAPPING}"
-        )
+    if of[_SPARSE] != OVERLAPPING:
+        keys.refuse("compress_rates", f"{_SPARSE} {of[_SPARSE]}: treadle supports {OVERLAPPING}")
     return [of[kind] for kind in kinds]
 
 
@@ -125,7 +126,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _numbers(rows: Rows) -> Rows:
-    """Return 64-bit numbers of experts as bytes of 32-bit ones."""
+    """Return integers, of any width, as the bytes of 32-bit ones."""
     wide = np.ascontiguousarray(rows).view(f"<i{rows.dtype.itemsize}")
     return np.ascontiguousarray(wide.astype("<i4")).view(np.uint8).reshape(*rows.shape[:-1], -1)
 

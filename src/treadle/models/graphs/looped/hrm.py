@@ -62,7 +62,6 @@ def build(g: Ops) -> Rows:
     high = first(g)
     embd = g.embed("low", "token_embd", g.config.embd_scale)
     given: Rows = g.add_rows("low.init", embd, INIT, by="first")
-    x = given
     for start in range(0, len(of), n):
         x = given
         for i in range(start, start + n):
