@@ -121,7 +121,7 @@ class Hyper:
 
     n: int  # streams
     n_embd: int  # values of each
-    n_rank: int = 0  # of the gates of the mix; 0: no gates (``graphs/{independent,manifold}.py``)
+    n_rank: int = 0  # of the gates of the mix; 0: none (``streams/{independent,manifold}.py``)
     rounds: int = 0  # of Sinkhorn's normalisation of the weights between streams
     magnitude: float = 2.0  # largest weight of a stream when a result is added
     eps: float = 0.0  # added to weights, and to the sums of Sinkhorn's normalisation

@@ -77,6 +77,29 @@ class Sublayer:
     unread: frozenset[str] = frozenset()
 
 
+def built_by_graph(
+    label: str,
+    rows: tuple[TensorRow, ...],
+    sizes: Callable[[Layer], Sizes] = lambda layer: {},
+    memory: Callable[[Layer], tuple[PoolSpec | StateSpec, ...]] = lambda layer: (),
+) -> Sublayer:
+    """Return a sublayer that gives a layer tensors and memory; its steps are built by the graph."""
+
+    def build(g: Ops, i: int, h: Rows) -> Rows:
+        raise AssertionError(f"{label}: the graph builds its steps")
+
+    return Sublayer(
+        label=label,
+        before="",
+        after="",
+        behind="",
+        build=build,
+        rows=rows,
+        sizes=sizes,
+        memory=memory,
+    )
+
+
 class LateConstants(dict[str, Made]):
     """Constants of a package by name; ``late`` ones, given as ``module.CONSTANT``, are imported on
     first use; a module that begins with a dot is one beside the package.

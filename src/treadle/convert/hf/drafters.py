@@ -23,7 +23,7 @@ UNUSED = frozenset({"t2d"})  # the inverse of the table
 Tables = dict[str, npt.NDArray[np.int64]]
 
 
-def as_usual(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], Tables]:
+def with_usual_names(tensors: Mapping[str, SafeTensor]) -> tuple[dict[str, SafeTensor], Tables]:
     """Return the tensors of a drafter with the names of other folders, and its tables by GGUF's
     name: ``d2t`` has how much larger a drafted token is than its row's number. Raises FileError for
     a table that holds no integers.

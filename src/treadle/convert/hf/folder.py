@@ -27,7 +27,7 @@ import numpy.typing as npt
 from treadle.base.fast_dataclass import dataclass
 from treadle.convert.hf.config import HfConfig, as_laid_by_mlx, read_config
 from treadle.convert.hf.dense_modules import read_dense
-from treadle.convert.hf.drafters import Tables, as_usual
+from treadle.convert.hf.drafters import Tables, with_usual_names
 from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
@@ -131,7 +131,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
             hyper = as_laid_by_mlx(hyper, folder)
         tables: Tables = {}
         if hyper.family.drafts:
-            weights.tensors, tables = as_usual(weights.tensors)
+            weights.tensors, tables = with_usual_names(weights.tensors)
         if (in_layers := hyper.in_layers) is not None:
             named = (replace(t, name=in_layers(n)) for n, t in weights.tensors.items())
             weights.tensors = {tensor.name: tensor for tensor in named}

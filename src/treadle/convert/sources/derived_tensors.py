@@ -295,6 +295,11 @@ def turned(rows: Rows) -> Rows:
     return rows.swapaxes(-1, -2)
 
 
+def times(rows: Rows, factor: Rows | np.float32) -> Rows:
+    """Return elements times a factor, as float32."""
+    return np.asarray(rows * factor, np.float32)
+
+
 def decay(rows: Rows) -> Rows:
     """Return A = -exp(A_log), the decay rate of the states."""
     return -np.exp(rows)

@@ -1,4 +1,4 @@
-"""What a drafter's file takes from the model that it drafts for."""
+"""Keys that a drafter's file takes from the model that it drafts for."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ CENTROIDS = "masked_embd_centroids.weight"
 ORDERING = "masked_embd_ordering"  # the token of each row, cluster by cluster
 N_USED = "centroid_top_k"  # clusters per token; not in llama.cpp's files
 USUAL_USED = 32
-WHOLE = 64  # clusters of a multiple of so many rows are computed apart
+WHOLE = 64  # rows: clusters of a multiple of these are multiplied separately
 
 
 def build(g: Ops) -> Rows:
@@ -108,8 +108,9 @@ def _clusters(keys: ArchMetadata, n_vocab: int) -> Clusters | None:
 
 
 def clustered(config: Config, gguf: GGUF) -> tuple[GGUF, Config]:
-    """Return an assistant whose output has its rows cluster by cluster, in memory; one without
-    clusters, or with uneven ones, as it is but for their tensors.
+    """Return an assistant whose output has its rows cluster by cluster, in memory. One without
+    clusters is returned as it is; one whose clusters are not of a multiple of ``WHOLE`` rows loses
+    them, and multiplies all rows.
 
     Raises FileError for an order that is none of all tokens.
     """

@@ -16,8 +16,8 @@ from treadle.models.ffns import TOKEN_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.kinds import Q_RANK
-from treadle.models.graphs.latent import HEAD_ROWS
-from treadle.models.graphs.manifold import MANIFOLD, read_hyper
+from treadle.models.graphs.latent import check_head_rows
+from treadle.models.graphs.streams.manifold import MANIFOLD, read_hyper
 from treadle.models.keys import N_LAYER_MAX, NEXTN
 from treadle.models.mixers.names import ROWS, ROWS_AND_CHOSEN_UNITS, ROWS_AND_UNITS
 
@@ -102,8 +102,7 @@ def _read_sizes(keys: ArchMetadata, at: Layer, n_rope: int, unit: int) -> Compre
     if at.n_head % groups:
         keys.fail(OUT_GROUPS, f"{groups} does not divide {at.n_head} heads")
     rank = keys.integer(OUT_RANK, lo=1, hi=SIZE_MAX)
-    if rank % HEAD_ROWS:
-        keys.refuse(OUT_RANK, f"{rank}: expected a multiple of {HEAD_ROWS}")
+    check_head_rows(keys, OUT_RANK, rank)
     return Compressed(
         n_q_rank=keys.integer(Q_RANK, lo=1, hi=SIZE_MAX),
         n_rope=n_rope,

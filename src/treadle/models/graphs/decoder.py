@@ -141,12 +141,12 @@ LAYER_ROWS = (*MIXERS["attention"].rows, *FFNS["gated"].rows)  # of most decoder
 
 
 EMBD_NORM_ROWS = with_bias("token_embd_norm", "n_embd", optional=True)
+# Of graphs whose layers cannot be split into stages.
+UNSTAGED_OUTPUTS = {"logits": logits, "embedding": embedding, "states": states}
 DECODER = Graph(
     build=build,
     outputs={
-        "logits": logits,
-        "embedding": embedding,
-        "states": states,
+        **UNSTAGED_OUTPUTS,
         "stream": stream,
         "ahead": ahead,
         TAPPED: tapped,

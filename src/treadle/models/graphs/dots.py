@@ -22,7 +22,7 @@ from treadle.models.config import Latent
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.kinds import INDEXER_TYPES
-from treadle.models.graphs.latent import HEAD_ROWS, KEY, KV_RANK, VALUE
+from treadle.models.graphs.latent import KEY, KV_RANK, VALUE, check_head_rows
 from treadle.models.graphs.positions import read_windows
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.rope import Rope
@@ -83,8 +83,7 @@ def _read_local(keys: ArchMetadata, wide: Latent) -> Latent:
     n_q = keys.integer(f"{KEY}_mla{LOCAL}", lo=wide.n_rope + 1, hi=SIZE_MAX)
     n_v = keys.integer(f"{VALUE}_mla{LOCAL}", lo=1, hi=SIZE_MAX)
     for key, size in ((f"{KV_RANK}{LOCAL}", rank), (f"{VALUE}_mla{LOCAL}", n_v)):
-        if size % HEAD_ROWS:
-            keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
+        check_head_rows(keys, key, size)
     for key, expected in ((f"{KEY}{LOCAL}", rank + wide.n_rope), (f"{VALUE}{LOCAL}", rank)):
         if keys.integer(key, expected, lo=1, hi=SIZE_MAX) != expected:
             keys.fail(key, f"is {keys.get(key)}", f"{expected}: one row shared by all heads")

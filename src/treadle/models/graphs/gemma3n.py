@@ -28,7 +28,7 @@ from treadle.models.ffns.own import OWN
 from treadle.models.ffns.sparse import SPARSE
 from treadle.models.ffns.streams import ALTUP, HALF, LAUREL, corrected, joined, predicted, spread
 from treadle.models.graphs import gemma4, reading
-from treadle.models.graphs.decoder import DECODER, halves_of
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, halves_of
 from treadle.models.mixers.names import SHARED
 from treadle.models.structure import Sizes, Sublayer, TensorRow
 
@@ -136,7 +136,7 @@ def _sizes(config: Config) -> Sizes:
 GEMMA3N = replace(
     DECODER,
     build=build,
-    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    outputs=UNSTAGED_OUTPUTS,
     rows=(*DECODER.rows, *ROWS),
     sizes=_sizes,
     sublayers=parts_of,

@@ -26,6 +26,12 @@ HEAD_ROWS = 16
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
+def check_head_rows(keys: ArchMetadata, key: str, size: int) -> None:
+    """Raise UnsupportedError if matrices of heads have rows that are no multiple of HEAD_ROWS."""
+    if size % HEAD_ROWS:
+        keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
+
+
 def read_latent(
     keys: ArchMetadata,
     arch: Arch,
@@ -60,8 +66,7 @@ def read_latent(
             keys.fail(key, f"is {found}", f"{expected}: one row shared by all heads")
     n_v = keys.integer(f"{VALUE}{own}", None if own else head_dim_v, lo=1, hi=SIZE_MAX)
     for key, size in ((KV_RANK, kv_rank), (f"{VALUE}{own}", n_v)):
-        if size % HEAD_ROWS:
-            keys.refuse(key, f"{size}: expected a multiple of {HEAD_ROWS}")
+        check_head_rows(keys, key, size)
     latent = Latent(
         n_q_rank=keys.integer(Q_RANK, 0, lo=0, hi=SIZE_MAX),
         n_kv_rank=kv_rank,

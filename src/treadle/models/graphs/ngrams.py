@@ -8,14 +8,13 @@ from treadle.files.keys import SIZE_MAX
 from treadle.models.cache_spec import StateSpec
 from treadle.models.config import Ngrams
 from treadle.models.graphs.indexing import MOST_HEADS
-from treadle.models.structure import Sublayer, TensorRow
+from treadle.models.structure import TensorRow, built_by_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from treadle.models.config import Config, Hyper, Layer
     from treadle.models.keys import ArchMetadata
-    from treadle.models.ops import Ops, Rows
 
 LAYERS = "ple.layers"
 NGRAM_SIZE = "ple.ngram_size"
@@ -76,11 +75,6 @@ def read_numbers(keys: ArchMetadata, key: str, lo: int, hi: int) -> list[int]:
     return [int(value) for value in values]
 
 
-def without_build(g: Ops, i: int, h: Rows) -> Rows:
-    """Raise AssertionError: the graph builds sublayers that change its streams."""
-    raise AssertionError("the graph builds it")
-
-
 def _ngrams_of(layer: Layer) -> tuple[Ngrams, Hyper]:
     assert layer.ngrams is not None
     assert layer.hyper is not None
@@ -93,12 +87,8 @@ def _ngram_memory(layer: Layer) -> tuple[StateSpec, ...]:
     return (StateSpec("ngrams", (), n_values, beside=True),)
 
 
-NGRAMS = Sublayer(
-    label="ngrams",
-    before="",
-    after="",
-    behind="",
-    build=without_build,
+NGRAMS = built_by_graph(
+    "ngrams",
     rows=(
         TensorRow("ple_key.weight", ("n_streams_embd", "n_gram_embd")),
         TensorRow("ple_value.weight", ("n_embd", "n_gram_embd")),

@@ -12,7 +12,7 @@ from treadle.models.config import Indexer
 from treadle.models.graphs import reading
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS, NORM_EPS
 from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK, has_indexer
-from treadle.models.graphs.manifold import MANIFOLD, read_hyper
+from treadle.models.graphs.streams.manifold import MANIFOLD, read_hyper
 from treadle.models.mixers.names import INDEX_SHARED, POOLED
 
 if TYPE_CHECKING:

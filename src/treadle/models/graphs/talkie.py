@@ -18,10 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.graphs import reading
-from treadle.models.graphs.decoder import DECODER, halves_of
-from treadle.models.graphs.ngrams import without_build
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, halves_of
 from treadle.models.layer import build_layer
-from treadle.models.structure import Sublayer, TensorRow
+from treadle.models.structure import Sublayer, TensorRow, built_by_graph
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -50,15 +49,7 @@ def build(g: Ops) -> Rows:
     return g.layer(g.config.here.stop, x)
 
 
-SKIP = Sublayer(
-    label="skip",
-    before="",
-    after="",
-    behind="",
-    build=without_build,
-    rows=(TensorRow(f"{EMBD_SKIP}.weight", ("one",)),),
-    sizes=lambda layer: {},
-)
+SKIP = built_by_graph("skip", (TensorRow(f"{EMBD_SKIP}.weight", ("one",)),))
 
 
 def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
@@ -70,7 +61,7 @@ def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
 TALKIE = replace(
     DECODER,
     build=build,
-    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    outputs=UNSTAGED_OUTPUTS,
     sublayers=parts_of,
     read=read,
     parts=lambda: (*DECODER.parts(), SKIP),

@@ -49,8 +49,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         asked = g.linear(f"L{i}.index.q", rank, f"{blk}indexer.attn_q_b")
         chosen = (g.call("rows_chosen", f"L{i}.index", asked, more[4], layer=i),)
     q = g.linear(f"{at}.q_b", rank, f"{blk}attn_q_b")
-    more_ = {"norm": f"{blk}attn_kv_a_norm", "sinks": f"{blk}attn_sinks"}
-    y = g.call("rows_attended", at, q, kv, *chosen, layer=i, **more_)
+    given = {"layer": i, "norm": f"{blk}attn_kv_a_norm", "sinks": f"{blk}attn_sinks"}
+    y = g.call("rows_attended", at, q, kv, *chosen, **given)
     stem = f"{blk}attn_output_a"
     y = g.call("by_head", f"{at}.output_a", y, weight=stem, heads=sizes.n_groups)
     return g.linear(f"{at}.output_b", y, f"{blk}attn_output_b")

@@ -7,8 +7,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from treadle.kernels.attention.hadamard import Rotate
 from treadle.kernels.attention.indexer import Choose
 from treadle.kernels.attention.records import PAGE, WORD_BYTES
@@ -18,7 +16,7 @@ from treadle.kernels.matmul.sizes import COLUMNS
 from treadle.kernels.recurrent.compress import Compress
 from treadle.kernels.spec import Grid, round_up
 from treadle.plan.lowering.deferred import Chosen, Floats
-from treadle.plan.lowering.indexer import ignore
+from treadle.plan.lowering.indexer import ignore, rotation_back
 from treadle.plan.plan import ALIGN, Buffer
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from treadle.models.config import Compressed, Indexer
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
-    from treadle.plan.plan import Const
 
 
 def units_stored(
@@ -201,9 +198,11 @@ def rows_attended(
     if sizes.unit:
         others = cache.unit_pool_of(layer)
         units = others.index
-        given["units"] = others.const
-        given |= {"units_page_bytes": others.cell_bytes}
-        given |= {"units_layer_off": others.layer_off(layer)}
+        given = {
+            "units": others.const,
+            "units_page_bytes": others.cell_bytes,
+            "units_layer_off": others.layer_off(layer),
+        }
     top = 0
     if listed is not None:
         assert at.indexer is not None
@@ -288,7 +287,7 @@ def _store(
     given: dict[str, Any] = {}
     if spec.turns_back:
         assert table is not None
-        given["back"] = _back(ops, table, spec.unit - 1)
+        given["back"] = rotation_back(ops, table, spec.unit - 1)
     if normed:
         given["norm"] = steps.vector(f"{norm}.weight")
     steps.emit(
@@ -303,11 +302,3 @@ def _store(
         layer_off=pool.layer_off(layer),
         **given,
     )
-
-
-def _back(ops: CpuOps, table: int, n: int) -> Const:
-    """Return cosines and sines of the turn back by ``n`` positions."""
-    inverse = ops.config.ropes[table].frequencies(ops.config.n_ctx_train)[0]
-    angles = np.asarray(inverse) * -n
-    turn = np.concatenate([np.cos(angles), np.sin(angles)])
-    return ops.steps.weights.numbers(f"rope {table} back by {n}", turn)

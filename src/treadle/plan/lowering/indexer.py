@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from treadle.models.ops import Rows
     from treadle.plan.lowering.ops import CpuOps
     from treadle.plan.lowering.steps import Steps
+    from treadle.plan.plan import Const
 
 
 def moving_mean(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int) -> Rows:
@@ -85,11 +86,8 @@ def chosen(
         **pages,
     }
     if store.back:
-        assert table is not None
-        inverse = table.frequencies(ops.config.n_ctx_train)[0]
-        angles = np.asarray(inverse) * -(index.unit - 1)  # a unit's key is at its first position
-        turn = np.concatenate([np.cos(angles), np.sin(angles)])
-        given["back"] = steps.weights.numbers(f"rope {at.rope} back by {index.unit - 1}", turn)
+        assert at.rope is not None
+        given["back"] = rotation_back(ops, at.rope, index.unit - 1)  # to its first position
     if every:
         ignore(steps, q, weights)
         steps.emit(f"{label}.store", store, Grid(1, "n_tokens"), **given)
@@ -141,6 +139,14 @@ def chosen(
         chosen_stride=words,
     )
     return Chosen(label, 0, bits)
+
+
+def rotation_back(ops: CpuOps, table: int, n: int) -> Const:
+    """Return the cosines and sines of a rotation back by ``n`` positions."""
+    inverse = ops.config.ropes[table].frequencies(ops.config.n_ctx_train)[0]
+    angles = np.asarray(inverse) * -n
+    turn = np.concatenate([np.cos(angles), np.sin(angles)])
+    return ops.steps.weights.numbers(f"rope {table} back by {n}", turn)
 
 
 _PARTS = "weight", "bias"

@@ -184,37 +184,47 @@ INDEXED_NAMES: Names = {
     "self_attn.indexer.k_norm": "indexer.k_norm",
     "self_attn.indexer.weights_proj": "indexer.proj",
 }
-_FULL = "full"
+FULL = "full"
 _SHARED = "shared"
 
 
-def _indexed_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
-    """Return the keys of latent attention and of its indexer."""
-    result = {
-        **_glm_keys(keys, n_layer),
+def index_keys(keys: MetadataReader) -> dict[str, Any]:
+    """Return the sizes of an indexer."""
+    return {
         INDEX_HEADS: keys.integer("index_n_heads"),
         INDEX_DIM: keys.integer("index_head_dim"),
         INDEX_TOP: keys.integer("index_topk"),
     }
+
+
+def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, Any]:
+    """Return the key that names the layers with an indexer, if others share their choice."""
+    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {FULL, _SHARED}:
+        keys.refuse("indexer_types", f"is {kinds!r:.60}: expected {n_layer} of {FULL}, {_SHARED}")
+    return {INDEXER_TYPES: [kind == FULL for kind in kinds]} if _SHARED in kinds else {}
+
+
+def _indexed_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of latent attention and of its indexer."""
     kinds = keys.get("indexer_types")
     if kinds is None:
         kinds = _kinds_by_rule(keys, n_layer)
-    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_FULL, _SHARED}:
-        keys.refuse("indexer_types", f"is {kinds!r:.60}: expected {n_layer} of {_FULL}, {_SHARED}")
-    if _SHARED in kinds:
-        result[INDEXER_TYPES] = [kind == _FULL for kind in kinds]
-    return result
+    return {
+        **_glm_keys(keys, n_layer),
+        **index_keys(keys),
+        **indexer_types(keys, n_layer, kinds),
+    }
 
 
 def _kinds_by_rule(keys: MetadataReader, n_layer: int) -> list[str]:
     """Return the kinds of a folder that has a pattern, or a rule, in place of a list."""
     pattern = keys.get("index_topk_pattern")
     if pattern is not None:
-        names = {"F": _FULL, "S": _SHARED}
+        names = {"F": FULL, "S": _SHARED}
         return [names.get(kind, kind) for kind in pattern] if isinstance(pattern, str) else pattern
     every = keys.integer("index_topk_freq", 1, lo=1)
     offset = keys.integer("index_skip_topk_offset", 2, lo=0)
-    return [_SHARED if max(i - offset + 1, 0) % every else _FULL for i in range(n_layer)]
+    return [_SHARED if max(i - offset + 1, 0) % every else FULL for i in range(n_layer)]
 
 
 def _indexed(arch: str, defaults: Mapping[str, Any]) -> Family:

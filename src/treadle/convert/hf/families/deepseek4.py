@@ -7,7 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from treadle.convert.hf.families.deepseek import index_keys
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
+from treadle.convert.hf.families.streams import (
+    STREAM_NAMES,
+    STREAM_PARTS,
+    manifold_keys,
+    stream_rules,
+)
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
@@ -22,15 +29,16 @@ from treadle.models.graphs.compressed import (
     TOKEN_LAYERS,
     UNIT_BASE,
 )
-from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.manifold import EPS, N_STREAMS, ROUNDS
 
-_KINDS = ("sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
+_SLIDING = "sliding_attention"
+_SPARSE = "compressed_sparse_attention"
+_HEAVY = "heavily_compressed_attention"
+_KINDS = (_SLIDING, _SPARSE, _HEAVY)
 _BY_TOKEN = "hash_moe"
 _BY_ROUTER = "moe"
-_RATES = {_KINDS[1]: OVERLAPPING, _KINDS[2]: 128}
+_RATES = {_SPARSE: OVERLAPPING, _HEAVY: 128}
 
 
 def _respelt(keys: MetadataReader) -> Mapping[str, Any]:
@@ -72,20 +80,18 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
     if kinds is None and isinstance(listed, list) and len(listed) >= n_layer:
         return listed[:n_layer]
     if kinds is None:  # transformers' default
-        kinds = [_KINDS[2]] * min(n_layer, 2) + [
-            _KINDS[1 if i % 2 else 2] for i in range(n_layer - 2)
+        kinds = [_HEAVY] * min(n_layer, 2) + [
+            _SPARSE if i % 2 else _HEAVY for i in range(n_layer - 2)
         ]
     if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - set(_KINDS):
         keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {', '.join(_KINDS)}")
     rates = keys.within("compress_rates")
-    of = {_KINDS[0]: 0}
-    for kind, short in ((_KINDS[1], "csa"), (_KINDS[2], "hca")):
+    of = {_SLIDING: 0}
+    for kind, short in ((_SPARSE, "csa"), (_HEAVY, "hca")):
         usual = rates.integer(kind, _RATES[kind], lo=2) if rates is not None else _RATES[kind]
         of[kind] = keys.integer(f"compress_rate_{short}", usual, lo=2)
-    if of[_KINDS[1]] != OVERLAPPING:
-        keys.refuse(
-            "compress_rates", f"{_KINDS[1]} {of[_KINDS[1]]}: treadle supports {OVERLAPPING}"
-        )
+    if of[_SPARSE] != OVERLAPPING:
+        keys.refuse("compress_rates", f"{_SPARSE} {of[_SPARSE]}: treadle supports {OVERLAPPING}")
     return [of[kind] for kind in kinds]
 
 
@@ -110,13 +116,9 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         UNIT_BASE: f32(keys.number("compress_rope_theta", lo=1.001)),
         OUT_GROUPS: keys.integer("o_groups"),
         OUT_RANK: keys.integer("o_lora_rank"),
-        INDEX_HEADS: keys.integer("index_n_heads"),
-        INDEX_DIM: keys.integer("index_head_dim"),
-        INDEX_TOP: keys.integer("index_topk"),
+        **index_keys(keys),
         TOKEN_LAYERS: _by_token(keys, n_layer),
-        N_STREAMS: keys.integer("hc_mult"),
-        ROUNDS: keys.integer("hc_sinkhorn_iters"),
-        EPS: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
+        **manifold_keys(keys),
         LIMIT: limit,
         SHARED_LIMIT: limit,
         "embedding_length_out": keys.integer("hidden_size") * keys.integer("hc_mult"),
@@ -124,7 +126,7 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
 
 
 def _numbers(rows: Rows) -> Rows:
-    """Return 64-bit numbers of experts as bytes of 32-bit ones."""
+    """Return integers, of any width, as the bytes of 32-bit ones."""
     wide = np.ascontiguousarray(rows).view(f"<i{rows.dtype.itemsize}")
     return np.ascontiguousarray(wide.astype("<i4")).view(np.uint8).reshape(*rows.shape[:-1], -1)
 
@@ -140,14 +142,12 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         "attn.indexer.compressor.ape": "indexer_ape",
         "self_attn.compressor.indexer.position_bias": "indexer_ape",
     }
-    for part in ("fn", "base", "scale"):
-        for half in ("attn", "ffn"):
-            renamed[f"hc_{half}_{part}"] = renamed[f"{half}_hc.{part}"] = f"hc_{half}.{part}"
     rules = [DerivationRule((name,), {f"{to}.weight": same}) for name, to in renamed.items()]
+    rules += stream_rules("hc_{half}_{part}", "{half}_hc.{part}")
     for name in ("hc_head_{}", "hc_{}"):  # of the checkpoint, and of transformers
         rules += [
             DerivationRule((name.format(part),), {f"hc_out.{part}.weight": same})
-            for part in ("fn", "base", "scale")
+            for part in STREAM_PARTS
         ]
     for stem in ("ffn.gate", "mlp.gate"):
         rules.append(
@@ -215,14 +215,10 @@ _NAMES: Names = {
     "sinks": "attn_sinks",
     "compressor_ape": "attn_compressor_ape",
     "indexer_ape": "indexer_compressor_ape",
-    **{
-        f"hc_{half}.{part}": f"hc_{half}_{part}"
-        for half in ("attn", "ffn")
-        for part in ("fn", "base", "scale")
-    },
+    **STREAM_NAMES,
     **{
         f"{at}hc_out.{part}": f"output_hc_{part}"
-        for part in ("fn", "base", "scale")
+        for part in STREAM_PARTS
         for at in ("", "hc_head.")
     },
 }

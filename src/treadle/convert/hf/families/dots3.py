@@ -14,7 +14,7 @@ from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.experts import PACKED_EXPERTS
 from treadle.convert.hf.family import Windowed
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows
+from treadle.convert.sources.derived_tensors import DerivationRule, times
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.dots import LOCAL
 from treadle.models.graphs.kinds import INDEXER_TYPES
@@ -124,10 +124,6 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
     return [kind == _NARROW for kind in _kinds(keys, n_layer)]
 
 
-def _times(rows: Rows, factor: float) -> Rows:
-    return np.asarray(rows * np.float32(factor))
-
-
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return the rules of each kind of layer: the parts of ``kv_b_proj``, and norms of ranks, whose
     results are multiplied by ``sqrt(hidden_size / rank)``.
@@ -147,7 +143,8 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         made += [replace(parts, layers=layers), replace(bias, layers=layers)]
         for which in ("q", "kv"):
             name = f"self_attn.{which}_a_layernorm.weight"
-            gain = partial(_times, factor=math.sqrt(n_embd / size(f"{which}_lora_rank")))
+            factor = np.float32(math.sqrt(n_embd / size(f"{which}_lora_rank")))
+            gain = partial(times, factor=factor)
             made.append(DerivationRule((name,), {name: gain}, floats=True, layers=layers))
     return (*made, *PACKED_EXPERTS)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from treadle.convert.hf.families.experts import always
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
@@ -12,7 +12,7 @@ from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.hf_drafters import DFLASH, EAGLE3, GEMMA_DSPARK
 from treadle.files.keys import SIZE_MAX, MetadataReader
 from treadle.models.drafters.beside_model import TARGET_LAYERS
-from treadle.models.drafters.dflash import ANCHORED, BLOCK, MASK
+from treadle.models.drafters.dflash import ANCHORED, BLOCK, BLOCK_MAX, MASK, USUAL_BLOCK
 from treadle.models.drafters.eagle3 import N_STATES, N_TARGET, NORM_BEFORE, NORM_RESIDUAL
 from treadle.models.keys import N_LAYER_MAX
 
@@ -82,7 +82,7 @@ def _dflash_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     if keys.text("markov_head_type", "vanilla") != "vanilla":
         keys.refuse("markov_head_type", "treadle supports only 'vanilla'")
     made: dict[str, Any] = {
-        BLOCK: keys.integer(BLOCK, 16, lo=2),
+        BLOCK: keys.integer(BLOCK, USUAL_BLOCK, lo=2, hi=BLOCK_MAX),
         TARGET_LAYERS: _layers(keys, _LAYERS, 1),
         MASK: keys.integer("mask_token_id", lo=0, hi=keys.integer("vocab_size") - 1),
     }
@@ -115,8 +115,7 @@ _DRAFTED: Names = {
 _BARE = ("self_attn.sinks", "layer_scalar")  # tensors without a "weight" suffix
 
 
-def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    return [DerivationRule((name,), {f"{name}.weight": same}) for name in _BARE]
+_rules = always(*(DerivationRule((name,), {f"{name}.weight": same}) for name in _BARE))
 
 
 def _gemma_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from treadle.convert.hf.families.mamba import (
 )
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.tensor_names import Names
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, same
+from treadle.convert.sources.derived_tensors import DerivationRule, same, times
 from treadle.files.keys import MetadataReader
 
 # -- classic models -------------------------------------------------------------------------------
@@ -125,10 +125,6 @@ def _factor(keys: MetadataReader, key: str) -> float:
     return keys.number(key, 1.0, lo=-1e6, hi=1e6)
 
 
-def _times(rows: Rows, factor: Rows) -> Rows:
-    return np.asarray(rows * factor, np.float32)
-
-
 def _h1_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules that multiply factors into the weights, as in GGUF. Such a matrix gets another
     name, so that its adapters are multiplied as well.
@@ -162,7 +158,7 @@ def _h1_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 def _rule(name: str, to: str, factor: Any) -> DerivationRule:
     once = bool((factor == 1).all())
-    make = same if once else partial(_times, factor=factor)
+    make = same if once else partial(times, factor=factor)
     return DerivationRule((f"{name}.weight",), {f"{to}.weight": make}, floats=not once, side="B")
 
 

@@ -7,26 +7,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from treadle.convert.hf.families.deepseek import INDEXED_NAMES, head_rules, listed_kinds
+from treadle.convert.hf.families.deepseek import (
+    FULL,
+    INDEXED_NAMES,
+    head_rules,
+    index_keys,
+    indexer_types,
+    listed_kinds,
+)
 from treadle.convert.hf.families.experts import PACKED_EXPERTS, scores
 from treadle.convert.hf.families.kimi import taps_of_parts
+from treadle.convert.hf.families.streams import STREAM_NAMES, manifold_keys, stream_rules
 from treadle.convert.hf.family import Family
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, decay, flat, same
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_GATING
-from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP
-from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK
+from treadle.models.graphs.experts import SIGMOID
+from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
-from treadle.models.graphs.manifold import EPS, N_STREAMS, ROUNDS
 from treadle.models.graphs.pooled import TAIL, UNIT
 from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD, LAYER_EPS
 
 _STATE = "linear_attention"
-_FULL = ("indexed_attention", "full_attention")
-_SIGMOID = 2
+_ATTENTION = ("indexed_attention", "full_attention")
 _EVERY = 4  # transformers' default: every fourth layer has attention
 _DENSE = 3  # and the first three have no experts
 
@@ -36,8 +42,8 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
     kinds = keys.get("layer_types")
     if kinds is None:
         return [int(i % _EVERY == _EVERY - 1) for i in range(n_layer)]
-    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_STATE, *_FULL}:
-        keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {_STATE}, {_FULL[0]}")
+    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_STATE, *_ATTENTION}:
+        keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {_STATE}, {_ATTENTION[0]}")
     return [int(kind != _STATE) for kind in kinds]
 
 
@@ -69,7 +75,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     dense = listed_kinds(keys, n_layer)
     if not dense:
         dense = {"leading_dense_block_count": keys.integer("first_k_dense_replace", _DENSE, lo=0)}
-    made: dict[str, Any] = {
+    kinds = keys.get("indexer_types")
+    return {
         "attention.head_count_kv": _kinds(keys, n_layer),
         KV_RANK: rank,
         Q_RANK: keys.integer("q_lora_rank"),
@@ -80,25 +87,16 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
         "rope.dimension_count": 0,
         LAYER_EPS: f32(1e-6),  # of the indexer's norm
         **_state_keys(keys),
-        INDEX_HEADS: keys.integer("index_n_heads"),
-        INDEX_DIM: keys.integer("index_head_dim"),
-        INDEX_TOP: keys.integer("index_topk"),
+        **index_keys(keys),
         UNIT: keys.integer("index_kpool"),
         TAIL: keys.flag("index_kpool_always_select_tail", True),
-        N_STREAMS: keys.integer("hc_mult"),
-        ROUNDS: keys.integer("hc_sinkhorn_iters"),
-        EPS: f32(keys.number("hc_eps", lo=0.0, hi=1.0)),
-        EXPERTS_GATING: _SIGMOID,
+        **manifold_keys(keys),
+        EXPERTS_GATING: SIGMOID,
         LIMIT: limit,
         SHARED_LIMIT: limit,
         **dense,
+        **indexer_types(keys, n_layer, [FULL] * n_layer if kinds is None else kinds),
     }
-    kinds = keys.get("indexer_types")
-    if kinds is not None and kinds != ["full"] * n_layer:
-        if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {"full", "shared"}:
-            keys.fail("indexer_types", f"is {kinds!r:.60}", f"{n_layer} of full, shared")
-        made[INDEXER_TYPES] = [kind == "full" for kind in kinds]
-    return made
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
@@ -108,14 +106,11 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         "self_attn.indexer.index_kpool_compress_gate": "indexer_gate.weight",
         **{f"{gate}f_{x}_proj.weight": f"self_attn.f_{x}_proj.weight" for x in "ab"},
     }
-    for part in ("fn", "base", "scale"):
-        for half in ("attn", "ffn"):
-            renamed[f"hc_{half}_{part}"] = f"hc_{half}.{part}.weight"
-            renamed[f"{half}_hc.{part}"] = f"hc_{half}.{part}.weight"
     taps = [f"self_attn.{x}_conv1d.weight" for x in "qkv"]
     return (
         *head_rules(keys),
         *(DerivationRule((name,), {to: same}) for name, to in renamed.items()),
+        *stream_rules("hc_{half}_{part}", "{half}_hc.{part}"),
         *(DerivationRule((name,), {name: taps_of_parts}) for name in taps),
         *(
             rule
@@ -140,11 +135,7 @@ _NAMES: Names = {
     "self_attn.o_norm": "ssm_norm",
     "indexer_ape": "indexer_compressor_ape",
     "indexer_gate": "indexer_compressor_gate",
-    **{
-        f"hc_{half}.{part}": f"hc_{half}_{part}"
-        for half in ("attn", "ffn")
-        for part in ("fn", "base", "scale")
-    },
+    **STREAM_NAMES,
 }
 
 GLM_NEXT_FAMILIES = {

@@ -16,7 +16,7 @@ from treadle.convert.hf.family import GELU_TANH, Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import GPT2, NEOX, STARCODER2, Names
 from treadle.convert.hf.windows import every_layer
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, times
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import ALIBI
 
@@ -190,15 +190,11 @@ def _scales(keys: MetadataReader) -> tuple[float, float]:
     return into, out * keys.number("mup_width_scale", usual, lo=1e-6)
 
 
-def _times(rows: Rows, factor: np.float32) -> Rows:
-    return np.asarray(rows * factor, np.float32)
-
-
 def _with_scales(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return rules that multiply scales into the weights, as in GGUF. A tied output gets its own
     copy.
     """
-    into, out = (partial(_times, factor=np.float32(scale)) for scale in _scales(keys))
+    into, out = (partial(times, factor=np.float32(scale)) for scale in _scales(keys))
     scaled = {"wte.weight": into}
     head = {_HEAD: out}
     if not keys.flag("tie_word_embeddings", True):

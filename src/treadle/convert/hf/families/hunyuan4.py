@@ -15,17 +15,17 @@ from typing import Any
 
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES
 from treadle.convert.hf.families.experts import PACKED_EXPERTS
+from treadle.convert.hf.families.streams import STREAM_NAMES, STREAM_PARTS, stream_rules
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
 from treadle.files.keys import MetadataReader
 from treadle.models.graphs.limits import LIMIT
-from treadle.models.graphs.streams.hyper import N_STREAMS
-from treadle.models.graphs.streams.independent import EPSILON, MAGNITUDE
+from treadle.models.graphs.streams.independent import MAGNITUDE
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS
 from treadle.models.load import ROPE_KEY
 
 _GLM = DEEPSEEK_FAMILIES["glm_moe_dsa"]
-_PARTS = ("fn", "base", "scale")
 
 
 def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
@@ -51,17 +51,12 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     """Return the rules. Names are spelt in three ways: by transformers' classes, in published
     folders, and in those that transformers 5.24 writes, by the inverse of patterns that it reads.
     """
-    moved = []
-    for half, ours in (("attn", "attn_hc"), ("mlp", "ffn_hc")):
-        for part in _PARTS:
-            gives = {f"{ours}.{part}.weight": same}
-            names = (
-                f"{ours}.{part}",
-                f"hc_{half}_layer.hc_pre.hc_{part}",
-                f"hc_pre.hc_{half}_layer.hc_{part}",
-            )
-            moved += [DerivationRule((name,), gives) for name in names]
-    for part in _PARTS:
+    moved = stream_rules(
+        "{half}_hc.{part}",
+        "hc_{sub}_layer.hc_pre.hc_{part}",
+        "hc_pre.hc_{sub}_layer.hc_{part}",
+    )
+    for part in STREAM_PARTS:
         for name in (f"hc_{part}", f"hc_head_{part}"):  # outside layers
             moved.append(DerivationRule((name,), {f"{part}.weight": same}))
     sinks = {"self_attn.sinks.weight": same}
@@ -79,10 +74,9 @@ _NAMES: Names = {
     **{k.replace("gate_proj", "linear_gate"): to for k, to in _GLM.names.items()},
     **dict.fromkeys(("self_attn.gate_proj", "self_attn.linear_gate"), "attn_gate"),
     "self_attn.sinks": "attn_sinks",
-    **{f"attn_hc.{part}": f"hc_attn_{part}" for part in _PARTS},
-    **{f"ffn_hc.{part}": f"hc_ffn_{part}" for part in _PARTS},
-    **{f"hc_head.{part}": f"output_hc_{part}" for part in _PARTS},
-    **{f"hc_pre.hc_head.{part}": f"output_hc_{part}" for part in _PARTS},
+    **STREAM_NAMES,
+    **{f"hc_head.{part}": f"output_hc_{part}" for part in STREAM_PARTS},
+    **{f"hc_pre.hc_head.{part}": f"output_hc_{part}" for part in STREAM_PARTS},
 }
 HUNYUAN4_FAMILIES = {
     "hy_v4": replace(

@@ -29,7 +29,8 @@ from treadle.models.graphs.ngrams import (
     OFFSETS,
     SIZES,
 )
-from treadle.models.graphs.streams.hyper import N_STREAMS, RANK, RATIOS
+from treadle.models.graphs.streams.hyper import RANK, RATIOS
+from treadle.models.graphs.streams.parts import N_STREAMS
 
 _35 = QWEN_FAMILIES["qwen3_5_moe_text"]
 _INDEXED = "indexed_attention"

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treadle.models.graphs import reading
-from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
 from treadle.models.graphs.looped.nanbeige import LoopedOps
 from treadle.models.keys import N_LAYER_MAX
 from treadle.models.layer import build_layer
@@ -62,7 +62,6 @@ def build(g: Ops) -> Rows:
     high = first(g)
     embd = g.embed("low", "token_embd", g.config.embd_scale)
     given: Rows = g.add_rows("low.init", embd, INIT, by="first")
-    x = given
     for start in range(0, len(of), n):
         x = given
         for i in range(start, start + n):
@@ -92,7 +91,7 @@ class StackedGraph(Graph):
 # No "stream": layers of several stages would need the same weights.
 HRM = StackedGraph(
     build=build,
-    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    outputs=UNSTAGED_OUTPUTS,
     rows=(*DECODER.rows, TensorRow(f"{INIT}.weight", ("n_embd",))),
     sizes=DECODER.sizes,
     sublayers=halves_of,

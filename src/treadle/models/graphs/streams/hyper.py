@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from treadle.files.keys import SIZE_MAX
 from treadle.models.config import Hyper, Indexer
 from treadle.models.graphs import reading
-from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.ngrams import (
     LAYERS,
@@ -28,10 +28,10 @@ from treadle.models.graphs.ngrams import (
     TABLE,
     read_ngrams,
     read_numbers,
-    without_build,
 )
+from treadle.models.graphs.streams.parts import N_STREAMS, hyper_of
 from treadle.models.mixers.names import GATE_INDEXED
-from treadle.models.structure import Sizes, Sublayer, TensorRow
+from treadle.models.structure import Sizes, Sublayer, TensorRow, built_by_graph
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
-N_STREAMS = "hyper_connection.count"
 RANK = "hyper_connection.low_rank"
 RATIOS = "attention.compress_ratios"
 MOST_STREAMS = 16
@@ -101,7 +100,7 @@ def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows,
     """Return the states that a half reads of the streams ``x``, and the weights of the streams when
     its result is added; ``inject``: the matrix of these.
     """
-    n = _hyper_of(g.config).n
+    n = hyper_of(g.config).n
     xn = g.call("normed_streams", f"{label}.norm", x, n=n, weight=f"{stem}_norm")
     names = [f"{stem}_down", *([inject] if inject else [])]
     low, *weights = g.linears(f"{label}.down", xn, names)
@@ -113,7 +112,7 @@ def mix(g: Ops, label: str, x: Rows, stem: str, inject: str = "") -> tuple[Rows,
 
 def build(g: Ops) -> Rows:
     """Build the layers; return the mix of the streams behind the last."""
-    n = _hyper_of(g.config).n
+    n = hyper_of(g.config).n
     x = g.call("repeated", "streams", first(g), n=n)
     for i in g.config.here:
         at = g.config.layers[i]
@@ -136,12 +135,6 @@ def logits(g: Ops, x: Rows) -> None:
     g.result("logits", g.linear("output", h, "token_embd" if g.config.tied else "output"))
 
 
-def _hyper_of(config: Config) -> Hyper:
-    hyper = config.layers[0].hyper
-    assert hyper is not None
-    return hyper
-
-
 def _rows_of(stem: str, *, adds: bool) -> tuple[TensorRow, ...]:
     """Return the tensors of one mix."""
     inject = (TensorRow(f"{stem}_inject.weight", ("n_streams", "n_streams_embd")),) if adds else ()
@@ -153,14 +146,8 @@ def _rows_of(stem: str, *, adds: bool) -> tuple[TensorRow, ...]:
     )
 
 
-STREAMS = Sublayer(
-    label="streams",
-    before="",
-    after="",
-    behind="",
-    build=without_build,
-    rows=(*_rows_of("hc_attn", adds=True), *_rows_of("hc_ffn", adds=True)),
-    sizes=lambda layer: {},
+STREAMS = built_by_graph(
+    "streams", (*_rows_of("hc_attn", adds=True), *_rows_of("hc_ffn", adds=True))
 )
 
 
@@ -170,7 +157,7 @@ def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 
 def _sizes(config: Config) -> Sizes:
-    hyper = _hyper_of(config)
+    hyper = hyper_of(config)
     grams = next((layer.ngrams for layer in config.layers if layer.ngrams), None)
     return {
         **DECODER.sizes(config),
@@ -185,10 +172,7 @@ def _sizes(config: Config) -> Sizes:
 HYPER = replace(
     DECODER,
     build=build,
-    outputs={
-        "logits": logits,
-        **{name: DECODER.outputs[name] for name in ("embedding", "states")},
-    },
+    outputs={**UNSTAGED_OUTPUTS, "logits": logits},
     rows=(
         *DECODER.rows,
         *_rows_of("output_hc", adds=False),

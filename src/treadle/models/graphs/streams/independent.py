@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 
 from treadle.models.config import Hyper
 from treadle.models.graphs import reading
-from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
 from treadle.models.graphs.indexing import INDEX_TOP
-from treadle.models.graphs.ngrams import without_build
-from treadle.models.graphs.streams.hyper import MOST_STREAMS, N_STREAMS
+from treadle.models.graphs.streams.hyper import MOST_STREAMS
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS, hyper_of
 from treadle.models.mixers.names import INDEX_SHARED, INDEXED
-from treadle.models.structure import Sizes, Sublayer, TensorRow
+from treadle.models.structure import Sizes, Sublayer, TensorRow, built_by_graph
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from treadle.models.ops import Ops, Rows
 
 MAGNITUDE = "hyper_connection.magnitude"
-EPSILON = "hyper_connection.epsilon"
 _GATED = {
     "latent": "latent_gated",
     INDEXED: "latent_gated_indexed",
@@ -54,7 +53,6 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     hyper = Hyper(
         n=keys.integer(N_STREAMS, lo=2, hi=MOST_STREAMS),
         n_embd=config.n_embd,
-        n_rank=0,
         magnitude=keys.number(MAGNITUDE, lo=0.0, hi=1e6),
         eps=keys.number(EPSILON, lo=0.0, hi=1.0),
     )
@@ -76,7 +74,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
 
 def build(g: Ops) -> Rows:
     """Build the layers; return the weighted sum of the streams after the last."""
-    hyper = _hyper_of(g.config)
+    hyper = hyper_of(g.config)
     n = hyper.n
     x = g.call("repeated", "streams", first(g), n=n)
     for i in g.config.here:
@@ -94,16 +92,10 @@ def build(g: Ops) -> Rows:
 
 def summed(g: Ops, label: str, x: Rows, stem: str) -> tuple[Rows, Rows]:
     """Return the weighted sum of the streams, and the columns of which weights are made."""
-    hyper = _hyper_of(g.config)
+    hyper = hyper_of(g.config)
     mix = g.linear(f"{label}.mix", g.norm(f"{label}.norm", x, ""), f"{stem}_fn")
     h = g.call("sum_of_streams", f"{label}.sum", x, mix, n=hyper.n, weights=stem, eps=hyper.eps)
     return h, mix
-
-
-def _hyper_of(config: Config) -> Hyper:
-    hyper = config.layers[0].hyper
-    assert hyper is not None
-    return hyper
 
 
 def _rows_of(stem: str, n_mix: str, n_scale: str) -> tuple[TensorRow, ...]:
@@ -115,12 +107,8 @@ def _rows_of(stem: str, n_mix: str, n_scale: str) -> tuple[TensorRow, ...]:
     )
 
 
-WEIGHED_STREAMS = Sublayer(
-    label="streams",
-    before="",
-    after="",
-    behind="",
-    build=without_build,
+WEIGHED_STREAMS = built_by_graph(
+    "streams",
     rows=(*_rows_of("hc_attn", "n_mix", "two"), *_rows_of("hc_ffn", "n_mix", "two")),
     sizes=lambda layer: {"two": 2},
 )
@@ -132,7 +120,7 @@ def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
 
 
 def _sizes(config: Config) -> Sizes:
-    n = _hyper_of(config).n
+    n = hyper_of(config).n
     sizes = {"n_streams": n, "n_mix": 2 * n, "n_streams_embd": n * config.n_embd}
     return {**DECODER.sizes(config), **sizes}
 
@@ -140,7 +128,7 @@ def _sizes(config: Config) -> Sizes:
 INDEPENDENT = replace(
     DECODER,
     build=build,
-    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    outputs=UNSTAGED_OUTPUTS,
     rows=(*DECODER.rows, *_rows_of("output_hc", "n_streams", "one")),
     sizes=_sizes,
     sublayers=parts_of,

@@ -18,18 +18,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.config import Hyper
-from treadle.models.graphs.decoder import DECODER, first, halves_of
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
+from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS, hyper_of
 from treadle.models.layer import normed_for
-from treadle.models.structure import Graph, Sizes, Sublayer, TensorRow
+from treadle.models.structure import Graph, Sizes, Sublayer, TensorRow, built_by_graph
 
 if TYPE_CHECKING:
     from treadle.models.config import Config, Layer
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
 
-N_STREAMS = "hyper_connection.count"
 ROUNDS = "hyper_connection.sinkhorn_iterations"
-EPS = "hyper_connection.epsilon"
 MOST_STREAMS = 8
 MOST_ROUNDS = 1000
 
@@ -40,7 +39,7 @@ def read_hyper(keys: ArchMetadata, n_embd: int) -> Hyper:
         n=keys.integer(N_STREAMS, lo=2, hi=MOST_STREAMS),
         n_embd=n_embd,
         rounds=keys.integer(ROUNDS, lo=1, hi=MOST_ROUNDS),
-        eps=keys.number(EPS, lo=0.0, hi=1.0),
+        eps=keys.number(EPSILON, lo=0.0, hi=1.0),
     )
 
 
@@ -79,13 +78,6 @@ def build(g: Ops) -> Rows:
     return weighed(g, "output_streams", x, "output_hc", 0)[0]
 
 
-def hyper_of(config: Config) -> Hyper:
-    """Return the sizes of the streams, which all layers share."""
-    hyper = config.layers[0].hyper
-    assert hyper is not None
-    return hyper
-
-
 def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
     """Return the tensors of a token's weights; ``whole``: of all, not of a mix alone."""
     sizes = ("n_stream_weights", "n_stream_scales") if whole else ("n_streams", "one")
@@ -96,19 +88,8 @@ def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
     )
 
 
-def _without_build(g: Ops, i: int, h: Rows) -> Rows:
-    """Raise AssertionError: the graph builds the streams."""
-    raise AssertionError("the graph builds it")
-
-
-WEIGHTS = Sublayer(
-    label="stream_weights",
-    before="",
-    after="",
-    behind="",
-    build=_without_build,
-    rows=(*_rows_of("hc_attn", whole=True), *_rows_of("hc_ffn", whole=True)),
-    sizes=lambda layer: {},
+WEIGHTS = built_by_graph(
+    "stream_weights", (*_rows_of("hc_attn", whole=True), *_rows_of("hc_ffn", whole=True))
 )
 
 
@@ -131,7 +112,7 @@ def _sizes(config: Config) -> Sizes:
 MANIFOLD: Graph = replace(
     DECODER,
     build=build,
-    outputs={name: DECODER.outputs[name] for name in ("logits", "embedding", "states")},
+    outputs=UNSTAGED_OUTPUTS,
     rows=(*DECODER.rows, *_rows_of("output_hc", whole=False)),
     sizes=_sizes,
     sublayers=parts_of,
