@@ -567,6 +567,26 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
     assert set(_CLASSES) == (set(FAMILIES) - _ENCODERS - _SPELLED_OUT) & known
 
 
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("deepseek_v32", "indexer_types"),
+        ("deepseek_v4", "layer_types"),
+        ("glm5_next_text", "layer_types"),
+        ("gpt_neo", "attention_types"),
+    ],
+)
+def test_lists_where_kinds_of_layers_are_words(name: str, key: str) -> None:
+    require_transformers()
+    import transformers
+
+    full = getattr(transformers, f"{_CLASSES[name]}Config")().to_dict()
+    n_layer = full.get("num_hidden_layers") or full["num_layers"]
+    wrong: list[Any] = [["full"]] * n_layer
+    with pytest.raises((FileError, UnsupportedError), match=key):
+        keys_of({"model_type": name, **full, key: wrong if name != "gpt_neo" else [[wrong, 1]]})
+
+
 def test_old_and_new_spelling_of_rope() -> None:
     base = {"model_type": "llama", **_SIZES}
     for kind, more in {

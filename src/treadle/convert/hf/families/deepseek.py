@@ -199,7 +199,8 @@ def index_keys(keys: MetadataReader) -> dict[str, Any]:
 
 def indexer_types(keys: MetadataReader, n_layer: int, kinds: Any) -> dict[str, Any]:
     """Return the key that names the layers with an indexer, if others share their choice."""
-    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {FULL, _SHARED}:
+    names = FULL, _SHARED
+    if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
         keys.refuse("indexer_types", f"is {kinds!r:.60}: expected {n_layer} of {FULL}, {_SHARED}")
     return {INDEXER_TYPES: [kind == FULL for kind in kinds]} if _SHARED in kinds else {}
 

@@ -83,7 +83,8 @@ def _ratios(keys: MetadataReader, n_layer: int) -> list[int]:
         kinds = [_HEAVY] * min(n_layer, 2) + [
             _SPARSE if i % 2 else _HEAVY for i in range(n_layer - 2)
         ]
-    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - set(_KINDS):
+    names = [*_KINDS]
+    if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
         keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {', '.join(_KINDS)}")
     rates = keys.within("compress_rates")
     of = {_SLIDING: 0}

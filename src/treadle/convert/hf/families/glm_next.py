@@ -42,7 +42,8 @@ def _kinds(keys: MetadataReader, n_layer: int) -> list[int]:
     kinds = keys.get("layer_types")
     if kinds is None:
         return [int(i % _EVERY == _EVERY - 1) for i in range(n_layer)]
-    if not isinstance(kinds, list) or len(kinds) != n_layer or set(kinds) - {_STATE, *_ATTENTION}:
+    names = _STATE, *_ATTENTION
+    if not isinstance(kinds, list) or len(kinds) != n_layer or not all(k in names for k in kinds):
         keys.fail("layer_types", f"is {kinds!r:.60}", f"{n_layer} of {_STATE}, {_ATTENTION[0]}")
     return [int(kind != _STATE) for kind in kinds]
 

@@ -167,7 +167,7 @@ def _local(keys: MetadataReader, n_layer: int) -> Windowed:
         if not fits or not isinstance(each[1], int) or not 0 <= each[1] <= n_layer:
             keys.fail(_TYPES, f"holds {each!r:.60}", "pairs of a list of words and a repeat count")
         found += each[0] * each[1]
-    if len(found) != n_layer or not {"global", "local"}.issuperset(found):
+    if len(found) != n_layer or not all(word in ("global", "local") for word in found):
         expected = f"global or local for each of {n_layer} layers"
         keys.fail(_TYPES, f"is {given!r:.60}", expected)
     return [word == "local" for word in found]
