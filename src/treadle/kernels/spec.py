@@ -57,8 +57,8 @@ EACH = (
 # which its tokens are of the second type.
 PART_FIELDS = "token", "n_tokens", "position", "state", "next", "second"
 PART = np.dtype([(name, "i8") for name in PART_FIELDS])
-# Where the pages of a sequence are: the byte offset, from the block's beginning, of its list of
-# pages in the first pool, i64 [n]; behind it are its lists in the other pools, as long.
+# The pages of a sequence: the byte offset, from the block's beginning, of its list of pages in the
+# first pool, i64 [n], and n. Its lists in the other pools, of the same length, come after it.
 PART_PAGES = np.dtype([(name, "i8") for name in ("list", "n")])
 
 # In plans with adapters: at most LORA_ROWS rows of one sequence. The first row, the number of rows,
@@ -286,6 +286,13 @@ def _floats(cls: Any) -> tuple[str, ...]:
 def f32_values(x: np.ndarray) -> np.ndarray:
     """Return a twin's argument as floats: f32 activations that another step packed are bytes."""
     return x.view(np.float32) if x.dtype == np.uint8 else x
+
+
+def whole_rows(values: np.ndarray, stride: int) -> np.ndarray:
+    """Return the rows of ``stride`` values of a twin's argument, which may end in the middle of a
+    row.
+    """
+    return values[: values.size // stride * stride].reshape(-1, stride)
 
 
 def round_up(n: int, multiple: int) -> int:

@@ -35,7 +35,10 @@ class IndexTile(VectorTile):
         last = (self.item["key_end"] + (PAGE - 1)) // PAGE
         with k.loop(self.item["n_tokens"]) as self.now:
             own = self.item["position"] + self.now
-            with k.if_(spec.contest.units(own + 1) > spec.top), k.loop(spec.n_groups) as self.group:
+            with (
+                k.if_(spec.selection.units(own + 1) > spec.top),
+                k.loop(spec.n_groups) as self.group,
+            ):
                 self._load_queries()
                 with k.loop(last, start=start) as p:
                     self._scores(self.page(p), p * PAGE, p, [])

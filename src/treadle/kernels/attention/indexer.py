@@ -30,6 +30,7 @@ from treadle.kernels.spec import (
     load_record,
     numbered,
     run_offset,
+    whole_rows,
 )
 
 EVERY = 0xFFFFFFFF  # a page's keys, one bit each
@@ -146,8 +147,6 @@ class KeySelection(Spec):
     unit: int = 1
     local: int = 0
     whole: bool = False
-    planes: int = 1
-    dense: bool = False  # scores are those of units, not of keys
 
     def units(self, n_keys: Any) -> Any:
         """Return how many units compete, of ``n_keys`` keys."""
@@ -161,8 +160,8 @@ class IndexScores(Queries):
     each head. Without ``weighted`` the weights are 1. With ``whole`` only the last key of each unit
     has a score.
 
-    Scores of keys that a query does not see are -inf. Queries without a contest
-    (``KeySelection.units``) have no scores. Items: attention's items of the pool.
+    Scores of keys that a query does not see are -inf. Queries that see all
+    units (``KeySelection.units``) have no scores. Items: attention's items of the pool.
     """
 
     op: ClassVar[str] = "index_scores"
@@ -183,7 +182,7 @@ class IndexScores(Queries):
         return self.args.required | (asked if self.weighted else set())
 
     @property
-    def contest(self) -> KeySelection:
+    def selection(self) -> KeySelection:
         return KeySelection(self.top, self.unit, whole=self.whole)
 
     @property
@@ -200,7 +199,7 @@ class IndexScores(Queries):
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         """Return the bytes of the keys, read once, and the operations on those that are seen."""
         end = n_before + n_tokens
-        if self.contest.units(end) <= self.top:
+        if self.selection.units(end) <= self.top:
             return 0, 0
         n_seen = sum(p + 1 for p in range(n_before, end))
         return end * self.page.layer_bytes // PAGE, 2 * n_seen * self.n_head * self.head_dim
@@ -217,7 +216,7 @@ class IndexScores(Queries):
     def run_ref(self, args: Any, run: Any) -> None:
         dims = self.head_dim
         q_all = args.qkv.reshape(-1, args.stride)
-        out = args.scores[: args.scores.size // args.scores_stride * args.scores_stride]
+        out = whole_rows(args.scores, args.scores_stride)
         out = out.reshape(-1, self.planes, args.scores_stride)
         for item, pages in run.attn_items(self.pool, few=bool(args.few)):
             first = int(item["key_begin"]) // PAGE
@@ -232,7 +231,7 @@ class IndexScores(Queries):
             kk = np.concatenate(found)
             for t in range(int(item["n_tokens"])):
                 token, own = int(item["token"]) + t, int(item["position"]) + t
-                if self.contest.units(own + 1) <= self.top:
+                if self.selection.units(own + 1) <= self.top:
                     continue
                 q = q_all[token, : self.n_head * dims].astype(np.float64).reshape(-1, dims)
                 with np.errstate(invalid="ignore", over="ignore"):
@@ -259,6 +258,8 @@ class Choose(KeySelection):
 
     op: ClassVar[str] = "choose"
     args = Args("scores:inout chosen:out scores_stride chosen_stride")
+    planes: int = 1
+    dense: bool = False  # scores are those of units, not of keys
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
@@ -354,10 +355,8 @@ class Choose(KeySelection):
             _store_word(k, chosen, page, own, word)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        scores = args.scores[: args.scores.size // args.scores_stride * args.scores_stride]
-        scores = scores.reshape(-1, args.scores_stride)
-        words = args.chosen[: args.chosen.size // args.chosen_stride * args.chosen_stride]
-        words = words.reshape(-1, args.chosen_stride)
+        scores = whole_rows(args.scores, args.scores_stride)
+        words = whole_rows(args.chosen, args.chosen_stride)
         for part in run.parts:
             for t in range(int(part["n_tokens"])):
                 own = int(part["position"]) + t

@@ -19,7 +19,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.attention.indexer import Choose
-from treadle.kernels.attention.page_layout import PageLayout, rows_of
+from treadle.kernels.attention.page_layout import PageLayout
 from treadle.kernels.attention.row_pages import (
     RowKernel,
     TokenPlace,
@@ -28,10 +28,10 @@ from treadle.kernels.attention.row_pages import (
     token_places,
 )
 from treadle.kernels.reduce import reduce_all
-from treadle.kernels.spec import Args, Frame, widest
+from treadle.kernels.spec import Args, Frame, whole_rows, widest
 
 BLOCK_ROWS = 16  # rows that are unpacked together
-MOST_HEADS = 8  # heads of an item: their sums stay in registers
+MOST_HEADS = 8  # whose products are made together: their sums stay in registers
 SCORED = 512  # rows that an item of scores has
 
 
@@ -75,6 +75,16 @@ def across(k: Builder, vectors: list[Val], op: Callable[[Val, Val], Val], stat: 
     return k.concat(*found)
 
 
+def heads_together(n_head: int) -> int:
+    """Return the most heads, at most MOST_HEADS, that ``n_head`` is a multiple of."""
+    return next(n for n in range(min(n_head, MOST_HEADS), 0, -1) if n_head % n == 0)
+
+
+def lane_per_head(n: int) -> Ty:
+    """Return the vector with a lane for each of ``n`` heads."""
+    return f32 * max(4, 1 << (n - 1).bit_length())
+
+
 @dataclass(frozen=True)
 class RowAttention(RowKernel):
     """Attention of ``n_head`` queries of each token to the rows of the last ``window`` tokens, and
@@ -110,7 +120,7 @@ class RowAttention(RowKernel):
     @property
     def heads(self) -> int:
         """Heads of an item."""
-        return next(n for n in range(min(self.n_head, MOST_HEADS), 0, -1) if self.n_head % n == 0)
+        return heads_together(self.n_head)
 
     @property
     def n_groups(self) -> int:
@@ -119,14 +129,11 @@ class RowAttention(RowKernel):
     @property
     def stat(self) -> Ty:
         """A vector with a lane for each head of an item."""
-        return f32 * max(4, 1 << (self.heads - 1).bit_length())
+        return lane_per_head(self.heads)
 
     @property
     def page(self) -> PageLayout:
-        return self._layout(1)
-
-    def _layout(self, unit: int) -> PageLayout:
-        return PageLayout(self.kv, 1, self.head_dim, self.head_dim, True, rows_of(unit))
+        return self.page_of(1)
 
     def scratch(self, lanes: int) -> int:
         rows = 4 * (BLOCK_ROWS + self.heads) * self.head_dim
@@ -134,14 +141,13 @@ class RowAttention(RowKernel):
 
     def history(self, n_before: int, n_tokens: int) -> tuple[int, int]:
         end = n_before + n_tokens
-        n_bytes = min(end, n_tokens - 1 + self.window)
+        n_rows = min(end, n_tokens - 1 + self.window)
         n_seen = sum(min(p + 1, self.window) for p in range(n_before, end))
         if self.unit:
             most = self.top or end
-            n_bytes += min(end // self.unit, most * n_tokens)
+            n_rows += min(end // self.unit, most * n_tokens)
             n_seen += sum(min((p + 1) // self.unit, most) for p in range(n_before, end))
-        row = self.page.layer_bytes // self.page.rows
-        return n_bytes * row, 4 * n_seen * self.n_head * self.head_dim
+        return n_rows * self.row_bytes, 4 * n_seen * self.n_head * self.head_dim
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as index:
@@ -157,14 +163,14 @@ class RowAttention(RowKernel):
         for i, (row, own, pages) in enumerate(token_places(run, self.pool)):
             recent = np.arange(max(0, own + 1 - self.window), own + 1)
             at = args.pool, args.page_bytes, args.layer_off
-            keys = rows_ref(self._layout(1), at, pages, recent, 1)
+            keys = rows_ref(self.page_of(1), at, pages, recent, 1)
             if self.unit:
                 which = np.arange((own + 1) // self.unit)
                 if self.top:
                     listed = args.chosen[row * args.chosen_stride :][: args.chosen_stride]
                     which = listed[1 : 1 + int(listed[0])].astype(np.int64)
                 at = args.units, args.units_page_bytes, args.units_layer_off
-                more = rows_ref(self._layout(self.unit), at, units[i][2], which, self.unit)
+                more = rows_ref(self.page_of(self.unit), at, units[i][2], which, self.unit)
                 keys = np.concatenate([keys, more])
             q = q_all[row].reshape(self.n_head, dims)
             score = q @ keys.T
@@ -233,7 +239,7 @@ class _Item:
     ) -> None:
         """Add rows ``number(start)`` to ``number(stop - 1)``, block by block."""
         k = self.k
-        page = self.spec._layout(unit)
+        page = self.spec.page_of(unit)
         row_bytes = 4 * self.spec.head_dim
         with k.loop(stop, start=start, step=BLOCK_ROWS) as first:
             n = k.min(stop - first, BLOCK_ROWS)
@@ -313,17 +319,11 @@ class RowScores(RowKernel):
         if end // self.unit <= self.top:
             return 0, 0
         n_seen = sum((p + 1) // self.unit for p in range(n_before, end))
-        row = self.page.layer_bytes // self.page.rows
-        return end // self.unit * row, 2 * n_seen * self.n_head * self.head_dim
-
-    @property
-    def heads(self) -> int:
-        """Heads whose products are made together."""
-        return next(n for n in range(min(self.n_head, MOST_HEADS), 0, -1) if self.n_head % n == 0)
+        return end // self.unit * self.row_bytes, 2 * n_seen * self.n_head * self.head_dim
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
-        n = self.heads
-        stat = f32 * max(4, 1 << (n - 1).bit_length())
+        n = heads_together(self.n_head)
+        stat = lane_per_head(n)
         pitch = 4 * self.head_dim
         row = frame.scratch
         pool = self.pool, frame.pool, frame.page_bytes, frame.layer_off
@@ -349,8 +349,7 @@ class RowScores(RowKernel):
     def run_ref(self, args: Any, run: Any) -> None:
         q_all = args.q.reshape(-1, args.stride)
         weights = args.weights.reshape(-1, args.weights_stride)[:, args.weights_column :]
-        size = args.scores.size // args.scores_stride * args.scores_stride
-        scores = args.scores.reshape(-1)[:size].reshape(-1, args.scores_stride)
+        scores = whole_rows(args.scores.reshape(-1), args.scores_stride)
         for row, own, pages in token_places(run, self.pool):
             n_rows = (own + 1) // self.unit
             if n_rows <= self.top:
@@ -376,7 +375,7 @@ class RowChoice(Choose):
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as token:
-            n_rows = self.units(TokenPlace(k, frame, token).position + 1)
+            n_rows = self.units(self._position(k, frame, token) + 1)
             scores = frame.scores + token * (frame.scores_stride * 4)
             listed = frame.chosen + token * (frame.chosen_stride * 4)
             with k.if_else(n_rows <= self.top) as (every, some):
@@ -393,11 +392,8 @@ class RowChoice(Choose):
                     k.store(listed, n.v.to(i32))
 
     def run_ref(self, args: Any, run: Any) -> None:
-        size = args.scores.size // args.scores_stride * args.scores_stride
-        scores = args.scores.reshape(-1)[:size].reshape(-1, args.scores_stride)
-        chosen = args.chosen.reshape(-1)
-        chosen = chosen[: chosen.size // args.chosen_stride * args.chosen_stride]
-        chosen = chosen.reshape(-1, args.chosen_stride)
+        scores = whole_rows(args.scores.reshape(-1), args.scores_stride)
+        chosen = whole_rows(args.chosen.reshape(-1), args.chosen_stride)
         for row, own, _ in token_places(run, 0):
             n_rows = (own + 1) // self.unit
             found = np.arange(n_rows)

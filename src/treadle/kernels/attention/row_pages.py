@@ -36,9 +36,18 @@ class RowKernel(Spec):
     head_dim: int
     unit: int
 
+    def page_of(self, unit: int) -> PageLayout:
+        """Return the layout of pages whose rows stand for ``unit`` tokens each."""
+        return PageLayout(self.kv, 1, self.head_dim, self.head_dim, True, rows_of(unit))
+
     @property
     def page(self) -> PageLayout:
-        return PageLayout(self.kv, 1, self.head_dim, self.head_dim, True, rows_of(self.unit))
+        return self.page_of(self.unit)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.page.layer_bytes // self.page.rows
 
 
 def place_of(row: Any, unit: int) -> tuple[Any, Any]:

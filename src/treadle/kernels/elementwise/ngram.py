@@ -13,7 +13,7 @@ from treadle.jit.types import i32, i64, ptr
 from treadle.kernels.activation_layout import BLOCK
 from treadle.kernels.format_blocks import BlockAddress
 from treadle.kernels.matmul.panel import load_values
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.spec import PART, Args, Frame, Spec, load_record, whole_rows
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class NgramRows(Spec):
                 k.store(out, mixed % size + offset, offset=8 * h)
 
     def run_ref(self, args: Any, run: Any) -> None:
-        out = args.out.view(np.int64)
-        out = out[: out.size // args.stride * args.stride].reshape(-1, args.stride)
+        out = whole_rows(args.out.view(np.int64), args.stride)
         table = args.hash.view(np.int64)
         heads = table[self.n :].reshape(-1, 2)
         before = self.n - 1
@@ -141,9 +140,7 @@ class GatherRows(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         fmt = self.fmt
-        rows = args.rows.view(np.int64)
-        rows = rows[: rows.size // args.rows_stride * args.rows_stride]
-        rows = rows.reshape(-1, args.rows_stride)[:n, : self.heads].ravel()
+        rows = whole_rows(args.rows.view(np.int64), args.rows_stride)[:n, : self.heads].ravel()
         parts = [
             w.reshape(-1, self.k // fmt.block * size)[rows]
             for w, size in zip(args.w, fmt.strides, strict=True)
