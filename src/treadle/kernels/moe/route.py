@@ -100,9 +100,7 @@ class Route(Spec):
                 k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
                 k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
-            factor = k.const(self.scale, f32)
-            if self.norm:
-                factor = factor / k.max(total.v, LEAST)
+            factor = common_factor(k, self.scale, total.v if self.norm else None)
             with k.loop(self.n_used) as s:
                 at = frame.weights + place + s * 4
                 weight = k.load(at, f32) * factor
@@ -114,7 +112,7 @@ class Route(Spec):
     def _probabilities(self, k: Builder, row: Val, p: Val) -> None:
         lanes = k.isa.lanes
         if self.gating != SOFTMAX:
-            each_weight(k, self.gating, self.n, row, p)
+            map_row(k, self.n, p, lambda v: gate(k, self.gating, v), row)
             return
         tops, sums = k.var(k.const(float("-inf"), f32 * lanes)), k.var(k.zero(f32 * lanes))
 
@@ -201,12 +199,18 @@ class Route(Spec):
         return weights
 
 
-def each_weight(k: Builder, gating: str, n: int, row: Val, p: Val) -> None:
-    """Store the weight of each of ``n`` scores by itself."""
+def common_factor(k: Builder, scale: float, total: Val | None) -> Val:
+    """Return the factor of all weights of a token. ``total``: their sum, if it divides them."""
+    factor = k.const(scale, f32)
+    return factor if total is None else factor / k.max(total, LEAST)
+
+
+def gate(k: Builder, gating: str, score: Val) -> Val:
+    """Return the weight of a score that depends on no other score: SIGMOID or SQRT_SOFTPLUS."""
     if gating == SIGMOID:
-        map_row(k, n, p, lambda v: math.sigmoid(k, v), row)
-    else:
-        map_row(k, n, p, lambda v: k.sqrt(math.softplus(k, v)), row)
+        return math.sigmoid(k, score)
+    assert gating == SQRT_SOFTPLUS, gating
+    return k.sqrt(math.softplus(k, score))
 
 
 def weights_ref(gating: str, scores: np.ndarray) -> np.ndarray:
@@ -241,7 +245,8 @@ class RouteByToken(Spec):
         tokens = frame.run("tokens", ptr)
         p = frame.scratch
         with k.loop(frame.end, start=frame.begin) as n:
-            each_weight(k, self.gating, self.n, frame.scores + n * frame.stride * 4, p)
+            scores = frame.scores + n * frame.stride * 4
+            map_row(k, self.n, p, lambda v: gate(k, self.gating, v), scores)
             token = k.load(tokens, i32, offset=n * 4).to(i64)
             row = frame.table + token * (4 * self.n_used)
             place = n * (4 * self.n_used)
@@ -252,9 +257,7 @@ class RouteByToken(Spec):
                 k.store(frame.chosen + place, expert, offset=s * 4)
                 k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
-            factor = k.const(self.scale, f32)
-            if self.norm:
-                factor = factor / k.max(total.v, LEAST)
+            factor = common_factor(k, self.scale, total.v if self.norm else None)
             with k.loop(self.n_used) as s:
                 at = frame.weights + place + s * 4
                 k.store(at, k.load(at, f32) * factor)

@@ -14,7 +14,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32, i32, i64
 from treadle.kernels.matmul.matmul import TILE
-from treadle.kernels.moe.route import LEAST, SQRT_SOFTPLUS, Route, Sort
+from treadle.kernels.moe.route import SOFTMAX, Route, Sort, common_factor, gate
 from treadle.kernels.spec import Frame, round_up
 
 if TYPE_CHECKING:
@@ -78,9 +78,7 @@ class SimtRoute(PerBlock, Route):
             mine.v = k.select(here, share, mine.v)
             chosen.v = k.select(here, best.expert, chosen.v)
             total.v = total.v + share
-        factor = k.const(self.scale, f32)
-        if self.norm:
-            factor = factor / k.max(total.v, LEAST)
+        factor = common_factor(k, self.scale, total.v if self.norm else None)
         with k.if_(block.lane < self.n_used):
             made = mine.v * factor
             place = (token * self.n_used + block.lane) * 4
@@ -97,10 +95,8 @@ class SimtRoute(PerBlock, Route):
     def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
         """Return the probabilities ``p`` of a lane's experts."""
         k = block.k
-        if self.gating == "sigmoid":
-            return [math.sigmoid(k, score) for score in scores]
-        if self.gating == SQRT_SOFTPLUS:
-            return [k.sqrt(math.softplus(k, score)) for score in scores]
+        if self.gating != SOFTMAX:
+            return [gate(k, self.gating, score) for score in scores]
         top = scores[0]
         for score in scores[1:]:
             top = k.max(top, score)
