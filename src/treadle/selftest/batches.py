@@ -48,8 +48,8 @@ class LaidOut:
         return f"{self.n_texts} {texts}, {self.n_tokens} {tokens}"
 
 
-class GivenAtRandom(EngineObserver):
-    """Gives runs random states, where a plan takes some from outside."""
+class RandomStates(EngineObserver):
+    """Random states for the runs of plans that take some from outside."""
 
     def __init__(self, output: str, rng: np.random.Generator) -> None:
         self.output = output
@@ -170,7 +170,7 @@ def _sequence(
     in_parts = engine.config.causal or engine.config.draft is not None
     if not goes_on or not in_parts or length < 1:
         return seq
-    given = GivenAtRandom(main_output(engine.config), rng)
+    given = RandomStates(main_output(engine.config), rng)
     engine.observe([BatchItem(seq, _ids(engine, rng, length), 0)], given)
     whole = length // PAGE * PAGE
     longer = min(SPLIT + 2 * PAGE + 3, room) - length

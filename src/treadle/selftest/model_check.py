@@ -11,7 +11,7 @@ import numpy as np
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.errors import CompileError, DeviceError
-from treadle.selftest.batches import MANY, GivenAtRandom, batch_of
+from treadle.selftest.batches import MANY, RandomStates, batch_of
 from treadle.selftest.kernel_check import (
     NO_RESULT,
     KernelCheck,
@@ -228,7 +228,7 @@ def check_plan(
         selection.batch = id(engine), batch.n_tokens
         if remarks is not None and batch.cut and batch.cut not in " ".join(remarks):
             remarks.append(f"a batch has {batch.cut}")
-        given = GivenAtRandom(key.output, rng)
+        given = RandomStates(key.output, rng)
 
         def before() -> None:
             given.before_run(ready)

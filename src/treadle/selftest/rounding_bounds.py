@@ -218,10 +218,12 @@ def gated_error(
     return made
 
 
-def rotation_error(dims: int) -> float:
+def rotation_error(dims: int, *, hadamard: bool = False) -> float:
     """Return the error of a normed and rotated head, as a share of its largest value.
 
     Norm: the bound of the mean square's chain, halved by the root, and six products; a turn adds
-    three roundings of two terms.
+    three roundings of two terms. ``hadamard``: the head is multiplied by that matrix as well, which
+    may gather the errors of all dims in one.
     """
-    return ((dims / 8 + 12) / 2 + 10) * U32
+    error = ((dims / 8 + 12) / 2 + 10) * U32
+    return float(np.sqrt(dims) * (error + (np.log2(dims) + 2) * U32)) if hadamard else error

@@ -736,16 +736,23 @@ def _pages(evidence: Evidence, args: SimpleNamespace, relative: float) -> Iterat
         a, b = found
         top = np.abs(b).max(-1, keepdims=True)
         fmt = (spec.page.keys, spec.page.values)[which].fmt
-        yield Compared(name, a, b, _stored_error(fmt, b, relative, top))
-    before = evidence.changing["pool"]
-    changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
-    changed[[int(slot) // PAGE for slot in evidence.run.kv_indices(spec.pool)]] = False
+        yield Compared(name, a, b, _page_error(fmt, b, relative, top))
+    yield _other_pages(evidence, args.page_bytes, evidence.run.kv_indices(spec.pool).tolist())
+
+
+def _other_pages(evidence: Evidence, page_bytes: int, kv_indices: list[int]) -> Compared:
+    """Compare the pages that have none of ``kv_indices`` with those before the step."""
+    before, actual = evidence.changing["pool"], evidence.changed["pool"]
+    changed = (before != actual).reshape(-1, page_bytes).any(-1)
+    changed[[n // PAGE for n in kv_indices]] = False
     wrong = changed.astype(np.float64)
-    yield _exactly("other pages", wrong, np.zeros_like(wrong))
+    return _exactly("other pages", wrong, np.zeros_like(wrong))
 
 
-def _stored_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
-    """Return how far rows may be off that were ``relative`` off before they were stored."""
+def _page_error(fmt: KVFormat, b: np.ndarray, relative: float, top: np.ndarray) -> np.ndarray:
+    """Return the bound of the error of stored rows ``b``, of largest values ``top``, that were
+    ``relative`` off before they were stored.
+    """
     unit: Any = {
         "f16": np.abs(b) * 2.0**-10 + 2.0**-24,
         "bf16": np.abs(b) * 2.0**-7,
@@ -763,9 +770,8 @@ def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: RopeStore = evidence.spec
     args = evidence.twin()
     n = int(evidence.run["n_tokens"])
-    relative = rotation_error(spec.head_dim)
-    if spec.page.keys.fmt.rotated or spec.page.values.fmt.rotated:
-        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    hadamard = spec.page.keys.fmt.rotated or spec.page.values.fmt.rotated
+    relative = rotation_error(spec.head_dim, hadamard=hadamard)
     width = spec.n_head * spec.head_dim
     q = evidence.written("qkv").reshape(-1, args.stride)[:n, :width].astype(np.float64)
     exact = args.qkv.reshape(-1, args.stride)[:n, :width]
@@ -778,9 +784,7 @@ def _rope(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
 def _latent(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     spec: LatentStore = evidence.spec
     args = evidence.twin()
-    relative = rotation_error(spec.head_dim)
-    if spec.page.keys.fmt.rotated:
-        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    relative = rotation_error(spec.head_dim, hadamard=spec.page.keys.fmt.rotated)
 
     def bound(expected: np.ndarray) -> np.ndarray:
         top = np.nanmax(np.abs(expected), initial=0.0)
@@ -794,9 +798,7 @@ def _index_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Turns, and the Hadamard matrix where pages are rotated."""
     spec: IndexStore = evidence.spec
     args = evidence.twin()
-    relative = rotation_error(spec.head_dim)
-    if spec.page.keys.fmt.rotated:
-        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    relative = rotation_error(spec.head_dim, hadamard=spec.page.keys.fmt.rotated)
     if spec.n_head:
         top = np.nanmax(np.abs(args.q), initial=0.0)
         yield _floats(evidence, args, "q", 2 * top * relative + TINY)
@@ -807,9 +809,7 @@ def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """Rows of units that end in the batch, and no other bytes."""
     spec: RowStore = evidence.spec
     args = evidence.twin()
-    relative = rotation_error(spec.head_dim)
-    if spec.page.keys.fmt.rotated:
-        relative = np.sqrt(spec.head_dim) * (relative + (np.log2(spec.head_dim) + 2) * U32)
+    relative = rotation_error(spec.head_dim, hadamard=spec.page.keys.fmt.rotated)
     each = min(spec.unit, PAGE)
     ends = [n for n in evidence.run.kv_indices(spec.pool).tolist() if n % each == each - 1]
     if not ends:
@@ -824,12 +824,8 @@ def _row_store(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
         rows.append(np.array(found))
     a, b = rows
     top = np.abs(b).max(-1, keepdims=True)
-    yield Compared("rows", a, b, _stored_error(spec.page.keys.fmt, b, relative, top))
-    before = evidence.changing["pool"]
-    changed = (before != actual).reshape(-1, args.page_bytes).any(-1)
-    changed[[n // PAGE for n in ends]] = False
-    wrong = changed.astype(np.float64)
-    yield _exactly("other pages", wrong, np.zeros_like(wrong))
+    yield Compared("rows", a, b, _page_error(spec.page.keys.fmt, b, relative, top))
+    yield _other_pages(evidence, args.page_bytes, ends)
 
 
 def _row_choice(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
