@@ -3,7 +3,8 @@
 
 With ``x = index + 4096``, the j-th value of a group is the sum of the four bytes of ``x * A ** (j +
 1) mod 2**32``, each without its upper two bits, less 126: -126 to 126, about normally distributed.
-``w = d * step * value``. A step is -127 to 113, one of IQ4_NL's by a nibble; where not, it is said.
+``w = d * step * value``. A step is one of IQ4_NL's, -127 to 113, by a nibble, but for IQ3_KT and
+IQ4_KT.
 
 - IQ1_KT: groups of 8 with 13 bits: ``ql``, a nibble of ``qh`` (low for sub-blocks 0 to 3), and bit
   4 + i of ``sh`` for the i-th group of a sub-block. The lower nibble of ``sh`` is the step.
@@ -70,8 +71,8 @@ def _cells(bits: int, group: int, *, base: int, short: int, long: int, **kinds: 
 
 
 def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F32Array:
-    """Return the values of each index, float32 [2 ** bits, group]; of a second table, if there is
-    one.
+    """Return the values of all indices of a table, float32 [2 ** bits, group]. ``table``: its
+    number, 1 for the second one of IQ4_KT.
     """
     x = np.arange(1 << bits, dtype=np.uint32) + np.uint32(FIRST + (table << bits))
     values = values_of(x, group).astype(np.float32)
@@ -341,9 +342,14 @@ def _write_4(out: Blocks, found: Any) -> None:
     )
 
 
-def _unpack_4(k: Builder, field: Field) -> list[Val]:
+def _sub_words(field: Field) -> Val:
+    """Return ``shb`` as u32, one for each sub-block."""
     packed = field("shb")
-    words = packed.bits(u32 * (packed.ty.lanes // 4))
+    return packed.bits(u32 * (packed.ty.lanes // 4))
+
+
+def _unpack_4(k: Builder, field: Field) -> list[Val]:
+    words = _sub_words(field)
     each = k.each(words, 1, 8)
     shifts = k.const([*range(8, 32, 3)] * words.ty.lanes, each.ty)
     index = field("ql").to(u32) | (_halved(k, field("qh"), 32).to(u32) << 8)
@@ -352,8 +358,7 @@ def _unpack_4(k: Builder, field: Field) -> list[Val]:
 
 
 def _steps_4(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    packed = field("shb")
-    words = packed.bits(u32 * (packed.ty.lanes // 4))
+    words = _sub_words(field)
     steps = ((words >> 1) & 127).bits(i32 * words.ty.lanes) - 64
     return steps, row_scale(k, isa, field, "<f4"), None, None
 

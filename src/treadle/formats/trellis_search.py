@@ -56,7 +56,7 @@ class PointCells:
     many points along each coordinate. A point is in ``short`` or ``long`` lists.
     """
 
-    make: Callable[[], F32Array]  # returns the points
+    make: Callable[[], F32Array]  # computes the points, on first use
     base: int
     short: int
     long: int
@@ -158,7 +158,7 @@ class TrellisSearch:
     magnitudes: bool = False
 
     def run(self, x: F32Array, weights: F32Array | None) -> TrellisFit:
-        """Search for each row of x [n, k] the numbers of least ``sum weights * (x - w) ** 2``.
+        """Return for each row of x [n, k] the numbers of least ``sum weights * (x - w) ** 2``.
 
         A row with a NaN or an infinity gets a NaN scale.
         """
@@ -202,6 +202,14 @@ class PointsFound(NamedTuple):
     xy: F64Array  # [n]: of weight times point
     yy: F64Array  # [n]: of the point's square
 
+    def replaced(self, where: npt.NDArray[np.bool_], by: PointsFound) -> PointsFound:
+        """Return these points, but the other ones of the sub-blocks that ``where`` [n] marks."""
+        return PointsFound(
+            np.where(where[:, None], by.codes, self.codes),
+            np.where(where, by.xy, self.xy),
+            np.where(where, by.yy, self.yy),
+        )
+
 
 class RowSearch:
     """The search over rows x [n, k] of magnitude about one."""
@@ -234,14 +242,7 @@ class RowSearch:
         for scale in self.how.scales:
             new = self.encode(spread * (scale / self.how.unit), careful=False)
             gain = _ratio(np.square(new.xy), new.yy)
-            if best is None:
-                best = new
-            else:
-                more = gain > most
-                codes = np.where(more[:, None], new.codes, best.codes)
-                best = PointsFound(
-                    codes, np.where(more, new.xy, best.xy), np.where(more, new.yy, best.yy)
-                )
+            best = new if best is None else best.replaced(gain > most, new)
             most = np.maximum(most, gain)
         assert best is not None
         return best
@@ -284,7 +285,7 @@ class RowSearch:
         u = (self.x * _ratio(1.0, t)[:, None]).astype(np.float32).reshape(-1, group)
         w = None if self.w is None else self.w.reshape(u.shape)
         best: PointsFound | None = None
-        least = np.zeros(len(t))
+        least = np.full(len(t), np.inf)
         before = 0
         for table in self.how.tables:
             index = table.nearest(u, w, careful)
@@ -299,15 +300,8 @@ class RowSearch:
             )
             # The error, without the part that is the same for all points.
             error = t * (t * new.yy - 2 * new.xy)
-            if best is None:
-                best, least = new, error
-                continue
-            less = error < least
-            best = PointsFound(
-                np.where(less[:, None], new.codes, best.codes),
-                np.where(less, new.xy, best.xy),
-                np.where(less, new.yy, best.yy),
-            )
+            best = new if best is None else best.replaced(error < least, new)
+            least = np.minimum(least, error)
         assert best is not None
         return best
 
