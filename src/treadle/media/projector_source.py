@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treadle.convert.hf.row_order import halves_to_pairs
+from treadle.convert.hf.tokenizer.special_tokens import added_tokens
 from treadle.convert.recipe import is_matrix
 from treadle.convert.sources.source import F32, Bytes, Source, SourceTensor
 from treadle.errors import FileError
@@ -155,15 +156,17 @@ def _token_row(folder: HfProjector, name: str, token: str) -> Tensor | None:
     folder has no such token, or no embeddings in floats.
     """
     path = Path(folder.path)
-    added = read_json(path / TOKENIZER).get("added_tokens") if (path / TOKENIZER).exists() else None
-    entries = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
-    index = next((each.get("id") for each in entries if each.get("content") == token), None)
+    tokenizer = path / TOKENIZER
+    added = added_tokens(read_json(tokenizer), tokenizer) if tokenizer.exists() else {}
+    index = next((i for i, each in added.items() if each.text == token), None)
+    if index is None:
+        return None
     with closing(open_safetensors(path)) as weights:
         tables = [t for t in weights.tensors.values() if t.name.endswith(EMBEDDINGS)]
-        if type(index) is not int or len(tables) != 1 or tables[0].dtype not in DTYPES:
+        if len(tables) != 1 or tables[0].dtype not in DTYPES:
             return None
         (table,) = tables
-        if len(table.shape) != 2 or not 0 <= index < table.shape[0]:
+        if len(table.shape) != 2 or index >= table.shape[0]:
             raise table.error(f"shape {list(table.shape)}", f"a row {index}, that of {token}")
         rows = table.data.reshape(table.shape[0], -1)
         values = FORMATS[DTYPES[table.dtype]].dequantize_rows(rows[index])
