@@ -128,7 +128,7 @@ class Tiles:
     gemv: tuple[tuple[int, int], ...] = ((1, 4), (2, 4), (4, 2))  # tokens, rows processed together
     # At most this, for blocks of 256. With one token from memory, two rows are up to 17 % faster.
     gemv_large: tuple[tuple[int, int], ...] = ((1, 2), (2, 2), (4, 2))
-    # Tokens of a further gemv, for float weights alone: all have those of GEMV_TOKENS. 0: none.
+    # Tokens of one more gemv, beyond GEMV_TOKENS, for float weights only; 0: none.
     float_gemv: int = 0
     gemv_ahead: int = 0  # prefetch distance in bytes, if rows are in separate runs; see ``Gemv``
     peak: tuple[int, int] = (2, 5)  # vectors of w and of x whose dots hide the dot's latency

@@ -93,7 +93,7 @@ class Activations(dict[str, Activation]):
 
     def __missing__(self, name: str) -> Activation:
         fn, limit = split_limit(name)
-        if fn == name:
+        if not limit:
             raise KeyError(name)
         return _limited(self[fn], float(limit), first=BEFORE in name)
 
