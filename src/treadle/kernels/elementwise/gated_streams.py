@@ -17,6 +17,7 @@ from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import f32
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.elementwise.streams import store_weighted_sum
 from treadle.kernels.spec import Args, Frame, Spec
 
 
@@ -46,15 +47,7 @@ class SumStreams(Spec):
                 _weight(k, mix + 4 * i, frame.scale, frame.base + 4 * i, isa.lanes) + self.eps
                 for i in range(self.n)
             ]
-
-            def summed(*rows: Val) -> Val:
-                total = rows[0] * gains[0]
-                for v, g in zip(rows[1:], gains[1:], strict=True):
-                    total = k.fma(v, g, total)
-                return total
-
-            rows = [x + 4 * self.k * i for i in range(self.n)]
-            map_row(k, self.k, frame.out + item * frame.out_stride * 4, summed, *rows)
+            store_weighted_sum(k, frame.out + item * frame.out_stride * 4, x, self.k, gains)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])

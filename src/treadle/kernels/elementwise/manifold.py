@@ -17,6 +17,7 @@ from treadle.jit.language import Builder, Isa, Val, Var
 from treadle.jit.types import f32
 from treadle.kernels.activations import activated
 from treadle.kernels.elementwise.elementwise import map_row
+from treadle.kernels.elementwise.streams import store_weighted_sum
 from treadle.kernels.spec import Args, Frame, Spec
 
 SLICE = 512  # columns of a stream in an item
@@ -140,15 +141,7 @@ class WeighStreams(Spec):
             if not self.mean:
                 at = frame.weight + token * (frame.weight_stride * 4)
                 gains = [k.splat(k.load(at, f32, offset=4 * i), ty) for i in range(self.n)]
-
-            def weighed(*rows: Val, gains: list[Val] = gains) -> Val:
-                total = rows[0] * gains[0]
-                for row, gain in zip(rows[1:], gains[1:], strict=True):
-                    total = k.fma(row, gain, total)
-                return total
-
-            streams = [x + 4 * self.k * i for i in range(self.n)]
-            map_row(k, self.k, frame.out + token * (frame.out_stride * 4), weighed, *streams)
+            store_weighted_sum(k, frame.out + token * (frame.out_stride * 4), x, self.k, gains)
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])

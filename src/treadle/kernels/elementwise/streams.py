@@ -20,6 +20,20 @@ from treadle.kernels.elementwise.elementwise import map_row, mean_square, row_me
 from treadle.kernels.spec import Args, Frame, Spec
 
 
+def store_weighted_sum(k: Builder, out: Val, x: Val, width: int, gains: list[Val]) -> None:
+    """Store the sum of streams of ``width`` values at ``x``, each times its gain, the same in all
+    lanes.
+    """
+
+    def weighted(*rows: Val) -> Val:
+        total = rows[0] * gains[0]
+        for row, gain in zip(rows[1:], gains[1:], strict=True):
+            total = k.fma(row, gain, total)
+        return total
+
+    map_row(k, width, out, weighted, *(x + 4 * width * i for i in range(len(gains))))
+
+
 @dataclass(frozen=True)
 class RepeatStreams(Spec):
     """Initialise each of ``n`` streams with ``x``. Items: tokens."""

@@ -62,16 +62,13 @@ class Tiled(Matmul):
         file, for a panel's depend on the order in which their squares are added.
         """
         weights = super().weights_ref(w, rows)
-        if self.act == "q16":
+        if self.act in ("q16", "q16x2"):
             if self.fmt.codes:
                 words, d = _words_of_codes_ref(
                     self.fmt, self.fmt.join(w).reshape(rows, -1), weights
                 )
             else:
-                words, d = words_ref(weights.astype(np.float32))
-            return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
-        if self.act == "q16x2":
-            words, d = words_ref(weights.astype(np.float32), self.act)
+                words, d = words_ref(weights.astype(np.float32), self.act)
             return (words * d.repeat(SPAN, 1).astype(np.float64))[:, : self.k]
         if self.act not in NARROW:
             return weights
