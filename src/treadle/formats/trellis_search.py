@@ -195,16 +195,16 @@ class TrellisSearch:
         return float(np.sqrt(np.square(self.tables[0].points).mean()))
 
 
-class PointsFound(NamedTuple):
-    """Points of sub-blocks, and two sums over their weights."""
+class SubBlockPoints(NamedTuple):
+    """The points chosen for sub-blocks, and two sums over their weights."""
 
     codes: IntArray  # [n, groups of a sub-block]
     xy: F64Array  # [n]: of weight times point
     yy: F64Array  # [n]: of the point's square
 
-    def replaced(self, where: npt.NDArray[np.bool_], by: PointsFound) -> PointsFound:
+    def replaced(self, where: npt.NDArray[np.bool_], by: SubBlockPoints) -> SubBlockPoints:
         """Return these points, but the other ones of the sub-blocks that ``where`` [n] marks."""
-        return PointsFound(
+        return SubBlockPoints(
             np.where(where[:, None], by.codes, self.codes),
             np.where(where, by.xy, self.xy),
             np.where(where, by.yy, self.yy),
@@ -232,12 +232,12 @@ class RowSearch:
             d = self.fitted(found, rungs[steps], d)
         return d, steps, found.codes
 
-    def alone(self) -> PointsFound:
+    def alone(self) -> SubBlockPoints:
         """Return each sub-block's points at the best of some scales of its own."""
         square = np.square(self.x, dtype=np.float64)
         total = SUB if self.w is None else self.w.sum(axis=1, dtype=np.float64)
         spread = np.sqrt((square if self.w is None else square * self.w).sum(axis=1) / total)
-        best: PointsFound | None = None
+        best: SubBlockPoints | None = None
         most = np.full(len(self.x), -np.inf)
         for scale in self.how.scales:
             new = self.encode(spread * (scale / self.how.unit), careful=False)
@@ -247,7 +247,7 @@ class RowSearch:
         assert best is not None
         return best
 
-    def joined(self, found: PointsFound) -> tuple[F64Array, IntArray]:
+    def joined(self, found: SubBlockPoints) -> tuple[F64Array, IntArray]:
         """Return the d [n] that suits the points best, and its steps [n, sub-blocks]."""
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         at = np.abs(own).argmax(axis=1)[:, None]
@@ -263,28 +263,28 @@ class RowSearch:
             most = np.maximum(gain, most)
         return best, self.rungs(found, best)
 
-    def rungs(self, found: PointsFound, d: F64Array) -> IntArray:
+    def rungs(self, found: SubBlockPoints, d: F64Array) -> IntArray:
         """Return the best steps [n, sub-blocks] of the points with these d [n]."""
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         steps: IntArray = np.searchsorted(self.how.between, own * _ratio(1.0, d)[:, None])
         return steps
 
-    def sums(self, found: PointsFound, rungs: F64Array) -> tuple[F64Array, F64Array]:
+    def sums(self, found: SubBlockPoints, rungs: F64Array) -> tuple[F64Array, F64Array]:
         """Return sums over rows [n], of points times their rungs."""
         xy = (found.xy.reshape(self.shape) * rungs).sum(axis=1)
         return xy, (found.yy.reshape(self.shape) * np.square(rungs)).sum(axis=1)
 
-    def fitted(self, found: PointsFound, rungs: F64Array, d: F64Array) -> F64Array:
+    def fitted(self, found: SubBlockPoints, rungs: F64Array, d: F64Array) -> F64Array:
         """Return the best d [n] of points and rungs."""
         xy, yy = self.sums(found, rungs)
         return np.where(yy > 0, _ratio(xy, yy), d)
 
-    def encode(self, t: F64Array, careful: bool) -> PointsFound:
+    def encode(self, t: F64Array, careful: bool) -> SubBlockPoints:
         """Return the best points of every sub-block at scales ``t`` [n]."""
         group = self.how.group
         u = (self.x * _ratio(1.0, t)[:, None]).astype(np.float32).reshape(-1, group)
         w = None if self.w is None else self.w.reshape(u.shape)
-        best: PointsFound | None = None
+        best: SubBlockPoints | None = None
         least = np.full(len(t), np.inf)
         before = 0
         for table in self.how.tables:
@@ -293,7 +293,7 @@ class RowSearch:
             codes = (index + before).reshape(len(t), -1)
             before += len(table.points)
             wy = y if self.w is None else y * self.w
-            new = PointsFound(
+            new = SubBlockPoints(
                 codes,
                 np.vecdot(self.x, wy).astype(np.float64),
                 np.vecdot(y, wy).astype(np.float64),

@@ -27,6 +27,7 @@ from itertools import product
 from typing import ClassVar
 
 from treadle.base.fast_dataclass import dataclass
+from treadle.isa.isa import MatrixUnit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import BLOCK, DWORDS, NARROW, in_bf16
@@ -108,8 +109,7 @@ class MatrixGemm(Gemm):
 
     def _turn(self, k: Builder, panel: Val, begin: Val, end: Val) -> None:
         """Transpose each register's data in place, for machines that need it."""
-        matrix = k.isa.matrix
-        assert matrix is not None, k.isa.name
+        matrix = matrix_of(k)
         turn = matrix.turn
         n = self.mr * k.isa.lanes
         if turn is None:
@@ -125,10 +125,10 @@ class MatrixGemm(Gemm):
 
     @contextmanager
     def registers(self, k: Builder, free: Val) -> Iterator[None]:
-        assert k.isa.matrix is not None, k.isa.name
-        k.isa.matrix.begin(k, free)
+        matrix = matrix_of(k)
+        matrix.begin(k, free)
         yield
-        k.isa.matrix.end(k)
+        matrix.end(k)
 
     @contextmanager
     def tiles(
@@ -167,6 +167,12 @@ class MatrixGemm(Gemm):
         group = TokenGroup(k, panel, self.strip_pitch, self.n_parts, n_strips, most, sums, written)
         group.multiply(x, n_steps, x + self.layout().group_bytes)
         return n_strips
+
+
+def matrix_of(k: Builder) -> MatrixUnit:
+    """Return the machine's matrix registers."""
+    assert k.isa.matrix is not None, k.isa.name
+    return k.isa.matrix
 
 
 def step_pitch(n_parts: int) -> int:
@@ -271,9 +277,8 @@ class TokenGroup:
         sums: Val,
         written: MatrixOutput | None,
     ) -> None:
-        assert k.isa.matrix is not None, k.isa.name
         self.k = k
-        self.matrix = k.isa.matrix
+        self.matrix = matrix_of(k)
         self.panel = panel
         self.pitch = pitch
         self.n_strips = n_strips

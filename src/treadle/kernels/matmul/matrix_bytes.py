@@ -16,7 +16,7 @@ from treadle.jit.language import Builder, Val, Var
 from treadle.jit.types import f32, i8, i32
 from treadle.kernels.activation_layout import DWORD
 from treadle.kernels.matmul.byte_strips import AT_ONCE, ByteStrips
-from treadle.kernels.matmul.matrix import REGISTER, SIDE
+from treadle.kernels.matmul.matrix import REGISTER, SIDE, matrix_of
 from treadle.kernels.matmul.strips import Strip, Tokens
 from treadle.kernels.spec import LINE
 
@@ -38,13 +38,12 @@ class BytesGemm(ByteStrips):
         return 2
 
     def begin(self, k: Builder, made: Val) -> None:
-        assert k.isa.matrix is not None, k.isa.name
-        assert k.isa.matrix.begin_bytes is not None, k.isa.name
-        k.isa.matrix.begin_bytes(k, made, self.per_scale)
+        matrix = matrix_of(k)
+        assert matrix.begin_bytes is not None, k.isa.name
+        matrix.begin_bytes(k, made, self.per_scale)
 
     def end(self, k: Builder) -> None:
-        assert k.isa.matrix is not None, k.isa.name
-        k.isa.matrix.end(k)
+        matrix_of(k).end(k)
 
     def stored(self, k: Builder, codes: Val) -> Val:
         return (codes - self.codes.offset).bits(i8.like(codes.ty))

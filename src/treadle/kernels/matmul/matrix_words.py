@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from treadle.base.fast_dataclass import dataclass
-from treadle.isa.isa import MatrixUnit
 from treadle.jit.language import Builder, Val
 from treadle.jit.types import f32, i32
 from treadle.kernels.activation_layout import (
@@ -46,6 +45,7 @@ from treadle.kernels.matmul.matrix import (
     SUMS_BYTES,
     MatrixGemm,
     MatrixOutput,
+    matrix_of,
 )
 from treadle.kernels.matmul.panel import load_floats
 from treadle.kernels.matmul.tile import Ends, KRange
@@ -251,12 +251,6 @@ class SpanGroup:
     def _made(self, i: Val) -> Val:
         """Return the memory for the sums of a span of the ``i``-th 16 rows."""
         return self.sums + (self.most * SUMS_BYTES + i % 2 * SUMS_BYTES)
-
-
-def matrix_of(k: Builder) -> MatrixUnit:
-    """Return the machine's matrix registers."""
-    assert k.isa.matrix is not None, k.isa.name
-    return k.isa.matrix
 
 
 def multiply_step(k: Builder, rows: Val, x: Val) -> None:
