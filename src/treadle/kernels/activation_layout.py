@@ -461,8 +461,8 @@ def _store_span(
     values: list[Val],
     scratch: Val,
 ) -> None:
-    """The same in words: keep f32 values, their largest and their sum of squares in ``scratch``
-    until the span's last block.
+    """Store a block in words: f32 values, their largest and their sum of squares are kept in
+    ``scratch`` until the span's last block.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1
@@ -503,9 +503,10 @@ def _store_spans(
     values_of: Callable[[Val], list[Val]],
     scratch: Val,
 ) -> None:
-    """The same in bytes of words, for ``together`` tokens from ``place`` on: ``values_of(t)``
-    returns the ``t``-th one's values. ``scratch`` holds the f32 values of all, then their largest
-    magnitudes.
+    """Store a block of ``together`` tokens, from ``place`` on, in bytes of words (q16x2).
+    ``values_of(t)`` returns the ``t``-th token's values. ``scratch`` has for each token a span's
+    f32 values, their largest magnitude, and the factor that turns them into words; a span is
+    written with its last block.
     """
     per = SPAN // BLOCK
     last = -(-act.k // BLOCK) - 1
