@@ -320,8 +320,8 @@ def test_inputs_are_named(tiny: WriteTiny) -> None:
     """As outputs are: the fields of RUN_STATE that say where arrays are, and the pages."""
     plan = plan_of(tiny("gemma3", window=16, n_layer=6), 512, 128)
     counts = {name for name in run_state(2).names or () if name.startswith("n_")}
-    adapted = {"loras"}  # of plans with adapters alone
-    assert {*plan.inputs} == {*(run_state(2).names or ()), "pages", "masks"} - counts - adapted
+    others = {"loras", "part_pages"}  # of plans with adapters, of caches with units
+    assert {*plan.inputs} == {*(run_state(2).names or ()), "pages", "masks"} - counts - others
     shapes = {name: given.shape for name, given in plan.inputs.items()}
     assert (shapes["tokens"], shapes["output_rows"], shapes["rope1"]) == (
         (512,),
