@@ -26,7 +26,8 @@ from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_tokenizer import tiny_byte_level
 from tests.models.hf_cases import Case
-from tests.spec_decode.test_mtp import drafter_of, ids_of, load
+from tests.spec_decode.test_mtp import drafter_of, load
+from tests.spec_decode.tiny_drafters import ids_of
 from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.files.gguf import GGUF, GGUFWriter, open_gguf
 

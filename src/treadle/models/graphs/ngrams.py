@@ -71,7 +71,7 @@ def read_numbers(keys: ArchMetadata, key: str, lo: int, hi: int) -> list[int]:
         keys.fail(key, keys.missing if found is None else f"is {found!r:.60}", "an array")
     values = list(found)  # type: ignore[call-overload]
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, Integral) or not lo <= value <= hi:
+        if isinstance(value, bool) or not isinstance(value, Integral) or not lo <= int(value) <= hi:
             keys.fail(key, f"holds {value!r:.60}", f"integers from {lo} to {hi}")
     return [int(value) for value in values]
 
