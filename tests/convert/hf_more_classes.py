@@ -21,6 +21,7 @@ MORE_CLASSES = {
     "bailing_hybrid": "BailingHybrid",
     "hy_v4": "HYV4",
     "hrm_text": "HrmText",
+    "inkling_text": "InklingText",
     "dots3_note_text": "Dots3NoteText",
     "deepseek_v32": "DeepseekV32",
     "deepseek_v4": "DeepseekV4",

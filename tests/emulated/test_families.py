@@ -40,6 +40,7 @@ FAMILIES = {
     "spark2_5": "rvv256",
     "nanbeige": "neon",
     "embedding-gemma2": "rvv128_zvfh",
+    "inkling": "neon_dotprod",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.

@@ -72,7 +72,7 @@ _REASONS: dict[str, str] = {
     "GGUF has no architecture for it": (
         "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
         "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
-        "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
+        "doge flint inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
         "cosmos3_omni"
     ),

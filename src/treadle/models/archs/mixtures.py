@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.models.archs.arch import (
+    EMBD_NORM,
     EXPERTS_GATING,
     EXPERTS_JITTER,
     EXPERTS_MEAN,
@@ -13,6 +14,7 @@ from treadle.models.archs.arch import (
     INDEX_HALVED,
     LEADING_DENSE,
     LOCAL_BASE,
+    OUTPUT_NORM,
     PATTERN,
     POST_ATTENTION,
     POST_NORM,
@@ -113,6 +115,15 @@ MIXTURES = (
         mixer="latent_indexed",
         needs=frozenset({"attn_gate.weight", "attn_k_norm.weight"}),
         keys=((EXPERTS_GATING, 2),),
+    ),
+    Arch(
+        "inkling",
+        graph="inkling",
+        rope="none",
+        mixer="attention_profiled",
+        needs=EMBD_NORM | OUTPUT_NORM,
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        divide_logits=True,
     ),
     Arch(  # Hunyuan 4
         "hy_v4",

@@ -14,6 +14,8 @@ CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
 BEHIND = "gated_behind"  # a norm of its output, and none of its input
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
+CONVOLVED = "gated_convolved"  # a short convolution of its result
+CONVOLVED_EXPERTS = "experts_convolved"  # the same, with scored shared experts
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
@@ -35,5 +37,7 @@ FFNS = LateConstants[Sublayer](
         "gated_sparse": "sparse.GATED_SPARSE",
         "channel_mix": "channel_mix.CHANNEL_MIX",
         BEHIND: "behind.GATED_BEHIND",
+        CONVOLVED: "convolved.GATED_CONVOLVED",
+        CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },
 )

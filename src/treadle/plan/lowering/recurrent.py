@@ -58,6 +58,7 @@ def convolved(
     weight: str,
     bias: Any,
     off: int = 0,
+    gain: Any = None,
 ) -> Rows:
     """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
     steps = ops.steps
@@ -70,6 +71,7 @@ def convolved(
         x=rows,
         w=steps.vector(weight, turned=True),
         bias=bias,
+        gain=gain,
         states=states.const,
         stride=rows.row_bytes // 4,
         column=column,
@@ -355,6 +357,19 @@ def part_convolution(
     spec = Convolution(x.width, state_of(ops, layer).n_conv)
     off = 4 * (spec.taps - 1) * before
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
+
+
+def residual_convolution(
+    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
+) -> Rows:
+    """``x`` plus its short convolution, without silu; one of several of a layer, as those of
+    ``part_convolution``. ``gain``: the tensor whose value multiplies ``x`` first, or "".
+    """
+    n_conv = state_of(ops, layer).n_conv
+    spec = Convolution(x.width, n_conv, plain=True, residual=True, scaled=bool(gain))
+    off = 4 * (spec.taps - 1) * before
+    value = ops.steps.vector(gain) if gain else None
+    return convolved(ops, label, spec, x, layer, weight, None, off, value)
 
 
 def channel_rates(

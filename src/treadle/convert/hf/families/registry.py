@@ -41,6 +41,7 @@ from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
 from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
+from treadle.convert.hf.families.inkling import INKLING_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
 from treadle.convert.hf.families.kimi import KIMI_FAMILIES
@@ -115,6 +116,7 @@ FAMILIES: dict[str, Family] = {
     **HRM_FAMILIES,
     **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
+    **INKLING_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
     **KIMI_FAMILIES,
