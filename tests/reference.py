@@ -285,8 +285,17 @@ class Layer:
         if config.post_norm_eps and stem in (POST, "post_ffw_norm"):
             config = replace(config, norm_eps=config.post_norm_eps)
         y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
+        if self.at.n_norm_rank and stem in self._gated_norms():
+            gate = self.linear(
+                activate(self.linear(y, f"{stem}_gate_down"), "silu"), f"{stem}_gate_up"
+            )
+            y = y / (1 + np.exp(-gate))
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
+
+    def _gated_norms(self) -> tuple[str, ...]:
+        """Norms with a gate behind them: that of experts, and of any mixer."""
+        return ("attn_norm", "ffn_norm") if self.at.experts else ("attn_norm",)
 
 
 OPTIONAL_NORMS = (

@@ -266,6 +266,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         flags = PROFILES["attention.sliding_window_pattern"] * size["n_layer"]
         more = {**PROFILES, "attention.sliding_window_pattern": flags[: size["n_layer"]]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "axk2":
+        made[f"{arch}.gated_norm_rank"] = 8
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "hrm":

@@ -22,6 +22,7 @@ MORE_CLASSES = {
     "hy_v4": "HYV4",
     "hrm_text": "HrmText",
     "inkling_text": "InklingText",
+    "axk2": "AXK2",
     "dots3_note_text": "Dots3NoteText",
     "deepseek_v32": "DeepseekV32",
     "deepseek_v4": "DeepseekV4",

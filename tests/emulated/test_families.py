@@ -41,6 +41,7 @@ FAMILIES = {
     "nanbeige": "neon",
     "embedding-gemma2": "rvv128_zvfh",
     "inkling": "neon_dotprod",
+    "axk2": "rvv256",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.

@@ -11,7 +11,6 @@ _REASONS: dict[str, str] = {
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"

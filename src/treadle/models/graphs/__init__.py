@@ -29,6 +29,7 @@ GRAPHS = LateConstants[Graph](
         "hrm": "looped.hrm.HRM",
         "talkie": "talkie.TALKIE",
         "dots3": "dots.DOTS3",
+        "axk2": "axk.AXK2",
         "inkling": "inkling.INKLING",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",

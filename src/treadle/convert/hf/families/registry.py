@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from treadle.convert.hf.families.apertus import APERTUS_FAMILIES
 from treadle.convert.hf.families.arcee import ARCEE_FAMILIES
+from treadle.convert.hf.families.axk import AXK_FAMILIES
 from treadle.convert.hf.families.baichuan import BAICHUAN_FAMILIES
 from treadle.convert.hf.families.bailing import BAILING_FAMILIES, BAILING_VARIANTS
 from treadle.convert.hf.families.bailing_hybrid import BAILING_HYBRID_FAMILIES
@@ -86,6 +87,7 @@ FAMILIES: dict[str, Family] = {
     **LLAMA_FAMILIES,
     **APERTUS_FAMILIES,
     **ARCEE_FAMILIES,
+    **AXK_FAMILIES,
     **BAICHUAN_FAMILIES,
     **BAILING_FAMILIES,
     **BAILING_HYBRID_FAMILIES,
