@@ -156,7 +156,7 @@ def kda(maps: Layer, h: Array) -> Array:
     decay = heads(decay + maps.tensor(f"{blk}_dt.bias"))
     a = maps.tensor(f"{blk}_a").reshape(-1, 1) * (-1 if s.floor and low else 1)
     decay = np.exp(s.floor / (1 + np.exp(-a * decay)) if s.floor else a * np.logaddexp(0, decay))
-    beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
+    beta = s.beta_most / (1 + np.exp(-maps.linear(h, "ssm_beta")))
     state = np.zeros((s.n_head, s.n_state, s.head_dim))
     out = np.zeros_like(v)
     for t in range(len(h)):
@@ -181,9 +181,11 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta_grouped": delta,
     "attention_profiled": profiled,
     "kda": kda,
+    "kda_signed": kda,
     "kda_bounded": kda,
     "kda_floored": kda,
     "latent": latent,
+    "latent_ranked_indexed": latent,
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,

@@ -42,6 +42,7 @@ FAMILIES = {
     "embedding-gemma2": "rvv128_zvfh",
     "inkling": "neon_dotprod",
     "axk2": "rvv256",
+    "solar-open2": "neon_i8mm",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.

@@ -811,6 +811,7 @@ STATES = [
     ChannelRates(3, 32),
     ChannelRates(37, 7),
     ChannelRates(3, 32, -5.0),
+    ChannelRates(5, 16, most=2.0),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
     OutputGate("sigmoid", 172),

@@ -382,8 +382,10 @@ def channel_rates(
     bias: str,
     floor: float = 0.0,
     sign: float = 1.0,
+    most: float = 1.0,
 ) -> Rows:
-    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state;
+    """Return side by side the sigmoid of ``beta`` times ``most``, and the decay of each row of a
+    head's state;
     ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.
     """
     from treadle.kernels.recurrent.kda import ChannelRates
@@ -395,7 +397,7 @@ def channel_rates(
     out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
     steps.emit(
         label,
-        ChannelRates(heads, x.width // heads, floor),
+        ChannelRates(heads, x.width // heads, floor, most),
         Grid(heads, "n_tokens"),
         x=rows,
         beta=beta_rows,

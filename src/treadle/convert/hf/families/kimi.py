@@ -88,7 +88,8 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-def _decay(rows: Rows) -> Rows:
+def decay_of_heads(rows: Rows) -> Rows:
+    """Return the decay rates as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)
 
 
@@ -103,7 +104,9 @@ def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
         *_LATENT.derived(keys),
         *(DerivationRule((name,), {name: taps_of_parts}) for name in convolutions),
         DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
-        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
+        DerivationRule(
+            ("self_attn.A_log",), {"self_attn.decay.weight": decay_of_heads}, floats=True
+        ),
         scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),
     )
 
