@@ -23,6 +23,7 @@ MORE_CLASSES = {
     "hrm_text": "HrmText",
     "inkling_text": "InklingText",
     "axk2": "AXK2",
+    "cohere_compass_text": "CohereCompassText",
     "dots3_note_text": "Dots3NoteText",
     "deepseek_v32": "DeepseekV32",
     "deepseek_v4": "DeepseekV4",

@@ -70,7 +70,7 @@ _REASONS: dict[str, str] = {
     "it reads bytes and merges them with a model of its own": "blt",
     "GGUF has no architecture for it": (
         "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
-        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
+        "xlm reformer cpmant beam evolla moshi aria aria_text "
         "doge flint inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
         "cosmos3_omni"
