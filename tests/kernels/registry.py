@@ -33,6 +33,7 @@ from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.fill import Hide
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
@@ -865,7 +866,8 @@ EXPERT_LORAS = [
     ExpertUp("F16", 5, 2, 3, False, 2),
 ]
 # Of any vocabulary: it is an argument.
-TOPS = [TopLogitsKernel(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
+HIDDEN = [Hide(5, 9), Hide(0, 3)]
+TOPS = [TopLogitsKernel(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0), *HIDDEN]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
 SEARCHES: list[SearchKernel] = [
     OffsetSearchKernel("Q4_K"),
