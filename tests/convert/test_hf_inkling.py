@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.conftest import WriteTiny
 from tests.convert.test_hf import convert, worst
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_hf_mixtures import own
+from tests.models import ways
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import check_truth, ids_of
@@ -79,12 +82,21 @@ def test_in_every_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("arch", ["inkling", "axk2", "solar-open2", "cohere-compass"])
+def test_twins_of_kernels(arch: str, tiny: WriteTiny) -> None:
+    """In one go, by decode, and by the numpy twin of each kernel."""
+    with treadle.load(tiny(arch), threads=2, kv="f32", context=64) as model:
+        ways.check_truth(model, ids_of(21))
+
+
+@pytest.mark.slow
 def test_on_other_instruction_sets(tmp_path: Path) -> None:
     truth = compute_logits(save(own(CASE), tmp_path / "hf"), ids_of())
     check_instruction_sets(convert(tmp_path / "hf", tmp_path / "made.gguf"), ids_of(), truth)
 
 
-PUBLISHED = {  # names of published folders, by transformers'
+SHORT: dict[str, str] = {"q": "wq_du", "k": "wk_dv", "v": "wv_dv", "r": "wr_du", "o": "wo_ud"}
+PUBLISHED: dict[str, str | Callable[[re.Match[str]], str]] = {  # published names
     r"model\.embed_tokens\.embed_norm\.": "model.llm.embed_norm.",
     r"model\.embed_tokens\.": "model.llm.embed.",
     r"lm_head\.": "model.llm.unembed.",
@@ -99,7 +111,6 @@ PUBLISHED = {  # names of published folders, by transformers'
     r"shared_experts\.w2_weight": "shared_experts.shared_w2_weight",
     r"gate\.e_score_correction_bias": "gate.bias",
 }
-SHORT = {"q": "wq_du", "k": "wk_dv", "v": "wv_dv", "r": "wr_du", "o": "wo_ud"}
 
 
 def as_published(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -109,8 +109,15 @@ class Rope:
 
 def still(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
     """Return a table of one unrotated pair, whose cosine is only the query temperature."""
-    grown = {"n_ctx_orig": every, "temperature": temperature, "ahead": ahead, "smooth": smooth}
-    return Rope(2, 1.0, factors=(math.inf,), **grown)
+    return Rope(
+        2,
+        1.0,
+        factors=(math.inf,),
+        n_ctx_orig=every,
+        temperature=temperature,
+        ahead=ahead,
+        smooth=smooth,
+    )
 
 
 def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:

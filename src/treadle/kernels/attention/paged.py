@@ -195,9 +195,9 @@ class Attention(Queries):
             found += row[np.clip(distance, -end, end - 1) + end]
         if self.profiled:
             begin = farthest(self.profiled)
-            rows = args.profiles.reshape(-1, profile_values(self.profiled))
-            row = rows[token * self.n_head + head]
-            found += row[np.clip(distance - begin, 0, len(row) - 1)]
+            n = profile_values(self.profiled)
+            row = np.ravel(args.profiles)[(token * self.n_head + head) * n :][:n]
+            found += row[np.clip(distance - begin, 0, n - 1)]
         return found
 
     def _chosen_ref(self, args: Any, row: int) -> np.ndarray:

@@ -112,11 +112,12 @@ class Route(Spec):
                     k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
                     k.store(frame.weights + place, weight, offset=s * 4)
                 total.v = total.v + weight
-            for s in range(self.sinks):
-                weight = gate(k, self.gating, k.load(row, f32, offset=4 * (self.n + s)))
+            for sink in range(self.sinks):
+                score = k.load(row, f32, offset=4 * (self.n + sink))
+                weight = gate(k, self.gating, score)
                 if self.of_sinks:
-                    k.store(frame.chosen + place, k.const(s, i32), offset=s * 4)
-                    k.store(frame.weights + place, weight, offset=s * 4)
+                    k.store(frame.chosen + place, k.const(sink, i32), offset=sink * 4)
+                    k.store(frame.weights + place, weight, offset=sink * 4)
                 total.v = total.v + weight
             factor = common_factor(k, self.scale, total.v if self.norm else None)
             with k.loop(self.n_given) as s:

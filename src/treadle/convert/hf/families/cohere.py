@@ -101,7 +101,7 @@ def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, An
     if not isinstance(given, dict):
         keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")
     by_kind = given if set(given) & {*_KINDS} else dict.fromkeys(kinds, given)
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for kind in sorted(set(kinds) & {*_KINDS}):
         if kind not in by_kind:
             keys.fail("rope_parameters", "has no such key", f"{kind}: parameters, or null")
@@ -117,7 +117,8 @@ def _compass(keys: MetadataReader) -> Mapping[str, Any]:
     values = dict(keys.values)
     kinds = _compass_kinds(keys, keys.integer("num_hidden_layers"))
     values["layer_types"] = kinds
-    values["compass_turned"] = [kind in (turned := _turned(keys, kinds)) for kind in kinds]
+    turned = _turned(keys, kinds)
+    values["compass_turned"] = [kind in turned for kind in kinds]
     local = turned.get(_KINDS[1], {}).get("rope_type", "default")
     if len(turned) == 1 and local != "default":
         keys.refuse("rope_parameters", "treadle does not scale RoPE of layers with a window")
