@@ -492,6 +492,12 @@ _CLASSES = {
 }
 _NEEDED: dict[str, dict[str, Any]] = {
     "afmoe": {**_SIZES, "mup_enabled": True},
+    "cohere_compass_text": {
+        **_SIZES,
+        "hidden_size": 512,
+        "num_attention_heads": 32,
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e4}},
+    },
     "dots3_note_text": {},
     "gemma3_text": {},
     "t5": {},
