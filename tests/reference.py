@@ -49,6 +49,11 @@ def states(
 ) -> Array:
     """The last layer's normed states [n_tokens, n_embd]."""
     tensor = tensor_of(gguf)
+    if config.switch is not None:
+        from tests.reference_switch import Switched
+
+        tensor = Switched(tensor, config.switch, ids)
+        ids = tensor.substituted
     x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
@@ -266,6 +271,10 @@ class Layer:
         y = x @ (weight if rows is None else weight[rows]).T
         if (factor := f"blk.{self.i}.{stem}.scale") in self.config.factors:
             y = y * self.tensor(factor)
+        if self.config.switch is not None:
+            from tests.reference_switch import added
+
+            y = y + added(self, x, stem, rows)
         if not self.has(f"{stem}.bias"):
             return y
         bias = self.tensor(f"blk.{self.i}.{stem}.bias")

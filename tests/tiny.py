@@ -122,6 +122,13 @@ INDEPENDENT = {
     "hyper_connection.magnitude": 1.5,
     "hyper_connection.epsilon": 1e-3,
 }
+SWITCH = {  # of three adapters, which tokens choose
+    "count": 3,
+    "lora_rank": 5,
+    "token_ids_activate": [290, 291, 292],
+    "token_ids_substitute": [7, 8, 8],
+    "router_gain": 15.0,
+}
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 I32 = 26  # ggml's number
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
@@ -256,6 +263,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in cycles.items()}
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
+    if ARCHS[arch].graph == "switched":
+        made |= {f"{arch}.adapters.{key}": value for key, value in SWITCH.items()}
     return made
 
 
@@ -310,6 +319,9 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
         x = 0.5 * x
     elif "embd" in name:
         x = 0.35 * x
+    elif "_lora_" in name:  # the first stands for no adapter
+        x = x / math.sqrt(shape[-1])
+        x[0] = 0.0
     elif name == "output.weight":
         x = 3.0 * x / math.sqrt(shape[1])
     else:

@@ -22,7 +22,6 @@ _REASONS: dict[str, str] = {
         "arctic"
     ),
     "its Mamba has norms of B, C and dt": "plamo2",
-    "its tokens choose built-in adapters": "graniteswitch",
     "its model is custom code in its folder: transformers has no reference implementation": (
         "plamo plamo3 grok-1 rwkv_hybrid"
     ),

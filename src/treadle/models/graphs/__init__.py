@@ -28,6 +28,7 @@ GRAPHS = LateConstants[Graph](
         "independent": "streams.independent.INDEPENDENT",
         "hrm": "looped.hrm.HRM",
         "talkie": "talkie.TALKIE",
+        "switched": "switched.SWITCHED_GRAPH",
         "dots3": "dots.DOTS3",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",
