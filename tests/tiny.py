@@ -122,7 +122,7 @@ INDEPENDENT = {
     "hyper_connection.magnitude": 1.5,
     "hyper_connection.epsilon": 1e-3,
 }
-SWITCH = {  # of three adapters, which tokens choose
+SWITCH: dict[str, Any] = {  # of three adapters, which tokens choose
     "count": 3,
     "lora_rank": 5,
     "token_ids_activate": [290, 291, 292],

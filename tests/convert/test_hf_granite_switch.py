@@ -165,7 +165,8 @@ def exact(
     "kind", ["single", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("multi", "few"))]
 )
 def test_in_place_and_converted(kind: str, tmp_path: Path) -> None:
-    config = {**CONFIG, **{"single": {}, "multi": MULTI, "few": FEW}[kind]}
+    changes: dict[str, dict[str, Any]] = {"single": {}, "multi": MULTI, "few": FEW}
+    config = {**CONFIG, **changes[kind]}
     weights = write(tmp_path / "hf", config)
     ids = ids_of(24)
     ids[3], ids[12], ids[20] = TOKENS[0], TOKENS[2], 300

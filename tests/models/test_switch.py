@@ -378,7 +378,7 @@ def test_broken_tensors(path: Path, tmp_path: Path) -> None:
 
 def test_keys_of_llama_cpp(path: Path, tmp_path: Path) -> None:
     """Its converter writes that no experts are used, and may leave out the gain."""
-    changes = {"expert_used_count": 0, "adapters__router_gain": None}
+    changes: dict[str, Any] = {"expert_used_count": 0, "adapters__router_gain": None}
     with treadle.load(rewritten(path, tmp_path / "theirs.gguf", **changes), threads=1) as model:
         assert model.config.switch == SINGLE
 

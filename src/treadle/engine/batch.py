@@ -293,14 +293,15 @@ class RunInputs(Inputs):
         at_pages = self._pages
         at_sampled = self._sampled
         at_mask = self._masks
-        block, words, ints = self._bytes, self._words, self._ints
+        block = self._bytes
+        words = self._words
+        ints = self._ints
         pools = self._pools
-        control = self._control_tokens
         self.late.clear()
         for pool in self._all_pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, part_ids, n_outputs, queries, second), start in zip(parts, starts, strict=True):
-            ids = part_ids if control is None else control.substituted(part_ids)
+            ids = self._embedded(part_ids)
             n = len(ids)
             end = row + n
             n_held = start + n
@@ -342,6 +343,10 @@ class RunInputs(Inputs):
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def _embedded(self, ids: Ids[int]) -> Ids[int]:
+        """Return the tokens whose embeddings are read."""
+        return ids if self._control_tokens is None else self._control_tokens.substituted(ids)
 
     def _lay_out_lists(self, parts: Ids[BatchItem], at: int) -> None:
         """Write where each part's pages are, from ``at`` on."""

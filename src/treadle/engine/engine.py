@@ -165,7 +165,8 @@ class Engine:
 
     def _with_adapters(self, adapters: Ids[Adapter]) -> Weights:
         """Return the weights with the adapters within the model, and then these."""
-        ranks = [*self._within, *(adapter.ranks for adapter in adapters)]
+        loaded: list[dict[TensorName, LowRank]] = [dict(one.ranks.items()) for one in adapters]
+        ranks = [*self._within, *loaded]
         return replace(self._weights, adapters=ranks, n_scales=len(ranks))
 
     def steer(self, vectors: Ids[ControlVector]) -> None:
