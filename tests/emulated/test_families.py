@@ -33,6 +33,7 @@ FAMILIES = {
     "muse-glimmer": "neon_dotprod",
     "lfm3": "rvv256_zvfh",
     "bailingmoe3": "neon_bf16",
+    "kimi-k3": "rvv128_zvfh",
     "deepseek32": "rvv128",
     "glm-dsa": "neon",
     "qwen4exp": "rvv512",
