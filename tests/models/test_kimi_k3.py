@@ -18,12 +18,14 @@ import pytest
 import treadle
 from tests import tiny
 from tests.convert.test_hf import convert, keys_of, worst
+from tests.convert.test_hf_chatglm import ranks
 from tests.kimi_k3_twin import TEXT, Twin, draw, pack, save
 from tests.models import test_hybrids as hybrids
 from tests.models.test_arch_truth import check_truth, ids_of
 from tests.models.ways import check_instruction_sets, check_returns
 from tests.reference import forward
 from tests.tiny import rounding, write_model
+from treadle.chat.template.template import load_template
 from treadle.convert.hf.folder import open_hf
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
@@ -31,6 +33,7 @@ from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.activations import gated, situ_name
 from treadle.models.load import load_config
+from treadle.tokenizer.tokenizer import load_tokenizer
 
 ARCH = "kimi-k3"
 # What llama.cpp's loader asks for in layers.
@@ -204,6 +207,24 @@ def test_keys_that_a_config_omits() -> None:
     told = keys_of({"model_type": "kimi_k3", "text_config": {**text, "activation_situ_beta": 4.0}})
     assert told[f"{ARCH}.activation.situ_linear_beta"] == 0.0
     assert f"{ARCH}.expert_latent_length" not in told
+
+
+def test_the_vocabulary(tmp_path: Path) -> None:
+    """A list of ranks; an answer ends with the token of config.json too. The folder has no template
+    of prompts: the built-in one is used.
+    """
+    (tmp_path / "tiktoken.model").write_bytes(ranks(b"ab", b"abc"))
+    marks = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "[EOS]")
+    added = {str(260 + i): {"content": mark} for i, mark in enumerate(marks)}
+    settings = {"added_tokens_decoder": added, "eos_token": "[EOS]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    save(tmp_path, TEXT, draw(TEXT), eos_token_id=263)
+    with open_hf(tmp_path) as folder:
+        ours = load_tokenizer(folder)
+        assert load_template(folder, ARCH).builtin == "kimi-k3"
+    assert (ours.model, ours.pre) == ("gpt2", "kimi-k2")
+    assert ours.encode("ab<|open|>", special=True) == [256, 260]
+    assert {263, 264} <= set(ours.eog)
 
 
 # -- files ----------------------------------------------------------------------------------------
