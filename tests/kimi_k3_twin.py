@@ -301,7 +301,7 @@ class Twin:
         y = np.einsum("hqk,khd->qhd", share, kv[..., n_nope:]).reshape(len(h), -1)
         if self.text["mla_use_output_gate"]:
             y = y * sigmoid(h @ self(f"{at}g_proj.weight").T)
-        return y @ self(f"{at}o_proj.weight").T
+        return np.asarray(y @ self(f"{at}o_proj.weight").T)
 
     def delta(self, h: Array, at: str) -> Array:
         at = f"{at}self_attn."
@@ -315,7 +315,8 @@ class Twin:
             y = h @ self(f"{at}{x}_proj.weight").T
             taps = self(f"{at}{x}_conv1d.weight")[:, 0]
             past = np.concatenate([np.zeros((taps.shape[1] - 1, y.shape[1])), y])
-            return heads(silu(sum(past[j:][: len(y)] * taps[:, j] for j in range(taps.shape[1]))))
+            parts = [past[j:][: len(y)] * taps[:, j] for j in range(taps.shape[1])]
+            return heads(silu(np.sum(parts, axis=0)))
 
         q, k, v = map(projected, "qkv")
         q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))

@@ -511,7 +511,7 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
     if fn.startswith("situ_"):  # Kimi K3
         most, most_up = map(float, fn.removeprefix("situ_").split("_"))
-        return softcap(gate, most) / (1 + np.exp(-gate)) * softcap(up, most_up)
+        return np.asarray(softcap(gate, most) / (1 + np.exp(-gate)) * softcap(up, most_up))
     if fn.startswith("silu_of_"):  # Maple
         limit = float(fn.removeprefix("silu_of_"))
         return activate(np.minimum(gate, limit), "silu") * np.clip(up, -limit, limit)
