@@ -46,6 +46,7 @@ ALL_EXPERTS = (
     "hyper",
     "blocks",
     "compressed",
+    "kimi_k3",
 )  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
@@ -115,6 +116,12 @@ POOLED = {  # of indexers of units, and streams
     "hyper_connection.epsilon": 1e-6,
     "swiglu_clamp_exp": 1.5,
     "swiglu_clamp_shexp": 2.5,
+}
+KIMI_K3 = {  # of attention residuals, narrow experts and SiTU
+    "attn_res.block_size": 2,
+    "expert_latent_length": 32,
+    "activation.situ_beta": 1.5,
+    "activation.situ_linear_beta": 4.0,
 }
 UNITS = (4, 64, 0)  # tokens of a row, by layer
 INDEPENDENT = {
@@ -249,6 +256,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "pooled":
         made |= {f"{arch}.{key}": value for key, value in POOLED.items()}
+    if ARCHS[arch].graph == "kimi_k3":
+        made |= {f"{arch}.{key}": value for key, value in KIMI_K3.items()}
     if ARCHS[arch].graph == "independent":
         made |= {f"{arch}.{key}": value for key, value in INDEPENDENT.items()}
     if ARCHS[arch].graph == "blocks":
@@ -358,6 +367,8 @@ def rounding(config: Config) -> float:
         n += layer.n_own and 2 * config.n_embd + layer.n_own
         if config.n_streams > 1:  # two routers, and what each stream is made of
             n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
+        if config.n_bank:  # a square and a product of all values, for each half
+            n += 4 * config.n_embd
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.
             scores = int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))

@@ -33,6 +33,7 @@ FAMILIES = {
     "muse-glimmer": "neon_dotprod",
     "lfm3": "rvv256_zvfh",
     "bailingmoe3": "neon_bf16",
+    "kimi-k3": "rvv128_zvfh",
     "deepseek32": "rvv128",
     "glm-dsa": "neon",
     "qwen4exp": "rvv512",
@@ -47,7 +48,7 @@ FAMILIES = {
 USUAL = ("muse-glimmer", "bailingmoe3", "deepseek32", "qwen4exp", "minimax-m3")
 HOST = (rows.NARROW.name, "portable")
 # Tests of their own (tests/models/ways.py) run these on rows of this machine.
-OF_THEIR_OWN = ("muse-glimmer", "lfm3", "bailingmoe3", "graniteswitch")
+OF_THEIR_OWN = ("muse-glimmer", "lfm3", "bailingmoe3", "kimi-k3", "graniteswitch")
 # The others, each on one of two rows.
 ON_HOST = [
     (arch, isa)

@@ -335,6 +335,7 @@ class Config:
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
+    n_bank: int = 0  # layers after which their input is kept for all later layers; 0: it is not
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own

@@ -7,7 +7,6 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),

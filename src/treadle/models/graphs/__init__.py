@@ -43,6 +43,7 @@ GRAPHS = LateConstants[Graph](
         "grok": "grok.GROK",
         "apertus": "apertus.APERTUS",
         "kimi": "kimi.KIMI",
+        "kimi_k3": "kimi_k3.KIMI_K3",
         "wkv": "wkv.WKV",
         "nanbeige": "looped.nanbeige.NANBEIGE",
         "nanochat": "nanochat.NANOCHAT",

@@ -140,6 +140,7 @@ ELSEWHERE = {
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),

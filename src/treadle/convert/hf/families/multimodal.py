@@ -90,6 +90,7 @@ OUTER: Mapping[str, TextPart] = {
     "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
     "embedding_gemma2": TextPart("text_config", "embedding_gemma2_text"),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
+    "kimi_k3": TextPart("text_config", "kimi_k3_text", alone="kimi_linear"),
     "dots3_note": TextPart("text_config", "dots3_note_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
