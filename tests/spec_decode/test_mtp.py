@@ -16,9 +16,10 @@ import pytest
 import treadle
 from tests.reference import fed, normed, tensor_of
 from tests.reference import mixed as attended
+from tests.reference_compressed import blended, mix_of
 from tests.spec_decode.tiny_drafters import HOW, Open, check_session, check_texts, ids_of
 from tests.spec_decode.tiny_drafters import load as load_with
-from tests.tiny import rounding, write_model
+from tests.tiny import I32, rounding, write_model
 from treadle.cli.commands.quantize import remarks
 from treadle.engine.batch import BatchItem
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -37,6 +38,12 @@ SIZES: dict[str, dict[str, int]] = {
     "glm4moe": {"n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1},
     "deepseek2": {},
     "qwen35": {},  # whose other layers keep a state
+    "deepseek4": {},  # the layer reads all streams
+    "glm5-next": {"n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1},  # it keeps a state itself
+}
+LACKS = {  # tensors of the model's layers that this one has not
+    "deepseek4": ("compressor", "indexer"),
+    "glm5-next": (".hc_",),
 }
 Change = Callable[[dict[str, Any]], None]
 
@@ -47,9 +54,18 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
     rng = np.random.default_rng(3)
     with open_gguf(path) as file:
         tensors: dict[str, Any] = {
-            name: tensor.dequantize() for name, tensor in file.tensors.items()
+            name: tensor.data.view("<i4").reshape(tensor.shape)
+            if tensor.ggml_type == I32
+            else tensor.dequantize()
+            for name, tensor in file.tensors.items()
         }
         metadata = {key: (file.metadata[key], file.types.get(key)) for key in file.metadata}
+    last = f"blk.{LAYERS}."
+    for part in LACKS.get(arch, ()):
+        for name in [name for name in tensors if name.startswith(last) and part in name]:
+            del tensors[name]
+    if ratios := metadata.get(f"{arch}.attention.compress_ratios"):
+        metadata[f"{arch}.attention.compress_ratios"] = [*ratios[0][:LAYERS], 0], ratios[1]
     n_embd = tensors["token_embd.weight"].shape[1]
     tensors[f"{STEM}eh_proj.weight"] = rng.standard_normal((n_embd, 2 * n_embd)) / np.sqrt(n_embd)
     for name in ("enorm", "hnorm", "shared_head_norm"):
@@ -61,6 +77,10 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
         writer.add(key, value if isinstance(value, (str, int, float)) else list(value), kind)
     writer.add(f"{arch}.nextn_predict_layers", 1)
     for name, tensor in tensors.items():
+        if name.endswith("tid2eid.weight"):
+            rows = np.ascontiguousarray(tensor.astype("<i4"))
+            writer.add_tensor(name, tensor.shape, I32, rows.view(np.uint8).reshape(-1))
+            continue
         writer.add_tensor(name, tensor.shape, f32, f32.quantize_rows(tensor.astype(np.float32)))
     writer.write()
     return path
@@ -69,7 +89,7 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
 def right(tensors: dict[str, Any]) -> None:
     """Make all layers add nothing: then a token says which is next, to model and layer alike."""
     for name in tensors:
-        if any(stem in name for stem in ("attn_output.weight", "ffn_down", "ssm_out")):
+        if any(stem in name for stem in ("attn_output.weight", "attn_output_b", "ffn_down", "ssm_out")):
             tensors[name] = np.zeros_like(tensors[name])
     n = len(tensors["output_norm.weight"])
     tensors[f"{STEM}eh_proj.weight"] = np.concatenate([np.eye(n), np.zeros((n, n))], 1)
@@ -82,7 +102,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_nextn(tmp_path_factory.mktemp("nextn") / "random.gguf", request.param)
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "qwen35"])
+@pytest.fixture(scope="module", params=["glm4moe", "qwen35", "deepseek4", "glm5-next"])
 def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file whose layer is always right."""
     return write_nextn(tmp_path_factory.mktemp("nextn") / "right.gguf", request.param, right)
@@ -129,10 +149,17 @@ def test_the_layer_against_float64(path: Path) -> None:
         tensor = tensor_of(made.gguf)
         config = made.config
         e = normed(tensor("token_embd.weight")[ids[1:]], tensor("nextn.enorm.weight"), config)
-        h = normed(states[:n].astype(np.float64), tensor("nextn.hnorm.weight"), config)
-        x = np.concatenate([e, h], 1) @ tensor("nextn.eh_proj.weight").T
-        x = fed(config, 0, attended(config, 0, x, tensor, kept={}), tensor)
-        exact = normed(x, tensor("output_norm.weight"), config) @ tensor("output.weight").T
+        n_streams = config.n_streams if config.arch.nextn == "streams" else 1
+        streams = states[:n].astype(np.float64).reshape(n, n_streams, -1)
+        h = normed(streams, tensor("nextn.hnorm.weight"), config)
+        both = np.concatenate([np.broadcast_to(e[:, None], h.shape), h], 2)
+        x = both @ tensor("nextn.eh_proj.weight").T
+        if n_streams > 1:
+            x = mix_of(config, blended(config, x, ids[1:], tensor), tensor)
+        else:
+            x = fed(config, 0, attended(config, 0, x[:, 0], tensor, kept={}), tensor)
+            x = normed(x, tensor("output_norm.weight"), config)
+        exact = x @ tensor("output.weight").T
         assert np.abs(found - exact).max() <= 2 * rounding(config) * np.abs(exact).max()
 
 

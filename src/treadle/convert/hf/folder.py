@@ -78,6 +78,7 @@ from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.drafters.beside_model import I64
+from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
@@ -96,6 +97,7 @@ class HfFolder:
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
     lost: str = ""  # why the MTP layers are left out
+    plain: dict[str, Any] = field(default_factory=dict)  # the metadata without MTP layers
     tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 
@@ -171,6 +173,7 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
             checkpoint,
             tensors=checkpoint.tensors | found,
             metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
+            plain=checkpoint.metadata,
         )
         check_further(_Outline(result), result.hyper)
         names = ARCHS[result.hyper.family.arch].names
@@ -320,12 +323,18 @@ def _shift(named: MappedTensor, hyper: HfConfig) -> float:
     return hyper.family.norm_shift if own else 0.0
 
 
-def open_hf_source(path: str | os.PathLike[str]) -> Source:
-    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors.
+def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source:
+    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors. ``mtp``:
+    of the layers, those for multi-token prediction alone.
 
-    Errors as ``open_hf``'s.
+    Errors as ``open_hf``'s; UnsupportedError if there are no such layers.
     """
     checkpoint = read_checkpoint(path)
+    try:
+        apart = _mtp_alone(checkpoint) if mtp else _without_mtp_heads(checkpoint)
+    except UnsupportedError:
+        checkpoint.weights.close()
+        raise
     hyper = checkpoint.hyper
     if hyper.family.in_place:
         checkpoint.weights.close()
@@ -339,7 +348,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
         origin = f"{checkpoint.weights.path}: {name}"
         tensors[name] = SourceTensor(name, table.shape, I64, partial(_integers, table), origin)
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
-    notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
+    notes += filter(None, (checkpoint.lost, apart, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
         notes.append(f"{PARTS_LEFT_OUT} ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
@@ -348,6 +357,38 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
             "differs from transformers'"
         )
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
+
+
+def _without_mtp_heads(checkpoint: HfFolder) -> str:
+    """Leave out MTP layers with a mix of streams of their own, for which a file beside the model's
+    layers has no names. Return a note, "" if there are none.
+    """
+    if not any(HEAD in name for name in checkpoint.tensors):
+        return ""
+    n_layer = checkpoint.hyper.n_layer
+    checkpoint.tensors = {
+        name: named for name, named in checkpoint.tensors.items() if layer_of(name)[0] < n_layer
+    }
+    checkpoint.metadata = checkpoint.plain
+    return "MTP layers are left out, as by llama.cpp's converter: --mtp writes a file of them alone"
+
+
+def _mtp_alone(checkpoint: HfFolder) -> str:
+    """Leave out all other layers, as llama.cpp's converter with ``--mtp``."""
+    n_layer = checkpoint.hyper.n_layer
+    found: dict[str, MappedTensor] = {}
+    for name, named in checkpoint.tensors.items():
+        i, stem = layer_of(name)
+        if i >= n_layer:
+            at = OUTPUT_MIX + stem.removeprefix(HEAD) if stem.startswith(HEAD) else name
+            found[at] = replace(named, name=at)
+        elif name in SHARED:
+            found[name] = named
+    if all(layer_of(name)[0] < 0 for name in found):
+        why = checkpoint.lost or "its weights have none"
+        raise UnsupportedError(f"{checkpoint.path}: no file of MTP layers can be written: {why}")
+    checkpoint.tensors = found
+    return ""
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:

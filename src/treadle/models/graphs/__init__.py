@@ -24,6 +24,7 @@ GRAPHS = LateConstants[Graph](
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",
+        "nextn_streams": "streams.nextn.NEXTN_STREAMS",
         "hyper": "streams.hyper.HYPER",
         "independent": "streams.independent.INDEPENDENT",
         "hrm": "looped.hrm.HRM",

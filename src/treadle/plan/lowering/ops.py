@@ -126,7 +126,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before"),
+    *("embedded_beside", "embedded_before", "side_by_side"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
