@@ -39,9 +39,9 @@ def drawn(name: str, *shape: int) -> np.ndarray:
 
 def add_v4(tensors: Tensors, config: dict[str, Any]) -> None:
     """As DeepSeek's own checkpoints have it; layer 3 once more, without its units."""
-    for name in [name for name in tensors if name.startswith("layers.3.")]:
+    for name in [name for name in tensors if name.startswith("model.layers.3.")]:
         if "compressor" not in name and "indexer" not in name:
-            tensors[name.replace("layers.3.", "mtp.0.")] = tensors[name]
+            tensors[name.replace("model.layers.3.", "mtp.0.")] = tensors[name]
     for name in ("e_proj", "h_proj"):
         tensors[f"mtp.0.{name}.weight"] = drawn(name, N, N)
     for name in ("enorm", "hnorm", "norm"):
@@ -175,3 +175,60 @@ def test_glm_next(tmp_path: Path) -> None:
                 assert (text.timings.n_drafted > 3) == (speculate is None)
                 texts.append(text.ids)
     assert all(text == texts[0] for text in texts)
+
+
+# -- DSpark, in the folder of its model -----------------------------------------------------------
+
+
+def add_dspark(tensors: Tensors, config: dict[str, Any]) -> None:
+    """Two stages: layer 3 twice, without its units."""
+    for stage in (0, 1):
+        for name in [name for name in tensors if name.startswith("model.layers.3.")]:
+            if "compressor" not in name and "indexer" not in name:
+                tensors[name.replace("model.layers.3.", f"mtp.{stage}.")] = tensors[name]
+    tensors["mtp.0.main_proj.weight"] = drawn("main", N, 2 * N)
+    tensors["mtp.0.main_norm.weight"] = drawn("main norm", N)
+    tensors["mtp.1.norm.weight"] = drawn("norm", N)
+    tensors["mtp.1.markov_head.markov_w1.weight"] = drawn("w1", 320, 32)
+    tensors["mtp.1.markov_head.markov_w2.weight"] = drawn("w2", 320, 32)
+    tensors["mtp.1.confidence_head.proj.weight"] = drawn("proj", 1, N + 32)
+    tensors["mtp.1.hc_head_fn"] = drawn("fn", 3, 3 * N)
+    tensors["mtp.1.hc_head_base"] = drawn("base", 3)
+    tensors["mtp.1.hc_head_scale"] = drawn("scale", 1)
+    config |= {
+        "num_nextn_predict_layers": 1,
+        "dspark_block_size": 5,
+        "dspark_target_layer_ids": [1, 3],
+        "dspark_noise_token_id": 7,
+        "dspark_markov_rank": 32,
+    }
+
+
+def test_dspark_of_deepseek4(tmp_path: Path) -> None:
+    """The folder is model and drafter; ``convert`` writes the drafter in llama.cpp's names."""
+    folder = folder_of(tmp_path / "hf", save_v4, add_dspark)
+    made = convert(folder, tmp_path / "dspark.gguf", mtp=True)
+    with open_gguf(made) as gguf:
+        assert gguf.metadata["general.architecture"] == "dflash"
+        found = {key.partition(".")[2]: value for key, value in gguf.metadata.items()}
+        assert (found["block_count"], found["block_size"]) == (2, 5)
+        assert list(found["target_layers"]) == [2, 4]
+        assert list(found["attention.compress_ratios"]) == [0, 0]
+        assert found["hyper_connection.count"] == 3
+        assert gguf.metadata["tokenizer.ggml.mask_token_id"] == 7
+        assert {name for name in gguf.tensors if not name.startswith("blk.")} == {
+            *("fc.weight", "enc.output_norm.weight", "output_norm.weight", "conf_proj.weight"),
+            *("markov_w1.weight", "markov_w2.weight"),
+            *(f"output_hc_{part}.weight" for part in ("fn", "base", "scale")),
+        }
+    texts = []
+    for draft in (None, folder, made):
+        with pytest.warns(UserWarning, match="its drafter is DSpark, which the same folder names"):
+            model = load(folder, draft, deterministic=True, kv="f32")
+        with model:
+            text = model.generate(ids_of(40), max_tokens=24, temperature=0, ignore_eos=True)
+            text.finish()
+            assert (text.timings.n_drafted > 3) == (draft is not None)
+            texts.append((text.ids, text.timings.n_drafted, text.timings.n_accepted))
+    assert texts[0][0] == texts[1][0]
+    assert texts[1] == texts[2]

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
+from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch, row_of
 from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.nextn import is_nextn_alone
@@ -187,7 +187,7 @@ def find_arch(gguf: GGUF) -> Arch:
     if asked is None and _has_sections(gguf, name):
         return replace(ARCHS[name], rope="neox")
     if asked is None:
-        return ARCHS[name]
+        return row_of(name, gguf.metadata)
     for rope in ROPES:
         if rope == asked:
             return replace(ARCHS[name], rope=rope)

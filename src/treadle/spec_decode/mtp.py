@@ -320,12 +320,12 @@ def open_nextn_file(draft: GGUF, engine: Engine) -> NextnFileDrafter:
     Raises UnsupportedError if it cannot draft for this model, FileError if a tensor is missing or
     has another shape.
     """
+    whole = beside_model(draft, engine.gguf, engine.config)
     if has_vocabulary(draft):
         check_vocabularies(engine.gguf, draft)
     if not engine.has_states:
         what = "drafts from the model's states, which are in another process"
         raise UnsupportedError(f"{draft.path}: its MTP layer {what}")
-    whole = beside_model(draft, engine.gguf, engine.config)
     gguf, config = nextn_model(whole, engine.config)
     return NextnFileDrafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)
 

@@ -18,6 +18,7 @@ DRAFTERS = {
     "assistant": "assistant.open_assistant",
     "eagle3": "eagle3.open_eagle3",
     "dflash": "dflash.open_dflash",
+    "dspark_streams": "dflash.open_dflash",
 }
 
 

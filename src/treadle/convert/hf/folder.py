@@ -65,6 +65,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.hf_drafters import has_stages, of_stages, stage_name
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
@@ -101,13 +102,14 @@ class HfFolder:
     tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 
-def open_hf(path: str | os.PathLike[str]) -> HFModel:
+def open_hf(path: str | os.PathLike[str], *, drafter: bool = False) -> HFModel:
     """Open a Hugging Face directory to run in place.
 
-    ``path`` is the directory, or its weight file or index. Raises FileError for damaged, missing or
+    ``path`` is the directory, or its weight file or index. ``drafter``: of a folder that holds a
+    model and its DSpark, the DSpark. Raises FileError for damaged, missing or
     contradictory files, and UnsupportedError for an unsupported model or tokenizer.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, drafter=drafter)
     if said := tasks_left_out(checkpoint.weights):
         logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
     if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
@@ -115,17 +117,27 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     return HFModel(checkpoint)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
-    """Open and check a directory; errors as ``open_hf``."""
+def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> HfFolder:
+    """Open and check a directory; ``drafter`` and errors as ``open_hf``."""
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
     if str(config.get("model_type")) in TEXT_APART:
         _check_text(config, folder, place)
+    stages = drafter and has_stages(config)
+    if stages:
+        with closing(open_safetensors(place)) as weights:
+            config = {**of_stages(config, weights.tensors)}
     hyper = read_config(config, folder / CONFIG)
     weights = open_safetensors(place)
     try:
+        if stages:
+            weights.tensors = {
+                at: replace(tensor, name=at)
+                for name, tensor in weights.tensors.items()
+                if (at := stage_name(name))
+            }
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
         weights.tensors, laid = as_transformers(weights.tensors)
@@ -325,13 +337,16 @@ def _shift(named: MappedTensor, hyper: HfConfig) -> float:
 
 def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source:
     """Open a directory for a converter: GGUF's names and row order, and F32 for vectors. ``mtp``:
-    of the layers, those for multi-token prediction alone.
+    of the layers, those for multi-token prediction alone; of a folder that holds a model and its
+    DSpark, the DSpark.
 
     Errors as ``open_hf``'s; UnsupportedError if there are no such layers.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, drafter=mtp)
     try:
-        apart = _mtp_alone(checkpoint) if mtp else _without_mtp_heads(checkpoint)
+        apart = ""
+        if not checkpoint.hyper.family.drafts:
+            apart = _mtp_alone(checkpoint) if mtp else _without_mtp_heads(checkpoint)
     except UnsupportedError:
         checkpoint.weights.close()
         raise

@@ -19,6 +19,7 @@ from treadle.convert.hf.tensor_names import NAME, Names
 from treadle.convert.hf.tensors import MappedTensor, named_as
 from treadle.convert.sources.derived_tensors import DerivationRule, Rows, make_tensors
 from treadle.errors import UnsupportedError
+from treadle.files.hf_drafters import stage_name
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.compressed import RATIOS
@@ -65,6 +66,9 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
     """
     if not ARCHS[hyper.family.arch].nextn:
         raise UnsupportedError(f"treadle does not support them in {hyper.family.arch}")
+    if any(stage_name(name) == "main_proj.weight" for name in tensors):
+        what = "its drafter is DSpark, which the same folder names with --draft (draft=...)"
+        raise UnsupportedError(f"{what}; convert writes it with --mtp")
     found: dict[str, MappedTensor] = {}
     own = {each.name: each for each in (_counted(t, hyper) for t in tensors.values())}
     for tensor in make_tensors(own, (*hyper.rules, _JOINED)).values():

@@ -8,6 +8,8 @@ experts.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from treadle.models.archs.arch import (
     ALIBI,
     BUCKETS,
@@ -44,13 +46,23 @@ from treadle.models.archs.arch import (
 )
 from treadle.models.archs.decoders import DECODERS
 from treadle.models.archs.encoders import ENCODER_DECODERS, ENCODERS
-from treadle.models.archs.mixtures import MIXTURES
+from treadle.models.archs.mixtures import DSPARK_STREAMS, MIXTURES
 from treadle.models.archs.states import STATES
 
 _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
 ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
-DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash")  # of models that only draft for another one
+# Another row for files of an architecture that have this key.
+WITH_KEY = {"dflash": ("dflash.hyper_connection.count", DSPARK_STREAMS)}
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash", "dspark_streams")  # of models that only draft for another one
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
+
+
+def row_of(name: str, metadata: Container[str]) -> Arch:
+    """Return the row of the architecture ``name`` for a file with these keys."""
+    key, other = WITH_KEY.get(name, ("", None))
+    return other if other is not None and key in metadata else ARCHS[name]
+
+
 __all__ = [
     "ALIBI",
     "ARCHS",
@@ -85,6 +97,8 @@ __all__ = [
     "TYPES",
     "VALUE_NORMED",
     "WINDOW",
+    "WITH_KEY",
     "YARN_TRUNCATE",
     "Arch",
+    "row_of",
 ]

@@ -21,6 +21,7 @@ GRAPHS = LateConstants[Graph](
         "assistant": "assistant.ASSISTANT",
         "eagle3": ".drafters.eagle3.EAGLE3",
         "dflash": ".drafters.dflash.DFLASH",
+        "dspark_streams": ".drafters.dspark_streams.DSPARK_STREAMS",
         "llama4": "llama4.LLAMA4",
         "gemma3n": "gemma3n.GEMMA3N",
         "nextn": "nextn.NEXTN",

@@ -14,6 +14,7 @@ from treadle.models.archs import WINDOW
 from treadle.models.config import Compressed, Indexer
 from treadle.models.ffns import TOKEN_EXPERTS
 from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import TAPPED
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import check_head_rows
@@ -145,4 +146,9 @@ def further(config: Config) -> Layer:
     )
 
 
-COMPRESSED_GRAPH = replace(MANIFOLD, read=read, further=further)
+COMPRESSED_GRAPH = replace(
+    MANIFOLD,
+    outputs={**MANIFOLD.outputs, TAPPED: MANIFOLD.outputs["logits"]},
+    read=read,
+    further=further,
+)

@@ -134,7 +134,9 @@ _STREAMS = (
     *("sum_of_streams", "spread_to_streams"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
-_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
+_COMPRESSED = (
+    *("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),
+)
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
@@ -317,6 +319,9 @@ class CpuOps(Materializer, Ops):
         grid = Grid(1, "n_tokens")
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
+
+    def tapped(self, i: int) -> bool:
+        return i in self.steps.taps
 
     def layer(self, i: int, x: Rows) -> Rows:
         if i not in self.steps.taps:

@@ -72,13 +72,21 @@ def build_layers(g: Ops, x: Rows) -> Rows:
     """Build the layers on the streams ``x``; return those behind the last."""
     hyper = hyper_of(g.config)
     for i in g.config.here:
+        _tap(g, i, x)
         for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
             label = f"L{i}.{name}_streams"
             h, weights = weighed(g, label, x, f"blk.{i}.hc_{name}", hyper.rounds)
             h = half.build(g, i, normed_for(g, i, h, half))
             x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
         x = g.steer(f"L{i}.control", x, layer=i)
+    _tap(g, g.config.here.stop, x)
     return x
+
+
+def _tap(g: Ops, i: int, x: Rows) -> None:
+    """Let drafters read the mean of the streams before layer ``i``, if they do."""
+    if g.tapped(i):
+        g.layer(i, g.call("weighed_streams", f"L{i}.tap", x, n=hyper_of(g.config).n))
 
 
 def mixed(g: Ops, x: Rows) -> Rows:
