@@ -110,7 +110,9 @@ def test_files_of_deepseek4(v4: Path, v4_files: tuple[Path, Path]) -> None:
         joined = alone.tensors["blk.4.nextn.eh_proj.weight"].dequantize()
         both = np.concatenate([drawn("e_proj", N, N), drawn("h_proj", N, N)], 1)
         assert np.array_equal(joined, both)
-        assert np.array_equal(alone.tensors["output_hc_fn.weight"].dequantize(), drawn("fn", 3, 192))
+        assert np.array_equal(
+            alone.tensors["output_hc_fn.weight"].dequantize(), drawn("fn", 3, 192)
+        )
 
 
 def test_drafts_of_deepseek4(v4: Path, v4_files: tuple[Path, Path]) -> None:
@@ -136,13 +138,13 @@ def test_drafts_of_deepseek4(v4: Path, v4_files: tuple[Path, Path]) -> None:
 def test_a_file_of_mtp_layers_of_another_model(
     v4: Path, v4_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match="only MTP layers.*--draft"):
+    with pytest.raises(UnsupportedError, match=r"only MTP layers.*--draft"):
         treadle.load(v4_files[1])
     save(own(V4, num_hidden_layers=3, layer_types=None, mlp_layer_types=None), tmp_path / "hf")
     says = "it has the MTP layers of deepseek4 with 4 layers, the model is deepseek4 with 3"
     with pytest.raises(UnsupportedError, match=says):
         treadle.load(tmp_path / "hf", draft=v4_files[1])
-    with pytest.raises(UnsupportedError, match="no file of MTP layers.*its weights have none"):
+    with pytest.raises(UnsupportedError, match=r"no file of MTP layers.*its weights have none"):
         open_hf_source(tmp_path / "hf", mtp=True)
 
 
@@ -152,7 +154,7 @@ def test_layers_that_are_not_whole(tmp_path: Path) -> None:
         del tensors["mtp.0.h_proj.weight"]
 
     folder = folder_of(tmp_path / "hf", save_v4, lose)
-    with pytest.raises(UnsupportedError, match="h_proj.weight is missing"):
+    with pytest.raises(UnsupportedError, match=r"h_proj\.weight is missing"):
         open_hf_source(folder, mtp=True)
 
 

@@ -1,5 +1,5 @@
-"""DSpark of DeepSeek V4: what it drafts is what plain numpy makes of the model's streams in float64;
-texts are those without it.
+"""DSpark of DeepSeek V4: what it drafts is what plain numpy makes of the model's streams in
+float64; texts are those without it.
 """
 
 from __future__ import annotations
@@ -175,7 +175,9 @@ def test_drafts_against_float64(files: dict[str, Path]) -> None:
             seq = own._texts[owner].seq
             assert seq.ids == ids[:-1]
             seq.n_drafted = n
-            got = np.array([row.logits() for row in made.sample([BatchItem(seq, block, n, (FIRST,))])])
+            got = np.array(
+                [row.logits() for row in made.sample([BatchItem(seq, block, n, (FIRST,))])]
+            )
             assert np.abs(got - logits).max() <= 2 * rounding(config) * np.abs(logits).max()
             own._take_back(own._texts[owner])
             found = []

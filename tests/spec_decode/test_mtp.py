@@ -86,10 +86,13 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
     return path
 
 
+ENDS = "attn_output.weight", "attn_output_b", "ffn_down", "ssm_out"  # of halves of layers
+
+
 def right(tensors: dict[str, Any]) -> None:
     """Make all layers add nothing: then a token says which is next, to model and layer alike."""
     for name in tensors:
-        if any(stem in name for stem in ("attn_output.weight", "attn_output_b", "ffn_down", "ssm_out")):
+        if any(stem in name for stem in ENDS):
             tensors[name] = np.zeros_like(tensors[name])
     n = len(tensors["output_norm.weight"])
     tensors[f"{STEM}eh_proj.weight"] = np.concatenate([np.eye(n), np.zeros((n, n))], 1)

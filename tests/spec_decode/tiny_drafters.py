@@ -50,9 +50,10 @@ def write_drafter(
     row: Arch | None = None,
     **sizes: Any,
 ) -> Path:
-    """``row``: in place of the architecture's. ``keys``: of the architecture, or whole ones with "tokenizer." in front. ``own``: further
-    tensors that it has. ``wrong``: keys that its tensors know nothing of. ``n_draft``: tokens that
-    it drafts, 0 for all. ``alone``: keys are values as well.
+    """``row``: in place of the architecture's. ``keys``: of the architecture, or whole ones with
+    "tokenizer." in front. ``own``: further tensors that it has. ``wrong``: keys that its tensors
+    know nothing of. ``n_draft``: tokens that it drafts, 0 for all. ``alone``: keys are values as
+    well.
     """
     size: dict[str, Any] = SIZES | {"n_layer": 1, **sizes}
     made = usual_keys(size) | {key: n for key, n in keys.items() if not key.startswith("tokeni")}

@@ -61,7 +61,9 @@ def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
 # -- DSpark of DeepSeek V4, whose layers are in the folder of its model ----------------------------
 
 _STAGE = re.compile(r"mtp\.(?P<stage>0|[1-9]\d{0,3})\.(?P<rest>.+)")
-_OUTSIDE = re.compile(r"(?:main_(?:proj|norm)|norm|markov_head|confidence_head|hc_head_\w+)(?:\..+)?")
+_OUTSIDE = re.compile(
+    r"(?:main_(?:proj|norm)|norm|markov_head|confidence_head|hc_head_\w+)(?:\..+)?"
+)
 
 
 def has_stages(config: Mapping[str, Any]) -> bool:

@@ -256,7 +256,9 @@ def engine_beside(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Eng
     own, of ``n_ctx`` tokens. If its layers keep states, there is one for each text's fork too.
     """
     cache = engine.cache
-    has_states = any(isinstance(pool, StateSpec) for pool in GRAPHS[config.arch.graph].pools(config))
+    has_states = any(
+        isinstance(pool, StateSpec) for pool in GRAPHS[config.arch.graph].pools(config)
+    )
     return Engine(
         gguf,
         config,

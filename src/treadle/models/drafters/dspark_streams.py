@@ -7,7 +7,7 @@ streams of states.
     the row of each layer = norm(kv(h))              of each token that the model ran
 
     x = [embed(the text's last token, then the mask)] * n
-    x = layer(x)                     attention to the rows of the last tokens and to all of the block
+    x = layer(x)                     attention to the last of those rows, and to all of the block
     logits = linear(norm(sum pre x)) + w2 w1[the token before]
 
 Its layers have no units and no tables of experts.

@@ -134,9 +134,7 @@ _STREAMS = (
     *("sum_of_streams", "spread_to_streams"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
-_COMPRESSED = (
-    *("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),
-)
+_COMPRESSED = (*("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),)
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
