@@ -22,6 +22,7 @@ from tests.spec_decode.tiny_drafters import load as load_with
 from tests.tiny import I32, rounding, write_model
 from treadle.cli.commands.quantize import remarks
 from treadle.engine.batch import BatchItem
+from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.elementwise.top_records import LogitsQuery
@@ -232,6 +233,47 @@ def test_the_layers_own_head_and_embeddings(tmp_path: Path) -> None:
         text = model.generate(ids_of(5), max_tokens=60, temperature=0, ignore_eos=True)
         text.finish()
         assert text.timings.n_accepted > 30
+
+
+def write_apart(path: Path, model: Path, layer: Path) -> None:
+    """A file's layers of the model in one file, its MTP layer in another."""
+    with open_gguf(path) as file:
+        arch = file.metadata["general.architecture"]
+        last = f"blk.{LAYERS}."
+        for to in (model, layer):
+            writer = GGUFWriter(to)
+            for key, value in file.metadata.items():
+                if to == model and key == f"{arch}.nextn_predict_layers":
+                    continue
+                value = LAYERS if to == model and key == f"{arch}.block_count" else value
+                given = value if isinstance(value, (str, int, float)) else list(value)
+                writer.add(key, given, file.types.get(key))
+            for name, t in file.tensors.items():
+                if not name.startswith("blk.") or name.startswith(last) == (to == layer):
+                    writer.add_tensor(name, t.shape, t.ggml_type, t.data)
+            writer.write()
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "deepseek4"])
+def test_a_file_of_the_layer_alone(arch: str, tmp_path: Path) -> None:
+    """Its drafts are those of the layer beside the model's."""
+    whole = write_nextn(tmp_path / "whole.gguf", arch)
+    model, layer = tmp_path / "model.gguf", tmp_path / "mtp.gguf"
+    write_apart(whole, model, layer)
+    found = []
+    for path, draft in ((whole, None), (model, layer)):
+        with load_with(path, draft, deterministic=True) as opened:
+            assert drafter_of(opened).engine.gguf.tensors
+            text = opened.generate(ids_of(9), max_tokens=20, temperature=0, ignore_eos=True)
+            text.finish()
+            found.append((text.ids, text.timings.n_drafted, text.timings.n_accepted))
+    assert found[0] == found[1]
+    with pytest.raises(UnsupportedError, match=r"has only MTP layers.*--draft"):
+        treadle.load(layer)
+    write_model(other := tmp_path / "other.gguf", arch, n_layer=LAYERS + 2, tied=0)
+    says = f"the MTP layers of {arch} with {LAYERS} layers, the model is {arch} with {LAYERS + 2}"
+    with pytest.raises(UnsupportedError, match=says):
+        treadle.load(other, draft=layer)
 
 
 def test_states_of_a_text() -> None:
