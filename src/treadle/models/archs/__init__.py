@@ -53,12 +53,8 @@ _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
 ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
 # Another row for files of an architecture that have this key.
 WITH_KEY = {"dflash": ("dflash.hyper_connection.count", DSPARK_STREAMS)}
-DRAFTER_GRAPHS = (
-    "assistant",
-    "eagle3",
-    "dflash",
-    "dspark_streams",
-)  # of models that only draft for another one
+# Of models that only draft for another one.
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash", "dspark_streams")
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
 
 

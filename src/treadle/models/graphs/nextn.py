@@ -83,15 +83,21 @@ def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
     """Return whether a file has MTP layers and none of the model's, as llama.cpp's converter writes
     with ``--mtp``.
     """
-    n = gguf.metadata.get(f"{arch.name}.{N_NEXTN}")
-    n_block = gguf.metadata.get(f"{arch.name}.block_count")
+    n_layer = _layers_before(gguf, arch.name)
     return (
-        isinstance(n, int)
-        and isinstance(n_block, int)
-        and 0 < n < n_block
-        and f"blk.{n_block - n}.nextn.eh_proj.weight" in gguf.tensors
+        n_layer > 0
+        and f"blk.{n_layer}.nextn.eh_proj.weight" in gguf.tensors
         and not any(name.startswith("blk.0.") for name in gguf.tensors)
     )
+
+
+def _layers_before(gguf: GGUF, arch: str) -> int:
+    """Return the number of layers before the MTP layers by a file's keys; 0 if they name none."""
+    n = gguf.metadata.get(f"{arch}.{N_NEXTN}")
+    n_block = gguf.metadata.get(f"{arch}.block_count")
+    if not isinstance(n, int) or not isinstance(n_block, int) or not 0 < n < n_block:
+        return 0
+    return n_block - n
 
 
 def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
@@ -102,8 +108,7 @@ def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
     """
     arch = config.arch.name
     found = draft.metadata.get("general.architecture")
-    n_layer = int(draft.metadata[f"{found}.block_count"])  # type: ignore[call-overload]
-    n_layer -= int(draft.metadata[f"{found}.{N_NEXTN}"])  # type: ignore[call-overload]
+    n_layer = _layers_before(draft, str(found))
     if found != arch or n_layer != config.n_layer:
         raise UnsupportedError(
             f"{draft.path}: cannot draft for {model.path}: it has the MTP layers of {found} with "
