@@ -9,6 +9,7 @@ experts.
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 
 from treadle.models.archs.arch import (
     ALIBI,
@@ -46,13 +47,21 @@ from treadle.models.archs.arch import (
 )
 from treadle.models.archs.decoders import DECODERS
 from treadle.models.archs.encoders import ENCODER_DECODERS, ENCODERS
-from treadle.models.archs.mixtures import DSPARK_STREAMS, MIXTURES
+from treadle.models.archs.mixtures import MIXTURES
 from treadle.models.archs.states import STATES
 
 _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
 ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
+_DSPARK_STREAMS = replace(  # DSpark of DeepSeek V4
+    ARCHS["deepseek4"],
+    name="dflash",
+    graph="dspark_streams",
+    needs=frozenset({"enc.output_norm.weight"}),
+    lacks=ARCHS["dflash"].lacks,
+    nextn="",
+)
 # Another row for files of an architecture that have this key.
-WITH_KEY = {"dflash": ("dflash.hyper_connection.count", DSPARK_STREAMS)}
+WITH_KEY = {"dflash": ("dflash.hyper_connection.count", _DSPARK_STREAMS)}
 # Of models that only draft for another one.
 DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash", "dspark_streams")
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from treadle.models.archs.arch import (
-    EMBEDDINGS,
     EXPERTS_GATING,
     EXPERTS_JITTER,
     EXPERTS_MEAN,
@@ -28,16 +27,6 @@ from treadle.models.archs.arch import (
     Arch,
 )
 
-_V4 = ((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True))
-DSPARK_STREAMS = Arch(  # DSpark of DeepSeek V4; DFlash's name, with streams
-    "dflash",
-    graph="dspark_streams",
-    rope="norm",
-    needs=frozenset({"enc.output_norm.weight"}),
-    lacks=EMBEDDINGS,
-    keys=_V4,
-    mixer="rows",
-)
 MIXTURES = (
     Arch("qwen2moe", needs=QKV_BIAS),
     Arch("qwen3moe", needs=QK_NORM, keys=((EXPERTS_NORM, True),)),
@@ -139,7 +128,7 @@ MIXTURES = (
         "deepseek4",
         graph="compressed",
         rope="norm",
-        keys=_V4,
+        keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="rows",
         nextn="streams",
     ),
