@@ -60,7 +60,9 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
             else tensor.dequantize()
             for name, tensor in file.tensors.items()
         }
-        metadata = {key: (file.metadata[key], file.types.get(key)) for key in file.metadata}
+        metadata: dict[str, Any] = {
+            key: (file.metadata[key], file.types.get(key)) for key in file.metadata
+        }
     last = f"blk.{LAYERS}."
     for part in LACKS.get(arch, ()):
         for name in [name for name in tensors if name.startswith(last) and part in name]:
