@@ -734,6 +734,7 @@ TURNED_HEADS = [
 ]
 ROW_ATTENTIONS = [
     RowAttention("f16", 6, 64, 12),
+    RowAttention("f32", 4, 40, 12, block=True),
     RowAttention("f32", 4, 40, 40, unit=64, units=1),
     RowAttention("bf16", 16, 32, 12, unit=4, units=1, top=5),
     RowAttention("q8_0", 3, 64, 12, unit=4, units=1, top=5),

@@ -337,9 +337,11 @@ class KVCache:
         n = len(seq.ids) - seq.n_drafted
         if not seq.alone:
             self._enter(seq, n)
+        # A sequence whose state cannot drop wrong drafts goes back to where the run began.
+        least = seq.n_state if self.states and seq.n_drafted else n
         for pool in self.windows:
             pages = seq.pages[pool.index]
-            for p in range(pool.first_seen(n) - 1, -1, -1):
+            for p in range(pool.first_seen(least) - 1, -1, -1):
                 if pages[p] == GONE:
                     break
                 pool.drop(pages[p])

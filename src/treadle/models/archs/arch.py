@@ -100,8 +100,8 @@ class Arch:
     state: mixer of layers without keys and values, mostly a recurrence.
     names: tensors with other names in files, without "blk.N.": the file's name, and the graph's;
         a name that ends with a dot is a prefix.
-    nextn: states that layers for multi-token prediction read: the last layer's, ``plain`` or
-        ``normed``; "": not supported.
+    nextn: states that layers for multi-token prediction read: the last layer's, ``plain``,
+        ``normed``, or all ``streams``; "": not supported.
     pictures: a text file of it alone says that its models read pictures too.
     spans: layers in which the tokens of one picture attend to each other in both directions:
         ``all``, or those with a ``window``.
@@ -130,7 +130,7 @@ class Arch:
     mixer: str = "attention"
     state: str = ""
     names: tuple[tuple[str, str], ...] = ()
-    nextn: Literal["", "plain", "normed"] = ""
+    nextn: Literal["", "plain", "normed", "streams"] = ""
     pictures: bool = False
     spans: Literal["", "all", "window"] = ""
     causal_widths: frozenset[int] = frozenset()

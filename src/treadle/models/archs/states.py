@@ -118,6 +118,7 @@ STATES = (
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="latent",
         state="kda_floored",
+        nextn="normed",
     ),
     Arch(  # Ling 3
         "bailingmoe3",
