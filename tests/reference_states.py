@@ -165,8 +165,9 @@ def kda(maps: Layer, h: Array) -> Array:
         state = state + k[t][:, :, None] * wrong[:, None]
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
     y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
-    gate = maps.linear(h, "ssm_g_a")
-    gate = heads(maps.linear(gate, "ssm_g_b") if low else gate)
+    whole = maps.at.mixer == "kda_whole"
+    gate = maps.linear(h, "ssm_g" if whole else "ssm_g_a")
+    gate = heads(maps.linear(gate, "ssm_g_b") if low and not whole else gate)
     return maps.linear((y / (1 + np.exp(-gate))).reshape(len(h), -1), "attn_output")
 
 
@@ -184,11 +185,16 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "kda_signed": kda,
     "kda_bounded": kda,
     "kda_floored": kda,
+    "kda_whole": kda,
     "latent": latent,
     "latent_ranked_indexed": latent,
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,
+    "latent_wide": latent,
+    "latent_wide_q": latent,
+    "latent_wide_kv_b": latent,
+    "latent_wide_q_kv_b": latent,
     "latent_indexed": latent,
     "latent_pooled": latent,
     "latent_index_shared": latent,

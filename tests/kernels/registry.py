@@ -29,6 +29,7 @@ from treadle.kernels.elementwise.altup import (
     Predict,
     SpreadStreams,
 )
+from treadle.kernels.elementwise.bank import MixBank
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
@@ -671,6 +672,7 @@ EXPERTS = [
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
     Pack("silu_to_0.5", "q8", 352, 6, per=12),
     Pack("silu_to_0.25", "f32", 172, 1, per=4),
+    Pack("situ_1.5_4", "f32", 172, 1, per=4),
 ]
 LATENTS = [
     LatentStore("norm", "f16", 4, 48, 32, 40, 16, 0.2, EPS),
@@ -716,6 +718,7 @@ HYPER_STREAMS = [
     *(ScoreStreams(k, 3) for k in (64, 37)),
     *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
     *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
+    *(MixBank(k, n, EPS) for k, n in ((64, 2), (37, 1))),
 ]
 STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
 MANIFOLDS = [
@@ -738,6 +741,7 @@ TURNED_HEADS = [
 ]
 ROW_ATTENTIONS = [
     RowAttention("f16", 6, 64, 12),
+    RowAttention("f32", 4, 40, 12, block=True),
     RowAttention("f32", 4, 40, 40, unit=64, units=1),
     RowAttention("bf16", 16, 32, 12, unit=4, units=1, top=5),
     RowAttention("q8_0", 3, 64, 12, unit=4, units=1, top=5),

@@ -252,6 +252,26 @@ class Clusters:
 
 
 @dataclass(frozen=True)
+class Switch:
+    """Adapters within a model, which control tokens of the text choose (``models/switch.py``).
+
+    n: adapters; the number 0 stands for none.
+    rank: of their matrices.
+    tokens: control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
+    substitutes: the tokens whose embeddings are read in their place.
+    gain: of the keys by which the model attends to control tokens.
+    latest: a text's last control token chooses; else the mean of all of them does.
+    """
+
+    n: int
+    rank: int
+    tokens: tuple[int, ...]
+    substitutes: tuple[int, ...]
+    gain: float
+    latest: bool = False
+
+
+@dataclass(frozen=True)
 class MediaTraits:
     """Traits of a decoder that reads rows of pictures and sound (``kvcache/media.py``).
 
@@ -327,6 +347,7 @@ class Config:
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
+    n_bank: int = 0  # layers after which their input is kept for all later layers; 0: it is not
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
@@ -341,6 +362,7 @@ class Config:
     with_media: bool = False  # the plan is for batches with rows of media
     encoder: Config | None = None  # of the encoder that reads prompts, if there is one
     start_id: int = 0  # the token with which text begins behind an encoder's rows
+    switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:
         """Return the config whose layers attend to up to ``n_rows`` rows of an encoder."""

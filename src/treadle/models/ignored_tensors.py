@@ -7,7 +7,6 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
@@ -21,7 +20,6 @@ _REASONS: dict[str, str] = {
         "arctic"
     ),
     "its Mamba has norms of B, C and dt": "plamo2",
-    "its tokens choose built-in adapters": "graniteswitch",
     "its model is custom code in its folder: transformers has no reference implementation": (
         "plamo plamo3 grok-1 rwkv_hybrid"
     ),

@@ -164,6 +164,10 @@ class Ops(ABC):
         """
         return x
 
+    def tapped(self, i: int) -> bool:
+        """Return whether the states before layer ``i`` are an output of the plan."""
+        return False
+
     @abstractmethod
     def steer(self, label: str, x: Rows, *, layer: int) -> Rows:
         """Return ``x``, the states behind a layer, with the control vectors of the rows' sequences

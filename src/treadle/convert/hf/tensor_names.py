@@ -213,7 +213,7 @@ ADAPTED = re.compile(r".*\.parametrizations\.weight\.\d+\.lora_A")
 NOT_TEXT = re.compile(
     r"(?:model\.|thinker\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|vit_large_projector|mlp1"
     r"|audio|audio_tower|audio_encoder|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|vision_adapter|video_tower"
-    r"|image_tower|encoder|projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
+    r"|image_tower|encoder|projector|mm_projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
     r"|visual_embeddings_table|layerwise_projectors|spatial_projectors)\..*"
     r"|(?:model\.)?(?:image_newline|high_res_vision_alpha)"
 )

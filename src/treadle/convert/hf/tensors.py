@@ -40,7 +40,7 @@ from treadle.convert.sources.derived_tensors import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS, by_name
 from treadle.formats.format import NO_GGML
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, row_of
 from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
@@ -247,7 +247,7 @@ def check_named(
     ``model`` has the keys, and the tensors in the shapes of ``found``. Raises FileError for a
     tensor that is missing, unknown or of another shape, and the errors of reading the keys.
     """
-    arch = ARCHS[hyper.family.arch]
+    arch = row_of(hyper.family.arch, model.metadata)
     graph = GRAPHS[arch.graph]
     try:
         config = graph.read(ArchMetadata(model, arch.name, arch.keys), arch)

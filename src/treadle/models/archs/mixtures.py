@@ -147,6 +147,7 @@ MIXTURES = (
         rope="norm",
         keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="rows",
+        nextn="streams",
     ),
     Arch(
         "minimax-m2",

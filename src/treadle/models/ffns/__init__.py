@@ -9,6 +9,7 @@ from treadle.models.structure import LateConstants, Sublayer
 FUSED_EXPERTS = "experts_gate_up"  # gate and up of each expert are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # without gates, in a space of smaller width
+ROUTED_EXPERTS = "experts_routed"  # in a space of smaller width, with gates
 WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scaled by its score
 CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
@@ -27,6 +28,7 @@ FFNS = LateConstants[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        ROUTED_EXPERTS: "routed.EXPERTS_ROUTED",
         TOKEN_EXPERTS: "by_token.EXPERTS_BY_TOKEN",
         GROVE_EXPERTS: "grove.EXPERTS_GROVE",
         CAPPED_EXPERTS: "capped.EXPERTS_CAPPED",

@@ -126,7 +126,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before"),
+    *("embedded_beside", "embedded_before", "side_by_side"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
@@ -134,12 +134,13 @@ _STREAMS = (
     *("sum_of_streams", "spread_to_streams"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
-_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
+_COMPRESSED = (*("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),)
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
@@ -318,6 +319,9 @@ class CpuOps(Materializer, Ops):
         grid = Grid(1, "n_tokens")
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
+
+    def tapped(self, i: int) -> bool:
+        return i in self.steps.taps
 
     def layer(self, i: int, x: Rows) -> Rows:
         if i not in self.steps.taps:

@@ -125,6 +125,11 @@ class Steps:
         self.plan.tensors_ignored = frozenset(config.ignored)
         # The host builds the rope tables of every run from these.
         self.plan.tensors_used |= self.plan.tensors & {FACTORS, SHORT, LONG}
+        if config.switch is not None:  # plans with adapters pack these (``lora.py``)
+            from treadle.models.switch import LORA_A, LORA_B
+
+            within = (name for name in self.plan.tensors if name.endswith((LORA_A, LORA_B)))
+            self.plan.tensors_used.update(within)
 
     # -- kernels ----------------------------------------------------------------------------------
 

@@ -90,6 +90,7 @@ OUTER: Mapping[str, TextPart] = {
     "gemma4_unified_assistant": TextPart("text_config", "gemma4_unified_text", tied=True),
     "embedding_gemma2": TextPart("text_config", "embedding_gemma2_text"),
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
+    "kimi_k3": TextPart("text_config", "kimi_k3_text", alone="kimi_linear"),
     "dots3_note": TextPart("text_config", "dots3_note_text"),
     "cohere_compass": TextPart("text_config", "cohere_compass_text", tied=True),
     "inkling_mm_model": TextPart("text_config", "inkling_text"),

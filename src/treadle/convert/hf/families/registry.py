@@ -36,6 +36,7 @@ from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
+from treadle.convert.hf.families.granite_switch import GRANITE_SWITCH_FAMILIES
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
 from treadle.convert.hf.families.hrm import HRM_FAMILIES
@@ -112,6 +113,7 @@ FAMILIES: dict[str, Family] = {
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
     **GRANITE_FAMILIES,
+    **GRANITE_SWITCH_FAMILIES,
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
