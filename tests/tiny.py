@@ -47,6 +47,7 @@ ALL_EXPERTS = (
     "blocks",
     "compressed",
     "kimi_k3",
+    "inkling",
 )  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
@@ -136,6 +137,18 @@ SWITCH: dict[str, Any] = {  # of three adapters, which tokens choose
     "token_ids_substitute": [7, 8, 8],
     "router_gain": 15.0,
 }
+PROFILES = {  # of distances, and short convolutions
+    "attention.sliding_window": 12,
+    "attention.sliding_window_pattern": [True, False, True],
+    "d_rel": 8,
+    "rel_extent": 17,
+    "rel_extent_swa": 12,
+    "shortconv_kernel": 4,
+    "dense_block_count": 1,
+    "logit_scale_denom": 0.5,
+    "log_scaling_n_floor": 7,
+    "log_scaling_alpha": 0.3,
+}
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 I32 = 26  # ggml's number
 LATENT = {"n_head_kv": 1, "head_dim": 96, "head_dim_v": 64}  # a row that all heads share
@@ -178,6 +191,8 @@ def write_model(
         size |= {"n_head_kv": 1, "n_expert_shared": 1}
     if ARCHS[arch].graph in ALL_EXPERTS:
         size |= {"n_expert": 4, "n_ff_exp": 64} | sizes
+    if ARCHS[arch].graph == "inkling":
+        size |= {"n_expert_shared": 2}
     given = dict(ARCHS[arch].keys)
     if PATTERN in given and WINDOW not in given:  # else the file must say that it has none
         size["windowed"] = True
@@ -263,6 +278,12 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
     if ARCHS[arch].graph == "blocks":
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "inkling":
+        flags = PROFILES["attention.sliding_window_pattern"] * size["n_layer"]
+        more = {**PROFILES, "attention.sliding_window_pattern": flags[: size["n_layer"]]}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "axk2":
+        made[f"{arch}.gated_norm_rank"] = 8
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "hrm":

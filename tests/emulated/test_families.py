@@ -42,6 +42,10 @@ FAMILIES = {
     "nanbeige": "neon",
     "embedding-gemma2": "rvv128_zvfh",
     "graniteswitch": "rvv256_zvfh",
+    "inkling": "neon_dotprod",
+    "axk2": "rvv256",
+    "solar-open2": "neon_i8mm",
+    "cohere-compass": "rvv128",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.

@@ -48,6 +48,7 @@ WITH_WINDOWS = frozenset(
         "granite_swa",
         "cohere2moe",
         "dots3note",
+        "inkling",
         "mellum",
         "laguna",
         "maple",
@@ -93,6 +94,7 @@ NORMED = {
 SHARING = {"gemma3n": (20, 10)}
 LACKING = frozenset(
     {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
+    | {"axk2", "cohere-compass", "inkling", "solar-open2"}
 )  # architectures that llama.cpp lacks
 ONE_BASE = frozenset({"mellum"})  # one RoPE base, also for layers with a window
 FIXED_SCALES = frozenset({"minicpm3"})  # scales from the model's size; the file's are ignored

@@ -41,6 +41,7 @@ class Experts:
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
     by_token: bool = False  # a table has each token's experts; scores only weigh them
+    n_sinks: int = 0  # experts that every token uses, which the router scores beside the others
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,14 @@ class Indexer:
     local: int = 0  # last units, which a query sees always
     apart: bool = False  # each head chooses keys of its own, for a key head of attention
     pooled: bool = False  # a unit's key is the mean of its keys, and only whole units compete
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Profiles of distances that each query mixes to biases of its scores."""
+
+    rank: int  # profiles
+    reach: int  # distances with a bias, the query's own token included
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,8 @@ class Layer:
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
+    n_norm_rank: int = 0  # rank of gates behind the norms before its halves; 0: none
+    profile: Profile | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
 
@@ -331,6 +342,7 @@ class Config:
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     draft: DraftTraits | None = None  # of a drafter that reads states from between layers
     n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
+    n_named: int = 0  # rows of the output that are tokens, if it has more; 0: all
     clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
@@ -389,9 +401,9 @@ class Config:
     @property
     def n_batch(self) -> int:
         """Tokens of a prompt per run, if the prompt may be split. An indexer's scores take memory
-        for each of them, as long as the context.
+        for each of them, as long as the context, and so do biases by distance.
         """
-        if any(layer.indexer for layer in self.layers):
+        if any(layer.indexer or layer.profile for layer in self.layers):
             return N_BATCH
         return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 

@@ -10,7 +10,6 @@ _REASONS: dict[str, str] = {
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
@@ -69,8 +68,8 @@ _REASONS: dict[str, str] = {
     "it reads bytes and merges them with a model of its own": "blt",
     "GGUF has no architecture for it": (
         "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
-        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
-        "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
+        "xlm reformer cpmant beam evolla moshi aria aria_text "
+        "doge flint inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
         "cosmos3_omni"
     ),

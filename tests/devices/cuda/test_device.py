@@ -82,6 +82,7 @@ MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.devices.cud
     ("rwkv7", "F32", {}),
     ("olmo_hybrid", "F32", {}),
     ("grok", "F32", {"n_expert": 4, "n_ff_exp": 64}),
+    ("inkling", "F32", {"n_layer": 2}),
 ]
 
 

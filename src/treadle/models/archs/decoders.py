@@ -201,6 +201,7 @@ DECODERS = (
         keys=((PATTERN, 4),),
         nope="global",
     ),
+    Arch("cohere-compass", norm="layer", lacks=FFN_NORM),  # not in llama.cpp
     Arch("stablelm", norm="layer", lacks=FFN_NORM),
     Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),

@@ -111,6 +111,13 @@ STATES = (
         mixer="latent",
         state="kda_whole",
     ),
+    Arch(  # Solar Open 2
+        "solar-open2",
+        rope="none",
+        needs=frozenset({"attn_gate.weight"}),
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        state="kda_signed",
+    ),
     Arch(  # GLM-5.3-Flash
         "glm5-next",
         graph="pooled",

@@ -15,6 +15,9 @@ CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
 BEHIND = "gated_behind"  # a norm of its output, and none of its input
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
+NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate behind the norm before them
+CONVOLVED = "gated_convolved"  # a short convolution of its result
+CONVOLVED_EXPERTS = "experts_convolved"  # the same, with scored shared experts
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
@@ -37,5 +40,8 @@ FFNS = LateConstants[Sublayer](
         "gated_sparse": "sparse.GATED_SPARSE",
         "channel_mix": "channel_mix.CHANNEL_MIX",
         BEHIND: "behind.GATED_BEHIND",
+        NORM_GATED_EXPERTS: "norm_gated.EXPERTS_NORM_GATED",
+        CONVOLVED: "convolved.GATED_CONVOLVED",
+        CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },
 )

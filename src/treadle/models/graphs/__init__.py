@@ -32,6 +32,8 @@ GRAPHS = LateConstants[Graph](
         "talkie": "talkie.TALKIE",
         "switched": "switched.SWITCHED_GRAPH",
         "dots3": "dots.DOTS3",
+        "axk2": "axk.AXK2",
+        "inkling": "inkling.INKLING",
         "blocks": "blocks.BLOCKS_GRAPH",
         "compressed": "compressed.COMPRESSED_GRAPH",
         "pooled": "pooled.POOLED_GRAPH",

@@ -37,7 +37,8 @@ def build(g: Ops, i: int, h: Rows) -> Rows:
         gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
     # Rates are below 0 in files with low-rank decays, as without a bound.
     sign = -1.0 if floor and g.has(f"{blk}_f_b.weight") else 1.0
-    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor, "sign": sign}
+    most = state_of(g.config.layers[i]).beta_most
+    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor, "sign": sign, "most": most}
     rates = g.call("channel_rates", f"{at}.rates", decay, beta, **given)
     y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
     y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")

@@ -93,7 +93,8 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-def _decay(rows: Rows) -> Rows:
+def decay_of_heads(rows: Rows) -> Rows:
+    """Return the decay rates as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)
 
 
@@ -113,7 +114,9 @@ def _shared_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
 
 
 def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
-    rates = DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True)
+    rates = DerivationRule(
+        ("self_attn.A_log",), {"self_attn.decay.weight": decay_of_heads}, floats=True
+    )
     return (*_shared_rules(keys), rates)
 
 

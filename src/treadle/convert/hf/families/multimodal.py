@@ -92,6 +92,8 @@ OUTER: Mapping[str, TextPart] = {
     "gemma4_unified": TextPart("text_config", "gemma4_unified_text"),
     "kimi_k3": TextPart("text_config", "kimi_k3_text", alone="kimi_linear"),
     "dots3_note": TextPart("text_config", "dots3_note_text"),
+    "cohere_compass": TextPart("text_config", "cohere_compass_text", tied=True),
+    "inkling_mm_model": TextPart("text_config", "inkling_text"),
     "glmga": TextPart("text_config", "glm4v_text"),
     **dict.fromkeys(("llava_next_video", "video_llava", "perception_lm", "voxtral"), _LLAMA),
     "ultravox": _LLAMA,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from treadle.convert.hf.families.apertus import APERTUS_FAMILIES
 from treadle.convert.hf.families.arcee import ARCEE_FAMILIES
+from treadle.convert.hf.families.axk import AXK_FAMILIES
 from treadle.convert.hf.families.baichuan import BAICHUAN_FAMILIES
 from treadle.convert.hf.families.bailing import BAILING_FAMILIES, BAILING_VARIANTS
 from treadle.convert.hf.families.bailing_hybrid import BAILING_HYBRID_FAMILIES
@@ -42,6 +43,7 @@ from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
 from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
+from treadle.convert.hf.families.inkling import INKLING_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
 from treadle.convert.hf.families.kimi import KIMI_FAMILIES
@@ -86,6 +88,7 @@ FAMILIES: dict[str, Family] = {
     **LLAMA_FAMILIES,
     **APERTUS_FAMILIES,
     **ARCEE_FAMILIES,
+    **AXK_FAMILIES,
     **BAICHUAN_FAMILIES,
     **BAILING_FAMILIES,
     **BAILING_HYBRID_FAMILIES,
@@ -117,6 +120,7 @@ FAMILIES: dict[str, Family] = {
     **HRM_FAMILIES,
     **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
+    **INKLING_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
     **KIMI_FAMILIES,
