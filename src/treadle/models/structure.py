@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 UNSCALED = (
     *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
     *("attn_k_b", "attn_v_b", "attn_kv_b", "ssm_conv1d", "shortconv.conv"),
-    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "attn_rel_proj"),
+    *("shortconv_k", "shortconv_v", "shortconv_attn", "shortconv_mlp"),
 )
 
 Sizes = Mapping[str, int]

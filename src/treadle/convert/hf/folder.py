@@ -32,7 +32,7 @@ from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
 from treadle.convert.hf.pooling import read_pooling
-from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs, turned_heads, turned_share
+from treadle.convert.hf.row_order import IN_PLACE, turning_of
 from treadle.convert.hf.scalar_tensors import take_numbers
 from treadle.convert.hf.sentence_transformers import read_query, read_sentences
 from treadle.convert.hf.tensors import (
@@ -429,24 +429,23 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
 
 def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
     tensor = named.tensor
-    n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
-    paired = partial(halves_to_pairs, n_head=n_head, share=turned_share(hyper))
+    turned = turning_of(layer_of(named.name)[1], named.shape, hyper)
 
     def as_stored() -> Bytes:
         rows = named.rows()
-        if not n_head:
+        if turned is None:
             return rows
-        return paired(rows.reshape(tensor.shape[0], -1)).reshape(-1)
+        return turned(rows.reshape(*tensor.shape[:-1], -1)).reshape(-1)
 
     def vector() -> Bytes:
         values = named.floats(_shift(named, hyper))
-        return f32_bytes(paired(values) if n_head else values)
+        return f32_bytes(turned(values) if turned else values)
 
     def unpacked(packed: PackedModule) -> Bytes:
         """Return MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
-        return f32_bytes(paired(rows) if n_head else rows)
+        return f32_bytes(turned(rows) if turned else rows)
 
     packed = named.packed
     if packed is not None:

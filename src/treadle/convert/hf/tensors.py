@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
     *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
+    *(f"shortconv_{name}.weight" for name in ("k", "v", "attn", "mlp")),
+    "attn_rel_proj.weight",
     *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
     *(
         f"time_mix_{one}.weight"

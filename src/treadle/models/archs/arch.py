@@ -33,6 +33,11 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
+# To which adapters within a model add: Granite Switch's.
+SWITCHED_MATRICES = (
+    *("attn_q", "attn_k", "attn_v", "attn_output"),
+    *("ffn_gate", "ffn_up", "ffn_down"),
+)
 LAYER_SCALE = frozenset({"layer_output_scale.weight"})
 PER_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})

@@ -113,7 +113,7 @@ _RECURRENT = (
     *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
     *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
     *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
-    *("selective", "columns_norm"),
+    *("selective", "columns_norm", "residual_convolution"),
 )
 _ELEMENTWISE = (
     *(
@@ -140,11 +140,13 @@ ELSEWHERE = {
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
+    "profiles": "treadle.plan.lowering.profiles",
     "kv_store": "treadle.plan.lowering.kv_store",
     "clustered": "treadle.plan.lowering.clusters",
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
@@ -346,6 +348,7 @@ class CpuOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
+        profiles: Rows | None = None,
     ) -> Rows:
         at = self.config.layers[layer]
         own = (k is not None, v is not None)
@@ -359,7 +362,7 @@ class CpuOps(Materializer, Ops):
                 f"{at.kv_from}"
             )
         qkv = self._rotated(label, layer, q, k, v)
-        return self.attention(label, layer, qkv, sinks, distances, chosen)
+        return self.attention(label, layer, qkv, sinks, distances, chosen, profiles)
 
     def attention(
         self,
@@ -369,10 +372,12 @@ class CpuOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
+        profiles: Rows | None = None,
     ) -> Rows:
         """Attention of normed and rotated queries over the layer's pages."""
         bits = chosen.bits if isinstance(chosen, Chosen) else None
-        out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits)
+        biases = self.floats(profiles) if profiles else None
+        out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits, biases)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
 
