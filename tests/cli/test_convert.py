@@ -36,7 +36,8 @@ def start(*args: str | Path, **how: Any) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_mtp_layers_of_no_folder(run: Run, data: Path, tmp_path: Path) -> None:
-    source, out = str(data / "models" / "stories260K_split"), str(tmp_path / "mtp.gguf")
+    source = str(data / "models" / "stories260K_split")
+    out = str(tmp_path / "mtp.gguf")
     ran = run("convert", source, out, "--mtp")
     assert ran.code == 1
     assert "--mtp: expected a Hugging Face folder" in ran.err

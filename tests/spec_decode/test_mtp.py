@@ -260,7 +260,8 @@ def write_apart(path: Path, model: Path, layer: Path) -> None:
 def test_a_file_of_the_layer_alone(arch: str, tmp_path: Path) -> None:
     """Its drafts are those of the layer beside the model's."""
     whole = write_nextn(tmp_path / "whole.gguf", arch)
-    model, layer = tmp_path / "model.gguf", tmp_path / "mtp.gguf"
+    model = tmp_path / "model.gguf"
+    layer = tmp_path / "mtp.gguf"
     write_apart(whole, model, layer)
     found = []
     for path, draft in ((whole, None), (model, layer)):
