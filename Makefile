@@ -5,11 +5,12 @@
 
 PYTHON ?= python3
 VENV   := .venv
-PIP    := $(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet
+# By pip, or by uv where .venv has it (make uv): a tenth of the processor time.
+INSTALL := $(VENV)/bin/python tools/install.py
 
 MODELS := $(VENV)/bin/python tools/fetch_models.py
 
-.PHONY: demo chat site test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format release-check notebooks clean
+.PHONY: demo chat site uv test test-all quick rest coverage real emulated cluster lint lint-all style types types-all types-elsewhere format release-check notebooks clean
 
 demo: $(VENV)/.stamp-package
 	$(VENV)/bin/treadle run --stats --temp 0.4 --repeat-penalty 1.2 --seed 7 "def read_text(path):"
@@ -35,9 +36,10 @@ PROCESSES := $(shell $(PYTHON) -c "import os; print(min(4, (os.cpu_count() or 1)
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n $(PROCESSES) --dist worksteal
 
 # The quick tier (tests/tiers.py): minutes, without torch, a browser or Ray. The type checker, which
-# uses one core, runs beside it. With COVERAGE=1, as in .ci/run, lines are counted too.
-test: style
-	@$(MAKE) --no-print-directory -j 2 types $(if $(COVERAGE),coverage,quick)
+# uses one core, runs beside the linters, then beside the tests. With COVERAGE=1, as in .ci/run, lines
+# are counted too.
+test: $(VENV)/.stamp-test
+	@$(MAKE) --no-print-directory -j 2 style types $(if $(COVERAGE),coverage,quick)
 
 quick: $(VENV)/.stamp-test
 	TREADLE_TESTS=quick $(PYTEST)
@@ -126,28 +128,32 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --clear --without-pip $(VENV) && \
 	$(PYTHON) -m pip --python $(VENV)/bin/python install --quiet pip; }
 
+# For all later installations; without it pip does them.
+uv: | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip --disable-pip-version-check --quiet --quiet install uv || echo "no uv: pip installs"
+
 # Editable: a change to the sources needs no second install, a change to pyproject.toml does.
 $(VENV)/.stamp-package: pyproject.toml | $(VENV)/bin/python
 	@echo "installing treadle and what it needs into $(VENV): 375 MB, about half a minute"
-	$(PIP) install --no-compile --editable ".[pictures,serve]"
+	$(INSTALL) --editable ".[pictures,serve]"
 	touch $@
 
 $(VENV)/.stamp-site: $(VENV)/.stamp-package
 	@echo "installing what builds the site into $(VENV): 60 MB more"
-	$(PIP) install --no-compile --editable ".[site]"
+	$(INSTALL) --editable ".[site]"
 	touch $@
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-package
 	@echo "installing the quick tests' tools into $(VENV): 170 MB more, a minute or two"
-	$(PIP) install --no-compile --editable ".[test]"
+	$(INSTALL) --editable ".[test]"
 	touch $@
 
 $(VENV)/.stamp-release: $(VENV)/.stamp-test
-	$(PIP) install --no-compile --editable ".[release]"
+	$(INSTALL) --editable ".[release]"
 	touch $@
 
 $(VENV)/.stamp-notebooks: $(VENV)/.stamp-package
-	$(PIP) install --no-compile --editable ".[notebooks]"
+	$(INSTALL) --editable ".[notebooks]"
 	touch $@
 
 # torch comes first and alone: where a machine offers a CPU build of this version, pip takes it, and
@@ -157,7 +163,7 @@ $(VENV)/.stamp-notebooks: $(VENV)/.stamp-package
 $(VENV)/.stamp-dev: $(VENV)/.stamp-test
 	@echo "installing the other tests' tools into $(VENV): 1.8 GB more, a few minutes"
 	@echo "  torch, the judge of architectures: 750 MB"
-	$(PIP) install --no-compile torch==2.13.0
+	$(INSTALL) torch==2.13.0
 	@echo "  transformers, mlx, playwright, ray, wgpu, clients of servers: 1.1 GB"
-	$(PIP) install --no-compile --editable ".[dev]"
+	$(INSTALL) --editable ".[dev]"
 	touch $@

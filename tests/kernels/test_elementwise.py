@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import registry, rows
+from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
+from tests.kernels.pairwise import cases
 from tests.kernels.registry import EMBEDS, NORMS, PACKS
 from treadle.formats import by_name
 from treadle.isa.isa import Isa
@@ -140,8 +141,7 @@ def test_embed(spec: Embed, isa: Isa, memory: Memory, rng: np.random.Generator) 
 # -- Norm -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", NORMS, ids=registry.name)
+@cases(NORMS, rows.DISTINCT)
 def test_norm(spec: Norm, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n_tokens = 7
     stride = round_up(spec.k + 3, step(isa))
@@ -215,8 +215,7 @@ def test_norm_in_place(memory: Memory, rng: np.random.Generator) -> None:
 # -- Pack -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", PACKS, ids=registry.name)
+@cases(PACKS, rows.DISTINCT)
 def test_pack(spec: Pack, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n = 8
     up = round_up(spec.k + 2, step(isa))

@@ -10,11 +10,13 @@ import pytest
 
 from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, assert_close
+from tests.kernels.pairwise import parametrized
 from tests.kernels.test_matmul import random
 from treadle.formats import by_name
 from treadle.jit.language import Isa
 from treadle.kernels.matmul import select
 from treadle.kernels.matmul.gemm import Gemm
+from treadle.kernels.matmul.matmul import Matmul
 
 TOKENS = (1, 2, 4, 8, 16, 64, 512)  # that a kernel is chosen for
 HEIGHTS = [50, 33]
@@ -22,25 +24,27 @@ FACTORS = [0.37, 1234.5]
 
 
 NAMES = ("NVFP4", "Q4_K", "F32")
-# Pairs of a format, a number of tokens and a row: the best row meets all formats and numbers, of
-# the others each number meets one format.
-CASES = [
-    pytest.param(name, tokens, isa, id=f"{name}-{tokens}-{isa.name}")
-    for i, isa in enumerate(reversed(rows.ALL))
-    for j, tokens in enumerate(TOKENS)
-    for name in (NAMES if i == 0 else NAMES[(i + j) % 3 :][:1])
-]
+
+
+def chosen() -> list[tuple[Matmul, Isa]]:
+    """All products that the best row chooses, and one of each kind of every other row's, formats in
+    turns: sums are multiplied by code of the kind, which knows nothing of formats.
+    """
+    found: dict[object, tuple[Matmul, Isa]] = {}
+    for i, isa in enumerate(reversed(rows.ALL)):
+        for j, tokens in enumerate(TOKENS):
+            for turn in range(len(NAMES)):
+                fmt = by_name(NAMES[(i + j + turn) % len(NAMES)])
+                spec = select.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens, segments=2)
+                found.setdefault((spec if i == 0 else type(spec), isa.name), (spec, isa))
+    return list(found.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tokens", "isa"), CASES)
-def test_a_factor(
-    name: str, tokens: int, isa: Isa, memory: Memory, rng: np.random.Generator
-) -> None:
-    fmt = by_name(name)
-    bare = select.matmul(fmt, isa, 3 * max(fmt.block, 32), tokens, segments=2)
-    plain = random(bare, isa, rng, bare.nr, HEIGHTS)
-    own: dict[str, Any] = {"spec": replace(bare, factor=True), "factors": FACTORS}
+@parametrized(chosen())
+def test_a_factor(spec: Matmul, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
+    plain = random(spec, isa, rng, spec.nr, HEIGHTS)
+    own: dict[str, Any] = {"spec": replace(spec, factor=True), "factors": FACTORS}
     expected = plain.compute(memory)
     for m, column, factor in zip(HEIGHTS, plain.columns, FACTORS, strict=True):
         expected[:, column : column + m] *= np.float32(factor)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Run, call
+from tests.kernels.pairwise import covering, parametrized
 from tests.kernels.test_elementwise import check_act
 from tests.kernels.test_matmul import bound, poison, random
 from treadle.formats import FORMATS, by_name
@@ -53,7 +54,7 @@ GATED = [
     Gated("F16", "q16n", 172, 2, 4, 2, fn="gelu", m=64, to="f32", to_group=5),
 ]
 CASES = [
-    pytest.param(spec, isa, id=f"{spec.name}-{isa.name}")
+    (spec, isa)
     for spec in GATED
     for isa in (rows.MATRICES if spec.matrix else rows.VECTORS)
     if (spec.act != "bf16" or isa.dot_bf16 or spec.matrix) and (spec.act not in WORDS or isa.shorts)
@@ -104,7 +105,7 @@ class Problem:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("spec", "isa"), CASES)
+@parametrized(covering(CASES, together=("w", "act")))
 def test_against_the_products_and_the_activation(
     spec: Gated, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:

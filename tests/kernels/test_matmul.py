@@ -21,7 +21,9 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import Memory, Run, assert_close, call
+from tests.kernels.pairwise import covering, parametrized
 from tests.kernels.registry import GEMMS, GEMVS
+from tests.kernels.stored import stored
 from treadle.formats import FORMATS, by_name
 from treadle.formats.packing import join_bits
 from treadle.isa import portable
@@ -132,10 +134,10 @@ def classes(spec: Matmul) -> list[list[Isa]]:
 
 SPECS: list[Matmul] = [*GEMMS, *GEMVS]
 # Of rows with one kernel each spec meets one, in turns.
-PAIRS: list[tuple[Matmul, Isa]] = [
+EVERY_PAIR: list[tuple[Matmul, Isa]] = [
     (spec, same[turn % len(same)]) for turn, spec in enumerate(SPECS) for same in classes(spec)
 ]
-PAIRS += [
+EVERY_PAIR += [
     (spec, rows.SIGNED)
     for spec in SPECS
     if takes_signed(spec)
@@ -144,6 +146,9 @@ PAIRS += [
     and not isinstance(spec, (MatrixGemm, StripGemm))
     and not getattr(spec, "spans", False)
 ]
+# A row unpacks each format in every kind of product, with every kind of activations; segments and
+# whatever else a product can have meet each row with some format.
+PAIRS = covering(EVERY_PAIR, together=("w", "act", "folded"))
 
 
 def thirds(pairs: Sequence[tuple[Matmul, Isa]]) -> list[tuple[Matmul, Isa]]:
@@ -165,8 +170,7 @@ def cases(
     pairs: Sequence[tuple[Matmul, Isa]] = PAIRS,
 ) -> pytest.MarkDecorator:
     """A test of each spec that ``keep`` keeps, on its rows in ``pairs``."""
-    params = [pytest.param(s, i, id=f"{s.name}-{i.name}") for s, i in pairs if keep(s)]
-    return pytest.mark.parametrize(("spec", "isa"), params)
+    return parametrized([(spec, isa) for spec, isa in pairs if keep(spec)])
 
 
 def heights(spec: Matmul) -> list[list[int]]:
@@ -580,9 +584,13 @@ def test_both_panels_of_a_format_agree(isa: Isa, memory: Memory, rng: np.random.
 
 @cache
 def pool(name: str, k: int) -> np.ndarray:
-    """Quantised rows; some formats search long for them."""
-    x = np.random.default_rng(1).standard_normal((max(HEIGHTS), k)).astype(np.float32)
-    return by_name(name).quantize_rows(x)
+    """Quantised rows. Some formats search long for them: one process does it for all of a run."""
+
+    def made() -> np.ndarray:
+        x = np.random.default_rng(1).standard_normal((max(HEIGHTS), k)).astype(np.float32)
+        return by_name(name).quantize_rows(x)
+
+    return stored(f"pool-{name}-{k}", made)
 
 
 def random(spec: Matmul, isa: Isa, rng: np.random.Generator, n: int, ms: list[int]) -> Problem:
@@ -713,10 +721,12 @@ def test_rows_with_one_kernel_have_the_same_ir() -> None:
 
 def test_every_row_meets_every_kind_of_product() -> None:
     """Whatever turns are taken."""
+    whole_row = {(type(spec), spec.w, spec.act, isa.name) for spec, isa in EVERY_PAIR}
+    assert {(type(spec), spec.w, spec.act, isa.name) for spec, isa in PAIRS} == whole_row
     for some_pairs in (PAIRS, thirds(PAIRS)):
         met = {(type(spec), isa.name) for spec, isa in some_pairs if type(spec) in (Gemm, Gemv)}
         assert met >= {(kind, isa.name) for kind in (Gemm, Gemv) for isa in rows.VECTORS}
-        assert {spec for spec, _ in some_pairs} == {spec for spec, _ in PAIRS}
+        assert {spec for spec, _ in some_pairs} == {spec for spec, _ in EVERY_PAIR}
 
 
 def test_names_are_the_specs_own() -> None:

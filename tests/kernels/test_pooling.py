@@ -23,7 +23,7 @@ SPECS = [
 ]
 
 
-@pytest.mark.parametrize("isa", rows.ALL, ids=lambda isa: isa.name)
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=lambda isa: isa.name)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_pooling(spec: Pooling, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     lengths = 5, 1, 40

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernels import registry, rows
+from tests.kernels import rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call, step
+from tests.kernels.pairwise import cases
 from tests.kernels.registry import ROPES, ROPES_TURNED
 from treadle.errors import UnsupportedError
 from treadle.isa.isa import Isa
@@ -24,8 +25,7 @@ from treadle.kernels.spec import round_up
 STEPS = {"q8_0": 1 / 127, "q4_0": 1 / 8, "iq4_nl": 24 / 127, "q5_0": 1 / 16, "q5_1": 2 / 31}
 
 
-@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
-@pytest.mark.parametrize("spec", [*ROPES, *ROPES_TURNED], ids=registry.name)
+@cases([*ROPES, *ROPES_TURNED], rows.DISTINCT)
 def test_rope_store(spec: RopeStore, isa: Isa, memory: Memory, rng: np.random.Generator) -> None:
     n = 5
     dims = spec.head_dim

@@ -1,0 +1,27 @@
+"""uv is told what pip is set up for."""
+
+from __future__ import annotations
+
+from tools.install import uv_options
+
+BEST = ["--index-strategy", "unsafe-best-match"]
+
+
+def test_settings_of_pip_are_uvs_options() -> None:
+    settings = (
+        ":env:.find-links='/elsewhere'\n"
+        "global.cert='/etc/ssl/ca.crt'\n"
+        "global.constraint='/etc/limits.txt'\n"
+        "global.extra-index-url='file:///one file:///two'\n"
+        "install.find-links='/wheels'\n"
+    )
+    assert uv_options(settings, {"PIP_FIND_LINKS": "/wheels /more", "PIP_TIMEOUT": "9"}) == [
+        *("--extra-index-url", "file:///one", "--extra-index-url", "file:///two"),
+        *("--find-links", "/wheels", "--find-links", "/more"),
+        *("--constraints", "/etc/limits.txt"),
+        *BEST,
+    ]
+
+
+def test_pip_without_settings() -> None:
+    assert uv_options("", {}) == BEST
