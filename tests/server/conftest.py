@@ -52,9 +52,14 @@ def model(
 
 
 @contextmanager
-def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
-    """A service whose plans are compiled; at its end nothing may be held."""
+def running(model: treadle.Model, *, warm: bool = True, **settings: Any) -> Iterator[Service]:
+    """A service whose plans are compiled; at its end nothing may be held. Without ``warm`` a plan
+    is compiled when a request needs it: of a model that no other test serves, most are never run.
+    """
     service = Service(model, ServerSettings(**{"log": False, **settings}))
+    if not warm:
+        service.engine._compiles_ahead = False
+        service.engine._warmings = lambda: (each for each in ())  # type: ignore[method-assign]
     service.engine.start()
     service.engine.warmed.result(300)
     try:
