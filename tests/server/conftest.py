@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,11 @@ def model(
         yield model
 
 
+def no_plans() -> Generator[Callable[[], object], None, None]:
+    """In place of ``EngineThread._warmings``."""
+    yield from ()
+
+
 @contextmanager
 def running(model: treadle.Model, *, warm: bool = True, **settings: Any) -> Iterator[Service]:
     """A service whose plans are compiled; at its end nothing may be held. Without ``warm`` a plan
@@ -59,7 +64,7 @@ def running(model: treadle.Model, *, warm: bool = True, **settings: Any) -> Iter
     service = Service(model, ServerSettings(**{"log": False, **settings}))
     if not warm:
         service.engine._compiles_ahead = False
-        service.engine._warmings = lambda: (each for each in ())  # type: ignore[method-assign]
+        service.engine._warmings = no_plans  # type: ignore[method-assign]
     service.engine.start()
     service.engine.warmed.result(300)
     try:
