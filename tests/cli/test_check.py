@@ -156,6 +156,7 @@ def test_a_whole_report_names_nobody(run: Run, tiny: WriteTiny, tmp_path: Path) 
     assert any("gemv_Q8_0" in line for line in ran.err.splitlines())  # named before it ran
 
 
+@pytest.mark.usefixtures("small_buffers")
 def test_the_packaged_model_and_its_speeds(run: Run) -> None:
     ran = run("check", "--json", "-t", "2")
     assert ran.code == 0

@@ -90,6 +90,7 @@ def test_json(run: Run, machine: list[str | None]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_buffers")
 def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     ran = run("doctor", str(data / "models" / "stories260K.gguf"), "--json")
     assert (ran.code, ran.err) == (0, "")
@@ -101,12 +102,6 @@ def test_a_real_machine_and_model(run: Run, data: Path) -> None:
     assert 0 <= report["model"]["in_memory_bytes"] <= 1185376
     assert report["model"]["formats"] == ["F32"]
     assert (report["model"]["without_kernel"], report["model"]["problem"]) == ([], None)
-
-
-@pytest.fixture
-def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The speed of caches will do: memory's is read in gigabytes."""
-    monkeypatch.setattr("treadle.profiling.peaks.BUFFER_BYTES", (8 << 20, 8 << 20))
 
 
 @pytest.mark.slow

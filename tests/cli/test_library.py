@@ -435,6 +435,7 @@ def test_an_interrupted_pull_says_how_to_go_on(
     assert ended.err == f"treadle: interrupted: {go_on}\n"
 
 
+@pytest.mark.usefixtures("small_buffers")
 def test_bench_records_its_speeds(store: Path, run: Run) -> None:
     ended = run("bench", "qwen", "-p", "4", "-n", "2", "-r", "1", "-t", "1", "--json")
     results = {result["test"]: result["tok_s"] for result in json.loads(ended.out)}

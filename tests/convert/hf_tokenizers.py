@@ -63,7 +63,7 @@ def byte_level_tokenizer(data: Path, name: str, folder: Path, *, whole: bool = F
     writers = {"qwen2": write_qwen2, "llama-bpe": write_llama3}
     path = data / "vocab" / f"ggml-vocab-{name}.gguf"
     if name in writers:
-        path = writers[name](data, folder / "vocabulary.gguf")
+        path = writers[name](data, folder / "vocabulary.gguf", None if whole else FEW)
     with open_gguf(path) as gguf:
         pieces, types, merges = _vocabulary(gguf)
     if not whole:

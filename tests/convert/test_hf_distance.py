@@ -14,6 +14,7 @@ import pytest
 import treadle
 from tests.convert.test_hf import convert, keys_of
 from tests.convert.test_hf_encoders import TEXTS, put_dense, save
+from tests.lowered import lowered
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import N_VOCAB, compute_logits, float64_only
 from tests.tiny import rounding
@@ -76,7 +77,7 @@ def test_mpnet_in_place(tmp_path: Path) -> None:
         with treadle.load(tmp_path, threads=threads, kv="f32") as loaded:
             assert loaded.config.ignored == ()
             assert loaded.engine.cache.n_ctx == LENGTH
-            loaded.engine.plan(1, 1, "embedding").check()
+            lowered(loaded.engine, 1, 1, "embedding").check()
             found = loaded.states(ids)
             allowed = rounding(loaded.config)
             assert np.abs(found - expected).max() <= allowed * np.abs(expected).max()

@@ -14,6 +14,7 @@ import pytest
 import treadle
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import save
+from tests.lowered import lowered
 from tests.models.hf_cases import Case
 from tests.models.hf_tiny import compute_logits
 from tests.models.test_arch_truth import ids_of
@@ -54,7 +55,7 @@ def check(path: Path, truth: np.ndarray, map_: np.ndarray, arch: str) -> list[np
             assert set(model.config.ignored) <= {"dense_2.weight"}
             for output in ("states", "embedding"):
                 for n in (1, 512):
-                    model.engine.plan(n, 1, output).check()
+                    lowered(model.engine, n, 1, output).check()
             allowed = 2 * rounding(model.config)
             found = model.states(ids) @ map_.T
             assert np.abs(found - truth).max() <= allowed * np.abs(truth).max()

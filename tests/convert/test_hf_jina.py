@@ -15,6 +15,7 @@ import pytest
 import treadle
 from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_random
 from tests.convert.test_hf import convert
+from tests.lowered import lowered
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
 from treadle.errors import UnsupportedError
@@ -156,7 +157,7 @@ def test_states(n_head: int, code: bool, tmp_path: Path) -> None:
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
-                model.engine.plan(1, 1, "embedding").check()
+                lowered(model.engine, 1, 1, "embedding").check()
                 found = model.states(ids)
                 allowed = 2 * rounding(model.config)
                 assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()

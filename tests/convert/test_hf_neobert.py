@@ -13,6 +13,7 @@ import treadle
 from tests.convert.random_folder import Tensors, softmax, write_random
 from tests.convert.test_hf import convert
 from tests.convert.test_hf_encoders import wordpiece
+from tests.lowered import lowered
 from tests.tiny import rounding
 from treadle.api.rerank import Reranker
 from treadle.convert.hf.folder import open_hf
@@ -106,7 +107,7 @@ def test_states(at: str, tmp_path: Path) -> None:
         for threads in (1, 2):
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
-                model.engine.plan(70, 70, "embedding").check()
+                lowered(model.engine, 70, 70, "embedding").check()
                 found = model.states(ids)
                 allowed = 2 * rounding(model.config)
                 assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()

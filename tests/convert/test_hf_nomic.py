@@ -15,6 +15,7 @@ import pytest
 import treadle
 from tests.convert.random_folder import Formulae, Tensors, gelu, softmax, write_random
 from tests.convert.test_hf import convert
+from tests.lowered import lowered
 from tests.tiny import rounding
 from treadle.convert.hf.folder import open_hf
 from treadle.errors import TreadleError, UnsupportedError
@@ -153,7 +154,7 @@ def test_states(n: int, tmp_path: Path) -> None:
             with treadle.load(path, threads=threads, kv="f32") as model:
                 assert model.config.ignored == ()
                 assert [bool(layer.experts) for layer in model.config.layers] == [False, True] * 2
-                model.engine.plan(n, n, "embedding").check()
+                lowered(model.engine, n, n, "embedding").check()
                 found = model.states(ids)
                 allowed = 2 * rounding(model.config)
                 assert np.abs(found - exact).max() <= allowed * np.abs(exact).max()

@@ -18,6 +18,7 @@ from tests.convert.quantised_files import WRITTEN, float8, quantise, rounded
 from tests.convert.test_hf import convert, prompt
 from tests.convert.test_hf_encoders import save
 from tests.convert.test_mlx import WIDE, rms
+from tests.lowered import lowered
 from tests.models.hf_cases import ALL_CASES, Case
 from treadle.convert.hf.folder import open_hf, open_hf_source
 from treadle.convert.hf.tensors import MappedTensor
@@ -126,7 +127,7 @@ def test_runs_in_place(method: str, model: str, plain: Plain, tmp_path: Path) ->
         rows = ours.logits(ids)
         expected = theirs.logits(ids)
         for n in (1, 4, 40):
-            ours.plan(n).check()
+            lowered(ours.engine, n).check()
     each = [rms(row, truth) for row, truth in zip(rows, expected, strict=True)]
     assert np.median(each) < 2 * 0.005 * np.sqrt(5)
     assert rms(rows, expected) < (2 * 0.005 * np.sqrt(5) if model == "llama" else 0.3)

@@ -16,7 +16,7 @@ import treadle
 from tests.convert.random_folder import softmax, write_random
 from tests.convert.test_hf import convert, worst
 from tests.models.test_arch_truth import check_truth, ids_of
-from tests.models.ways import check_instruction_sets, check_returns
+from tests.models.ways import NARROW, check_instruction_set, check_returns
 from tests.tiny import rounding
 from treadle.convert.hf.config import read_config
 from treadle.errors import TreadleError
@@ -167,10 +167,10 @@ def test_in_every_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_other_instruction_sets(tmp_path: Path) -> None:
+def test_on_another_instruction_set(tmp_path: Path) -> None:
     tensors = write(tmp_path / "hf")
     truth = exact(tensors, ids_of(), WINDOW + 1)[0]
-    check_instruction_sets(convert(tmp_path / "hf", tmp_path / "made.gguf"), ids_of(), truth)
+    check_instruction_set(convert(tmp_path / "hf", tmp_path / "made.gguf"), ids_of(), truth, NARROW)
 
 
 def test_a_file_of_llama_cpp(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.loras import MATRICES, write_gguf
 from tests.models.test_arch_truth import check_truth
-from tests.models.ways import check_instruction_sets
+from tests.models.ways import NARROW, check_instruction_set
 from tests.reference import forward
 from tests.reference_switch import chosen
 from tests.tiny import SWITCH, rounding
@@ -163,7 +163,7 @@ def test_in_every_way(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_gguf(path) as file:
         truth = forward(file, load_config(file), ids)
     check_truth(path, truth)
-    check_instruction_sets(path, ids, truth)
+    check_instruction_set(path, ids, truth, NARROW)
 
 
 @pytest.mark.slow

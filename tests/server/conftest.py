@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,10 +51,20 @@ def model(
         yield model
 
 
+def no_plans() -> Generator[Callable[[], object], None, None]:
+    """In place of ``EngineThread._warmings``."""
+    yield from ()
+
+
 @contextmanager
-def running(model: treadle.Model, **settings: Any) -> Iterator[Service]:
-    """A service whose plans are compiled; at its end nothing may be held."""
+def running(model: treadle.Model, *, warm: bool = True, **settings: Any) -> Iterator[Service]:
+    """A service whose plans are compiled; at its end nothing may be held. Without ``warm`` a plan
+    is compiled when a request needs it: of a model that no other test serves, most are never run.
+    """
     service = Service(model, ServerSettings(**{"log": False, **settings}))
+    if not warm:
+        service.engine._compiles_ahead = False
+        service.engine._warmings = no_plans  # type: ignore[method-assign]
     service.engine.start()
     service.engine.warmed.result(300)
     try:

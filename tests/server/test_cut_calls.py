@@ -144,17 +144,17 @@ WAYS = [(chat, False), (chat, True), (responses, False), (messages, True)]
 
 
 def limits(name: str, ask: Callable[..., Found], forced: bool, n: int) -> list[int]:
-    """Where an answer of ``n`` tokens is cut: at every fourth limit a free one in chat; the other
+    """Where an answer of ``n`` tokens is cut: at every eighth limit a free one in chat; the other
     ways share out as many, by rows in other turns, and each way has the answer's end and the whole.
     All read what one scanner gives, whose own tests cut each row everywhere, so what goes wrong for
-    a protocol shows in other rows, too. Every limit in every way takes eight times as long.
+    a protocol shows in other rows, too. Every limit in every way takes sixteen times as long.
     """
     way = WAYS.index((ask, forced))
 
     def turn(i: int) -> int:
         """Which way meets a limit; none of them: 4."""
-        fourth, i = divmod(i + len(name), 4)
-        return {0: 0, 2: 1 + fourth % 3}.get(i, 4)
+        eighth, i = divmod(i + len(name), 8)
+        return {0: 0, 4: 1 + eighth % 3}.get(i, 4)
 
     return [i for i in range(1, n + 2) if i >= n or turn(i) == way]
 

@@ -286,7 +286,7 @@ def test_what_is_refused_is_named(path: str, client: TestClient) -> None:
 
 def test_scores_tell_it_too(folder: Any) -> None:
     model = treadle.load(folder, threads=2)
-    with model, running(model) as service, talking(service) as client:
+    with model, running(model, warm=False) as service, talking(service) as client:
         body: dict[str, Any] = {"query": "a", "documents": ["b"]}
         answer = client.post("/v1/rerank", json={**body, **dict.fromkeys(ignored.RERANK, "told")})
         told = answer.json()["warnings"]

@@ -34,7 +34,7 @@ def served(
     name, settings = request.param
     with (
         load(data, name, **settings) as model,
-        running(model) as service,
+        running(model, warm=False) as service,
         at_socket(service) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):

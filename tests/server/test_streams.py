@@ -31,7 +31,7 @@ ENDLESS = {"max_tokens": 400, "ignore_eos": True, "seed": 1}
 def test_32_at_once_are_the_same_as_alone(client: TestClient, service: Service) -> None:
     """Streams and whole answers, more than have room at a time."""
     bodies: list[Message] = [
-        {"prompt": f"def text_{i}(", "max_tokens": 24, "seed": i, "stream": bool(i % 2)}
+        {"prompt": f"def text_{i}(", "max_tokens": 12, "seed": i, "stream": bool(i % 2)}
         for i in range(32)
     ]
     alone = [

@@ -307,7 +307,7 @@ def test_what_importances_do_not_have(tmp_path: Path) -> None:
     """No program's have anything of the layer; its coarsest matrices become Q4_K, and that is said.
     llama.cpp stops there.
     """
-    path = write_nextn(tmp_path / "m.gguf", "glm4moe", n_embd=256, n_ff=256, n_ff_exp=256)
+    path = write_nextn(tmp_path / "m.gguf", "glm4moe", n_embd=256, n_ff=256, n_ff_exp=64)
     with treadle.load(path, threads=1, kv="f32") as model:
         windows = np.random.default_rng(5).integers(3, 300, (2, 16)).astype(np.int32)
         matrix = collect(model.engine, windows, "", bos=None)

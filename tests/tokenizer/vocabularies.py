@@ -95,10 +95,12 @@ def load_bpe(
     )
 
 
-def write_qwen2(data: Path, path: Path) -> Path:
-    """Qwen2's vocabulary from its merges: 256 bytes in GPT-2's order, then the merges' products."""
+def write_qwen2(data: Path, path: Path, most: int | None = None) -> Path:
+    """Qwen2's vocabulary from its merges: 256 bytes in GPT-2's order, then the merges' products.
+    ``most``: only the first tokens, and the special ones.
+    """
     lines = (data / "tokenizers/qwen2_merges.txt").read_text("utf-8").split("\n")
-    merges = [line for line in lines if line]
+    merges = [line for line in lines if line][: most and most - len(BYTE_OF_LETTER)]
     pieces: list[Piece] = [(letter, NORMAL) for letter in BYTE_OF_LETTER]
     pieces += [(merge.replace(" ", ""), NORMAL) for merge in merges]
     n = len(pieces)
@@ -119,11 +121,12 @@ LLAMA3_SPECIALS = (
 )
 
 
-def write_llama3(data: Path, path: Path) -> Path:
+def write_llama3(data: Path, path: Path, most: int | None = None) -> Path:
     """Llama 3's vocabulary from its ranks: the merge of a token is how lower ranks make it. That
-    takes long, so all processes of a run share the list of merges.
+    takes long, so all processes of a run share the list of merges. ``most``: only the first tokens,
+    and the special ones.
     """
-    lines = (data / "tokenizers/llama3.tiktoken").read_text("ascii").split("\n")
+    lines = (data / "tokenizers/llama3.tiktoken").read_text("ascii").split("\n")[:most]
     tokens = [base64.b64decode(line.split()[0]) for line in lines if line]
     source = hashlib.sha256(Path(__file__).read_bytes() + "\n".join(lines).encode()).hexdigest()
     shared = checked_folder(Path(os.environ["TREADLE_TEST_CACHE"]))
@@ -137,7 +140,11 @@ def write_llama3(data: Path, path: Path) -> Path:
         write_whole(kept, "\n".join(merges).encode())
     pieces: list[Piece] = [(letters(token), NORMAL) for token in tokens]
     pieces += [(name, CONTROL) for name in LLAMA3_SPECIALS]
-    keys: dict[str, Any] = {"bos_token_id": 128000, "eos_token_id": 128009, "pre": "llama-bpe"}
+    keys: dict[str, Any] = {
+        "bos_token_id": len(tokens),
+        "eos_token_id": len(tokens) + 9,
+        "pre": "llama-bpe",
+    }
     return write_vocab(path, "gpt2", pieces, merges=merges, **keys)
 
 
