@@ -1,6 +1,7 @@
 """On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
-The hash covers contents (the sources in ``SOURCES``), never times. The folder holds code that will
+The hash covers contents (the sources in ``SOURCES``), never times; times only tell that the
+contents are those that were hashed last. The folder holds code that will
 be run, so it must belong to the user and be closed to others; any other folder is refused. A file
 is an object, then JSON for ``treadle kernels``, then a footer with a checksum of both. One file
 cannot be half written by a crash, and ``objdump -d`` still reads it.
@@ -98,8 +99,8 @@ def hash_of_sources(*names: str) -> str:
     """Return a hash of the Python files of ``names``: modules, and packages with everything below
     them. A file counts with its contents and its path.
 
-    The cache folder keeps the hash with the states of the files (number, size, times): to read two
-    megabytes of sources takes longer than most other parts of a start.
+    The cache folder keeps the hash with the states of the files (number, size, times), so that a
+    start need not read two megabytes of sources.
     """
     places = [os.path.join(ROOT, *name.split(".")) for name in names]
     found = [
