@@ -32,33 +32,46 @@ class StepSlices:
         device = self._device
         program = self.program
         left = SLICE_S
-        end = step
-        while not item and end < program.n_steps:
-            each = self._item_seconds(end, n_rows)
-            seconds = None if each is None else each * device.n_items(program, end)
-            if seconds is None or seconds > left:
-                break
-            left -= seconds
-            end += 1
-        if end > step:
-            times: list[float] = []
-            device.run(program, range(step, end), times=times)
-            for i, taken in enumerate(times, step):
-                self._learn(i, taken, device.n_items(program, i), n_rows)
-            return end, 0
+        if not item:
+            end = step
+            while end < program.n_steps:
+                seconds = self._step_seconds(end, n_rows)
+                if seconds is None or seconds > left:
+                    break
+                left -= seconds
+                end += 1
+            if end > step:
+                self._run_whole(range(step, end), n_rows)
+                # What is left is for a part of the next step, unless it would be a short one.
+                if end == program.n_steps or left < SLICE_S / 2 or seconds is None:
+                    return end, 0
+                step = end
         n_items = device.n_items(program, step)
         each = self._item_seconds(step, n_rows)
         n = max(-(-n_items // MOST_PARTS), ITEMS_PER_THREAD * device.n_threads)
         if each is not None:
-            n = max(n, int(SLICE_S / max(each, 1e-9)))
+            n = max(n, int(left / max(each, 1e-9)))
         n = round_up(n, device.n_threads)
         began = time.perf_counter()
-        after = n_items
-        if n_items:
-            items = range(item, min(item + n, n_items))
-            after = device.run_items(program, step, items)
-            self._learn(step, time.perf_counter() - began, after - item, n_rows)
+        items = range(item, min(item + n, n_items))
+        after = device.run_items(program, step, items)
+        self._learn(step, time.perf_counter() - began, after - item, n_rows)
         return (step, after) if after < n_items else (step + 1, 0)
+
+    def _run_whole(self, steps: range, n_rows: int) -> None:
+        """Run whole steps and measure each."""
+        times: list[float] = []
+        self._device.run(self.program, steps, times=times)
+        for step, taken in zip(steps, times, strict=True):
+            self._learn(step, taken, self._device.n_items(self.program, step), n_rows)
+
+    def _step_seconds(self, step: int, n_rows: int) -> float | None:
+        """Return the seconds of a step, at most; None if its kernel has not been run."""
+        n_items = self._device.n_items(self.program, step)
+        if not n_items:
+            return 0.0
+        each = self._item_seconds(step, n_rows)
+        return None if each is None else each * n_items
 
     def _item_seconds(self, step: int, n_rows: int) -> float | None:
         """Return the seconds of an item of a step, at most; None if its kernel has not been run."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ from treadle.models.structure import layer_of
 
 if TYPE_CHECKING:
     from treadle.devices.protocol import Device
-    from treadle.media.family import GridInputs, MediaFamily
+    from treadle.media.family import MediaFamily
     from treadle.media.mel_input import MelInput
     from treadle.media.prepared import PreparedMedia, TowerInput
     from treadle.models.config import Config
@@ -64,7 +64,8 @@ class MediaTower:
             [TowerEngine(gguf, config, device, exact=exact, lock=lock) for config in configs]
             for configs in (family.stems, family.projectors)
         )
-        self._grids: dict[tuple[int, int], GridInputs] = {}
+        # Of the last sizes: interpolating the positions of a new one takes tenths of a second.
+        self.grid_inputs = lru_cache(MOST_GRIDS)(family.grid_inputs)
         self._refuse_unused()
         for engine in self.projectors[1:]:
             if engine.width != self.width:
@@ -153,26 +154,26 @@ class MediaTower:
     ) -> Generator[None, None, list[list[np.ndarray]]]:
         """Run inputs of equal grids; return each one's rows, for each branch."""
         grid = inputs[0].grid
-        of = self._of_grid(grid)
+        of = self.grid_inputs(grid)
         n = len(inputs)
         patches = [each.patches for each in inputs]
         if self.stems:
             patches = yield from self._through_stems(inputs, report)
             share = self.family.stem_share
             report = report and partial(_behind, report, share)
-        given = {GIVEN: np.concatenate(patches)}
-        given |= {name: np.tile(rows, (n, 1)) for name, rows in of.rows.items()}
-        ropes = [np.tile(rows, (n, 1, 1)) for rows in of.ropes]
+        given = {GIVEN: _stacked(patches)}
+        given |= {name: _stacked([rows] * n) for name, rows in of.rows.items()}
+        ropes = [_stacked([rows] * n) for rows in of.ropes]
         items = [RunItem(each.n_rows, of.windows) for each in inputs]
         found = yield from self.engine.run(given, items, ropes, report)
         names = (STATES, *map(deep, self.engine.config.deep))
         states = [np.split(found[name], n) for name in names]
-        joined = [[self.family.joined(each, grid) for each in branch] for branch in states]
+        joined = ([self.family.joined(each, grid) for each in branch] for branch in states)
         if not self.projectors:
-            return joined
+            return list(joined)
         made = []
         for engine, rows in zip(self.projectors, joined, strict=True):
-            whole = np.concatenate(rows)
+            whole = _stacked(rows)
             result = yield from engine.run({GIVEN: whole}, [RunItem(len(whole))])
             made.append(np.split(result[STATES], n))
         return made
@@ -201,12 +202,10 @@ class MediaTower:
             made.append(np.concatenate(rows)[: one.n_rows])
         return made
 
-    def _of_grid(self, grid: tuple[int, int]) -> GridInputs:
-        if grid not in self._grids:
-            while len(self._grids) >= MOST_GRIDS:
-                del self._grids[next(iter(self._grids))]
-            self._grids[grid] = self.family.grid_inputs(grid)
-        return self._grids[grid]
+
+def _stacked(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Return arrays one behind the other; a single one as it is."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _as_part(report: Report, i: int, n_parts: int, share: float) -> None:
@@ -275,9 +274,14 @@ class Projector:
         self, data: np.ndarray, max_rows: int | None = None, kind: str = "image"
     ) -> PreparedMedia:
         """Prepare a picture, uint8 ``[height, width, 3]``, or a sound, f32 ``[n]`` at 16 kHz; see
-        ``MediaFamily.prepare``.
+        ``MediaFamily.prepare``. Inputs of its grids are prepared too, so that a tower, whose slices
+        other requests wait for, need not.
         """
-        return self._tower(kind).family.prepare(data, max_rows)
+        tower = self._tower(kind)
+        prepared = tower.family.prepare(data, max_rows)
+        for grid in {each.grid for each in prepared.inputs}:
+            tower.grid_inputs(grid)
+        return prepared
 
     def encode_runs(
         self, prepared: Sequence[PreparedMedia], report: Report | None = None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SMALLEST = 256  # rows of the smallest plan; above the number that attention treats as few
 MOST_ROWS = 1 << 15  # of a run
 MOST_ITEMS = 64  # of a run
+LARGE = 4 << 20  # bytes of rows whose copies take milliseconds: a slice of their own
 PAGES = "f32"  # format of keys and values
 Report = Callable[[float], None]
 
@@ -158,9 +159,13 @@ class TowerPlan:
     def write(self, name: str, rows: np.ndarray) -> None:
         """Write the rows that a run is given."""
         buffer = self.plan.takes[name]
-        padded = np.zeros((len(rows), buffer.row_bytes // 4), np.float32)
-        padded[:, : rows.shape[1]] = rows
-        self.arena.write(self.plan.offsets[buffer], padded.reshape(-1).view(np.uint8))
+        n, width = rows.shape
+        if 4 * width < buffer.row_bytes:
+            padded = np.zeros((n, buffer.row_bytes // 4), np.float32)
+            padded[:, :width] = rows
+            rows = padded
+        given = np.ascontiguousarray(rows, np.float32)
+        self.arena.write(self.plan.offsets[buffer], given.reshape(-1).view(np.uint8))
 
     def read(self, name: str, n_rows: int, width: int) -> np.ndarray:
         """Return a copy of a result, f32 ``[n_rows, width]``."""
@@ -245,6 +250,8 @@ class TowerEngine:
             ready.inputs.lay_out(items, ropes)
             for name in ready.plan.takes:
                 ready.write(name, given[name])
+        if sum(rows.nbytes for rows in given.values()) > LARGE:
+            yield
         at = (0, 0)
         while at[0] < len(ready.plan):
             with self._lock:
@@ -253,9 +260,11 @@ class TowerEngine:
                 report(at[0] / len(ready.plan))
             if at[0] < len(ready.plan):
                 yield
+        widths = {STATES: self.width} | {deep(i): self.config.n_embd for i in self.config.deep}
+        if 4 * n_rows * sum(widths.values()) > LARGE:
+            yield
         with self._lock:
             self.gguf.check()
-            widths = {STATES: self.width} | {deep(i): self.config.n_embd for i in self.config.deep}
             return {name: ready.read(name, n_rows, n) for name, n in widths.items()}
 
     def close(self) -> None:
