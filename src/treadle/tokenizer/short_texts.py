@@ -126,7 +126,9 @@ class StringIndex:
         """The keys of all strings, ascending, and the index of each. Raises LibraryNeeded if two
         strings are alike.
         """
-        words, starts, sizes = self._words, self._starts, self._sizes
+        words = self._words
+        starts = self._starts
+        sizes = self._sizes
         first = words[starts] & _MASKS[np.minimum(sizes, 8)]
         last = np.where(sizes < 8, first, words[np.maximum(starts + sizes - 8, 0)])
         keys = first * _FIRST + last * _LAST + sizes.view(np.uint64) * _SIZE
