@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import WriteTiny
+from tests.tokenizer.vocabularies import LETTER_OF_BYTE, NORMAL, Piece, write_vocab
 
 HEAVY = ["numpy", "llvmlite", "sentencepiece", "tokenizers", "jinja2", "llguidance", "rich"]
 HEAVY += ["huggingface_hub", "safetensors", "prompt_toolkit", "click"]
+MOST_MODULES = 175  # of treadle, in a warm start from Python
 
 
 def run(script: str, *args: str, **environment: str) -> Any:
@@ -88,7 +90,7 @@ def test_every_exception_is_here_and_in_errors() -> None:
 GENERATE = """
 import json, sys, treadle
 model = treadle.load(sys.argv[1], threads=2)
-made = model.generate("once upon", max_tokens=6, sampling=treadle.Sampling(temperature=0))
+made = model.generate("once upon", max_tokens=6, sampling=treadle.Sampling(seed=1))
 made.finish()
 model.logits([5] * 40)
 print(json.dumps({"ids": made.ids, "modules": sorted(sys.modules)}))
@@ -98,13 +100,34 @@ print(json.dumps({"ids": made.ids, "modules": sorted(sys.modules)}))
 def test_a_warm_run_compiles_and_traces_nothing(tiny: WriteTiny, tmp_path: Path) -> None:
     cache = str(tmp_path / "kernels")
     path = str(tiny("llama", "Q8_0"))
-    cold = run(GENERATE, path, TREADLE_CACHE=cache)
-    warm = run(GENERATE, path, TREADLE_CACHE=cache, TREADLE_NO_COMPILE="1")
+    settings = {"TREADLE_CACHE": cache, "TREADLE_PLANS": "1"}
+    cold = run(GENERATE, path, **settings)
+    warm = run(GENERATE, path, **settings, TREADLE_NO_COMPILE="1")
     assert warm["ids"] == cold["ids"]
     assert "treadle.jit.values" in cold["modules"]  # the kernel language
     others = ("tokenizers", "jinja2", "llguidance", "rich", "huggingface_hub")
-    for absent in ("treadle.jit.values", *others):
+    for absent in ("treadle.jit.values", "numpy.random", *others):
         assert absent not in warm["modules"]
+    assert len([name for name in warm["modules"] if name.startswith("treadle")]) <= MOST_MODULES
+
+
+def test_a_prompt_of_ascii_needs_no_library(tmp_path: Path) -> None:
+    pieces: list[Piece] = [(LETTER_OF_BYTE[byte], NORMAL) for byte in range(256)]
+    pieces.append(("ab", NORMAL))
+    path = write_vocab(tmp_path / "bpe.gguf", "gpt2", pieces, merges=["a b"], pre="gpt-2")
+    script = f"""
+import json, sys
+from treadle.files.gguf import open_gguf
+from treadle.tokenizer import short_texts
+from treadle.tokenizer.tokenizer import load_tokenizer
+short_texts.MIN_PIECES = 1
+tokenizer = load_tokenizer(open_gguf({str(path)!r}))
+ids = tokenizer.encode("bab")
+found = "tokenizers" in sys.modules
+tokenizer.encode("é")
+print(json.dumps([ids, found, "tokenizers" in sys.modules]))
+"""
+    assert run(script) == [[98, 256], False, True]
 
 
 def test_ctrl_c_is_ours_at_once() -> None:

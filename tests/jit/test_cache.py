@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def only_file(folder: Path) -> Path:
-    (file,) = folder.iterdir()
+    (file,) = folder.glob("*.o")
     return file
 
 

@@ -163,7 +163,7 @@ def test_something_else_in_the_files_place(folder: Path, caplog: pytest.LogCaptu
 
 def test_listing(folder: Path) -> None:
     code = kernel.object_code(SPEC, ISA)
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.o")
     assert cache.entries() == [(SPEC.name, len(code), ISA.name)]
     (record,) = cache.records()
     told = record.about["fields"]

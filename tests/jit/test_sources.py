@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import pkgutil
 from functools import lru_cache
 from importlib import import_module
@@ -111,3 +112,30 @@ def test_a_source_in_a_folder_below_counts_with_its_path(
     (tmp_path / "c.py").write_text("4")
     hashes.add(hash_of_sources("a", "c"))
     assert len(hashes) == 5
+
+
+def test_a_hash_is_kept_with_the_states_of_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "ROOT", tmp_path)
+    monkeypatch.setenv("TREADLE_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "a.py"
+    source.write_text("1")
+    first = hash_of_sources("a")
+    assert not list((tmp_path / "cache").glob("sources-*"))  # it may be written once more
+    monkeypatch.setattr(cache, "SETTLED_NS", 0)
+    assert hash_of_sources("a") == first
+    (kept,) = (tmp_path / "cache").glob("sources-*")
+    kept.write_text(kept.read_text().replace(first, "known"))
+    assert hash_of_sources("a") == "known"
+    # Another file of the same size and time of writing has another number or time of change.
+    at = source.stat()
+    source.write_text("2")
+    os.utime(source, ns=(at.st_atime_ns, at.st_mtime_ns))
+    second = hash_of_sources("a")
+    assert second not in (first, "known")
+    for damaged in ("", "words without sense", "\xff"):
+        kept.write_text(damaged, encoding="latin-1")
+        assert hash_of_sources("a") == second
+    monkeypatch.setenv("TREADLE_CACHE", str(source))  # no folder
+    assert hash_of_sources("a") == second

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treadle.errors import SamplingError
 from treadle.sampling.candidates import Candidates
-from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Uniforms, draw
+from treadle.sampling.selection import AdaptiveP, Dist, Greedy, Mirostat, Uniforms, draw, philox
 
 GOLDEN = [0.8201981478608876, 0.18924562408645496, 0.8676608148821462]
 
@@ -42,6 +42,15 @@ def test_the_same_seed_gives_these_numbers_on_every_machine() -> None:
     assert [got.next() for _ in range(3)] == GOLDEN
     other = Uniforms(43)
     assert other.next() != GOLDEN[0]
+
+
+@pytest.mark.parametrize("seed", [0, 42, 2**64 - 1])
+def test_the_numbers_are_those_of_numpys_philox(seed: int) -> None:
+    got = Uniforms(seed)
+    words = np.random.Philox(key=seed).random_raw(10)
+    assert [got.next() for _ in range(10)] == ((words >> 11) * 2.0**-53).tolist()
+    wide = np.random.Philox(counter=2**64 - 1, key=2**100 + 5)  # both of two words
+    assert philox(2**64, 2**100 + 5) == wide.random_raw(4).tolist()
 
 
 def test_without_a_seed_one_is_made_and_told() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,16 @@ from tests.tokenizer.vocabularies import (
 from treadle.errors import FileError
 from treadle.files.gguf import open_gguf
 from treadle.files.gguf_array import string_array
-from treadle.tokenizer import short_texts
+from treadle.tokenizer import bpe, short_texts
 from treadle.tokenizer.bpe import BpeTokenizer
-from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
+from treadle.tokenizer.pretokenizers import PRE_TOKENIZERS
+from treadle.tokenizer.short_texts import (
+    AsciiSplitter,
+    LibraryNeeded,
+    ShortTexts,
+    StringIndex,
+    merge,
+)
 from treadle.tokenizer.spm import SpmTokenizer
 from treadle.tokenizer.tokenizer import load_tokenizer
 from treadle.tokenizer.vocab import TokenType
@@ -126,12 +136,14 @@ def test_a_merge_into_no_piece(folder: Path) -> None:
 def test_duplicates_are_the_librarys(folder: Path) -> None:
     tokenizer = load_bpe(folder / "twice.gguf", ["a b"], [("ab", NORMAL)])
     assert isinstance(tokenizer, BpeTokenizer)
-    assert tokenizer._merger is None
     assert tokenizer.encode("ab") == [256]
+    assert tokenizer._merger is None
     assert any("duplicates" in warning for warning in tokenizer.warnings)
 
 
-def test_index_of_strings() -> None:
+@pytest.mark.parametrize("n_scans", [0, 3, 64])
+def test_index_of_strings(monkeypatch: pytest.MonkeyPatch, n_scans: int) -> None:
+    monkeypatch.setattr(short_texts, "MAX_SCANS", n_scans)
     strings = [b"", b"a", b"ab", b"abcdefgh", b"abcdefghi", b"12345678 a 12345678"]
     strings += [b"12345678 b 12345678", b"\0", b"\0\0"]
     padded = [*strings, b"not the last eight bytes"]
@@ -139,8 +151,60 @@ def test_index_of_strings() -> None:
     assert [index.get(string) for string in strings] == list(range(len(strings)))
     assert index.get(b"12345678 c 12345678") is None
     assert index.get(b"b") is None
+    twice = StringIndex(string_array([*padded, b"ab", b"not the last eight bytes again"]))
     with pytest.raises(LibraryNeeded):
-        StringIndex(string_array([*padded, b"ab", b"not the last eight bytes again"]))
+        twice.get(b"ab")
+    with pytest.raises(LibraryNeeded):
+        StringIndex(string_array([]))
+
+
+ASCII_TEXTS = st.text(st.characters(max_codepoint=127), max_size=40)
+ASCII_WORDS = st.text("aBsL1 '/-_.$(\t\r\n", max_size=40)
+LIBRARYS = {"deepseek-llm", "kimi-k2", "superbpe"}  # anchors, sets within sets
+FAMILIES = {family.patterns: name for name, family in PRE_TOKENIZERS.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=ASCII_TEXTS | ASCII_WORDS)
+def test_words_of_ascii_text(text: str) -> None:
+    for name, split, librarys in splitters():
+        words = [word.translate(bpe.LETTER_OF_BYTE) for word in split(text)]
+        assert words == [word for word, _ in librarys.pre_tokenize_str(text)], name
+
+
+@lru_cache
+def splitters() -> list[tuple[str, Callable[[str], list[str]], Any]]:
+    """Each family that Python's expressions split, with both splitters."""
+    found = []
+    for patterns, name in FAMILIES.items():
+        with suppress(LibraryNeeded):  # before Python 3.11 also for possessive repetition
+            split = AsciiSplitter(patterns).split
+            found.append((name, split, bpe._splitter(PRE_TOKENIZERS[name])))
+    assert len(found) >= 16
+    return found
+
+
+def test_expressions_that_only_the_library_reads() -> None:
+    for name in LIBRARYS:
+        with pytest.raises(LibraryNeeded):
+            AsciiSplitter(PRE_TOKENIZERS[name].patterns)
+    for pattern in (r"\p{Greek}", r"\P{L}", r"[a[b]]", r"[a&&b]", "a$", "^a", "("):
+        with pytest.raises(LibraryNeeded):
+            AsciiSplitter([pattern])
+    assert AsciiSplitter([r"[\p{Han}]+|\p{M}|[^\p{L}\p{M}]"]).split("ab1") == ["ab", "1"]
+
+
+def test_ascii_text_needs_no_library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = short_bpe(folder)
+    expected = tokenizer.encode("abc cc\n")
+
+    def refuse(family: object) -> None:
+        raise AssertionError("the library was asked")
+
+    monkeypatch.setattr(bpe, "_splitter", refuse)
+    assert short_bpe(folder).encode("abc cc\n") == expected
+    with pytest.raises(AssertionError):
+        short_bpe(folder).encode("abc é")
 
 
 def test_the_leftmost_of_equal_pairs_comes_first() -> None:

@@ -34,7 +34,7 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
     own = dict(cls.__dict__)
     # without one, the decorator computes a slow signature
     cls.__doc__ = cls.__doc__ or cls.__name__
-    with _bases_as_if_not_frozen(cls, frozen):
+    with _bases_as_if_not_frozen(cls, frozen), _annotations_hidden(cls):
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
     if frozen:
         cls.__dataclass_params__.frozen = True
@@ -70,6 +70,22 @@ def _bases_as_if_not_frozen(cls: Any, frozen: bool) -> Iterator[None]:
     finally:
         for params in own:
             params.frozen = frozen
+
+
+@contextmanager
+def _annotations_hidden(cls: Any) -> Iterator[None]:
+    """The standard decorator searches each annotation that is a text three times for ``ClassVar``
+    and its like. Here only those of class variables are left to it.
+    """
+    given = vars(cls).get("__annotations__", {})
+    texts = {name: of for name, of in given.items() if isinstance(of, str) and "Var" not in of}
+    given |= dict.fromkeys(texts, object)
+    try:
+        yield
+    finally:
+        given |= texts
+    for name, text in texts.items():
+        cls.__dataclass_fields__[name].type = text
 
 
 def _is_dataclass(cls: type) -> bool:

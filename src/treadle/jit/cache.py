@@ -1,6 +1,7 @@
 """On-disk cache of compiled kernels: object files named by a hash of their inputs.
 
-The hash covers contents (the sources in ``SOURCES``), never times. The folder holds code that will
+The hash covers contents (the sources in ``SOURCES``), never times; times only tell that the
+contents are those that were hashed last. The folder holds code that will
 be run, so it must belong to the user and be closed to others; any other folder is refused. A file
 is an object, then JSON for ``treadle kernels``, then a footer with a checksum of both. One file
 cannot be half written by a crash, and ``objdump -d`` still reads it.
@@ -12,7 +13,9 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
 MAGIC = b"treadle1"
+SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 
 
 class CachedKernel(NamedTuple):
@@ -94,16 +98,48 @@ def source_hash() -> str:
 def hash_of_sources(*names: str) -> str:
     """Return a hash of the Python files of ``names``: modules, and packages with everything below
     them. A file counts with its contents and its path.
+
+    The cache folder keeps the hash with the states of the files (number, size, times), so that a
+    start need not read two megabytes of sources.
     """
+    places = [os.path.join(ROOT, *name.split(".")) for name in names]
+    found = [
+        each
+        for place in places
+        for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
+    ]
+    states, newest = _states(found)
+    known = f"sources-{_digest(str(places))}"
+    with suppress(OSError, CacheError):
+        then, _, sources = (checked_folder() / known).read_text("latin-1").partition(" ")
+        if then == states:
+            return sources
     state = hashlib.sha256()
-    root = str(ROOT)
-    for name in names:
-        place = os.path.join(root, *name.split("."))
-        for path in sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"]:
-            with open(path, "rb") as file:
-                relative = path[len(root) + 1 :].replace(os.sep, "/")
-                state.update(relative.encode() + b"\0" + file.read())
-    return state.hexdigest()
+    for path in found:
+        with open(path, "rb") as file:
+            relative = path[len(str(ROOT)) + 1 :].replace(os.sep, "/")
+            state.update(relative.encode() + b"\0" + file.read())
+    sources = state.hexdigest()
+    # A file that has just been written may be written again without a difference in its state.
+    if time.time_ns() - newest > SETTLED_NS:
+        with suppress(OSError, CacheError):
+            write_whole(checked_folder() / known, f"{states} {sources}".encode())
+    return sources
+
+
+def _states(paths: Sequence[str]) -> tuple[str, int]:
+    """Return a hash of the files' states, and the time of the last change, in ns."""
+    states = []
+    newest = 0
+    for path in paths:
+        at = os.stat(path)
+        newest = max(newest, at.st_mtime_ns, at.st_ctime_ns)
+        states.append((path, at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+    return _digest(repr(states)), newest
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(os.fsencode(text), digest_size=16).hexdigest()
 
 
 def _sources_below(folder: str) -> Iterator[str]:

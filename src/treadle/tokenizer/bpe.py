@@ -16,7 +16,13 @@ from treadle.tokenizer.pretokenizers import (
     PRE_TOKENIZERS,
     PreTokenizer,
 )
-from treadle.tokenizer.short_texts import LibraryNeeded, ShortTexts, StringIndex, merge
+from treadle.tokenizer.short_texts import (
+    AsciiSplitter,
+    LibraryNeeded,
+    ShortTexts,
+    StringIndex,
+    merge,
+)
 from treadle.tokenizer.tokenizer import PRE, Tokenizer
 from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
 
@@ -34,6 +40,7 @@ MERGES = "tokenizer.ggml.merges"
 KNOWN = "merges of known pieces into known pieces"
 UNKNOWN = " "  # internal name of the unknown token: spaces have another letter there
 BYTE_OF_LETTER = _byte_letters()
+LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
 class BpeTokenizer(Tokenizer):
@@ -81,14 +88,28 @@ class BpeTokenizer(Tokenizer):
         merger = self._merger  # ``prepare`` may drop it in another thread
         if merger is not None:
             if self._short.take(text):
-                words = self._splitter.pre_tokenize_str(text)
+                words = self._words(text)
                 with suppress(LibraryNeeded):
-                    return [id for word, _ in words for id in merger.encode(word.encode())]
+                    return [id for word in words for id in merger.encode(word.encode())]
             self.prepare()
         if self._lost and not self._lost.isdisjoint(text.encode()):
             text = self._without_lost(text)
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def _words(self, text: str) -> list[str]:
+        """Return the words of a text, in byte letters."""
+        if text.isascii() and self._ascii_splitter is not None:
+            return [word.translate(LETTER_OF_BYTE) for word in self._ascii_splitter.split(text)]
+        return [word for word, _ in self._splitter.pre_tokenize_str(text)]
+
+    @cached_property
+    def _ascii_splitter(self) -> AsciiSplitter | None:
+        """The splitter of ASCII text; None if only the library reads the family's expressions."""
+        try:
+            return AsciiSplitter(self._family.patterns)
+        except LibraryNeeded:
+            return None
 
     @cached_property
     def _splitter(self) -> Any:

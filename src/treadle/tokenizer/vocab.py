@@ -184,10 +184,13 @@ class Vocab(MetadataReader):
     def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
         """Return the ids of the pieces that are spelt exactly so; the first of duplicates."""
         wanted = {name for name in names if name}
-        first = np.array(sorted({name[0] for name in wanted}), np.uint8)
-        sizes = np.array(sorted({len(name) for name in wanted}))
-        near = np.flatnonzero(np.isin(self.sizes, sizes))
-        near = near[np.isin(self.tokens.buffer[self.starts[near]], first)]
+        longest = max(map(len, wanted), default=0)
+        is_size = np.zeros(longest + 2, np.bool_)  # the last one stands for all longer pieces
+        is_size[[len(name) for name in wanted]] = True
+        begins = np.zeros(256, np.bool_)
+        begins[[name[0] for name in wanted]] = True
+        near = np.flatnonzero(is_size[np.minimum(self.sizes, longest + 1)])
+        near = near[begins[self.tokens.buffer[self.starts[near]]]]
         found: dict[bytes, int] = {}
         tokens = near.tolist()
         for token, raw in zip(tokens, self.tokens.raws(tokens), strict=True):
