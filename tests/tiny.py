@@ -37,6 +37,7 @@ SIZES = {
     "n_expert_shared": 0,
     "n_q_rank": 32,  # of latent attention
     "head_norms": 0,  # 1: q/k norms have weights for each head
+    "n_top": 0,  # keys or blocks of keys that an indexer chooses; 0: those of INDEXERS or BLOCKS
     "tied": 1,  # the embeddings are the output matrix as well
 }
 ALL_EXPERTS = (
@@ -295,6 +296,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
     if ARCHS[arch].graph == "switched":
         made |= {f"{arch}.adapters.{key}": value for key, value in SWITCH.items()}
+    if size["n_top"]:
+        made[f"{arch}.attention.indexer.top_k"] = size["n_top"]
     return made
 
 

@@ -19,8 +19,10 @@ from tests.kernels.test_rope import check_pool
 from treadle.isa.isa import Isa
 from treadle.kernels.attention.hadamard import points
 from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
+from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
 from treadle.kernels.attention.records import PAGE
+from treadle.kernels.attention.work_item import LOWEST
 from treadle.kernels.spec import PART, numbered
 
 N_CTX = 256
@@ -153,7 +155,9 @@ def test_choose(spec: Choose, isa: Isa, memory: Memory, rng: np.random.Generator
 def test_attention_to_chosen_keys(
     spec: Attention, isa: Isa, memory: Memory, rng: np.random.Generator
 ) -> None:
-    """Every query sees some key; whole spans that no query sees are skipped."""
+    """Every query sees some key; whole spans that no query sees are skipped. Of a split history,
+    a part without a key has the same partial results in the kernel and its twin.
+    """
     cache = Cache(spec, rng)
     n = sum(sequence.n for sequence in BATCH)
     width = spec.n_head * spec.head_dim
@@ -172,4 +176,23 @@ def test_attention_to_chosen_keys(
     made = {"qkv": memory.copy(x), "pool": memory.copy(cache.pool), "out": out}
     made["chosen"] = memory.copy(words)
     call(spec, isa, memory, {**args, **made}, run, run["n_attn_items"] * spec.n_groups)
+    assert_close(out, expected, tolerance(spec, x, cache), spec.name)
+
+    run, n_partials = build_run(spec, cache)
+    size = n_partials * spec.partial_values
+    exact = np.full(size, np.nan)
+    twin = spec.args(**{**vars(given), "out": expected.copy(), "partials": exact})
+    spec.run_ref(twin, run)
+    made["partials"] = memory.array(size, np.float32, name="partials")
+    call(spec, isa, memory, {**args, **made}, run, run["n_attn_items"] * spec.n_groups)
+    found, exact = (a.reshape(-1, spec.dims_v + 2) for a in (made["partials"], exact))
+    empty = exact[:, -1] == 0
+    assert empty.any()
+    assert (found[empty] == exact[empty].astype(np.float32)).all()
+    assert (found[empty][:, :-2] == 0).all()
+    assert (found[empty][:, -2] == np.float32(LOWEST)).all()
+    merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)
+    joined = {"partials": made["partials"], "out": out, "out_stride": args["out_stride"]}
+    n_merges = run[numbered("n_attn_merges", spec.pool)] * merge.n_groups
+    call(merge, isa, memory, joined, run, n_merges)
     assert_close(out, expected, tolerance(spec, x, cache), spec.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import treadle
 from tests.conftest import WriteTiny
 from tests.selftest.checks import SMALL, kernels_of
 from treadle.devices.cpu.device import Cpu
+from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.records import PAGE, SPLIT
+from treadle.selftest import twin_results
 from treadle.selftest.model_check import CheckReport, check_kernels, check_model
 from treadle.selftest.thread_check import check_threads
 
@@ -50,6 +53,37 @@ def test_other_models(tiny: WriteTiny, arch: str, weights: str, kernel: str) -> 
     assert report.failures == []
     names = " ".join(sorted({each.kernel for each in report.kernels}))
     assert kernel in names
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_top"),
+    [
+        ("deepseek32", 12),
+        ("glm-dsa", 12),
+        ("axk2", 12),
+        ("dots3note", 12),
+        pytest.param("hy_v4", 12, marks=pytest.mark.slow),
+        ("minimax-m3", 1),  # the last block alone
+    ],
+)
+def test_parts_without_a_chosen_key(
+    arch: str, n_top: int, tiny: WriteTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long history is split into parts, of which an indexer chooses no key of some."""
+    n_empty = 0
+
+    def compared(evidence: Any, cut: Any) -> Iterator[Any]:
+        nonlocal n_empty
+        for each in compare(evidence, cut):
+            if each.what == "partials":
+                n_empty += int((each.expected[:, -1] == 0).sum())
+            yield each
+
+    compare = twin_results.COMPARISONS[Attention]
+    monkeypatch.setitem(twin_results.COMPARISONS, Attention, compared)
+    report = kernels_of(tiny(arch, "F32", n_top=n_top), context=SPLIT + 5 * PAGE)
+    assert n_empty
+    assert report.failures == []
 
 
 def test_a_tower(data: Path) -> None:

@@ -40,7 +40,8 @@ from treadle.kernels.spec import Args, Frame, numbered, run_offset
 class Attention(Queries):
     """Paged attention. Items: work items x head groups.
 
-    ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]`` (O, then m and l). Without
+    ``partials`` is f32 ``[n_partials, n_groups, rows, dims_v + 2]``: O, then m and l. m has units
+    of log2(e); of a part without a key that the query sees, O and l are 0 and m is LOWEST. Without
     ``causal`` queries also see later keys, up to the end of their item's keys. With ``spans`` a
     causal query also sees later keys up to its item's ``sees``, whatever the window. ``few``: 1 for
     the items of sequences with few tokens, 0 for the others.
@@ -169,7 +170,7 @@ class Attention(Queries):
                         which = head // (self.n_head // self.chosen)
                         hidden |= ~self._chosen_ref(args, token * self.chosen + which)[kept]
                     score = np.where(hidden, -np.inf, score)
-                    m = max(score.max(), LOWEST)
+                    m = max(score.max(), LOWEST / math.LOG2_E)  # LOWEST is a bound of log2(e) m
                     p = np.exp(score - m)
                     if item["partial"] < 0:
                         total = p.sum()

@@ -22,7 +22,7 @@ from treadle.kernels.spec import Frame, load_record
 
 SPAN = 4  # pages whose scores are kept at a time; work per row is done once for all of them
 WORD_DIMS = 8  # products of 16-bit numbers need head dims that are a multiple of this
-LOWEST = -1e30  # below every score, but finite: inf - inf would be NaN
+LOWEST = -1e30  # below every log2(e) S, but finite: inf - inf would be NaN
 
 
 @dataclass(frozen=True)
