@@ -87,7 +87,7 @@ def test_names_and_keys(made: Path) -> None:
         assert {name for name in file.tensors if not name.startswith("blk.")} == outside
         assert file.tensors["blk.0.ssm_a"].shape == (4,)
         assert {f"{ARCH}.{key}" for key in KEYS.split()} <= file.metadata.keys()
-        assert [*file.metadata[f"{ARCH}.attention.head_count_kv"]] == [0, 0, 0, 1, 1]
+        assert np.array_equal(file.metadata[f"{ARCH}.attention.head_count_kv"], [0, 0, 0, 1, 1])
         assert file.metadata[f"{ARCH}.attention.value_length"] == 64
 
 

@@ -175,7 +175,7 @@ def test_words_of_ascii_text(text: str) -> None:
 @lru_cache
 def splitters() -> list[tuple[str, Callable[[str], list[str]], Any]]:
     """Each family that Python's expressions split, with both splitters."""
-    found = []
+    found: list[tuple[str, Callable[[str], list[str]], Any]] = []
     for patterns, name in FAMILIES.items():
         with suppress(LibraryNeeded):  # before Python 3.11 also for possessive repetition
             split = AsciiSplitter(patterns).split

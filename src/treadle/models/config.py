@@ -117,7 +117,7 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class Profile:
+class DistanceProfile:
     """Profiles of distances that each query mixes to biases of its scores."""
 
     rank: int  # profiles
@@ -213,7 +213,7 @@ class Layer:
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
     n_norm_rank: int = 0  # rank of gates behind the norms before its halves; 0: none
-    profile: Profile | None = None  # None: scores have no biases of their queries
+    profile: DistanceProfile | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
 

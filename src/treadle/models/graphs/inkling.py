@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import LEADING_DENSE
-from treadle.models.config import Profile, Recurrence
+from treadle.models.config import DistanceProfile, Recurrence
 from treadle.models.ffns import CONVOLVED, CONVOLVED_EXPERTS
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
@@ -60,7 +60,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
             experts = replace(experts, n_ff_shared=0, n_sinks=n_sinks)
         return replace(
             at,
-            profile=Profile(rank, local if at.window else reach),
+            profile=DistanceProfile(rank, local if at.window else reach),
             state=Recurrence(n_conv, n_kv + 2 * config.n_embd),
             q_rope=0 if tempered and not at.window else None,
             ffn=CONVOLVED if experts is None else CONVOLVED_EXPERTS,
