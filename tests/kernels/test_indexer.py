@@ -185,10 +185,10 @@ def test_attention_to_chosen_keys(
     spec.run_ref(twin, run)
     made["partials"] = memory.array(size, np.float32, name="partials")
     call(spec, isa, memory, {**args, **made}, run, run["n_attn_items"] * spec.n_groups)
-    found, exact = (a.reshape(-1, spec.dims_v + 2) for a in (made["partials"], exact))
-    empty = exact[:, -1] == 0
+    found, parts = (a.reshape(-1, spec.dims_v + 2) for a in (made["partials"], exact))
+    empty = parts[:, -1] == 0
     assert empty.any()
-    assert (found[empty] == exact[empty].astype(np.float32)).all()
+    assert (found[empty] == parts[empty].astype(np.float32)).all()
     assert (found[empty][:, :-2] == 0).all()
     assert (found[empty][:, -2] == np.float32(LOWEST)).all()
     merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,28 @@ def test_a_tower(data: Path) -> None:
         check_kernels(model, report)
     assert report.failures == []
     assert any("rows" in each.where for each in report.kernels), {e.where for e in report.kernels}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "n_wrong"),
+    [
+        ([1.0 + 2.0**-23, 2.5, 3.0], 0),  # the twin's first result rounds to the state before
+        ([1.0, 2.5, 4.0], 1),  # the last is another sequence's
+        ([1.0, 2.0, 3.0], 1),  # the second was not written
+    ],
+)
+def test_states_beside_those_before(kernel: list[float], n_wrong: int) -> None:
+    def of(values: list[float]) -> np.ndarray:
+        return np.array(values, np.float32).view(np.uint8)
+
+    before = {"states": of([1.0, 2.0, 3.0])}
+    twin: Any = SimpleNamespace(states=of([1.0, 2.5, 3.0]))
+    spec = SimpleNamespace(args=SimpleNamespace(writes=()), k=64)
+    evidence: Any = SimpleNamespace(
+        spec=spec, changing=before, changed={"states": of(kernel)}, twin=lambda: twin
+    )
+    (found,) = twin_results.compare(evidence, twin_results.Cut())
+    assert (found.excess() > 1).sum() == n_wrong
 
 
 class Faulty(Cpu):
