@@ -46,6 +46,14 @@ FAMILIES = {
     "axk2": "rvv256",
     "solar-open2": "neon_i8mm",
     "cohere-compass": "rvv128",
+    "deepseek4": "rvv256",
+    "glm5-next": "neon_i8mm",
+    "hy_v4": "rvv128_zvfh",
+    "dots3note": "neon_bf16",
+    "maple": "rvv512",
+    "talkie": "neon",
+    "hrm_text": "rvv256_zvfh",
+    "llama-embed": "neon_dotprod",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.
