@@ -14,7 +14,7 @@ import pytest
 
 from tests.kernels import rows
 from treadle.errors import CacheError
-from treadle.jit import cache, compile, kernel
+from treadle.jit import cache, compile, compile_pool, kernel
 from treadle.kernels.elementwise.elementwise import Norm
 
 ISA = rows.ALL[-1]
@@ -44,6 +44,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return emit(ir_text, isa)
 
     monkeypatch.setattr(compile, "emit_object", count)
+    monkeypatch.setattr(compile_pool, "WORTH_MS", float("inf"))  # here, not in processes
     return seen
 
 

@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("base", "formats", "isa", "jit", "kernels", "devices.cpu", "profiling")
 _FOOTER = struct.Struct("<QQ32s8s")  # bytes of the object, bytes of JSON, sha256 of both, MAGIC
 MAGIC = b"treadle1"
+KNOWN = "sources-"  # names of files that keep a hash of sources begin so
 SETTLED_NS = 2_000_000_000  # file systems tell times apart that lie further from each other
 
 
@@ -109,7 +110,7 @@ def hash_of_sources(*names: str) -> str:
         for each in (sorted(_sources_below(place)) if os.path.isdir(place) else [place + ".py"])
     ]
     states, newest = _states(found)
-    known = f"sources-{_digest(str(places))}"
+    known = f"{KNOWN}{_digest(str(places))}"
     with suppress(OSError, CacheError):
         then, _, sources = (checked_folder() / known).read_text("latin-1").partition(" ")
         if then == states:
@@ -296,7 +297,8 @@ def state() -> CacheState:
     try:
         path = checked_folder()
         current = [record for record in records() if record.current]
-        sizes = [file.stat().st_size for file in path.iterdir() if file.is_file()]
+        files = [file for file in path.iterdir() if file.is_file()]
+        sizes = [file.stat().st_size for file in files if not file.name.startswith(KNOWN)]
     except CacheError as error:
         return CacheState(folder=where, problem=str(error))
     except OSError as error:

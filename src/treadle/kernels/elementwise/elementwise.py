@@ -355,12 +355,12 @@ class Pack(Spec):
 
     def _run_ref(self, args: Any, run: Any) -> None:
         n = int(args.rows[:2].view(np.int64)[0] if self.counted else run["n_tokens"]) * self.per
-        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
-        y = rows[:, : self.k]
+        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n]
+        y = rows[:, : self.k].astype(np.float64)
         if self.fn != "copy" and self.gated:
             if self.apart:
-                rows = args.apart.reshape(-1, args.apart_stride)[:n].astype(np.float64)
-            y = gated(self.fn, y, rows[:, args.up : args.up + self.k])
+                rows = args.apart.reshape(-1, args.apart_stride)[:n]
+            y = gated(self.fn, y, rows[:, args.up : args.up + self.k].astype(np.float64))
         elif self.fn != "copy":
             y = activated(self.fn, y)
         self.layout().write_ref(args.out, y)

@@ -202,8 +202,9 @@ class BlendStreams(Spec):
         rows = args.x.reshape(-1, args.stride)[:n, : self.n * self.k]
         x = rows.reshape(n, self.n, self.k).astype(np.float64)
         y = args.y.reshape(-1, args.y_stride)[:n, : self.k].astype(np.float64)
-        weight = args.weight.reshape(-1, args.weight_stride)[:n].astype(np.float64)
+        n_weights = 2 * self.n + self.n**2
+        weight = args.weight.reshape(-1, args.weight_stride)[:n, :n_weights].astype(np.float64)
         post = weight[:, self.n : 2 * self.n]
-        comb = weight[:, 2 * self.n :][:, : self.n**2].reshape(n, self.n, self.n)
+        comb = weight[:, 2 * self.n :].reshape(n, self.n, self.n)
         made = post[:, :, None] * y[:, None] + np.einsum("tji,tjk->tik", comb, x)
         rows[:] = made.reshape(rows.shape)

@@ -97,9 +97,9 @@ class SparseGate(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n].astype(np.float64)
-        x = rows[:, : self.k]
-        up = rows[:, args.up : args.up + self.k]
+        rows = args.x.view(np.float32).reshape(-1, args.stride)[:n]
+        x = rows[:, : self.k].astype(np.float64)
+        up = rows[:, args.up : args.up + self.k].astype(np.float64)
         least = x.mean(-1, keepdims=True) + self.cut * x.std(-1, keepdims=True)
         y = gated(self.fn, np.maximum(x - least, 0.0), up)
         self.layout().write_ref(args.out, y)

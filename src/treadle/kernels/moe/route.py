@@ -183,7 +183,7 @@ class Route(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        given = args.scores.reshape(-1, args.stride)[:n].astype(np.float64)
+        given = args.scores.reshape(-1, args.stride)[:n, : self.n + self.sinks].astype(np.float64)
         scores = given[:, : self.n]
         p = weights_ref(self.gating, scores)
         rank = p if self.by_p else scores

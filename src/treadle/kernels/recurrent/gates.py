@@ -60,13 +60,16 @@ class Rates(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         h = self.heads
-        rows = args.x.reshape(-1, args.stride)[:n].astype(np.float64)
+        rows = args.x.reshape(-1, args.stride)[:n]  # columns of others are undefined memory
         out = args.out.reshape(-1, args.out_stride)
         pad = round_up(h, COLUMNS)
-        dt = np.logaddexp(0, rows[:, args.column : args.column + h] + args.bias[:h])
+        dt = np.logaddexp(
+            0, rows[:, args.column : args.column + h].astype(np.float64) + args.bias[:h]
+        )
         out[:n, pad : pad + h] = np.exp(dt * args.a[:h])
         if self.beta:
-            dt = activated("sigmoid", rows[:, args.beta_column : args.beta_column + h]) * self.most
+            dt = rows[:, args.beta_column : args.beta_column + h].astype(np.float64)
+            dt = activated("sigmoid", dt) * self.most
         out[:n, :h] = dt
 
 
