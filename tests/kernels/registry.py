@@ -32,7 +32,7 @@ from treadle.kernels.elementwise.altup import (
 from treadle.kernels.elementwise.bank import MixBank
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
 from treadle.kernels.elementwise.fill import Hide
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams

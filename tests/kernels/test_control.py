@@ -11,7 +11,7 @@ from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
 from tests.kernels.registry import DIRECTIONS
 from treadle.isa.isa import Isa
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 
 # Each with the scale of an adapter, and those of three vectors.
 TILES = (

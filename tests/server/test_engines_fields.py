@@ -72,7 +72,9 @@ def test_pings_come_as_the_call_wants_them(
         return step(*given)
 
     monkeypatch.setattr(service.engine.stepper, "step", slow)
-    monkeypatch.setattr("treadle.server.requests.responses.PING_S", 0.001 if not pinged else 60.0)
+    monkeypatch.setattr(
+        "treadle.server.requests.http_responses.PING_S", 0.001 if not pinged else 60.0
+    )
     body = {"prompt": "x", "max_tokens": 20, "stream": True, "sse_ping_interval": interval}
     answer = client.post("/v1/completions", json=body)
     assert (": ping" in answer.text) is pinged

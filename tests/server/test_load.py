@@ -14,7 +14,7 @@ import treadle
 from tests.server.conftest import PATIENCE_S, events, running, talking, until
 from tests.server.test_openai import post
 from treadle.server.protocols.openai import completions
-from treadle.server.requests.responses import StreamedResponse
+from treadle.server.requests.http_responses import StreamedResponse
 from treadle.server.requests.service import Service
 
 

@@ -24,7 +24,7 @@ from tests.server.conftest import (
     with_template,
 )
 from treadle.api.defaults import read_defaults
-from treadle.server.protocols.openai.control import find_stream
+from treadle.server.protocols.openai.end_reasoning import find_stream
 from treadle.server.requests.service import Service
 
 TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"

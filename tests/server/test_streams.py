@@ -18,7 +18,7 @@ from tests.server.conftest import PATIENCE_S, events, held, running, talking, un
 from tests.server.test_openai import post
 from treadle.server.app import build_app
 from treadle.server.http import http_io
-from treadle.server.requests import responses
+from treadle.server.requests import http_responses
 from treadle.server.requests.generation_request import LOOK_AHEAD
 from treadle.server.requests.request_stream import Wakeup
 from treadle.server.requests.service import Service
@@ -267,7 +267,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the engine is busy elsewhere, a comment goes out each second."""
-    monkeypatch.setattr(responses, "PING_S", 0.01)
+    monkeypatch.setattr(http_responses, "PING_S", 0.01)
     release = threading.Event()
     job = service.engine.submit(lambda: release.wait(PATIENCE_S))
 
@@ -275,7 +275,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
         body = {"prompt": "x", "max_tokens": 2, "stream": True}
 
         async def look() -> None:
-            if client.parts.count(responses.PING) == 3:
+            if client.parts.count(http_responses.PING) == 3:
                 release.set()
 
         client = Client(build_app(service), "/v1/completions", body, look)
@@ -283,7 +283,7 @@ def test_a_stream_that_waits_shows_that_it_is_alive(
         return client.parts
 
     parts = asyncio.run(read())
-    assert parts[:3] == [responses.PING] * 3
+    assert parts[:3] == [http_responses.PING] * 3
     assert job.result(PATIENCE_S) is True
     assert events(b"".join(parts).decode())[-1] == "[DONE]"
 

@@ -18,7 +18,7 @@ from treadle.server.http import http_io, json_pieces
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.http_io import Bodies, encode, encode_large, is_large, parse_any
 from treadle.server.protocols.openai import completions
-from treadle.server.requests import responses
+from treadle.server.requests import http_responses
 from treadle.server.requests.generation_request import read_asked
 from treadle.server.requests.service import Service
 
@@ -163,8 +163,8 @@ def test_an_answer_of_many_numbers_is_made_beside_the_others(
     kept = ("index", "text", "content", "message", "logprobs", "completion_probabilities")
     answers = []
     for many in (1 << 30, 1):
-        monkeypatch.setattr(responses, "MANY", many)
-        monkeypatch.setattr(responses, "encode_large", noted)
+        monkeypatch.setattr(http_responses, "MANY", many)
+        monkeypatch.setattr(http_responses, "encode_large", noted)
         answer = post(client, path, **body)
         choices = answer["choices"] if isinstance(answer, dict) else answer
         answers.append([{name: c.get(name) for name in kept} for c in choices])

@@ -18,8 +18,7 @@ from treadle.cli.ui.progress import ProgressBar
 from treadle.cli.ui.table import remark
 from treadle.errors import FileError, TemplateError, TreadleError
 from treadle.files.paths import file_name
-from treadle.files.splits import find_model as one_inside
-from treadle.files.splits import first_shard, is_hf, missing
+from treadle.files.splits import first_shard, is_hf, missing, model_inside
 
 if TYPE_CHECKING:
     from treadle.api.model import Model
@@ -73,7 +72,7 @@ def find_model(
     if path.is_dir():
         if is_hf(path):
             return path
-        return one_inside(path)
+        return model_inside(path)
     if not os.path.exists(path):
         if (first := first_shard(path)) is not None:
             return first

@@ -25,8 +25,8 @@ from treadle.models.archs import (
 )
 from treadle.models.graphs.encoder_decoder import LOGIT_SCALE
 from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.missing_keys import minicpm_scales
 from treadle.models.graphs.switched import LATEST, N_ADAPTERS, TOKENS
-from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
 

@@ -11,7 +11,7 @@ from treadle.files.gguf_array import GGUFArray, Value, ValueType
 from treadle.files.gguf_header import Header
 from treadle.files.gguf_writer import GGUFWriter
 from treadle.files.mapping import MappedFile, Mappings
-from treadle.files.splits import find_model, shard_path
+from treadle.files.splits import model_inside, shard_path
 from treadle.files.tensor import Tensor
 
 __all__ = ["GGUF", "GGUFArray", "GGUFWriter", "Tensor", "Value", "ValueType", "open_gguf"]
@@ -92,7 +92,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUF:
     Raises FileError (damaged, or not GGUF) and UnsupportedError (version 1, big-endian, a type
     that ggml removed).
     """
-    first = Header(find_model(path))
+    first = Header(model_inside(path))
     count = first.integer("split.count", 1)
     if count <= 1:
         return GGUF([first])

@@ -66,7 +66,7 @@ _OUTSIDE = re.compile(
 )
 
 
-def has_stages(config: Mapping[str, Any]) -> bool:
+def has_dspark(config: Mapping[str, Any]) -> bool:
     """Return whether the folder of a DeepSeek V4 model holds its DSpark too."""
     return config.get("model_type") == "deepseek_v4" and "dspark_block_size" in config
 

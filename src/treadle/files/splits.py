@@ -49,7 +49,7 @@ def is_hf(path: str | os.PathLike[str]) -> bool:
     return any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json"))
 
 
-def find_model(path: str | os.PathLike[str]) -> Path:
+def model_inside(path: str | os.PathLike[str]) -> Path:
     """Return the file to open for ``path``: a file or first shard, a stem of shards, or a folder.
 
     ``model.gguf`` and ``model`` stand for ``model-00001-of-00003.gguf``; a folder stands for its

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, ClassVar
 
 from treadle.base.cached_property import cached_property
@@ -58,7 +58,7 @@ def pages_of(n_ctx: int, window: int, n_batch: int = N_BATCH) -> int:
     return min(most, -(-(2 * window + n_batch) // PAGE) + 2) if window else most
 
 
-def sequence_bytes(specs: Ids[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
+def sequence_bytes(specs: Seq[PoolSpec | StateSpec], n_ctx: int, kv: str = "f16") -> int:
     """Return the bytes of the pools of a cache for one full sequence."""
     pools = [spec for spec in specs if isinstance(spec, PoolSpec) and not spec.n_keys]
     states = sum(state_bytes(spec) for spec in specs if isinstance(spec, StateSpec))
@@ -82,7 +82,7 @@ class KVCache:
 
     def __init__(
         self,
-        specs: Ids[PoolSpec | StateSpec],
+        specs: Seq[PoolSpec | StateSpec],
         device: Storage,
         n_ctx: int,
         kv: str = "f16",
@@ -207,7 +207,7 @@ class KVCache:
 
     # -- prefix reuse ------------------------------------------------------------------------------
 
-    def sequence(self, ids: Ids[int] = (), lora: Lora | None = None) -> Sequence:
+    def sequence(self, ids: Seq[int] = (), lora: Lora | None = None) -> Sequence:
         """Return a new sequence with the longest cached prefix of ``ids``."""
         made = Sequence(self, [], [array("q") for _ in self.pools], promised=[0] * len(self.pools))
         made.lora = self.lora if lora is None else lora
@@ -242,7 +242,7 @@ class KVCache:
         self._retired = None
         return seq
 
-    def match(self, seq: Sequence, ids: Ids[int]) -> int:
+    def match(self, seq: Sequence, ids: Seq[int]) -> int:
         """Make ``seq`` hold the longest prefix of ``ids`` that it or the cache has.
 
         Return its length. At least the last token is left to compute, so that there are logits.
@@ -288,7 +288,7 @@ class KVCache:
                 return 0
         return n
 
-    def known(self, ids: Ids[int], lora: Lora = ()) -> int:
+    def known(self, ids: Seq[int], lora: Lora = ()) -> int:
         """Number of tokens that ``match`` would find in the tree."""
         return n_ids(self.tree.find(ids, len(ids) - 1, lora))
 
@@ -400,7 +400,7 @@ class KVCache:
             if self.store is not None:
                 self.store.keep(node, p, seq.began_ns)
 
-    def cut(self, seq: Sequence, ids: Ids[int]) -> int:
+    def cut(self, seq: Sequence, ids: Seq[int]) -> int:
         """Return how many of the next ``ids`` to put in one run. With a state: up to the last page
         edge, to the edge where another sequence branched off, or to the end of the system prompt,
         so that later prompts find a checkpoint there. Without one: not to the middle of a
@@ -425,7 +425,7 @@ class KVCache:
         last = end // PAGE * PAGE
         return last - start if last - saved >= WORTH else len(ids)
 
-    def chunks(self, ids: Ids[int], n: int) -> Iterator[Ids[int]]:
+    def chunks(self, ids: Seq[int], n: int) -> Iterator[Seq[int]]:
         """Split ``ids`` into runs of about ``n`` tokens that do not end inside a bidirectional
         span.
         """
@@ -513,7 +513,7 @@ class KVCache:
             pool.promised += new - old
         seq.promised = wanted
 
-    def _wanted(self, seq: Sequence, n: int, n_window: int, first: Ids[int] = ()) -> list[int]:
+    def _wanted(self, seq: Sequence, n: int, n_window: int, first: Seq[int] = ()) -> list[int]:
         """Pages that ``n`` more tokens need in each pool, or ``n_window`` in one with a window;
         ``first``: ignore pages of each pool before this one.
         """
@@ -578,7 +578,7 @@ class KVCache:
             f"{room}): close a session, or {cure}"
         )
 
-    def extend(self, seq: Sequence, ids: Ids[int], first: Ids[int] = ()) -> None:
+    def extend(self, seq: Sequence, ids: Seq[int], first: Seq[int] = ()) -> None:
         """Append ``ids`` to ``seq``, with pages for them. ``first``: each pool's first page to
         allocate; earlier ones are marked GONE.
 

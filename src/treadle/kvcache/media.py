@@ -11,7 +11,7 @@ import json
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,11 +142,11 @@ class MediaRegistry:
         """Return the entry of an id. Raises KeyError if there is none."""
         return self._by_number[id >> ROW_BITS]
 
-    def any_in(self, ids: Ids[int]) -> bool:
+    def any_in(self, ids: Seq[int]) -> bool:
         """Return whether any of ``ids`` is one of media."""
         return bool(self._by_number) and len(ids) > 0 and max(ids) >= self.first_id
 
-    def runs_in(self, ids: Ids[int], start: int = 0) -> Iterable[tuple[int, int, MediaEntry, int]]:
+    def runs_in(self, ids: Seq[int], start: int = 0) -> Iterable[tuple[int, int, MediaEntry, int]]:
         """Yield the runs of consecutive rows of one entry in ``ids[start:]``: the index of the
         first, the index after the last, the entry, and the row of the first.
         """
@@ -165,7 +165,7 @@ class MediaRegistry:
                 at += 1
             yield begin, at, entry, row
 
-    def entries_in(self, ids: Ids[int]) -> list[MediaEntry]:
+    def entries_in(self, ids: Seq[int]) -> list[MediaEntry]:
         """Return the entries of ``ids``, each once, in order."""
         if not self.any_in(ids):
             return []
@@ -198,7 +198,7 @@ class MediaRegistry:
 
     # -- positions ---------------------------------------------------------------------------------
 
-    def add_shifts(self, shifts: list[tuple[int, int]], ids: Ids[int], start: int) -> None:
+    def add_shifts(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> None:
         """Append a record for each entry that ends in ``ids[start:]`` and whose text continues at
         another position than its index: the index after it, and position minus index from there on.
         """
@@ -207,7 +207,7 @@ class MediaRegistry:
                 before = shifts[-1][1] if shifts else 0
                 shifts.append((end, before + entry.advance - entry.n_rows))
 
-    def positions(self, shifts: list[tuple[int, int]], ids: Ids[int], start: int) -> np.ndarray:
+    def positions(self, shifts: list[tuple[int, int]], ids: Seq[int], start: int) -> np.ndarray:
         """Return the positions of ``ids``, int64 ``[3, n]`` (time, row, column), which follow
         ``start`` tokens of a sequence. ``shifts``: the sequence's, with those of ``ids``.
         """
@@ -227,7 +227,7 @@ class MediaRegistry:
 
     # -- spans -------------------------------------------------------------------------------------
 
-    def spans_in(self, ids: Ids[int], start: int) -> list[tuple[int, int]]:
+    def spans_in(self, ids: Seq[int], start: int) -> list[tuple[int, int]]:
         """Return the bidirectional spans that have tokens in ``ids``, as index ranges in a sequence
         that has ``start`` tokens before them.
         """
@@ -239,7 +239,7 @@ class MediaRegistry:
                     found.append((first + a, first + b))
         return found
 
-    def cut(self, ids: Ids[int]) -> int:
+    def cut(self, ids: Seq[int]) -> int:
         """Return how many of ``ids`` to put in one run, so that it does not end inside a
         bidirectional span: as many as come before one that ``ids`` has in part; if it begins with
         that one, the span's length, which is more than ``len(ids)``.
@@ -251,7 +251,7 @@ class MediaRegistry:
                     return first if first > 0 else end
         return n
 
-    def whole(self, ids: Ids[int], n: int) -> int:
+    def whole(self, ids: Seq[int], n: int) -> int:
         """Return the largest length up to ``n`` at which ``ids`` can be cut without cutting a
         picture.
         """
@@ -262,7 +262,7 @@ class MediaRegistry:
 
     # -- files -------------------------------------------------------------------------------------
 
-    def portable(self, ids: Ids[int]) -> bytes:
+    def portable(self, ids: Seq[int]) -> bytes:
         """Return the bytes that stand for ``ids`` in digests of files: of each text token its id as
         an i32; of each row of media the content's digest and the row.
         """
@@ -275,7 +275,7 @@ class MediaRegistry:
             for id in ids
         )
 
-    def describe(self, ids: Ids[int]) -> str:
+    def describe(self, ids: Seq[int]) -> str:
         """Return the entries of ``ids`` as JSON, for a file that has these ids; "" if none."""
         found = [
             {
@@ -290,7 +290,7 @@ class MediaRegistry:
         ]
         return json.dumps(found) if found else ""
 
-    def restore(self, text: str, ids: Ids[int], tree: PageTree | None = None) -> list[int]:
+    def restore(self, text: str, ids: Seq[int], tree: PageTree | None = None) -> list[int]:
         """Enter the entries of a file, as ``describe`` writes them, and return its ids with their
         numbers here. Raises ValueError if the text is damaged, or does not fit ``ids``.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from dataclasses import field
 from typing import Any, Protocol
 
@@ -51,10 +51,10 @@ class PageStoreLike(Protocol):
     def use(self, seq: Any) -> None:
         """Mark the files of a sequence's pages as used."""
 
-    def fetch(self, seq: Any, ids: Ids[int]) -> int:
+    def fetch(self, seq: Any, ids: Seq[int]) -> int:
         """Extend ``seq`` by pages of ``ids`` from files. Return the number of tokens added."""
 
-    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
         """Whether another model has a page of these tokens after ``parent``."""
 
     def save(self) -> None:
@@ -94,7 +94,7 @@ class PageTree:
             root = PageNode(None, (), [], key=hash(lora), chain=sha256(marks).digest())
         return root
 
-    def find(self, ids: Ids[int], limit: int, lora: Lora = ()) -> list[PageNode]:
+    def find(self, ids: Seq[int], limit: int, lora: Lora = ()) -> list[PageNode]:
         """Return the longest chain of nodes for ``ids[:limit]`` that has all pages of its windows
         and, if layers keep a state, a checkpoint at its end. Its last node may be a tail.
         """
@@ -120,7 +120,7 @@ class PageTree:
         return chain[:usable]
 
     def _find_tail(
-        self, chain: list[PageNode], ids: Ids[int], limit: int, lora: Lora
+        self, chain: list[PageNode], ids: Seq[int], limit: int, lora: Lora
     ) -> PageNode | None:
         """Return the longest usable tail of ``ids[:limit]`` after a chain of pages, or None."""
         parent = chain[-1] if chain else self.roots.get(lora)
@@ -149,7 +149,7 @@ class PageTree:
         tails = self._tails.get(parent or self.root_of(lora), ())
         return next((tail for tail in tails if tail.pages[0] == page), None)
 
-    def n_behind(self, nodes: list[PageNode], ids: Ids[int], lora: Lora) -> int:
+    def n_behind(self, nodes: list[PageNode], ids: Seq[int], lora: Lora) -> int:
         """Return how many pages at the beginning of ``ids`` the tree knows after ``nodes``, dropped
         pages included.
         """
@@ -199,7 +199,7 @@ class PageTree:
         if pool.window and page != GONE:
             self.kept[pool][node] = None
 
-    def share(self, node: PageNode, pages: Ids[array[int]], p: int) -> None:
+    def share(self, node: PageNode, pages: Seq[array[int]], p: int) -> None:
         """Share page ``p`` between a node and a sequence with ``pages`` per pool: both use the
         node's page, or the sequence's if the node has none.
         """
@@ -235,7 +235,7 @@ class PageTree:
         del self.leaves[leaf]
         self._remove(leaf)
 
-    def erase(self, ids: Ids[int], lora: Lora = ()) -> None:
+    def erase(self, ids: Seq[int], lora: Lora = ()) -> None:
         """Free a sequence's cached pages, from its end back to the first that others use."""
         node = self.root_of(lora)
         p = 0

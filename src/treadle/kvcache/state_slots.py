@@ -14,7 +14,7 @@ prompts begin with.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from itertools import chain as joined
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ def n_saved(state_bytes: int) -> int:
     return min(max(SAVED_BYTES // max(state_bytes, 1), SAVED.start), SAVED.stop - 1)
 
 
-def last_saved(chain: Ids[PageNode]) -> int:
+def last_saved(chain: Seq[PageNode]) -> int:
     """Number of tokens up to the last checkpoint of a chain of pages."""
     return PAGE * next((p for p in range(len(chain), 0, -1) if chain[p - 1].state != NONE), 0)
 
@@ -116,7 +116,7 @@ class StateSlots:
         else:
             self._fresh.move_to_end(node)
 
-    def thin(self, chain: Ids[PageNode], prompt_end: int = 0) -> None:
+    def thin(self, chain: Seq[PageNode], prompt_end: int = 0) -> None:
         """Drop checkpoints of a chain of pages, at ends of runs and not used by any prompt since,
         that the next one makes up for: the distance between two may be half of that to the nearer
         end of the text, or ``2 * WORTH``. So a text of n tokens keeps some ``4 log2(n / WORTH)``.

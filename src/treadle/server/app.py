@@ -48,9 +48,9 @@ from treadle.server.protocols import (
     ollama,
     rerank,
     score,
-    server_facts,
     slot_actions,
     tool_servers,
+    vllm,
 )
 from treadle.server.protocols.answer_fields import reuse
 from treadle.server.requests.request_media import prompt_text
@@ -104,8 +104,8 @@ GET: dict[str, Handler] = {
     "/slots": slot_actions.slots,
     "/v1/mcp/tools": tool_servers.tools,
     "/v1/stream": kept_stream_actions.resume,
-    "/version": server_facts.version,
-    "/tokenizer_info": server_facts.tokenizer_info,
+    "/version": vllm.version,
+    "/tokenizer_info": vllm.tokenizer_info,
 }
 DELETE: dict[str, Handler] = {
     **OPENAI_DELETE,

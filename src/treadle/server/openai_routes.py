@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from treadle.server.protocols import embeddings, models
 from treadle.server.protocols.openai import (
     chat,
-    chat_servers,
+    chat_with_mcp,
     completions,
-    control,
+    end_reasoning,
     response_lookup,
-    response_servers,
     responses,
+    responses_with_mcp,
 )
 from treadle.server.protocols.openai.answer import counter
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 OPENAI_POST: Mapping[str, Handler] = {
-    "/v1/chat/completions": chat_servers.chat_completions,
-    "/v1/chat/completions/control": control.control,
+    "/v1/chat/completions": chat_with_mcp.chat_completions,
+    "/v1/chat/completions/control": end_reasoning.control,
     "/v1/completions": completions.completions,
     "/v1/embeddings": embeddings.embeddings,
     "/v1/chat/completions/input_tokens": counter(chat.read_chat),
     "/v1/completions/input_tokens": counter(completions.read_completion),
-    "/v1/responses": response_servers.responses,
+    "/v1/responses": responses_with_mcp.responses,
     "/v1/responses/input_tokens": counter(responses.read_response),
     "/v1/responses/{id}/cancel": response_lookup.cancel,
 }

@@ -23,7 +23,7 @@ from treadle.devices.cuda.launch_args import shared_of, threads_of
 from treadle.isa import nvptx
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.column_norm import ColumnNorm
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.matmul.lora import LoraDown, LoraUp
 from treadle.kernels.moe.dispatch import Combine

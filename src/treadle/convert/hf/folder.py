@@ -65,7 +65,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
-from treadle.files.hf_drafters import has_stages, of_stages, stage_name
+from treadle.files.hf_drafters import has_dspark, of_stages, stage_name
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
@@ -125,7 +125,7 @@ def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> H
     place = given if given != folder else _weights_of(folder)
     if str(config.get("model_type")) in TEXT_APART:
         _check_text(config, folder, place)
-    stages = drafter and has_stages(config)
+    stages = drafter and has_dspark(config)
     if stages:
         with closing(open_safetensors(place)) as weights:
             config = {**of_stages(config, weights.tensors)}

@@ -9,7 +9,7 @@ from treadle.devices.wgpu.weights import reading, units
 from treadle.errors import UnsupportedError
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.column_norm import ColumnNorm
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed, Norm, Pack
 from treadle.kernels.elementwise.pooling import TINY, Pooling
 from treadle.kernels.elementwise.softcap import Softcap

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import time
 import weakref
-from collections.abc import Sequence as Ids
+from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class PageStore:
             chain = node.chain = self._link(chain, node.ids)
         return chain
 
-    def _link(self, chain: bytes, ids: Ids[int]) -> bytes:
+    def _link(self, chain: bytes, ids: Seq[int]) -> bytes:
         """Return the digest of a page's tokens after ``chain``."""
         return hashlib.sha256(chain + self.cache.media.portable(ids)).digest()
 
@@ -168,7 +168,7 @@ class PageStore:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def fetch(self, seq: Sequence, ids: Ids[int]) -> int:
+    def fetch(self, seq: Sequence, ids: Seq[int]) -> int:
         """Extend ``seq`` by pages of ``ids`` from files, at most AT_ONCE. Leave at least the last
         id. Return the number of tokens added.
         """
@@ -202,7 +202,7 @@ class PageStore:
         return end * PAGE - held
 
     def _find(
-        self, start: int, chains: Ids[bytes]
+        self, start: int, chains: Seq[bytes]
     ) -> tuple[int, dict[tuple[int, Pool], np.ndarray]]:
         """Return the end of the longest run of pages from ``start`` on that files have in full, and
         its page data by (page, pool).
@@ -232,7 +232,7 @@ class PageStore:
             end = p
         return end, {(p, pool): data for (p, pool), data in found.items() if p < end}
 
-    def is_foreign(self, parent: PageNode, ids: Ids[int]) -> bool:
+    def is_foreign(self, parent: PageNode, ids: Seq[int]) -> bool:
         """Whether the last scan of the folder found a page of these tokens after ``parent`` for
         another model, type or version.
         """

@@ -14,7 +14,7 @@ from treadle.media.mel import HOP
 from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
 from treadle.media.sound_buffer import RATE
-from treadle.media.whisper_tower import ENCODER, MADE, PREFIXES, WhisperTower, read_encoder
+from treadle.media.whisper_family import ENCODER, MADE, PREFIXES, WhisperTower, read_encoder
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import LinearStage, NormStage
 

@@ -17,7 +17,7 @@ from treadle.media.mel import HOP
 from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
 from treadle.media.sound_family import SoundFamily
-from treadle.media.whisper_tower import LAYERS, read_encoder, tower_of_clip
+from treadle.media.whisper_family import LAYERS, read_encoder, tower_of_clip
 from treadle.models.towers.config import tower_config
 from treadle.models.towers.stages import ActivationStage, LinearStage, NormStage
 from treadle.models.towers.whisper import GELU, convolution_stems

@@ -14,7 +14,7 @@ from treadle.media.clip_config import ClipConfig
 from treadle.media.hf_projector import HfNames
 from treadle.media.mel_input import MelInput, MelSpectrogram
 from treadle.media.prepared import PreparedMedia
-from treadle.media.whisper_tower import (
+from treadle.media.whisper_family import (
     ENCODER,
     MADE,
     PREFIXES,

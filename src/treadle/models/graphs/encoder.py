@@ -20,7 +20,7 @@ from treadle.models.archs import (
     Arch,
 )
 from treadle.models.config import Config, Layer
-from treadle.models.ffns.own import OWN
+from treadle.models.ffns.layer_embeddings import OWN
 from treadle.models.graphs.decoder import (
     DECODER,
     EMBD_NORM_ROWS,

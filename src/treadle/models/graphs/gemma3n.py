@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import N_OWN
-from treadle.models.ffns.own import OWN
+from treadle.models.ffns.layer_embeddings import OWN
 from treadle.models.ffns.sparse import SPARSE
 from treadle.models.ffns.streams import ALTUP, HALF, LAUREL, corrected, joined, predicted, spread
 from treadle.models.graphs import gemma4, reading

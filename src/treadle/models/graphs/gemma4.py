@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from treadle.errors import FileError
 from treadle.files.keys import SIZE_MAX
 from treadle.models.archs import N_OWN
-from treadle.models.ffns.own import OWN
+from treadle.models.ffns.layer_embeddings import OWN
 from treadle.models.ffns.parallel import BESIDE
 from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER, build, halves_of

@@ -54,7 +54,7 @@ MIXERS = LateConstants[Sublayer](
         ROWS: "compressed.ROWS",
         ROWS_AND_UNITS: "compressed.ROWS_AND_UNITS",
         ROWS_AND_CHOSEN_UNITS: "compressed.ROWS_AND_CHOSEN_UNITS",
-        "latent_ranked_indexed": "ranked.LATENT_RANKED_INDEXED",
+        "latent_ranked_indexed": "rank_gated.LATENT_RANKED_INDEXED",
         "latent_gated": "gated_latent.LATENT_GATED",
         "latent_gated_indexed": "gated_latent.LATENT_GATED_INDEXED",
         "latent_gated_shared": "gated_latent.LATENT_GATED_SHARED",
@@ -75,7 +75,7 @@ MIXERS = LateConstants[Sublayer](
         "kda_whole": "kda.KDA_WHOLE",
         "wkv": "wkv.WKV",
         "wkv_first": "wkv.WKV_FIRST",
-        BEHIND: "behind.ATTENTION_BEHIND",
+        BEHIND: "post_norm.ATTENTION_BEHIND",
         "delta_signed": "delta_signed.DELTA_SIGNED",
     },
 )

@@ -11,10 +11,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def banked(ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
+def banked(ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, at: int, n: int) -> Rows:
     """Return the bank of ``n`` rows of states with a copy of ``x`` in place ``at``; a new bank if
     there is none.
     """
@@ -35,7 +35,7 @@ def banked(ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, at: in
 
 
 def mixed_bank(
-    ops: CpuOps, label: str, x: Rows, bank: Rows | None = None, *, n: int, weight: str
+    ops: PlanOps, label: str, x: Rows, bank: Rows | None = None, *, n: int, weight: str
 ) -> Rows:
     """Return the weighted sum of the first ``n`` rows of the bank and ``x``, by the softmax of
     their scores; ``weight``: a score is the sum of the row's RMS norm with these weights. Without a

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from treadle.kvcache.page_pool import Pool
     from treadle.models.config import Compressed, Indexer
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
 def units_stored(
-    ops: CpuOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
+    ops: PlanOps, label: str, kv: Rows, gate: Rows, *, layer: int, stem: str, index: bool
 ) -> Rows:
     """Make the rows of units, of values ``kv`` and scores ``gate`` of each token, and store them:
     attention's, or with ``index`` those of its indexer. ``stem``: of the bias, and of the norm if
@@ -67,7 +67,7 @@ def units_stored(
     return Floats(label, width, out)
 
 
-def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
+def rows_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
     """Return the units that an indexer chooses for queries ``q``, ``[N, heads * head_dim]``, with a
     weight for each head, as lists. In a context that has no more units than it chooses, nothing is
     computed.
@@ -91,7 +91,7 @@ def rows_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) 
     return Chosen(label, 0, chosen)
 
 
-def units_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
+def units_chosen(ops: PlanOps, label: str, q: Rows, weights: Rows, *, layer: int) -> Rows:
     """Return the keys of the units that an indexer chooses, as bits, and those behind the last
     whole unit; else as ``rows_chosen``.
     """
@@ -114,7 +114,7 @@ def units_chosen(ops: CpuOps, label: str, q: Rows, weights: Rows, *, layer: int)
     return Chosen(label, 0, bits)
 
 
-def _scores(ops: CpuOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
+def _scores(ops: PlanOps, label: str, q: Rows, weights: Rows, layer: int) -> Buffer | None:
     """Emit the scores of units; return them, f32 ``[N, most units]``, or None if the context has no
     more units than are chosen.
     """
@@ -165,7 +165,7 @@ def _scores(ops: CpuOps, label: str, q: Rows, weights: Rows, layer: int) -> Buff
 
 
 def rows_attended(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     q: Rows,
     kv: Rows,
@@ -237,27 +237,27 @@ def rows_attended(
     return Floats(label, at.n_head * at.head_dim, out)
 
 
-def rows_stored(ops: CpuOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
+def rows_stored(ops: PlanOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
     """Store the rows of tokens, to which nothing attends in the same run; return ``kv``."""
     rows, column = ops.place(kv)
     _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
     return kv
 
 
-def _sizes_of(ops: CpuOps, layer: int) -> Compressed:
+def _sizes_of(ops: PlanOps, layer: int) -> Compressed:
     sizes = ops.config.layers[layer].compressed
     assert sizes is not None
     return sizes
 
 
-def _indexer_of(ops: CpuOps, layer: int) -> Indexer:
+def _indexer_of(ops: PlanOps, layer: int) -> Indexer:
     index = ops.config.layers[layer].indexer
     assert index is not None
     return index
 
 
 def _turn(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Buffer,
     layer: int,
@@ -283,7 +283,7 @@ def _turn(
 
 
 def _store(
-    ops: CpuOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
+    ops: PlanOps, label: str, rows: Buffer, column: int, pool: Pool, layer: int, norm: str
 ) -> None:
     """Emit the store of rows."""
     steps = ops.steps

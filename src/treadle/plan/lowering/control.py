@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.spec import Grid
 from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Const
 
 
-def emit_control(ops: CpuOps, label: str, x: Rows, layer: int) -> Rows:
+def emit_control(ops: PlanOps, label: str, x: Rows, layer: int) -> Rows:
     """Add each sequence's control vectors to ``x``, the states behind ``layer``, in place."""
     steps = ops.steps
     weights = steps.weights
@@ -40,7 +40,7 @@ def emit_control(ops: CpuOps, label: str, x: Rows, layer: int) -> Rows:
     return Floats(label, x.width, rows)
 
 
-def _packed(ops: CpuOps, label: str, layer: int) -> Const:
+def _packed(ops: PlanOps, label: str, layer: int) -> Const:
     """Return the directions of all vectors, f32 ``[n_vectors, n_embd]``, zeros for those without
     one, in the unit of the residual stream.
     """

@@ -13,10 +13,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def cross_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
+def cross_store(ops: PlanOps, label: str, k: Rows, v: Rows, *, layer: int) -> Rows:
     """Store keys and values of all rows in the layer's pages of the encoder; return ``k``."""
     steps = ops.steps
     at = steps.config.layers[layer]
@@ -40,7 +40,7 @@ def cross_store(ops: CpuOps, label: str, k: Rows, v: Rows, *, layer: int) -> Row
     return k
 
 
-def cross_attend(ops: CpuOps, label: str, q: Rows, *, layer: int) -> Rows:
+def cross_attend(ops: PlanOps, label: str, q: Rows, *, layer: int) -> Rows:
     """Return the attention of each token over the encoder's rows of its sequence."""
     steps = ops.steps
     at = steps.config.layers[layer]

@@ -20,13 +20,13 @@ from treadle.plan.lowering.deferred import Floats, StepOutput
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Buffer
 
 # -- clamps ---------------------------------------------------------------------------------------
 
 
-def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
+def clamped(ops: PlanOps, label: str, x: Rows, *, limit: float) -> Rows:
     """Clamp ``x`` to between ``-limit`` and ``limit``, in place."""
     from treadle.kernels.elementwise.clamp import Clamp
 
@@ -37,7 +37,7 @@ def clamped(ops: CpuOps, label: str, x: Rows, *, limit: float) -> Rows:
     return Floats(label, x.width, rows, column)
 
 
-def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
+def capped(ops: PlanOps, label: str, x: Rows, *, cap: float) -> Rows:
     """Replace ``x`` by ``cap * tanh(x / cap)``, in place."""
     from treadle.kernels.elementwise.softcap import Softcap
 
@@ -51,7 +51,7 @@ def capped(ops: CpuOps, label: str, x: Rows, *, cap: float) -> Rows:
 # -- factors per token or head --------------------------------------------------------------------
 
 
-def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
+def tempered(ops: PlanOps, label: str, x: Rows, *, table: int) -> Rows:
     """Multiply ``x`` in place by each token's cosine in a rope table used for scaling only."""
     from treadle.kernels.elementwise.scale import Temper
 
@@ -62,7 +62,7 @@ def tempered(ops: CpuOps, label: str, x: Rows, *, table: int) -> Rows:
     return x
 
 
-def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
+def multiplied(ops: PlanOps, label: str, x: Rows, *, gain: float) -> Rows:
     """Multiply ``x`` by ``gain`` in place."""
     from treadle.kernels.elementwise.scale import ScaleColumns
 
@@ -73,7 +73,7 @@ def multiplied(ops: CpuOps, label: str, x: Rows, *, gain: float) -> Rows:
     return Floats(label, x.width, rows, column)
 
 
-def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
+def normed_heads(ops: PlanOps, label: str, x: Rows, *, heads: int, gains: str = "") -> Rows:
     """RMS norm without weights of each of ``heads`` equal parts, in place. ``gains``: the tensor
     with a factor for each part.
     """
@@ -95,14 +95,14 @@ def normed_heads(ops: CpuOps, label: str, x: Rows, *, heads: int, gains: str = "
     return x
 
 
-def normed_times(ops: CpuOps, label: str, x: Rows, *, factor: str) -> Rows:
+def normed_times(ops: PlanOps, label: str, x: Rows, *, factor: str) -> Rows:
     """RMS norm without weights, times the only value of the tensor ``factor``."""
     (value,) = ops.steps.weights.tensor(factor).dequantize().ravel().tolist()
     ops.steps.plan.tensors_used.add(factor)
     return ops.norm(label, x, "", scale=value)
 
 
-def weighed(ops: CpuOps, label: str, x: Rows, scores: Rows) -> Rows:
+def weighed(ops: PlanOps, label: str, x: Rows, scores: Rows) -> Rows:
     """``x`` times the sigmoid of each token's largest score."""
     from treadle.kernels.elementwise.scale import ScaleByExpert
 
@@ -130,7 +130,7 @@ _PARTS = 16
 _VECTOR = 16
 
 
-def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
+def xielu(ops: PlanOps, label: str, x: Rows, *, layer: int) -> Rows:
     """Apply xIELU to each value in place, with the layer's parameters."""
     from treadle.kernels.elementwise.xielu import Xielu
 
@@ -152,7 +152,7 @@ def xielu(ops: CpuOps, label: str, x: Rows, *, layer: int) -> Rows:
 
 
 def embedded_beside(
-    ops: CpuOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
+    ops: PlanOps, label: str, x: Rows, *, weight: str, scale: float, norms: tuple[str, str]
 ) -> Rows:
     """Write the tokens' embeddings into the first half of the rows of ``x`` and norm each half, in
     place.
@@ -163,7 +163,7 @@ def embedded_beside(
 
 
 def embedded_before(
-    ops: CpuOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
+    ops: PlanOps, label: str, x: Rows, *, weight: str, norms: tuple[str, str]
 ) -> Rows:
     """Return the tokens' embeddings and ``x`` side by side, each with a norm of its own."""
     from treadle.kernels.elementwise.altup import CopyColumns
@@ -185,7 +185,7 @@ def embedded_before(
     return Floats(label, 2 * x.width, out)
 
 
-def side_by_side(ops: CpuOps, label: str, *parts: Rows) -> Rows:
+def side_by_side(ops: PlanOps, label: str, *parts: Rows) -> Rows:
     """Return rows of equal width as parts of one row."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
@@ -208,7 +208,7 @@ def side_by_side(ops: CpuOps, label: str, *parts: Rows) -> Rows:
 
 
 def _embed_half(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     rows: Buffer,
     weight: str,
@@ -253,7 +253,7 @@ FEW = 8  # tokens: up to so many, rows are split to give several threads work
 SLICES = 4
 
 
-def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
+def spread(ops: PlanOps, label: str, x: Rows, y: Rows) -> Rows:
     """Concatenate ``x`` with the parts of ``y``, each as wide as ``x`` and rescaled to its
     magnitude.
     """
@@ -278,7 +278,7 @@ def spread(ops: CpuOps, label: str, x: Rows, y: Rows) -> Rows:
     return Floats(label, x.width + y.width, out)
 
 
-def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
+def take(ops: PlanOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     """Copy ``n`` values of each row, from ``first`` on, into a new buffer."""
     from treadle.kernels.elementwise.altup import CopyColumns
 
@@ -299,7 +299,7 @@ def take(ops: CpuOps, label: str, x: Rows, *, first: int, n: int) -> Rows:
     return Floats(label, n, out)
 
 
-def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
+def join(ops: PlanOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *, n: int) -> Rows:
     """Return ``total + y / n``, with ``y`` rescaled to the magnitude of ``x``; ``total`` defaults
     to ``x / n``.
     """
@@ -322,7 +322,7 @@ def join(ops: CpuOps, label: str, x: Rows, y: Rows, total: Rows | None = None, *
     return Floats(label, y.width, out)
 
 
-def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
+def predict(ops: PlanOps, label: str, x: Rows, *, n: int, router: str, coef: str) -> Rows:
     """AltUp's prediction of each stream from all streams ``x``."""
     from treadle.kernels.elementwise.altup import Predict
 
@@ -346,7 +346,7 @@ def predict(ops: CpuOps, label: str, x: Rows, *, n: int, router: str, coef: str)
 
 
 def correct(
-    ops: CpuOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
+    ops: PlanOps, label: str, x: Rows, y: Rows, *, n: int, router: str, coef: str, scale: str
 ) -> Rows:
     """Correct the streams ``x`` in place by the difference between ``y`` and its prediction; return
     the first stream times ``scale``.
@@ -375,7 +375,7 @@ def correct(
     return Floats(label, y.width, out)
 
 
-def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
+def add_beside(ops: PlanOps, label: str, x: Rows, y: Rows, *, weight: str) -> Rows:
     """Add the norm of ``y`` to all streams of ``x`` but the first, in place."""
     from treadle.kernels.elementwise.altup import AddBeside
 
@@ -397,7 +397,14 @@ def add_beside(ops: CpuOps, label: str, x: Rows, y: Rows, *, weight: str) -> Row
 
 
 def laurel(
-    ops: CpuOps, label: str, x: Rows, a: Rows, b: Rows, *, norms: tuple[str, str, str], scale: float
+    ops: PlanOps,
+    label: str,
+    x: Rows,
+    a: Rows,
+    b: Rows,
+    *,
+    norms: tuple[str, str, str],
+    scale: float,
 ) -> Rows:
     """Return ``scale`` times the sum of ``x`` and of the norms of ``x``, ``a`` and ``b``."""
     from treadle.kernels.elementwise.altup import Laurel
@@ -424,7 +431,7 @@ def laurel(
     return Floats(label, x.width, out)
 
 
-def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
+def sparse_gate(ops: PlanOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: float) -> Rows:
     """Return ``fn(max(0, gate - c)) * up``, c being the row's mean plus ``cut`` standard
     deviations.
 
@@ -451,7 +458,7 @@ def sparse_gate(ops: CpuOps, label: str, gate: Rows, up: Rows, *, fn: str, cut: 
     return StepOutput(label, gate.width, make)
 
 
-def _slices(ops: CpuOps, width: int) -> int:
+def _slices(ops: PlanOps, width: int) -> int:
     """Return the number of parts that a token's row is split into, one thread each."""
     few = ops.steps.plan.n_tokens <= FEW
     return SLICES if few and not width % (SLICES * BLOCK) else 1

@@ -10,10 +10,10 @@ from treadle.plan.lowering.deferred import Floats
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def media_rows(ops: CpuOps, label: str, x: Rows, *, level: int = 0) -> Rows:
+def media_rows(ops: PlanOps, label: str, x: Rows, *, level: int = 0) -> Rows:
     """Replace the rows of media tokens in ``x`` by their rows (level 0), or add their rows for the
     ``level``-th layer.
     """

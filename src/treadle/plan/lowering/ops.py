@@ -67,20 +67,20 @@ def build_plan(
     output: str = "logits",
     scarce: bool = False,
     int16: bool = False,
-    lowering: Callable[[Steps], CpuOps] | None = None,
+    lowering: Callable[[Steps], PlanOps] | None = None,
 ) -> Plan:
     """Build the plan for batches of up to ``n_tokens`` tokens that need ``output`` of up to
     ``n_outputs``.
 
     ``table``: this machine's tuned tiles; ``scarce``: memory does not hold the model; ``int16``:
-    see ``Device.plan``; ``lowering``: in place of ``CpuOps``, for plans with hooks.
+    see ``Device.plan``; ``lowering``: in place of ``PlanOps``, for plans with hooks.
     """
     graph = GRAPHS[config.arch.graph]
     sizes = n_tokens, n_outputs, n_threads
     steps = Steps(config, weights, cache, isa, *sizes, deterministic, table, int16=int16)
     steps.scarce = scarce
     steps.taps = config.taps if output == TAPPED else ()
-    ops = (lowering or CpuOps)(steps)
+    ops = (lowering or PlanOps)(steps)
     if output not in graph.outputs:
         name = config.arch.name
         has = ", ".join(graph.outputs)
@@ -153,7 +153,7 @@ ELSEWHERE = {
 }
 
 
-class CpuOps(Materializer, Ops):
+class PlanOps(Materializer, Ops):
     """The ops of one plan, implemented as steps for the CPU."""
 
     def __init__(self, steps: Steps) -> None:

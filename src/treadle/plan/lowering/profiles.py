@@ -13,10 +13,10 @@ from treadle.plan.plan import Buffer
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 
-def profiles(ops: CpuOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
+def profiles(ops: PlanOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
     """Return the rows of biases of all heads, ``[N, n_head * profile_values]``, of each token's
     mixes of the layer's profiles ``weight [rank, reach]``.
     """

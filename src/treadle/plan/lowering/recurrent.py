@@ -27,14 +27,14 @@ from treadle.plan.plan import Buffer
 if TYPE_CHECKING:
     from treadle.models.config import Recurrence
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 # -- Mamba-2 and the gated delta rule -------------------------------------------------------------
 
 UNIT_EPS = 1e-6  # added to the sum of squares of queries and keys
 
 
-def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+def convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Short causal convolution of each column, with the file's bias if any, then silu."""
     bias = ops.has(f"{weight}.bias")
     spec = Convolution(x.width, state_of(ops, layer).n_conv, bias=bias)
@@ -42,7 +42,7 @@ def convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) ->
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", bias_rows)
 
 
-def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
+def gated_convolution(ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str) -> Rows:
     """Split ``x`` into b, c and v; return c times the short convolution of b times v."""
     state = state_of(ops, layer)
     spec = Convolution(state.n_channels, state.n_conv, gates=True)
@@ -50,7 +50,7 @@ def gated_convolution(ops: CpuOps, label: str, x: Rows, *, layer: int, weight: s
 
 
 def convolved(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     spec: Convolution,
     x: Rows,
@@ -82,7 +82,7 @@ def convolved(
 
 
 def rates(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     beta: Rows | None = None,
@@ -117,7 +117,7 @@ def rates(
     return Floats(label, 2 * x.width, out)
 
 
-def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
+def mamba2(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, weight: str) -> Rows:
     """Mamba-2's recurrence; ``x``: values, B and C side by side; ``weight``: D."""
     state = state_of(ops, layer)
     sizes = state.n_head, state.head_dim, state.n_state, state.n_group
@@ -129,7 +129,7 @@ def mamba2(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, weight:
     return scanned(ops, label, spec, rows, rates, layer, columns, ops.steps.vector(weight))
 
 
-def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
+def delta(ops: PlanOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped: bool) -> Rows:
     """The gated delta rule; ``x``: queries, keys and values side by side. Queries and keys are
     scaled to unit length.
     """
@@ -141,7 +141,7 @@ def delta(ops: CpuOps, label: str, x: Rows, rates: Rows, *, layer: int, grouped:
 
 
 def delta_apart(
-    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
+    ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int, grouped: bool
 ) -> Rows:
     """The gated delta rule, with queries, keys and values at any columns of the same rows."""
     state = state_of(ops, layer)
@@ -158,7 +158,7 @@ def delta_apart(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> None:
+def unit_heads(ops: PlanOps, label: str, x: Rows, heads: int, scale: float) -> None:
     """Scale each head to length ``scale``, in place."""
     rows, column = ops.place(x)
     ops.steps.emit(
@@ -172,7 +172,7 @@ def unit_heads(ops: CpuOps, label: str, x: Rows, heads: int, scale: float) -> No
 
 
 def scanned(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     spec: Scan,
     rows: Buffer,
@@ -227,7 +227,7 @@ def scanned(
     return Floats(label, state.n_inner, out)
 
 
-def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
+def scanned_from(ops: PlanOps, layer: int) -> tuple[int, bool]:
     """Return the byte offset of a scan's state, and whether to write it with non-temporal stores.
 
     These help for a single token, as weights evict the state before the next token. They need
@@ -242,7 +242,7 @@ def scanned_from(ops: CpuOps, layer: int) -> tuple[int, bool]:
 
 
 def silu_gate(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     gate: Rows,
@@ -262,23 +262,23 @@ def silu_gate(
     return gated(ops, label, spec, x, gate, norm)
 
 
-def sigmoid_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+def sigmoid_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """``x`` times the sigmoid of ``gate``, which has one value per value of ``x`` or per head."""
     return _by_head(ops, label, "sigmoid", x, gate)
 
 
-def softplus_gate(ops: CpuOps, label: str, x: Rows, gate: Rows) -> Rows:
+def softplus_gate(ops: PlanOps, label: str, x: Rows, gate: Rows) -> Rows:
     """``x`` times the softplus of ``gate``, shaped as in ``sigmoid_gate``."""
     return _by_head(ops, label, "softplus", x, gate)
 
 
-def _by_head(ops: CpuOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
+def _by_head(ops: PlanOps, label: str, fn: str, x: Rows, gate: Rows) -> Rows:
     own = gate.width == x.width
     spec = OutputGate(fn, x.width, 1 if own else gate.width, one=not own)
     return gated(ops, label, spec, x, gate, "")
 
 
-def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
+def gated(ops: PlanOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: str) -> Rows:
     """Gate ``x`` in place by ``spec``; ``norm``: the name of a weight, or ""."""
     steps = ops.steps
     rows = ops.floats(x)
@@ -297,7 +297,7 @@ def gated(ops: CpuOps, label: str, spec: OutputGate, x: Rows, gate: Rows, norm: 
     return Floats(label, x.width, rows)
 
 
-def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
+def halves(ops: PlanOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     """Implement ``Ops.halves``."""
     rows, column = ops.place(x)
     n = x.width // 2
@@ -312,7 +312,7 @@ def halves(ops: CpuOps, label: str, x: Rows, heads: int) -> tuple[Rows, Rows]:
     return Floats(label, n, rows, column), Floats(label, n, rows, column + n)
 
 
-def block_of(ops: CpuOps) -> int:
+def block_of(ops: PlanOps) -> int:
     """Return the number of tokens that a recurrence processes at a time.
 
     It is 1 in deterministic mode, where results must not depend on chunking, and on GPUs, where
@@ -323,7 +323,7 @@ def block_of(ops: CpuOps) -> int:
     return 1 if alone or steps.plan.n_tokens < SOME else SOME
 
 
-def _chunked(ops: CpuOps, layer: int) -> bool:
+def _chunked(ops: PlanOps, layer: int) -> bool:
     """Return whether a recurrence runs by chunks on matrix registers: only where the layer's
     products of many tokens use bf16 activations as well.
     """
@@ -337,7 +337,7 @@ def _chunked(ops: CpuOps, layer: int) -> bool:
     return narrow and not (state.head_dim % CHUNK or state.n_state % BLOCK)
 
 
-def state_of(ops: CpuOps, layer: int) -> Recurrence:
+def state_of(ops: PlanOps, layer: int) -> Recurrence:
     """Return the state sizes of a recurrent layer."""
     state = ops.config.layers[layer].state
     assert state is not None, layer
@@ -348,7 +348,7 @@ def state_of(ops: CpuOps, layer: int) -> Recurrence:
 
 
 def part_convolution(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int
 ) -> Rows:
     """Short convolution and silu of each column, one of several convolutions of a layer.
 
@@ -360,7 +360,7 @@ def part_convolution(
 
 
 def residual_convolution(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
 ) -> Rows:
     """``x`` plus its short convolution, without silu; one of several of a layer, as those of
     ``part_convolution``. ``gain``: the tensor whose value multiplies ``x`` first, or "".
@@ -373,7 +373,7 @@ def residual_convolution(
 
 
 def channel_rates(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     beta: Rows,
@@ -414,7 +414,7 @@ def channel_rates(
 
 
 def channel_delta(
-    ops: CpuOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
+    ops: PlanOps, label: str, q: Rows, k: Rows, v: Rows, rates: Rows, *, layer: int
 ) -> Rows:
     """The delta rule. Queries and keys are scaled to unit length here; with values, they lie in the
     same rows.
@@ -433,7 +433,7 @@ def channel_delta(
     return scanned(ops, label, spec, places[0][0], rates, layer, columns, None)
 
 
-def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
+def normed_gate(ops: PlanOps, label: str, x: Rows, gate: Rows, *, layer: int, norm: str) -> Rows:
     """The RMS norm of each head of ``x``, times the sigmoid of ``gate``."""
     state = state_of(ops, layer)
     spec = OutputGate("sigmoid", x.width, state.n_head, state.norm_eps)
@@ -443,7 +443,7 @@ def normed_gate(ops: CpuOps, label: str, x: Rows, gate: Rows, *, layer: int, nor
 # -- Mamba-1 --------------------------------------------------------------------------------------
 
 
-def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
+def columns_norm(ops: PlanOps, label: str, x: Rows, *, weight: str, eps: float) -> Rows:
     """RMS norm of ``x``, some columns of a row, in place; ``weight``: "" for none."""
     from treadle.kernels.elementwise.column_norm import ColumnNorm
 
@@ -461,7 +461,7 @@ def columns_norm(ops: CpuOps, label: str, x: Rows, *, weight: str, eps: float) -
 
 
 def selective(
-    ops: CpuOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
+    ops: PlanOps, label: str, x: Rows, z: Rows, dt: Rows, b: Rows, c: Rows, *, layer: int, stem: str
 ) -> Rows:
     """Mamba-1's recurrence and the gate after it; ``stem``: the prefix of A and D."""
     from treadle.kernels.recurrent.mamba1 import A_SCALE, STRIP, Selective

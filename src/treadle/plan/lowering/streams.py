@@ -25,11 +25,11 @@ from treadle.plan.plan import ALIGN, Buffer
 if TYPE_CHECKING:
     from treadle.models.config import Ngrams
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
     from treadle.plan.plan import Const
 
 
-def repeated(ops: CpuOps, label: str, x: Rows, *, n: int) -> Rows:
+def repeated(ops: PlanOps, label: str, x: Rows, *, n: int) -> Rows:
     """Return ``n`` streams, each equal to ``x``."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, n * x.width)
@@ -45,7 +45,7 @@ def repeated(ops: CpuOps, label: str, x: Rows, *, n: int) -> Rows:
     return Floats(label, n * x.width, out)
 
 
-def normed_streams(ops: CpuOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
+def normed_streams(ops: PlanOps, label: str, x: Rows, *, n: int, weight: str) -> Rows:
     """Return the RMS norm of each of ``n`` streams, with weights of its own."""
     rows, column = ops.place(x)
     out = ops.steps.floats(label, x.width)
@@ -63,7 +63,7 @@ def normed_streams(ops: CpuOps, label: str, x: Rows, *, n: int, weight: str) -> 
     return Floats(label, x.width, out)
 
 
-def mixed_streams(ops: CpuOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
+def mixed_streams(ops: PlanOps, label: str, x: Rows, gate: Rows, *, n: int) -> Rows:
     """Return the mean of ``n`` streams, each value times its gate's sigmoid."""
     rows, gates = ops.floats(x), ops.floats(gate)
     width = x.width // n
@@ -83,7 +83,7 @@ def mixed_streams(ops: CpuOps, label: str, x: Rows, gate: Rows, *, n: int) -> Ro
 
 
 def add_to_streams(
-    ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
+    ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int, scale: float
 ) -> Rows:
     """Add ``y`` to each of ``n`` streams in place, times twice the sigmoid of its weight times
     ``scale``.
@@ -106,7 +106,7 @@ def add_to_streams(
 
 
 def stream_weights(
-    ops: CpuOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
+    ops: PlanOps, label: str, x: Rows, *, n: int, rounds: int, eps: float, stem: str
 ) -> Rows:
     """Return a token's weights of ``n`` streams, of products ``x``; ``rounds``: of Sinkhorn's
     normalisation, 0 for the weights of the mix alone. ``stem``: of scale and base.
@@ -129,7 +129,7 @@ def stream_weights(
 
 
 def weighed_streams(
-    ops: CpuOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
+    ops: PlanOps, label: str, x: Rows, weights: Rows | None = None, *, n: int
 ) -> Rows:
     """Return the sum of ``n`` streams, each times its weight; without weights their mean."""
     rows = ops.floats(x)
@@ -152,7 +152,7 @@ def weighed_streams(
     return Floats(label, width, out)
 
 
-def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
+def blended_streams(ops: PlanOps, label: str, x: Rows, y: Rows, weights: Rows, *, n: int) -> Rows:
     """Return ``n`` streams, each of all streams and ``y`` by their weights in it, in place."""
     rows = ops.floats(x)
     added = ops.floats(y)
@@ -173,7 +173,7 @@ def blended_streams(ops: CpuOps, label: str, x: Rows, y: Rows, weights: Rows, *,
 
 
 def sum_of_streams(
-    ops: CpuOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
+    ops: PlanOps, label: str, x: Rows, mix: Rows, *, n: int, weights: str, eps: float
 ) -> Rows:
     """Return the weighted sum of ``n`` streams. ``mix``: a column for each, then perhaps others;
     ``weights``: stem of its scale and base.
@@ -200,7 +200,7 @@ def sum_of_streams(
 
 
 def spread_to_streams(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     y: Rows,
@@ -233,7 +233,7 @@ def spread_to_streams(
     return Floats(label, x.width, rows)
 
 
-def output_rows(ops: CpuOps, label: str, x: Rows) -> Rows:
+def output_rows(ops: PlanOps, label: str, x: Rows) -> Rows:
     """Return a copy of the rows whose outputs are requested."""
     rows = ops.floats(x)
     out = ops.steps.floats(label, x.width)  # a product packs as many rows as the batch has
@@ -249,7 +249,7 @@ def output_rows(ops: CpuOps, label: str, x: Rows) -> Rows:
     return Floats(label, x.width, out, outputs=True)
 
 
-def ngrams(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
+def ngrams(ops: PlanOps, label: str, x: Rows, *, layer: int, n: int, weights: str) -> Rows:
     """Add the embeddings of each token's n-grams to its ``n`` streams. ``weights``: stem of the
     matrices, norms and taps.
 
@@ -300,7 +300,7 @@ def ngrams(ops: CpuOps, label: str, x: Rows, *, layer: int, n: int, weights: str
     return ops.add(sum_, Floats(f"{label}.conv", x.width, normed))
 
 
-def _embeddings(ops: CpuOps, label: str, layer: int, grams: Ngrams) -> Rows:
+def _embeddings(ops: PlanOps, label: str, layer: int, grams: Ngrams) -> Rows:
     """Emit the numbers of the table's rows, and read these: no other row is touched."""
     steps = ops.steps
     states = steps.cache.states_of(layer, beside=True)
@@ -336,14 +336,14 @@ def _embeddings(ops: CpuOps, label: str, layer: int, grams: Ngrams) -> Rows:
     return Floats(f"{label}.embd", grams.n_embd, out)
 
 
-def _width(ops: CpuOps, layer: int) -> int:
+def _width(ops: PlanOps, layer: int) -> int:
     """Return the values of a token's streams."""
     hyper = ops.config.layers[layer].hyper
     assert hyper is not None
     return hyper.n * ops.config.n_embd
 
 
-def _hash_of(ops: CpuOps, label: str, grams: Ngrams) -> Const:
+def _hash_of(ops: PlanOps, label: str, grams: Ngrams) -> Const:
     """Return the numbers of the hash, i64; one copy for all plans."""
     weights = ops.steps.weights
     key = f"{label}:hash"

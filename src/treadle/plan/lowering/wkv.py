@@ -11,13 +11,13 @@ from treadle.plan.lowering.recurrent import scanned_from, state_of
 
 if TYPE_CHECKING:
     from treadle.models.ops import Rows
-    from treadle.plan.lowering.ops import CpuOps
+    from treadle.plan.lowering.ops import PlanOps
 
 NORM_EPS = 64e-5  # of the norm of each head
 
 
 def token_shift(
-    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
+    ops: PlanOps, label: str, x: Rows, *, layer: int, weight: str, n: int, part: int = 0
 ) -> Rows:
     """Return ``n`` mixtures of ``x`` with the previous token, side by side.
 
@@ -45,7 +45,7 @@ def token_shift(
 
 
 def wkv_keys(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     decay: Rows,
     rate: Rows,
@@ -83,7 +83,7 @@ def wkv_keys(
     return Floats(label, len(ROW) * state.n_inner, out)
 
 
-def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
+def wkv(ops: PlanOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
     """The recurrence: the states read out by ``r``."""
     steps = ops.steps
     state = state_of(ops, layer)
@@ -111,7 +111,7 @@ def wkv(ops: CpuOps, label: str, r: Rows, rows: Rows, *, layer: int) -> Rows:
 
 
 def wkv_out(
-    ops: CpuOps,
+    ops: PlanOps,
     label: str,
     x: Rows,
     r: Rows,

@@ -24,7 +24,7 @@ from treadle.server.protocols.openai.chat import chat_answer, read_chat
 from treadle.server.protocols.openai.completions import completion_answer, read_completion
 from treadle.server.protocols.openai.echo import measure_prompts
 from treadle.server.requests.generation_request import SYNONYMS
-from treadle.server.requests.responses import read_to_end
+from treadle.server.requests.http_responses import read_to_end
 from treadle.server.requests.service import Service
 
 PATIENCE_S = 0.2  # before a line that found no room is retried

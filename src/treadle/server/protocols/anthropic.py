@@ -30,10 +30,10 @@ from treadle.server.http.http_io import Json, Response, event, read_json
 from treadle.server.protocols.answer_fields import media_usage, warnings
 from treadle.server.requests.chat_prompt import conversation_prompt, read_conversation, unsupported
 from treadle.server.requests.generation_request import GenerationRequest, read_asked, two_forms
+from treadle.server.requests.http_responses import StreamedResponse, finished, ticking
 from treadle.server.requests.ignored_fields import ANTHROPIC, ANTHROPIC_THINKING, ignored_fields
 from treadle.server.requests.request_media import chat_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
-from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 
 # First line of a client's system prompt; it changes with every call, so with it no prompt prefix

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.body_fields import array, wrong
 from treadle.server.http.http_io import Json, Response, read_json
-from treadle.server.requests.responses import KeptResponse
+from treadle.server.requests.http_responses import KeptResponse
 from treadle.server.requests.service import service_of
 
 if TYPE_CHECKING:

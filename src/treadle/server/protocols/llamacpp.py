@@ -43,10 +43,16 @@ from treadle.server.requests.generation_request import (
     room,
     several,
 )
+from treadle.server.requests.http_responses import (
+    PING,
+    StreamedResponse,
+    finished,
+    ticking,
+    whole_json,
+)
 from treadle.server.requests.ignored_fields import NATIVE, ignored_fields
 from treadle.server.requests.request_media import check_vocabulary, prompt_text
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
-from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking, whole_json
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 

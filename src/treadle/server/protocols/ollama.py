@@ -41,10 +41,10 @@ from treadle.server.requests.generation_request import (
     room,
     two_forms,
 )
+from treadle.server.requests.http_responses import StreamedResponse, finished, ticking
 from treadle.server.requests.ignored_fields import OLLAMA, ignored_by_ollama
 from treadle.server.requests.request_media import images_ids
 from treadle.server.requests.request_stream import OutputStream, RequestStream, StreamPiece
-from treadle.server.requests.responses import StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service, service_of
 from treadle.version import __version__
 

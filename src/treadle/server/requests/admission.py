@@ -36,7 +36,7 @@ def check_usable(engine: ModelThread) -> None:
         raise ApiError(500, f"the model cannot be used: {without_folders(engine.why)}")
 
 
-def check_room(n_requests: int, limit: int) -> None:
+def check_limit(n_requests: int, limit: int) -> None:
     """Raise ApiError if the server has ``limit`` requests."""
     if n_requests >= limit:
         raise busy(f"the server already has {limit} requests, its limit (--max-requests)")

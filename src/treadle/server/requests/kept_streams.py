@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from treadle.server.http.api_errors import ApiError, GoneError, busy
 
 if TYPE_CHECKING:
-    from treadle.server.requests.responses import AbortableStream
+    from treadle.server.requests.http_responses import AbortableStream
 
 MAX_BYTES = 4 << 20  # of one answer; the oldest are dropped
 MOST_KEPT = 64  # answers

@@ -35,7 +35,7 @@ from treadle.server.http.http_io import (
 )
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide
-from treadle.server.requests.admission import check_room, check_usable
+from treadle.server.requests.admission import check_limit, check_usable
 from treadle.server.requests.engine_thread import EngineThread
 from treadle.server.requests.generation_request import GenerationRequest
 from treadle.server.requests.kept_streams import KeptStream, KeptStreams, conversation_id
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from treadle.api.model import Model
     from treadle.mcp.toolbox import Toolbox
-    from treadle.server.requests.responses import AbortableStream
+    from treadle.server.requests.http_responses import AbortableStream
 
 T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
@@ -146,7 +146,7 @@ class Service:
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
-        check_room(self._n_preparing + len(self.engine.outputs), self.settings.max_requests)
+        check_limit(self._n_preparing + len(self.engine.outputs), self.settings.max_requests)
 
     def check_model(self) -> None:
         """Raise ApiError if the model is being loaded, or can no longer be used."""

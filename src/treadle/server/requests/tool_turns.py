@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from treadle.server.http.api_errors import ApiError
-from treadle.server.requests.responses import PING_S
+from treadle.server.requests.http_responses import PING_S
 
 if TYPE_CHECKING:
     from starlette.requests import Request as HttpRequest

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from treadle.server import static
 from treadle.server.app import DELETE, GET, NOT_YET, POST, guarded_app, missing, paths
-from treadle.server.protocols import ollama, server_facts
+from treadle.server.protocols import ollama, vllm
 from treadle.server.router import endpoints, kept_streams
 from treadle.server.router.service import RouterService
 
@@ -43,7 +43,7 @@ OWN: dict[tuple[str, str], Endpoint] = {
     ("GET", "/v1/stream"): kept_streams.resume,
     ("DELETE", "/v1/stream"): kept_streams.stop,
     ("POST", "/v1/streams/lookup"): kept_streams.look_up,
-    ("GET", "/version"): server_facts.version,
+    ("GET", "/version"): vllm.version,
 }
 
 

@@ -17,7 +17,7 @@ from treadle.server.http.body_fields import text
 from treadle.server.http.http_io import Json, Response, encode, event, read_json, result, watched
 from treadle.server.protocols import ollama
 from treadle.server.protocols.models import is_anthropics
-from treadle.server.requests.responses import PING
+from treadle.server.requests.http_responses import PING
 from treadle.server.router import library, listings
 from treadle.server.router.forwarding import Forwarding, read_call, target_of
 from treadle.server.router.listings import ModelCard, read_card

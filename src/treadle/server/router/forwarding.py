@@ -31,8 +31,8 @@ from treadle.server.http.http_io import (
     watched,
 )
 from treadle.server.protocols import anthropic, ollama
+from treadle.server.requests.http_responses import PING, PING_S
 from treadle.server.requests.kept_streams import UNREAD_S
-from treadle.server.requests.responses import PING, PING_S
 from treadle.server.router.engine_client import EngineGoneError, EngineResponse, call_engine
 from treadle.server.router.pool import LoadedEngine
 

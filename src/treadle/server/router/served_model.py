@@ -84,14 +84,14 @@ class ServedModel:
         """Return its file or folder; None if it is not on this machine, or not clearly."""
         from treadle.catalog.names import find_named
         from treadle.errors import TreadleError
-        from treadle.files.splits import find_model, first_shard, is_hf
+        from treadle.files.splits import first_shard, is_hf, model_inside
 
         try:
             if self.ref.startswith("hf:"):
                 return hub_path(self.ref)
             path = Path(self.ref)
             if path.is_dir():
-                return path if is_hf(path) else find_model(path)
+                return path if is_hf(path) else model_inside(path)
             if path.exists():
                 return path
             if (first := first_shard(path)) is not None:

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from treadle.server.app import DELETE, GET, POST, guarded_app, paths
 from treadle.server.http.api_errors import ApiError
 from treadle.server.http.http_io import Json, Response
-from treadle.server.protocols import server_facts
+from treadle.server.protocols import vllm
 from treadle.server.speech.speech_service import SpeechService
 from treadle.server.speech.transcriptions import service_of, transcriptions, translations
 
@@ -121,5 +121,5 @@ OWN = {
     ("GET", "/metrics"): metrics,
     ("GET", "/v1/models"): models,
     ("GET", "/v1/models/{name:path}"): one_model,
-    ("GET", "/version"): server_facts.version,
+    ("GET", "/version"): vllm.version,
 }

@@ -14,7 +14,7 @@ from treadle.server.http.api_keys import ApiKey, KeyRing, TokenCharges
 from treadle.server.http.http_io import MAX_SOUND_BODY, Bodies
 from treadle.server.http.log import log
 from treadle.server.http.redaction import hide
-from treadle.server.requests.admission import check_room, check_usable
+from treadle.server.requests.admission import check_limit, check_usable
 from treadle.server.requests.service import ServerSettings
 from treadle.server.speech.speech_thread import SpeechJob, SpeechThread
 from treadle.version import __version__
@@ -56,7 +56,7 @@ class SpeechService:
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
-        check_room(len(self.engine.outputs), self.settings.max_requests)
+        check_limit(len(self.engine.outputs), self.settings.max_requests)
 
     def check_model(self) -> None:
         """Raise ApiError if the model is being loaded, or can no longer be used."""

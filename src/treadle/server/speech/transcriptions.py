@@ -21,7 +21,7 @@ from treadle.server.http.http_io import (
     watched,
 )
 from treadle.server.http.multipart import read_form
-from treadle.server.requests.responses import PING, PING_S, STREAM_HEADERS
+from treadle.server.requests.http_responses import PING, PING_S, STREAM_HEADERS
 from treadle.server.speech.speech_service import SpeechService
 from treadle.server.speech.speech_thread import SpeechJob
 from treadle.server.speech.transcription_request import (

@@ -17,7 +17,7 @@ from treadle.jit.sharing import Sharing
 from treadle.kernels.elementwise.add import Add, AddRows
 from treadle.kernels.elementwise.clamp import Clamp
 from treadle.kernels.elementwise.column_norm import ColumnNorm
-from treadle.kernels.elementwise.control import AddDirections
+from treadle.kernels.elementwise.control_vectors import AddDirections
 from treadle.kernels.elementwise.elementwise import Embed
 from treadle.kernels.elementwise.pooling import Pooling
 from treadle.kernels.elementwise.softcap import Softcap

@@ -27,9 +27,7 @@ from treadle.server.protocols.llamacpp_answer import verbose
 from treadle.server.protocols.openai.answer import error_event, finish_reason, head, usage
 from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import MAX_N, GenerationRequest, read_asked
-from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
-from treadle.server.requests.request_stream import RequestStream, StreamPiece
-from treadle.server.requests.responses import (
+from treadle.server.requests.http_responses import (
     DONE,
     PING,
     StreamedResponse,
@@ -37,6 +35,8 @@ from treadle.server.requests.responses import (
     ticking,
     whole_json,
 )
+from treadle.server.requests.ignored_fields import CHAT, STREAMED, ignored_fields
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:

@@ -32,10 +32,7 @@ from treadle.server.requests.generation_request import (
     read_prompt,
     several,
 )
-from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
-from treadle.server.requests.request_media import prompt_text
-from treadle.server.requests.request_stream import RequestStream, StreamPiece
-from treadle.server.requests.responses import (
+from treadle.server.requests.http_responses import (
     DONE,
     PING,
     StreamedResponse,
@@ -43,6 +40,9 @@ from treadle.server.requests.responses import (
     ticking,
     whole_json,
 )
+from treadle.server.requests.ignored_fields import COMPLETIONS, STREAMED, ignored_fields
+from treadle.server.requests.request_media import prompt_text
+from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.service import Service, service_of
 from treadle.tokenizer.fill_in_middle import infill_ids
 

@@ -47,10 +47,10 @@ from treadle.server.protocols.openai.response_tools import (
 from treadle.server.requests import ignored_fields as ignored
 from treadle.server.requests.chat_prompt import read_conversation
 from treadle.server.requests.generation_request import GenerationRequest, read_asked
+from treadle.server.requests.http_responses import PING, StreamedResponse, finished, ticking
 from treadle.server.requests.ignored_fields import ignored_fields
 from treadle.server.requests.request_stream import RequestStream, StreamPiece
 from treadle.server.requests.response_store import StoredResponse
-from treadle.server.requests.responses import PING, StreamedResponse, finished, ticking
 from treadle.server.requests.service import Service
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from treadle.server.http.http_io import Json, Response, event, read_json, watche
 from treadle.server.protocols.answer_fields import timings, warnings
 from treadle.server.protocols.openai import chat
 from treadle.server.protocols.openai.answer import error_event, head, usage
-from treadle.server.requests.responses import (
+from treadle.server.requests.http_responses import (
     DONE,
     PING,
     StreamedResponse,

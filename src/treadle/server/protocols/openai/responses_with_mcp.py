@@ -20,7 +20,7 @@ from treadle.server.protocols.openai import responses as plain
 from treadle.server.protocols.openai.answer import usage
 from treadle.server.protocols.openai.response_items import gone, new_id, tool_error
 from treadle.server.protocols.openai.response_tools import ClientTool
-from treadle.server.requests.responses import PING, StreamedResponse, read_to_end
+from treadle.server.requests.http_responses import PING, StreamedResponse, read_to_end
 from treadle.server.requests.service import Service, service_of
 from treadle.server.requests.tool_servers import RequestedServers, requested_servers
 from treadle.server.requests.tool_turns import ToolTurns
