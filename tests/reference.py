@@ -37,6 +37,8 @@ def forward(
     logits = h @ tensor_of(gguf)("token_embd.weight" if config.tied else "output.weight").T
     if "output.bias" in config.optional:
         logits = logits + tensor_of(gguf)("output.bias")
+    if config.n_named:
+        logits[:, config.n_named :] = -1e30
     return softcap(logits * config.logit_scale, config.logit_softcap)
 
 
@@ -49,11 +51,17 @@ def states(
 ) -> Array:
     """The last layer's normed states [n_tokens, n_embd]."""
     tensor = tensor_of(gguf)
+    if config.switch is not None:
+        from tests.reference_switch import Switched
+
+        tensor = Switched(tensor, config.switch, ids)
+        ids = tensor.substituted
     x = tensor("token_embd.weight")[np.asarray(ids)] * config.embd_scale
     if config.n_positions:
         x = x + tensor("position_embd.weight")[: len(ids)]
     if "token_embd_norm.weight" in config.optional:
-        x = normed(x, tensor("token_embd_norm.weight"), config) + tensor("token_embd_norm.bias")
+        x = normed(x, tensor("token_embd_norm.weight"), config)
+        x = x + tensor("token_embd_norm.bias") if "token_embd_norm.bias" in config.optional else x
     if config.embd_norm:
         x = rms_norm(x, np.ones(1), config.norm_eps)
     embeddings = x
@@ -66,6 +74,10 @@ def states(
         from tests.reference_hyper import mixed_streams
 
         return mixed_streams(config, x, ids, tensor)
+    if config.n_bank:
+        from tests.reference_bank import through_blocks
+
+        return through_blocks(config, x, tensor)
     if config.n_streams > 1:
         from tests.reference_streams import joined
 
@@ -266,6 +278,10 @@ class Layer:
         y = x @ (weight if rows is None else weight[rows]).T
         if (factor := f"blk.{self.i}.{stem}.scale") in self.config.factors:
             y = y * self.tensor(factor)
+        if self.config.switch is not None:
+            from tests.reference_switch import added
+
+            y = y + added(self, x, stem, rows)
         if not self.has(f"{stem}.bias"):
             return y
         bias = self.tensor(f"blk.{self.i}.{stem}.bias")
@@ -282,8 +298,17 @@ class Layer:
         if config.post_norm_eps and stem in (POST, "post_ffw_norm"):
             config = replace(config, norm_eps=config.post_norm_eps)
         y = normed(x, self.tensor(f"blk.{self.i}.{stem}.weight"), config)
+        if self.at.n_norm_rank and stem in self._gated_norms():
+            gate = self.linear(
+                activate(self.linear(y, f"{stem}_gate_down"), "silu"), f"{stem}_gate_up"
+            )
+            y = y / (1 + np.exp(-gate))
         bias = f"{stem}.bias"
         return y + self.tensor(f"blk.{self.i}.{bias}") if self.has(bias) else y
+
+    def _gated_norms(self) -> tuple[str, ...]:
+        """Norms with a gate behind them: that of experts, and of any mixer."""
+        return ("attn_norm", "ffn_norm") if self.at.experts else ("attn_norm",)
 
 
 OPTIONAL_NORMS = (
@@ -329,6 +354,10 @@ def fed(config: Config, i: int, x: Array, tensor: Tensors, given: Array | None =
         return x + channel_mix(maps, x)
     if maps.at.ffn == "gated_behind":
         return x + normed(gated(maps, x), tensor(f"blk.{i}.post_ffw_norm.weight"), config)
+    if maps.at.ffn.endswith("_convolved"):
+        from tests import reference_inkling
+
+        return x + reference_inkling.fed(maps, maps.norm(x, "ffn_norm"))
     if config.arch.graph == "early":
         return x + mixture(maps, maps.norm(x, "ffn_norm"), given)
     halves = config.arch.graph == "halves"  # a layer of one half
@@ -454,8 +483,8 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
     p = 1 / (1 + np.exp(-scores)) if at.gating == "sigmoid" else np.exp(log_softmax(scores))
     bias = "exp_probs_b.bias"
     rank = p + maps.tensor(f"blk.{maps.i}.{bias}").ravel() if maps.has(bias) else p
-    latent = maps.at.ffn == "experts_latent"
-    inner = maps.linear(h, "ffn_latent_down") if latent else h
+    latent = {"experts_latent": "ffn_latent", "experts_routed": "ffn_routed"}.get(maps.at.ffn, "")
+    inner = maps.linear(h, f"{latent}_down") if latent else h
     if maps.at.ffn == "experts_weighed":
         inner = h / (1 + np.exp(-scores.max(-1, keepdims=True)))
     out = np.zeros(inner.shape)
@@ -480,7 +509,10 @@ def mixture(maps: Layer, h: Array, routed: Array | None = None) -> Array:
                 gate, up = product(x, "ffn_gate_chexps", chunk), product(x, "ffn_up_chexps", chunk)
                 inner = product(gate_of(gate, up, fn), "ffn_down_chexps", chunk)
                 out[n] += weight * at.chunk_scale * inner
-    out = maps.linear(out, "ffn_latent_up") if latent else out
+    if maps.has("ffn_routed_norm.weight"):
+        weight = maps.tensor(f"blk.{maps.i}.ffn_routed_norm.weight")
+        out = rms_norm(out, weight, maps.config.norm_eps)
+    out = maps.linear(out, f"{latent}_up") if latent else out
     if not maps.has("ffn_up_shexp.weight"):
         return out
     up = maps.linear(h, "ffn_up_shexp")
@@ -502,6 +534,9 @@ def gate_of(gate: Array, up: Array, fn: str) -> Array:
     if fn == "swiglu_clamped":  # gpt-oss
         gate = np.minimum(gate, 7.0)
         return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7.0, 7.0) + 1))
+    if fn.startswith("situ_"):  # Kimi K3
+        most, most_up = map(float, fn.removeprefix("situ_").split("_"))
+        return np.asarray(softcap(gate, most) / (1 + np.exp(-gate)) * softcap(up, most_up))
     if fn.startswith("silu_of_"):  # Maple
         limit = float(fn.removeprefix("silu_of_"))
         return activate(np.minimum(gate, limit), "silu") * np.clip(up, -limit, limit)

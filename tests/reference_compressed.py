@@ -19,11 +19,14 @@ def sigmoid(x: Array) -> Array:
 
 def blended_streams(config: Config, x: Array, ids: Sequence[int], tensor: Tensors) -> Array:
     """The normed mix of the streams behind all layers, of embeddings ``x [n_tokens, n_embd]``."""
+    streams = blended(config, np.repeat(x[:, None], config.n_streams, axis=1), ids, tensor)
+    return mix_of(config, streams, tensor)
+
+
+def blended(config: Config, streams: Array, ids: Sequence[int], tensor: Tensors) -> Array:
+    """The streams ``[n_tokens, n_streams, n_embd]`` behind all layers."""
     from tests.reference_states import MIXED
 
-    hyper = config.layers[0].hyper
-    assert hyper is not None
-    streams = np.repeat(x[:, None], hyper.n, axis=1)
     for i in range(config.n_layer):
         maps = Layer(config, i, tensor)
         for name, norm in (("attn", "attn_norm"), ("ffn", "ffn_norm")):
@@ -36,7 +39,12 @@ def blended_streams(config: Config, x: Array, ids: Sequence[int], tensor: Tensor
             else:
                 made = gated(maps, h)
             streams = post[:, :, None] * made[:, None] + np.einsum("tji,tjd->tid", comb, streams)
-    pre = np.full((1, hyper.n), 1 / hyper.n)
+    return streams
+
+
+def mix_of(config: Config, streams: Array, tensor: Tensors) -> Array:
+    """The normed mix of the streams."""
+    pre = np.full((1, config.n_streams), 1 / config.n_streams)
     if config.arch.graph != "pooled":
         pre = weights(config, streams, tensor, "output_hc")[0]
     mixed = (pre[:, :, None] * streams).sum(1)

@@ -17,8 +17,10 @@ def latent(maps: Layer, h: Array) -> Array:
     blk = f"blk.{maps.i}.attn"
     assert sizes is not None
     rank = h
+    of_gate = h
     if sizes.n_q_rank:
         q = maps.linear(h, "attn_q_a")
+        of_gate = q if at.mixer.startswith("latent_ranked") else h
         q = rms_norm(q, maps.tensor(f"{blk}_q_a_norm.weight"), sizes.norm_eps)
         rank = q
         q = maps.linear(q, "attn_q_b")
@@ -45,11 +47,12 @@ def latent(maps: Layer, h: Array) -> Array:
     if at.q_rope is not None:
         q = q * config.ropes[at.q_rope].gains(np.arange(len(h)))[:, None, None]
     chosen = chosen_keys(maps, h, rank) if at.indexer else None
+    ranked = at.mixer.startswith("latent_ranked")
     gated = at.mixer.startswith("latent_gated")
     sinks = maps.tensor(f"{blk}_sinks.weight") if gated else None
     scale = sizes.scale or config.attn_scale
     y = attention(q, k, v, scale, 0.0, at.window, sinks, chosen=chosen)
-    if maps.has("attn_gate.weight") or gated:
-        gate = maps.linear(h, "attn_gate").reshape(len(h), at.n_head, -1)
+    if maps.has("attn_gate.weight") or gated or ranked:
+        gate = maps.linear(of_gate, "attn_gate").reshape(len(h), at.n_head, -1)
         y = y / (1 + np.exp(-gate))
     return maps.linear(y.reshape(len(h), -1), "attn_output")

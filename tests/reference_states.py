@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.reference import Array, Layer, activate, attended, rms_norm
+from tests.reference_inkling import profiled
 from tests.reference_latent import latent
 
 
@@ -155,7 +156,7 @@ def kda(maps: Layer, h: Array) -> Array:
     decay = heads(decay + maps.tensor(f"{blk}_dt.bias"))
     a = maps.tensor(f"{blk}_a").reshape(-1, 1) * (-1 if s.floor and low else 1)
     decay = np.exp(s.floor / (1 + np.exp(-a * decay)) if s.floor else a * np.logaddexp(0, decay))
-    beta = 1 / (1 + np.exp(-maps.linear(h, "ssm_beta")))
+    beta = s.beta_most / (1 + np.exp(-maps.linear(h, "ssm_beta")))
     state = np.zeros((s.n_head, s.n_state, s.head_dim))
     out = np.zeros_like(v)
     for t in range(len(h)):
@@ -164,8 +165,9 @@ def kda(maps: Layer, h: Array) -> Array:
         state = state + k[t][:, :, None] * wrong[:, None]
         out[t] = np.einsum("hn,hnp->hp", q[t], state)
     y = rms_norm(out, maps.tensor(f"{blk}_norm.weight"), s.norm_eps)
-    gate = maps.linear(h, "ssm_g_a")
-    gate = heads(maps.linear(gate, "ssm_g_b") if low else gate)
+    whole = maps.at.mixer == "kda_whole"
+    gate = maps.linear(h, "ssm_g" if whole else "ssm_g_a")
+    gate = heads(maps.linear(gate, "ssm_g_b") if low and not whole else gate)
     return maps.linear((y / (1 + np.exp(-gate))).reshape(len(h), -1), "attn_output")
 
 
@@ -178,13 +180,21 @@ MIXED: dict[str, Callable[[Layer, Array], Array]] = {
     "delta": delta,
     "delta_signed": delta,
     "delta_grouped": delta,
+    "attention_profiled": profiled,
     "kda": kda,
+    "kda_signed": kda,
     "kda_bounded": kda,
     "kda_floored": kda,
+    "kda_whole": kda,
     "latent": latent,
+    "latent_ranked_indexed": latent,
     "latent_q": latent,
     "latent_kv_b": latent,
     "latent_q_kv_b": latent,
+    "latent_wide": latent,
+    "latent_wide_q": latent,
+    "latent_wide_kv_b": latent,
+    "latent_wide_q_kv_b": latent,
     "latent_indexed": latent,
     "latent_pooled": latent,
     "latent_index_shared": latent,

@@ -46,6 +46,8 @@ ALL_EXPERTS = (
     "hyper",
     "blocks",
     "compressed",
+    "kimi_k3",
+    "inkling",
 )  # graphs whose layers all have some
 SMALL_EXPERTS = {
     "experts_per_group": 2,
@@ -116,11 +118,36 @@ POOLED = {  # of indexers of units, and streams
     "swiglu_clamp_exp": 1.5,
     "swiglu_clamp_shexp": 2.5,
 }
+KIMI_K3 = {  # of attention residuals, narrow experts and SiTU
+    "attn_res.block_size": 2,
+    "expert_latent_length": 32,
+    "activation.situ_beta": 1.5,
+    "activation.situ_linear_beta": 4.0,
+}
 UNITS = (4, 64, 0)  # tokens of a row, by layer
 INDEPENDENT = {
     "hyper_connection.count": 3,
     "hyper_connection.magnitude": 1.5,
     "hyper_connection.epsilon": 1e-3,
+}
+SWITCH: dict[str, Any] = {  # of three adapters, which tokens choose
+    "count": 3,
+    "lora_rank": 5,
+    "token_ids_activate": [290, 291, 292],
+    "token_ids_substitute": [7, 8, 8],
+    "router_gain": 15.0,
+}
+PROFILES = {  # of distances, and short convolutions
+    "attention.sliding_window": 12,
+    "attention.sliding_window_pattern": [True, False, True],
+    "d_rel": 8,
+    "rel_extent": 17,
+    "rel_extent_swa": 12,
+    "shortconv_kernel": 4,
+    "dense_block_count": 1,
+    "logit_scale_denom": 0.5,
+    "log_scaling_n_floor": 7,
+    "log_scaling_alpha": 0.3,
 }
 CURVES = {"alpha_p": 0.6, "alpha_n": -0.4, "beta": 0.5, "eps": -1e-6}  # of Apertus' activation
 I32 = 26  # ggml's number
@@ -164,6 +191,8 @@ def write_model(
         size |= {"n_head_kv": 1, "n_expert_shared": 1}
     if ARCHS[arch].graph in ALL_EXPERTS:
         size |= {"n_expert": 4, "n_ff_exp": 64} | sizes
+    if ARCHS[arch].graph == "inkling":
+        size |= {"n_expert_shared": 2}
     given = dict(ARCHS[arch].keys)
     if PATTERN in given and WINDOW not in given:  # else the file must say that it has none
         size["windowed"] = True
@@ -242,11 +271,19 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in more.items()}
     if ARCHS[arch].graph == "pooled":
         made |= {f"{arch}.{key}": value for key, value in POOLED.items()}
+    if ARCHS[arch].graph == "kimi_k3":
+        made |= {f"{arch}.{key}": value for key, value in KIMI_K3.items()}
     if ARCHS[arch].graph == "independent":
         made |= {f"{arch}.{key}": value for key, value in INDEPENDENT.items()}
     if ARCHS[arch].graph == "blocks":
         more = {**BLOCKS, "attention.indexer.head_count": size["n_head_kv"]}
         made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "inkling":
+        flags = PROFILES["attention.sliding_window_pattern"] * size["n_layer"]
+        more = {**PROFILES, "attention.sliding_window_pattern": flags[: size["n_layer"]]}
+        made |= {f"{arch}.{key}": value for key, value in more.items()}
+    if ARCHS[arch].graph == "axk2":
+        made[f"{arch}.gated_norm_rank"] = 8
     if ARCHS[arch].graph == "nanbeige":
         made[f"{arch}.num_loops"] = 2
     if ARCHS[arch].graph == "hrm":
@@ -256,6 +293,8 @@ def in_full(arch: str, size: dict[str, Any]) -> dict[str, Any]:
         made |= {f"{arch}.{key}": value for key, value in cycles.items()}
     if ARCHS[arch].graph == "grove":
         made |= {f"{arch}.{key}": value for key, value in SMALL_EXPERTS.items()}
+    if ARCHS[arch].graph == "switched":
+        made |= {f"{arch}.adapters.{key}": value for key, value in SWITCH.items()}
     return made
 
 
@@ -310,6 +349,9 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndar
         x = 0.5 * x
     elif "embd" in name:
         x = 0.35 * x
+    elif "_lora_" in name:  # the first stands for no adapter
+        x = x / math.sqrt(shape[-1])
+        x[0] = 0.0
     elif name == "output.weight":
         x = 3.0 * x / math.sqrt(shape[1])
     else:
@@ -346,6 +388,8 @@ def rounding(config: Config) -> float:
         n += layer.n_own and 2 * config.n_embd + layer.n_own
         if config.n_streams > 1:  # two routers, and what each stream is made of
             n += 2 * config.n_embd + config.n_laurel + 2 * config.n_streams
+        if config.n_bank:  # a square and a product of all values, for each half
+            n += 4 * config.n_embd
         if layer.n_head:
             # Scores larger than usual: what they are off by is a factor of what a softmax gives.
             scores = int(layer.head_dim * max(0.0, config.attn_scale**2 * layer.head_dim - 1))

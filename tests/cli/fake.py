@@ -159,6 +159,7 @@ class FakeModel:
             scores=False,
             arch=ARCHS["llama"],
             encoder=None,
+            switch=None,
         )
     )
     gguf: Any = field(

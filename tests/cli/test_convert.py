@@ -35,6 +35,17 @@ def start(*args: str | Path, **how: Any) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, **how)
 
 
+def test_mtp_layers_of_no_folder(run: Run, data: Path, tmp_path: Path) -> None:
+    source, out = str(data / "models" / "stories260K_split"), str(tmp_path / "mtp.gguf")
+    ran = run("convert", source, out, "--mtp")
+    assert ran.code == 1
+    assert "--mtp: expected a Hugging Face folder" in ran.err
+    ran = run("convert", source, out, "--mtp", "--mmproj", out)
+    assert ran.code == 2
+    assert "exclude each other" in ran.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_shards_to_one_file(run: Run, data: Path, tmp_path: Path) -> None:
     out = tmp_path / "one.gguf"
     ran = run("convert", str(data / "models" / "stories260K_split"), str(out))

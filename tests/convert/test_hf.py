@@ -122,9 +122,9 @@ def prompt() -> list[int]:
     return [int(i) for i in np.random.default_rng(7).integers(3, N_VOCAB, N_TOKENS)]
 
 
-def convert(folder: Path, path: Path) -> Path:
+def convert(folder: Path, path: Path, *, mtp: bool = False) -> Path:
     """A GGUF of all that the source hands over, and of nothing else."""
-    source = open_hf_source(folder)
+    source = open_hf_source(folder, mtp=mtp)
     writer = GGUFWriter(path)
     for key, value in source.metadata.items():
         writer.add(key, value)

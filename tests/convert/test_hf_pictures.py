@@ -33,7 +33,7 @@ from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.models.archs import ARCHS
 from treadle.models.keys import ArchMetadata
-from treadle.models.load import _find_arch
+from treadle.models.load import find_arch
 from treadle.models.rope import read_ropes
 
 _TEXT = {
@@ -431,7 +431,7 @@ def test_a_file_of_glm4_with_m_rope_turns_halves(share: float, saved: Any, tmp_p
 )
 def test_who_turns_halves_by_sections(arch: str, shares: Any, rope: str) -> None:
     metadata = {"general.architecture": arch, f"{arch}.rope.dimension_sections": shares}
-    assert _find_arch(cast(Any, SimpleNamespace(metadata=metadata))).rope == rope
+    assert find_arch(cast(Any, SimpleNamespace(metadata=metadata))).rope == rope
 
 
 def test_an_adapter_for_neighbours_of_a_file_of_halves(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ FAMILIES = {
     "muse-glimmer": "neon_dotprod",
     "lfm3": "rvv256_zvfh",
     "bailingmoe3": "neon_bf16",
+    "kimi-k3": "rvv128_zvfh",
     "deepseek32": "rvv128",
     "glm-dsa": "neon",
     "qwen4exp": "rvv512",
@@ -40,17 +41,24 @@ FAMILIES = {
     "spark2_5": "rvv256",
     "nanbeige": "neon",
     "embedding-gemma2": "rvv128_zvfh",
+    "graniteswitch": "rvv256_zvfh",
+    "inkling": "neon_dotprod",
+    "axk2": "rvv256",
+    "solar-open2": "neon_i8mm",
+    "cohere-compass": "rvv128",
 }
 # Their kernels are those of most others: of experts and windows, delta rules and latent attention,
 # indexers by tokens and by blocks, streams and n-grams.
 USUAL = ("muse-glimmer", "bailingmoe3", "deepseek32", "qwen4exp", "minimax-m3")
 HOST = (rows.NARROW.name, "portable")
-# Those that no test of their own (tests/models/ways.py) runs on rows of this machine.
+# Tests of their own (tests/models/ways.py) run these on rows of this machine.
+OF_THEIR_OWN = ("muse-glimmer", "lfm3", "bailingmoe3", "kimi-k3", "graniteswitch")
+# The others, each on one of two rows.
 ON_HOST = [
     (arch, isa)
     for i, arch in enumerate(FAMILIES)
     for j, isa in enumerate(HOST)
-    if EVERY or (arch not in ("muse-glimmer", "lfm3", "bailingmoe3") and i % 2 == j)
+    if EVERY or (arch not in OF_THEIR_OWN and i % 2 == j)
 ]
 N_TOKENS = 21  # more than a page of the cache
 
@@ -60,6 +68,8 @@ def check_family(device: Cpu, path: Path) -> None:
     ids = np.random.default_rng(7).integers(6, 300, N_TOKENS).tolist()
     with open_gguf(path) as gguf:
         config = load_config(gguf)
+        if config.switch is not None:  # without a control token there are no adapters
+            ids[5] = config.switch.tokens[1]
         allowed = 2 * rounding(config)
         engine = Engine(gguf, config, device, n_ctx=64, kv="f32", n_sequences=2)
         if not config.causal:

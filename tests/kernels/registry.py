@@ -15,6 +15,7 @@ from treadle.kernels.attention.indexer import Choose, IndexScores, IndexStore
 from treadle.kernels.attention.latent_steps import LatentStore, PackHeads
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.profiles import MixProfiles
 from treadle.kernels.attention.rope import RopeStore
 from treadle.kernels.attention.row_attention import RowAttention, RowChoice, RowScores
 from treadle.kernels.attention.row_pages import RowStore, TurnHeads
@@ -28,10 +29,12 @@ from treadle.kernels.elementwise.altup import (
     Predict,
     SpreadStreams,
 )
+from treadle.kernels.elementwise.bank import MixBank
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
 from treadle.kernels.elementwise.column_norm import ColumnNorm
 from treadle.kernels.elementwise.control import AddDirections
 from treadle.kernels.elementwise.elementwise import SLICE, Embed, Norm, Pack
+from treadle.kernels.elementwise.fill import Hide
 from treadle.kernels.elementwise.gated_streams import SpreadToStreams, SumStreams
 from treadle.kernels.elementwise.manifold import BlendStreams, StreamWeights, WeighStreams
 from treadle.kernels.elementwise.media_rows import MediaRowsKernel
@@ -322,6 +325,9 @@ ATTENTIONS = [
     Attention("f16", 8, 8, 64, 4, causal=False, reach=128),
     Attention("q8_0", 12, 4, 32, 1, reach=21),
     Attention("bf16", 6, 6, 20, 3, 90, 1, 20.0, causal=False, reach=40),
+    # Numbers of each query by distance: past their reach and not, a window of as many keys.
+    Attention("f16", 8, 2, 64, 4, profiled=48),
+    Attention("q8_0", 4, 4, 32, 1, 33, 1, profiled=33),
 ]
 # On matrix registers: rows that fill them and that do not, scales, windows, a cap.
 ATTENTIONS_MATRIX = [
@@ -621,6 +627,8 @@ ROUTES = [
     Route(37, 3, "softmax", jitter=0.25),
     Route(24, 5, "softmax", True, 0.05, per=2),
     Route(37, 5, "sqrt_softplus", True, 1.5, bias=True),
+    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=2),
+    Route(37, 5, "sigmoid", True, 8.0, bias=True, sinks=3, of_sinks=True),
 ]
 TOKEN_ROUTES = [
     RouteByToken(37, 5, "sqrt_softplus", True, 1.5),
@@ -664,6 +672,7 @@ EXPERTS = [
     Pack("swiglu_clamped", "f32", 172, 1, per=4),
     Pack("silu_to_0.5", "q8", 352, 6, per=12),
     Pack("silu_to_0.25", "f32", 172, 1, per=4),
+    Pack("situ_1.5_4", "f32", 172, 1, per=4),
 ]
 LATENTS = [
     LatentStore("norm", "f16", 4, 48, 32, 40, 16, 0.2, EPS),
@@ -709,6 +718,7 @@ HYPER_STREAMS = [
     *(ScoreStreams(k, 3) for k in (64, 37)),
     *(SumStreams(k, 3, 1e-3) for k in (64, 37)),
     *(SpreadToStreams(k, 3, 1.5, 1e-3) for k in (64, 37)),
+    *(MixBank(k, n, EPS) for k, n in ((64, 2), (37, 1))),
 ]
 STREAM_WEIGHTS = [StreamWeights(4, 20, 1e-6), StreamWeights(3, 1, 1e-3), StreamWeights(3, 0, 0.0)]
 MANIFOLDS = [
@@ -731,6 +741,7 @@ TURNED_HEADS = [
 ]
 ROW_ATTENTIONS = [
     RowAttention("f16", 6, 64, 12),
+    RowAttention("f32", 4, 40, 12, block=True),
     RowAttention("f32", 4, 40, 40, unit=64, units=1),
     RowAttention("bf16", 16, 32, 12, unit=4, units=1, top=5),
     RowAttention("q8_0", 3, 64, 12, unit=4, units=1, top=5),
@@ -744,6 +755,7 @@ ROW_SCORES = [
 ROW_CHOICES = [RowChoice(5, 4), RowChoice(3, 16)]
 NGRAMS = [NgramRows(2, 3, 7), NgramRows(4, 2, 5)]
 TABLE_GATHERS = [GatherRows("F32", 40, 3), GatherRows("Q8_0", 64, 2), GatherRows("Q4_K", 256, 1)]
+PROFILES = [MixProfiles(3, 5, 37), MixProfiles(2, 16, 64)]
 TEMPERS = [Temper(96, 1), Temper(37, 0)]
 TIMES = [ScaleColumns(96, 0.707), ScaleColumns(37, 2.0)]
 WEIGHS = [ScaleByExpert(96, 16), ScaleByExpert(37, 5), ScaleByExpert(64, 1)]
@@ -778,6 +790,8 @@ STATES = [
     Convolution(96, 2, gates=True),
     Convolution(70, 3, dilation=3),
     Convolution(32, 5, plain=True),
+    Convolution(70, 4, plain=True, residual=True),
+    Convolution(33, 3, plain=True, residual=True, scaled=True),
     Mamba2(4, 32, 16, 1),
     Mamba2(6, 24, 5, 2),
     Mamba2(2, 80, 32, 2),
@@ -802,6 +816,7 @@ STATES = [
     ChannelRates(3, 32),
     ChannelRates(37, 7),
     ChannelRates(3, 32, -5.0),
+    ChannelRates(5, 16, most=2.0),
     UnitHeads(32, 3, 0.25, EPS),
     UnitHeads(7, 2, 1.0, EPS),
     OutputGate("sigmoid", 172),
@@ -855,7 +870,8 @@ EXPERT_LORAS = [
     ExpertUp("F16", 5, 2, 3, False, 2),
 ]
 # Of any vocabulary: it is an argument.
-TOPS = [TopLogitsKernel(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0)]
+HIDDEN = [Hide(5, 9), Hide(0, 3)]
+TOPS = [TopLogitsKernel(), JoinTop(), Softcap(7, 30.0), Softcap(2561, 5.0), *HIDDEN]
 # Both kinds, sub-blocks of 16 and of 32, with importances and without.
 SEARCHES: list[SearchKernel] = [
     OffsetSearchKernel("Q4_K"),
@@ -916,6 +932,7 @@ ALL: list[Spec] = [
     *CHOICES,
     *ATTENTIONS_CHOSEN,
     *PACK_HEADS,
+    *PROFILES,
     *TEMPERS,
     *TIMES,
     *WEIGHS,

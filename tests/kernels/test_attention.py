@@ -34,6 +34,7 @@ from treadle.kernels.attention.int16_tile import LIMIT
 from treadle.kernels.attention.merge_splits import Merge
 from treadle.kernels.attention.page_layout import KV_FORMATS
 from treadle.kernels.attention.paged import Attention
+from treadle.kernels.attention.profiles import profile_values
 from treadle.kernels.attention.records import ITEM, MERGE, PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.work_item import SPAN, alibi_slopes
@@ -137,6 +138,14 @@ def distances_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
     return made * 4
 
 
+def profiles_of(spec: Attention, rng: np.random.Generator) -> np.ndarray:
+    """A number of each query for each distance; past the reach none."""
+    n = sum(sequence.n for sequence in BATCH)
+    made = np.zeros((n, spec.n_head, profile_values(spec.profiled)), np.float32)
+    made[..., PAGE:-PAGE] = 4 * rng.standard_normal((n, spec.n_head, spec.profiled))
+    return made
+
+
 def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     """The bound above for the whole batch, with the largest |k| and |v| of all."""
     page = spec.page
@@ -159,7 +168,9 @@ def tolerance(spec: Attention, q: np.ndarray, cache: Cache) -> float:
     longest = max(s.history + s.n for s in BATCH)
     if spec.alibi:
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
-    if spec.reach:  # of a number below 6 * 4: the rounding of LOG2_E, and of the sum
+    if (
+        spec.reach or spec.profiled
+    ):  # of a number below 6 * 4: the rounding of LOG2_E, and of the sum
         score += 2 * U32 * 6 * 4
     if spec.words:
         length = float(np.linalg.norm(q.reshape(-1, spec.head_dim), axis=1).max()) * longest_key
@@ -213,6 +224,7 @@ def test_attention(spec: Attention, isa: Isa, memory: Memory, rng: np.random.Gen
     sinks = sinks_of(spec, rng)
     args["sinks"] = memory.copy(sinks, name="sinks")
     args["distances"] = memory.copy(distances_of(spec, rng), name="distances")
+    args["profiles"] = memory.copy(profiles_of(spec, rng), name="profiles")
 
     # The twin does not split; that splitting changes nothing is what is tested.
     whole, _ = build_run(spec, cache, split=False)
@@ -265,6 +277,7 @@ def test_twins_agree_split_or_not(spec: Attention, rng: np.random.Generator) -> 
         parts = {"out": out, "partials": partials, "out_stride": width}
         parts["sinks"] = sinks_of(spec, np.random.default_rng(3))
         parts["distances"] = distances_of(spec, np.random.default_rng(3))
+        parts["profiles"] = profiles_of(spec, np.random.default_rng(4))
         given = spec.args(qkv=x, pool=cache.pool, stride=x.shape[1], few=0, **parts, **cache.places)
         spec.run_ref(given, run)
         merge = Merge(spec.n_groups, spec.heads, spec.tokens, spec.dims_v, spec.pool, spec.sinks)

@@ -9,9 +9,10 @@ import pytest
 
 from tests.kernels import registry, rows
 from tests.kernels.harness import U32, Memory, Run, assert_close, call
-from tests.kernels.registry import CAPS, CLAMPS, CLAMPS_BETWEEN
+from tests.kernels.registry import CAPS, CLAMPS, CLAMPS_BETWEEN, HIDDEN
 from treadle.isa.isa import Isa
 from treadle.kernels.elementwise.clamp import Clamp, ClampBetween
+from treadle.kernels.elementwise.fill import NEVER, Hide
 from treadle.kernels.elementwise.softcap import Softcap
 
 
@@ -99,3 +100,24 @@ def test_cap(spec: Softcap, isa: Isa, memory: Memory, rng: np.random.Generator) 
         outside = np.ones(stride, bool)
         outside[inside] = False
         np.testing.assert_array_equal(out[:, outside], x[:, outside])
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", HIDDEN, ids=registry.name)
+def test_columns_that_are_no_token(
+    spec: Hide, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    n = 3
+    stride = 11
+    x = rng.standard_normal((n, stride)).astype(np.float32)
+    x[1, spec.first] = np.nan
+    expected = x.copy()
+    expected[:, spec.first : spec.last] = np.float32(NEVER)
+    run = Run(output_rows=np.arange(n, dtype=np.int32))
+    twin = x.copy()
+    spec.run_ref(spec.args(y=twin, stride=stride), run)
+    assert np.array_equal(twin, expected)
+    for front in (False, True):
+        made = memory.copy(x, name="y", front=front)
+        call(spec, isa, memory, {"y": made, "stride": stride}, run, n)
+        assert np.array_equal(made, expected)

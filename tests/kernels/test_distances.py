@@ -5,6 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.kernels import registry, rows
+from tests.kernels.harness import U32, Memory, Run, assert_close, call
+from tests.kernels.registry import PROFILES
+from treadle.jit.language import Isa
+from treadle.kernels.attention.profiles import MixProfiles, by_place, profile_values
 from treadle.kernels.attention.records import PAGE
 from treadle.kernels.attention.relative_bias import buckets, by_distance, row_values
 from treadle.models.archs import REACH
@@ -41,3 +46,29 @@ def test_numbers_by_distance() -> None:
         assert made[head, middle + 5] == matrix[21, head]
         assert set(made[head, : middle - 91 + 1]) == {matrix[15, head]}
         assert set(made[head, middle + 91 :]) == {matrix[31, head]}
+
+
+@pytest.mark.parametrize("isa", rows.DISTINCT, ids=rows.name)
+@pytest.mark.parametrize("spec", PROFILES, ids=registry.name)
+def test_profiles_are_mixed(
+    spec: MixProfiles, isa: Isa, memory: Memory, rng: np.random.Generator
+) -> None:
+    """A sum of ``rank`` products, each rounded once; zeros beyond the reach."""
+    n = 5
+    column = 3
+    stride = spec.n_head * spec.rank + 6
+    x = rng.standard_normal((n, stride)).astype(np.float32)
+    profiles = rng.standard_normal((spec.rank, spec.reach)).astype(np.float32)
+    width = spec.n_head * profile_values(spec.reach)
+    expected = np.full(n * width, np.nan)
+    args = {"stride": stride, "column": column}
+    spec.run_ref(spec.args(x=x, profiles=by_place(profiles).ravel(), out=expected, **args), Run(n))
+    mixes = x[2, column : column + spec.n_head * spec.rank].reshape(spec.n_head, -1)
+    third = expected.reshape(n, spec.n_head, -1)[2]
+    assert np.allclose(third[:, PAGE + spec.reach - 1], mixes @ profiles[:, 0])  # distance 0
+    assert np.allclose(third[:, PAGE], mixes @ profiles[:, -1])
+    out = memory.array((n * width,), np.float32, name="out")
+    given = {"x": memory.copy(x), "profiles": memory.copy(by_place(profiles)), "out": out}
+    call(spec, isa, memory, {**args, **given}, Run(n), n * spec.n_head)
+    allowed = spec.rank * U32 * 2 * spec.rank * np.abs(x).max() * np.abs(profiles).max()
+    assert_close(out, expected, allowed, spec.name)

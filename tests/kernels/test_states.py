@@ -63,6 +63,7 @@ def given(spec: Row, rng: np.random.Generator) -> dict[str, Any]:
         made |= {"x": rng.standard_normal((n, width + 3)), "stride": width + 3, "column": 2}
         made["w"] = rng.standard_normal((spec.taps, spec.k))
         made |= {"bias": rng.standard_normal(spec.k)} if spec.bias else {}
+        made |= {"gain": np.full(1, 1.25)} if spec.scaled else {}
     else:
         n_values = spec.n_head * spec.head_dim
         n_keys = spec.n_group * spec.n_state

@@ -134,6 +134,7 @@ def build(case: Case) -> Any:
         in (
             *("Gemma3", "Gemma4", "Gemma4Unified", "Llama4", "Qwen3_5", "Qwen3_5Moe"),
             *("EmbeddingGemma2", "Qwen4Exp", "MiniMaxM3VL", "Dots3Note"),
+            *("Inkling", "CohereCompass"),
         )
         else ""
     )

@@ -14,6 +14,7 @@ from tests.conftest import WriteTiny
 from tests.models.test_arch_truth import ids_of
 from tests.models.test_indexed import changed
 from tests.models.ways import check_truth
+from tests.spec_decode.tiny_drafters import load
 from treadle.engine.batch import BatchItem
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
@@ -30,8 +31,8 @@ def test_agrees_with_float64(n_ctx: int, kv: str, tiny: WriteTiny) -> None:
     than the indexer chooses too.
     """
     ids = ids_of(min(N, n_ctx - 3))
-    load: dict[str, Any] = {"threads": 2, "kv": kv, "context": n_ctx, "n_sequences": 3}
-    with treadle.load(tiny(ARCH), **load) as model:
+    given: dict[str, Any] = {"threads": 2, "kv": kv, "context": n_ctx, "n_sequences": 3}
+    with treadle.load(tiny(ARCH), **given) as model:
         assert model.config.ignored == ()
         for n in (1, model.engine.max_tokens):
             model.plan(n).check()
@@ -46,8 +47,8 @@ def test_texts_that_share_pages(kv: str, tiny: WriteTiny) -> None:
     ids = ids_of(N)
     bits = []
     for threads in (1, 2):
-        load: dict[str, Any] = {"threads": threads, "context": 128, "n_sequences": 3, "kv": kv}
-        with treadle.load(tiny(ARCH), deterministic=True, **load) as model:
+        given: dict[str, Any] = {"threads": threads, "context": 128, "n_sequences": 3, "kv": kv}
+        with treadle.load(tiny(ARCH), deterministic=True, **given) as model:
             truth = model.logits(ids)
             bits.append(truth)
             cache = model.engine.cache
@@ -65,6 +66,21 @@ def test_texts_that_share_pages(kv: str, tiny: WriteTiny) -> None:
                     both = [BatchItem(fork, ids[70:77], 1), BatchItem(seq, ids[70:80], 1)]
                     assert np.array_equal(model.engine.run(both), truth[[76, 79]])
     assert np.array_equal(bits[0], bits[1])
+
+
+def test_drafts_that_are_wrong(tiny: WriteTiny) -> None:
+    """A state cannot drop them: the text goes back to where the run began, whose window may have
+    one page more.
+    """
+    texts = []
+    for draft in (None, tiny("llama")):
+        with load(tiny(ARCH), draft, deterministic=True) as model:
+            text = model.generate(ids_of(22), max_tokens=40, temperature=0, ignore_eos=True)
+            text.finish()
+            assert (text.timings.n_drafted > 20) == (draft is not None)
+            assert text.timings.n_accepted < 8
+            texts.append(text.ids)
+    assert texts[0] == texts[1]
 
 
 def test_a_cache_of_units(tiny: WriteTiny) -> None:

@@ -17,7 +17,7 @@ from treadle.models.load import load_config
 
 # Row 22 of the design's table, and what else people ask for.
 NAMED = """
-    kimi-k2 kimi-k3 rwkv6 bart clip
+    kimi-k2 rwkv6 bart clip
     kimi_k2
     grok-1
 """

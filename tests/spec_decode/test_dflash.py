@@ -193,7 +193,6 @@ def test_one_that_is_right_is_believed(files: dict[str, Path]) -> None:
         ({"keys": KEYS, "wrong": {TARGET_LAYERS: "all"}}, "target_layers: is 'all'"),
         ({"keys": KEYS, "n_embd": 128}, "reads states of 128 values, the model has 64"),
         ({"keys": KEYS, "wrong": {"selector_top_k": 4}}, r"selector .*DFlash 2.* not supported"),
-        ({"keys": KEYS, "wrong": {"hyper_connection_count": 4}}, "hyper-connections .* not supp"),
         ({"keys": KEYS, "wrong": {BLOCK: 1}}, "block_size: is 1"),
         ({"keys": KEYS, "wrong": {"hidden_activation": "relu"}}, "'relu': treadle supports gelu"),
     ],

@@ -16,11 +16,13 @@ import pytest
 import treadle
 from tests.reference import fed, normed, tensor_of
 from tests.reference import mixed as attended
+from tests.reference_compressed import blended, mix_of
 from tests.spec_decode.tiny_drafters import HOW, Open, check_session, check_texts, ids_of
 from tests.spec_decode.tiny_drafters import load as load_with
-from tests.tiny import rounding, write_model
+from tests.tiny import I32, rounding, write_model
 from treadle.cli.commands.quantize import remarks
 from treadle.engine.batch import BatchItem
+from treadle.errors import UnsupportedError
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.formats import by_name
 from treadle.kernels.elementwise.top_records import LogitsQuery
@@ -37,6 +39,12 @@ SIZES: dict[str, dict[str, int]] = {
     "glm4moe": {"n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1},
     "deepseek2": {},
     "qwen35": {},  # whose other layers keep a state
+    "deepseek4": {},  # the layer reads all streams
+    "glm5-next": {"n_expert": 4, "n_ff_exp": 64, "n_expert_shared": 1},  # it keeps a state itself
+}
+LACKS = {  # tensors of the model's layers that this one has not
+    "deepseek4": ("compressor", "indexer"),
+    "glm5-next": (".hc_",),
 }
 Change = Callable[[dict[str, Any]], None]
 
@@ -47,9 +55,20 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
     rng = np.random.default_rng(3)
     with open_gguf(path) as file:
         tensors: dict[str, Any] = {
-            name: tensor.dequantize() for name, tensor in file.tensors.items()
+            name: tensor.data.view("<i4").reshape(tensor.shape)
+            if tensor.ggml_type == I32
+            else tensor.dequantize()
+            for name, tensor in file.tensors.items()
         }
-        metadata = {key: (file.metadata[key], file.types.get(key)) for key in file.metadata}
+        metadata: dict[str, Any] = {
+            key: (file.metadata[key], file.types.get(key)) for key in file.metadata
+        }
+    last = f"blk.{LAYERS}."
+    for part in LACKS.get(arch, ()):
+        for name in [name for name in tensors if name.startswith(last) and part in name]:
+            del tensors[name]
+    if ratios := metadata.get(f"{arch}.attention.compress_ratios"):
+        metadata[f"{arch}.attention.compress_ratios"] = [*ratios[0][:LAYERS], 0], ratios[1]
     n_embd = tensors["token_embd.weight"].shape[1]
     tensors[f"{STEM}eh_proj.weight"] = rng.standard_normal((n_embd, 2 * n_embd)) / np.sqrt(n_embd)
     for name in ("enorm", "hnorm", "shared_head_norm"):
@@ -61,15 +80,22 @@ def write_nextn(path: Path, arch: str, change: Change = lambda tensors: None, **
         writer.add(key, value if isinstance(value, (str, int, float)) else list(value), kind)
     writer.add(f"{arch}.nextn_predict_layers", 1)
     for name, tensor in tensors.items():
+        if name.endswith("tid2eid.weight"):
+            rows = np.ascontiguousarray(tensor.astype("<i4"))
+            writer.add_tensor(name, tensor.shape, I32, rows.view(np.uint8).reshape(-1))
+            continue
         writer.add_tensor(name, tensor.shape, f32, f32.quantize_rows(tensor.astype(np.float32)))
     writer.write()
     return path
 
 
+ENDS = "attn_output.weight", "attn_output_b", "ffn_down", "ssm_out"  # of halves of layers
+
+
 def right(tensors: dict[str, Any]) -> None:
     """Make all layers add nothing: then a token says which is next, to model and layer alike."""
     for name in tensors:
-        if any(stem in name for stem in ("attn_output.weight", "ffn_down", "ssm_out")):
+        if any(stem in name for stem in ENDS):
             tensors[name] = np.zeros_like(tensors[name])
     n = len(tensors["output_norm.weight"])
     tensors[f"{STEM}eh_proj.weight"] = np.concatenate([np.eye(n), np.zeros((n, n))], 1)
@@ -82,7 +108,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return write_nextn(tmp_path_factory.mktemp("nextn") / "random.gguf", request.param)
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "qwen35"])
+@pytest.fixture(scope="module", params=["glm4moe", "qwen35", "deepseek4", "glm5-next"])
 def foreseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file whose layer is always right."""
     return write_nextn(tmp_path_factory.mktemp("nextn") / "right.gguf", request.param, right)
@@ -129,10 +155,17 @@ def test_the_layer_against_float64(path: Path) -> None:
         tensor = tensor_of(made.gguf)
         config = made.config
         e = normed(tensor("token_embd.weight")[ids[1:]], tensor("nextn.enorm.weight"), config)
-        h = normed(states[:n].astype(np.float64), tensor("nextn.hnorm.weight"), config)
-        x = np.concatenate([e, h], 1) @ tensor("nextn.eh_proj.weight").T
-        x = fed(config, 0, attended(config, 0, x, tensor, kept={}), tensor)
-        exact = normed(x, tensor("output_norm.weight"), config) @ tensor("output.weight").T
+        n_streams = config.n_streams if config.arch.nextn == "streams" else 1
+        streams = states[:n].astype(np.float64).reshape(n, n_streams, -1)
+        h = normed(streams, tensor("nextn.hnorm.weight"), config)
+        both = np.concatenate([np.broadcast_to(e[:, None], h.shape), h], 2)
+        x = both @ tensor("nextn.eh_proj.weight").T
+        if n_streams > 1:
+            x = mix_of(config, blended(config, x, ids[1:], tensor), tensor)
+        else:
+            x = fed(config, 0, attended(config, 0, x[:, 0], tensor, kept={}), tensor)
+            x = normed(x, tensor("output_norm.weight"), config)
+        exact = x @ tensor("output.weight").T
         assert np.abs(found - exact).max() <= 2 * rounding(config) * np.abs(exact).max()
 
 
@@ -202,6 +235,47 @@ def test_the_layers_own_head_and_embeddings(tmp_path: Path) -> None:
         text = model.generate(ids_of(5), max_tokens=60, temperature=0, ignore_eos=True)
         text.finish()
         assert text.timings.n_accepted > 30
+
+
+def write_apart(path: Path, model: Path, layer: Path) -> None:
+    """A file's layers of the model in one file, its MTP layer in another."""
+    with open_gguf(path) as file:
+        arch = file.metadata["general.architecture"]
+        last = f"blk.{LAYERS}."
+        for to in (model, layer):
+            writer = GGUFWriter(to)
+            for key, value in file.metadata.items():
+                if to == model and key == f"{arch}.nextn_predict_layers":
+                    continue
+                value = LAYERS if to == model and key == f"{arch}.block_count" else value
+                given = value if isinstance(value, (str, int, float)) else list(value)
+                writer.add(key, given, file.types.get(key))
+            for name, t in file.tensors.items():
+                if not name.startswith("blk.") or name.startswith(last) == (to == layer):
+                    writer.add_tensor(name, t.shape, t.ggml_type, t.data)
+            writer.write()
+
+
+@pytest.mark.parametrize("arch", ["glm4moe", "deepseek4"])
+def test_a_file_of_the_layer_alone(arch: str, tmp_path: Path) -> None:
+    """Its drafts are those of the layer beside the model's."""
+    whole = write_nextn(tmp_path / "whole.gguf", arch)
+    model, layer = tmp_path / "model.gguf", tmp_path / "mtp.gguf"
+    write_apart(whole, model, layer)
+    found = []
+    for path, draft in ((whole, None), (model, layer)):
+        with load_with(path, draft, deterministic=True) as opened:
+            assert drafter_of(opened).engine.gguf.tensors
+            text = opened.generate(ids_of(9), max_tokens=20, temperature=0, ignore_eos=True)
+            text.finish()
+            found.append((text.ids, text.timings.n_drafted, text.timings.n_accepted))
+    assert found[0] == found[1]
+    with pytest.raises(UnsupportedError, match=r"has only MTP layers.*--draft"):
+        treadle.load(layer)
+    write_model(other := tmp_path / "other.gguf", arch, n_layer=LAYERS + 2, tied=0)
+    says = f"the MTP layers of {arch} with {LAYERS} layers, the model is {arch} with {LAYERS + 2}"
+    with pytest.raises(UnsupportedError, match=says):
+        treadle.load(other, draft=layer)
 
 
 def test_states_of_a_text() -> None:

@@ -18,7 +18,7 @@ from tests.tiny import SIZES, draw, write_model
 from tests.tiny import keys as usual_keys
 from treadle.files.gguf import GGUFWriter, open_gguf
 from treadle.kvcache.sequence import Sequence
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, Arch
 from treadle.models.drafters.beside_model import D2T, I64
 from treadle.models.graphs import GRAPHS
 from treadle.models.keys import ArchMetadata
@@ -47,11 +47,13 @@ def write_drafter(
     vocabulary: bool = True,
     alone: bool = False,
     change: Change = lambda tensors: None,
+    row: Arch | None = None,
     **sizes: Any,
 ) -> Path:
-    """``keys``: of the architecture, or whole ones with "tokenizer." in front. ``own``: further
-    tensors that it has. ``wrong``: keys that its tensors know nothing of. ``n_draft``: tokens that
-    it drafts, 0 for all. ``alone``: keys are values as well.
+    """``row``: in place of the architecture's. ``keys``: of the architecture, or whole ones with
+    "tokenizer." in front. ``own``: further tensors that it has. ``wrong``: keys that its tensors
+    know nothing of. ``n_draft``: tokens that it drafts, 0 for all. ``alone``: keys are values as
+    well.
     """
     size: dict[str, Any] = SIZES | {"n_layer": 1, **sizes}
     made = usual_keys(size) | {key: n for key, n in keys.items() if not key.startswith("tokeni")}
@@ -66,7 +68,7 @@ def write_drafter(
     for name in (*own, *(() if alone else ("blk.0.attn_v.weight",))):
         tensors.setdefault(name, SimpleNamespace(shape=(size["n_vocab"], size["n_embd"])))
     file: Any = SimpleNamespace(path=path, metadata=metadata, tensors=tensors)
-    row = ARCHS[arch]
+    row = row or ARCHS[arch]
     graph = GRAPHS[row.graph]
     config = graph.read(ArchMetadata(file, arch, row.keys), row)
     rng = np.random.default_rng(11)

@@ -81,6 +81,7 @@ def test_every_family_keeps_every_character(pre: str, text: str) -> None:
         ("hy_v4", "#ab 1234漢字x", "#ab| |123|4|漢字|x"),
         ("grok-2", "I'VE 12 x!\n\nyY", "I|'VE| |1|2| x|!\n\n|yY"),
         ("talkie", "I've 1234 x/\n\nyY", "I've| |123|4| x|/\n\n|y|Y"),
+        ("inkling", "e\u0301A 1234 x/\n\nyY", "e\u0301|A| |123|4| x|/\n\n|y|Y"),
         ("llada-moe", "don't 12 x \n\ny", "don|'t| |1|2| x| \n\n|y"),
         ("ufakzeka", "Ankara'da 12 x!\n\ny", "Ankara|'da| |1|2| x|!\n\n|y"),
         ("spark2_5", "#ab 1234漢字x!\n\n y", "#ab| |1|2|3|4|漢字|x|!|\n|\n| y"),

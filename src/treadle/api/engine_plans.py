@@ -44,7 +44,7 @@ def text_plans(model: Model) -> Iterator[EnginePlan]:
     if (drafter := drafting.drafter) is not None:
         engines += [(drafter.engine, output) for output in drafter.outputs]
     for engine, output in engines:
-        has_adapters = bool(engine.adapters)  # if deterministic, only these plans are run
+        has_adapters = engine.has_adapters  # if deterministic, only these plans are run
         for adapted in {has_adapters, has_adapters and engine.deterministic}:
             for steered in {False, bool(engine.control_vectors)}:
                 for n_tokens, n_outputs in _sizes(engine):
@@ -100,5 +100,5 @@ def media_plans(model: Model) -> Iterator[EnginePlan]:
     output = model.stepper.scheduler.drafting.observer.output
     for n_tokens in (*engine.few, CHUNK, engine.max_tokens):
         if n_tokens <= engine.max_tokens:
-            adapted, steered = bool(engine.adapters), bool(engine.control_vectors)
+            adapted, steered = engine.has_adapters, bool(engine.control_vectors)
             yield EnginePlan(engine, PlanKey(n_tokens, 1, output, adapted, True, steered))

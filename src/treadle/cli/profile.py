@@ -21,6 +21,7 @@ from treadle.cli.bench_engines import streams
 from treadle.cli.speed import PassCost, Peaks, part_of
 from treadle.cli.ui.progress import ProgressBar
 from treadle.models.graphs import main_output
+from treadle.models.switch import without_control_tokens
 
 RUNS = 7  # of each kind, after one to warm up
 
@@ -49,6 +50,7 @@ def profile_of(model: Any, n_tokens: int, depth: int, progress: ProgressBar) -> 
 
     session = model.session()
     (ids,) = streams(1, depth + n_tokens, model.config.n_vocab)
+    ids = without_control_tokens(model.config.switch, ids)
     writes = main_output(model.config) == "logits"
     stamped: list[dict[str, float]] = []
     wholes: list[float] = []

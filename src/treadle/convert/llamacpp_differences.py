@@ -25,6 +25,7 @@ from treadle.models.archs import (
 )
 from treadle.models.graphs.encoder_decoder import LOGIT_SCALE
 from treadle.models.graphs.kinds import Q_RANK
+from treadle.models.graphs.switched import LATEST, N_ADAPTERS, TOKENS
 from treadle.models.graphs.unsaid import minicpm_scales
 from treadle.models.sentence import HEAD_ACTIVATION
 from treadle.models.structure import layer_of
@@ -47,6 +48,7 @@ WITH_WINDOWS = frozenset(
         "granite_swa",
         "cohere2moe",
         "dots3note",
+        "inkling",
         "mellum",
         "laguna",
         "maple",
@@ -55,7 +57,7 @@ WITH_WINDOWS = frozenset(
         "spark2_5",
     }
 )
-WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa"})
+WITH_SCALE = frozenset({"granite", "granitemoe", "granitehybrid", "granite_swa", "graniteswitch"})
 FEW_BIASES = QKV_BIAS
 # Biases that llama.cpp requires in every file.
 ASKED = {"phimoe": ("attn_output.bias", "output.bias")}
@@ -92,6 +94,7 @@ NORMED = {
 SHARING = {"gemma3n": (20, 10)}
 LACKING = frozenset(
     {"flex_olmo", "gptneo", "gte", "nanochat", "olmo_hybrid", "vaultgemma"}
+    | {"axk2", "cohere-compass", "inkling", "solar-open2"}
 )  # architectures that llama.cpp lacks
 ONE_BASE = frozenset({"mellum"})  # one RoPE base, also for layers with a window
 FIXED_SCALES = frozenset({"minicpm3"})  # scales from the model's size; the file's are ignored
@@ -272,6 +275,18 @@ def _unscaled(file: OutputMetadata) -> str:
     return f"it multiplies no logits of {file.arch.name}; the file says {scale:.4g}"
 
 
+def _switch(file: OutputMetadata) -> str:
+    if file.keys.get(LATEST) is not True:
+        return ""
+    tokens = file.keys.get(TOKENS)
+    if isinstance(tokens, Collection) and len(tokens) != file.keys.get(N_ADAPTERS):
+        return f"it refuses {file.arch.name} with a control token for no adapter"
+    return (
+        "the mean of all control tokens of a text chooses the adapter; in the file the last one "
+        "does, so texts with several different ones differ"
+    )
+
+
 def _head(file: OutputMetadata) -> str:
     kind = file.keys.get(HEAD_ACTIVATION, "tanh")
     return "" if kind == "tanh" else f"its scoring head uses tanh; the file says {kind}"
@@ -292,6 +307,7 @@ ROWS: tuple[Callable[[OutputMetadata], str], ...] = (
     _unknown,
     _queries,
     _unscaled,
+    _switch,
     _head,
     _lacking,
 )

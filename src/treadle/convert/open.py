@@ -43,6 +43,17 @@ def open_model(path: str | os.PathLike[str], progress: Progress | None = None) -
     return model
 
 
+def open_drafter(path: str | os.PathLike[str]) -> GGUF:
+    """Open a drafter as ``open_model`` does; of a folder that holds a model and its DSpark, the
+    DSpark.
+    """
+    if not is_hf(path):
+        return open_model(path)
+    from treadle.convert.hf.folder import open_hf
+
+    return open_hf(path, drafter=True)
+
+
 def _open_speech(path: str | os.PathLike[str]) -> GGUF | None:
     """Open a speech model in a format of its own; None if it is none."""
     from treadle.convert.whisper.open import is_whisper, open_whisper

@@ -26,7 +26,7 @@ QUANTIZATION_VERSION = 2  # of ggml's block layouts, since May 2023
 # in F32, and llama.cpp aborts if some of them have another type. Patch embeddings: llama.cpp rounds
 # the pixels to F16 if these are F16.
 FLOATS = re.compile(
-    r"(position_embd|patch_embd|enc\.conv1d\.[12]|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv"
+    r"(position_embd|patch_embd|enc\.conv1d\.[12]|token_types|ffn_gate_inp|ffn_gate_inp_shexp|ssm_conv1d(_[qkv])?|shortconv\.conv|shortconv_(k|v|attn|mlp)|attn_rel_proj"
     r"|time_mix_(lerp_fused|[wavg][12])|_norm|attn_rel_b|altup_router|altup_predict_coef|altup_correct_coef"
     r"|hc_(attn_|ffn_)?fn|compressor_ape|ffn_gate_tid2eid)"
     r"\.weight"

@@ -39,6 +39,8 @@ from treadle.models.config import MediaTraits
 if TYPE_CHECKING:
     from treadle.kvcache.cache import EncodedKeys, KVCache, Sequence
     from treadle.kvcache.page_pool import Pool
+    from treadle.kvcache.prefix_tree import Lora
+    from treadle.models.switch import ControlTokens
     from treadle.plan.plan import Input, Plan, Storage
 
 ROPE_ROWS = 64  # a rotation table grows by this many positions
@@ -212,6 +214,7 @@ class RunInputs(Inputs):
         ropes: Ids[RopeTable],
         storage: Storage,
         traits: MediaTraits | None = None,
+        control_tokens: ControlTokens | None = None,
     ) -> None:
         traits = traits or MediaTraits()
         media = plan.takes.get(MEDIA)  # in plans for batches with media
@@ -236,7 +239,10 @@ class RunInputs(Inputs):
             self._words[run_offset(field) // 8] = offset
         self._tokens = offsets["tokens"] // 4
         self._outputs = offsets["output_rows"] // 4
-        self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs) if scales else None
+        self._control_tokens = control_tokens
+        self._loras = None
+        if scales:
+            self._loras = _Loras(self._bytes, offsets["loras"], scales, inputs, control_tokens)
         self._parts, self._sampled = offsets["parts"], offsets.get("sampled", 0)
         self._lists = offsets.get("part_pages")  # None: no kernel of the plan reads them
         self._ropes: list[tuple[RopeTable, np.ndarray]] = []
@@ -295,7 +301,7 @@ class RunInputs(Inputs):
         for pool in self._all_pools:
             pool.n_items = pool.n_few = pool.n_merges = pool.n_partials = 0
         for (seq, part_ids, n_outputs, queries, second), start in zip(parts, starts, strict=True):
-            ids = part_ids
+            ids = self._embedded(part_ids)
             n = len(ids)
             end = row + n
             n_held = start + n
@@ -329,7 +335,7 @@ class RunInputs(Inputs):
         n_sampled = (at_sampled - self._sampled) // SAMPLED_RECORD.size
         COUNTS.pack_into(block, 0, row, self.n_outputs, len(parts), n_sampled)
         if self._loras is not None:
-            self._loras.lay_out(parts)
+            self._loras.lay_out(parts, starts)
         if self._lists is not None:
             self._lay_out_lists(parts, self._lists)
         for pool in self._all_pools:
@@ -337,6 +343,10 @@ class RunInputs(Inputs):
             words[at] = pool.n_items
             words[at + 1] = pool.n_few
             words[at + 2] = pool.n_merges
+
+    def _embedded(self, ids: Ids[int]) -> Ids[int]:
+        """Return the tokens whose embeddings are read."""
+        return ids if self._control_tokens is None else self._control_tokens.substituted(ids)
 
     def _lay_out_lists(self, parts: Ids[BatchItem], at: int) -> None:
         """Write where each part's pages are, from ``at`` on."""
@@ -429,39 +439,59 @@ class RunInputs(Inputs):
 
 
 class _Loras:
-    """Writes the LoRA scales of a batch's rows; parts without adapters get no record."""
+    """Writes the LoRA scales of a batch's rows; rows without adapters get no record. A row's scales
+    begin with those of the adapters within the model, of which it has at most one.
+    """
 
     def __init__(
-        self, block: memoryview, records: int, scales: int, inputs: Mapping[str, Input]
+        self,
+        block: memoryview,
+        records: int,
+        scales: int,
+        inputs: Mapping[str, Input],
+        control_tokens: ControlTokens | None,
     ) -> None:
         self._block = block
         self._records = records
         self._scales = scales
         self._floats = block.cast("f")
-        self._n_adapters = inputs["lora_scales"].shape[1]
+        self._n_scales = inputs["lora_scales"].shape[1]
+        self._control_tokens = control_tokens
+        self._n_within = control_tokens.n if control_tokens else 0
 
-    def lay_out(self, parts: Ids[BatchItem]) -> None:
-        """Write the records of a batch."""
+    def lay_out(self, parts: Ids[BatchItem], starts: Ids[int]) -> None:
+        """Write the records of a batch, of which each part's tokens follow ``starts`` tokens."""
         row = 0
         at = self._records
         scales = self._scales
-        n_adapters = self._n_adapters
-        for seq, ids, *_ in parts:
-            end = row + len(ids)
-            if seq.lora:
-                first = scales // 4
-                for i in range(n_adapters):
-                    self._floats[first + i] = 0.0
-                for adapter, scale in seq.lora:
-                    self._floats[first + adapter] = scale
-                for token in range(row, end, LORA_ROWS):
-                    n = min(LORA_ROWS, end - token)
-                    LORA_RECORD.pack_into(self._block, at, token, n, scales - at)
-                    at += LORA_RECORD.size
-                scales += 4 * n_adapters
-            row = end
-        n = (at - self._records) // LORA_RECORD.size
-        COUNT.pack_into(self._block, run_offset("n_loras"), n)
+        for (seq, ids, *_), start in zip(parts, starts, strict=True):
+            n = len(ids)
+            runs: Iterable[tuple[int, int]] = ((start + n, 0),)
+            if seq.marks and self._control_tokens is not None:
+                runs = self._control_tokens.runs(seq.marks, start, start + n)
+            first = row
+            for stop, adapter in runs:
+                end = row + stop - start
+                if seq.lora or adapter:
+                    self._write_scales(scales // 4, seq.lora, adapter)
+                    for token in range(first, end, LORA_ROWS):
+                        n_rows = min(LORA_ROWS, end - token)
+                        LORA_RECORD.pack_into(self._block, at, token, n_rows, scales - at)
+                        at += LORA_RECORD.size
+                    scales += 4 * self._n_scales
+                first = end
+            row += n
+        count = (at - self._records) // LORA_RECORD.size
+        COUNT.pack_into(self._block, run_offset("n_loras"), count)
+
+    def _write_scales(self, first: int, lora: Lora, adapter: int) -> None:
+        """Write the scales of ``lora``, and of an adapter within the model, 0 for none."""
+        for i in range(self._n_scales):
+            self._floats[first + i] = 0.0
+        if adapter:
+            self._floats[first + adapter - 1] = 1.0
+        for which, scale in lora:
+            self._floats[first + self._n_within + which] = scale
 
 
 class _Pool:

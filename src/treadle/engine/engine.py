@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
     from treadle.models.config import Config
     from treadle.models.control_vector import ControlVector
-    from treadle.models.lora import Adapter
+    from treadle.models.lora import Adapter, LowRank
+    from treadle.models.ops import TensorName
     from treadle.plan.lowering.ops import CpuOps
     from treadle.plan.lowering.steps import Steps
 
@@ -90,8 +91,15 @@ class Engine:
         self.gguf = gguf
         self._weights = Weights(gguf, device)
         self.check_files = gguf.check
-        self._adapted: Weights | None = None  # with adapters
         self.adapters: tuple[Adapter, ...] = ()
+        self._within: list[dict[TensorName, LowRank]] = []  # adapters that control tokens choose
+        self._adapted: Weights | None = None  # with adapters
+        if config.switch is not None:
+            from treadle.models.switch import ControlTokens, embedded_adapters
+
+            self._within = embedded_adapters(gguf, config)
+            self.cache.control_tokens = ControlTokens(config.switch)
+            self._adapted = self._with_adapters(())
         self.control_vectors: tuple[ControlVector, ...] = ()
         self._ready: dict[tuple[int, int, str, bool, bool, bool], PreparedPlan] = {}
         self._lowered: dict[PlanKey, Plan] = {}  # not prepared yet
@@ -148,13 +156,18 @@ class Engine:
         Raises UnsupportedError for a matrix that is used in no plain product.
         """
         self.adapters = tuple(adapters)
-        ranks = [adapter.ranks for adapter in adapters]
-        self._adapted = replace(self._weights, adapters=ranks, n_scales=len(ranks))
+        self._adapted = self._with_adapters(adapters)
         self.cache.tree.marks = tuple(adapter.mark for adapter in adapters)
         made = main_output(self.config)
         self.device.plan(self.config, self._adapted, self.cache, 1, 1, output=made)
         for adapter in adapters:
             adapter.check(self._adapted.met)
+
+    def _with_adapters(self, adapters: Ids[Adapter]) -> Weights:
+        """Return the weights with the adapters within the model, and then these."""
+        loaded: list[dict[TensorName, LowRank]] = [dict(one.ranks.items()) for one in adapters]
+        ranks = [*self._within, *loaded]
+        return replace(self._weights, adapters=ranks, n_scales=len(ranks))
 
     def steer(self, vectors: Ids[ControlVector]) -> None:
         """Enable control vectors for sequences: in ``Sequence.lora`` they follow the adapters. Call
@@ -167,7 +180,23 @@ class Engine:
         self.control_vectors = tuple(vectors)
         self.cache.tree.marks += tuple(vector.mark for vector in vectors)
         if self._adapted is not None:
-            self._adapted = replace(self._adapted, n_scales=len(self.cache.tree.marks))
+            self._adapted = replace(self._adapted, n_scales=self._n_scales)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether texts may have adapters: loaded ones, or some within the model."""
+        return self._adapted is not None
+
+    def adapts(self, ids: Ids[int]) -> bool:
+        """Return whether a text of ``ids``, without loaded adapters, runs a plan with adapters."""
+        tokens = self.cache.control_tokens
+        always = self.deterministic and self.has_adapters  # so that results are bit-identical
+        return always or (tokens is not None and tokens.any_in(ids))
+
+    @property
+    def _n_scales(self) -> int:
+        """Scales of a row: of adapters within the model, of loaded ones, of control vectors."""
+        return len(self._within) + len(self.cache.tree.marks)
 
     def tap(self, layers: Ids[int]) -> None:
         """Make the output "tapped" have the states before these layers (``Config.taps``). Call it
@@ -187,8 +216,7 @@ class Engine:
         if not key.steered:
             return weights
         directions = [vector.directions for vector in self.control_vectors]
-        n_scales = len(self.cache.tree.marks)
-        return replace(weights, directions=directions, n_scales=n_scales)
+        return replace(weights, directions=directions, n_scales=self._n_scales)
 
     def plan_for(
         self,
@@ -257,7 +285,9 @@ class Engine:
             self._arena_bytes = plan.arena_bytes
             for other in set(self._ready.values()):
                 other.place(self._arena, device)
-        run = RunInputs(plan, self.cache, self._ropes, device, config.media)
+        run = RunInputs(
+            plan, self.cache, self._ropes, device, config.media, self.cache.control_tokens
+        )
         ready = PreparedPlan(plan, run)
         ready.place(self._arena, device)
         self._ready[key] = ready
@@ -563,9 +593,7 @@ class Engine:
         n_outputs = 0
         seqs = set()
         media = False
-        # always with adapters, so that results are bit-identical
-        adapted = self.deterministic and self._adapted is not None
-        steered = False
+        adapted = steered = False
         for seq, ids, n_wanted, *_ in parts:
             n = len(ids)
             if not n:
@@ -580,6 +608,7 @@ class Engine:
             self._check_rows(entries)
             n_tokens = n_tokens + n
             n_outputs = n_outputs + n_wanted
+            adapted = adapted or bool(seq.marks) or self.adapts(ids)
             if seq.lora:
                 has_adapters, has_vectors = self._uses(seq.lora)
                 adapted = adapted or has_adapters

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 EAGLE3 = "eagle3"
 DFLASH = "dflash"
 GEMMA_DSPARK = "gemma4_dspark"
+DSPARK_STREAMS = "deepseek_v4_dspark"
 _KINDS = {  # part of a class' name, in small letters, or speculators' name of the kind
     "eagle3": EAGLE3,
     "gemma4dspark": GEMMA_DSPARK,
@@ -54,3 +56,40 @@ def with_drafter_type(config: Mapping[str, Any]) -> Mapping[str, Any]:
         made["sliding_window"] = made.get("swa_window_size") or made.get("sliding_window")
         made["layer_types"] = ["sliding_attention"] * n_layer
     return made
+
+
+# -- DSpark of DeepSeek V4, whose layers are in the folder of its model ----------------------------
+
+_STAGE = re.compile(r"mtp\.(?P<stage>0|[1-9]\d{0,3})\.(?P<rest>.+)")
+_OUTSIDE = re.compile(
+    r"(?:main_(?:proj|norm)|norm|markov_head|confidence_head|hc_head_\w+)(?:\..+)?"
+)
+
+
+def has_stages(config: Mapping[str, Any]) -> bool:
+    """Return whether the folder of a DeepSeek V4 model holds its DSpark too."""
+    return config.get("model_type") == "deepseek_v4" and "dspark_block_size" in config
+
+
+def stage_name(name: str) -> str:
+    """Return the name of a tensor of DSpark in a model of its own, "" for one of the model."""
+    match = _STAGE.fullmatch(name)
+    if match is None:
+        return ""
+    rest = match["rest"]
+    return rest if _OUTSIDE.fullmatch(rest) else f"layers.{match['stage']}.{rest}"
+
+
+def of_stages(config: Mapping[str, Any], names: Iterable[str]) -> Mapping[str, Any]:
+    """Return the config of the DSpark of a model with tensors ``names``."""
+    found = [int(match["stage"]) for name in names if (match := _STAGE.fullmatch(name))]
+    n = 1 + max(found, default=0)
+    lists = ("layer_types", "mlp_layer_types", "compress_rates")
+    return {
+        **{key: value for key, value in config.items() if key not in lists},
+        "model_type": DSPARK_STREAMS,
+        "num_hidden_layers": n,
+        "num_hash_layers": 0,
+        "compress_ratios": [0] * n,
+        "num_nextn_predict_layers": 0,
+    }

@@ -88,18 +88,28 @@ _ROWS = {
 class Activations(dict[str, Activation]):
     """Activations by name. A name may end with a limit: silu_to_7 limits the activated gate to at
     most 7 (Step 3.5), silu_of_7 the gate before it is activated (DeepSeek V4, Maple); both limit
-    the gated value to -7..7.
+    the gated value to -7..7. situ_4_25 is SiTU with these bounds (Kimi K3): see ``situ_name``.
     """
 
     def __missing__(self, name: str) -> Activation:
+        if name.startswith(SITU):
+            return _situ(*map(float, name.removeprefix(SITU).split("_")))
         fn, limit = split_limit(name)
         if not limit:
             raise KeyError(name)
         return _limited(self[fn], float(limit), first=BEFORE in name)
 
 
+SITU = "situ_"
 AFTER = "_to_"  # the activated gate is limited
 BEFORE = "_of_"  # the gate is limited, then activated
+
+
+def situ_name(bound: float, bound_up: float) -> str:
+    """Return the name of SiTU: ``b tanh(gate / b) sigmoid(gate) * c tanh(up / c)``, with ``bound``
+    for b and ``bound_up`` for c; 0 for ``bound_up``: ``up`` itself.
+    """
+    return f"{SITU}{bound:.9g}_{bound_up:.9g}"
 
 
 def split_limit(name: str) -> tuple[str, str]:
@@ -125,6 +135,25 @@ def _limited(of: Activation, limit: float, *, first: bool) -> Activation:
         return np.clip(y, -limit, limit)
 
     return Activation(emit, exact, emit_up, exact_up)
+
+
+@cache
+def _situ(bound: float, bound_up: float) -> Activation:
+    def bent(k: Builder, x: Val, most: float) -> Val:
+        return math.exact_tanh(k, x * (1 / most)) * most
+
+    def emit_up(k: Builder, x: Val) -> Val:
+        return bent(k, x, bound_up)
+
+    def exact_up(y: F64Array) -> F64Array:
+        return np.asarray(bound_up * np.tanh(y / bound_up))
+
+    return Activation(
+        lambda k, x: bent(k, x, bound) * math.sigmoid(k, x),
+        lambda y: np.asarray(bound * np.tanh(y / bound) * _sigmoid(y)),
+        emit_up if bound_up else None,
+        exact_up if bound_up else None,
+    )
 
 
 ACTIVATIONS = Activations(_ROWS)

@@ -43,6 +43,7 @@ from treadle.models.config import N_BATCH
 
 if TYPE_CHECKING:
     from treadle.kvcache.encoded_inputs import EncodedInputs
+    from treadle.models.switch import ControlTokens
     from treadle.plan.plan import Storage
 
 N_TEXTS = 128  # texts per run in non-causal models: one partial page each
@@ -140,6 +141,7 @@ class KVCache:
         self.store: PageStoreLike | None = None  # full pages on disk
         self.lora: Lora = ()  # default of new sequences
         self.media = MediaRegistry(n_vocab)
+        self.control_tokens: ControlTokens | None = None  # that choose adapters within the model
 
     @cached_property
     def inputs(self) -> EncodedInputs:
@@ -324,7 +326,8 @@ class KVCache:
         seq.n_state = n
         seq.tail_end = n if n % PAGE else 0
         seq.shifts.clear()
-        self._note_media(seq, 0)
+        seq.marks.clear()
+        self._note(seq, 0)
 
     def commit(self, seq: Sequence) -> None:
         """Finish a run: enter full pages in the tree, free pages before the window, and make the
@@ -334,9 +337,11 @@ class KVCache:
         n = len(seq.ids) - seq.n_drafted
         if not seq.alone:
             self._enter(seq, n)
+        # A sequence whose state cannot drop wrong drafts goes back to where the run began.
+        least = seq.n_state if self.states and seq.n_drafted else n
         for pool in self.windows:
             pages = seq.pages[pool.index]
-            for p in range(pool.first_seen(n) - 1, -1, -1):
+            for p in range(pool.first_seen(least) - 1, -1, -1):
                 if pages[p] == GONE:
                     break
                 pool.drop(pages[p])
@@ -447,6 +452,8 @@ class KVCache:
         del seq.ids[n:]
         while seq.shifts and seq.shifts[-1][0] > n:
             seq.shifts.pop()
+        while seq.marks and seq.marks[-1][0] > n:
+            seq.marks.pop()
         del seq.nodes[n // PAGE :]
         seq.n_state = n
         if n < seq.tail_end:
@@ -464,6 +471,7 @@ class KVCache:
         none = [0] * len(seq.pages)
         made = Sequence(self, list(seq.ids), lists, slots, seq.n_state, nodes, none, seq.lora)
         made.shifts = list(seq.shifts)
+        made.marks = list(seq.marks)
         if seq.encoded is not None:
             made.attend_to(seq.encoded.hold())
         made.tail_end = seq.tail_end
@@ -594,10 +602,14 @@ class KVCache:
                 pool.promised -= kept
         seq.ids.extend(ids)
         seq.n_changes += 1
-        self._note_media(seq, new - n)
+        self._note(seq, new - n)
 
-    def _note_media(self, seq: Sequence, start: int) -> None:
-        """Record how pictures among the ids from ``start`` on shift the positions after them."""
+    def _note(self, seq: Sequence, start: int) -> None:
+        """Record how pictures among the ids from ``start`` on shift the positions after them, and
+        the control tokens among them.
+        """
+        if self.control_tokens is not None:
+            self.control_tokens.add_marks(seq.marks, seq.ids, start)
         if self.media.any_in(seq.ids[start:] if start else seq.ids):
             self.media.add_shifts(seq.shifts, seq.ids, start)
 

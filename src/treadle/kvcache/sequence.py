@@ -13,6 +13,7 @@ from treadle.kvcache.prefix_tree import Lora, PageNode
 
 if TYPE_CHECKING:
     from treadle.kvcache.cache import KVCache
+    from treadle.models.switch import Mark
 
 
 @dataclass(eq=False)
@@ -61,6 +62,7 @@ class Sequence:
     # After pictures whose tokens share positions: the index from which on position minus index is
     # so much (``media.py``).
     shifts: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)  # of its control tokens (models/switch.py)
     n_drafted: int = 0  # drafted ids at the end, which may be dropped
     alone: bool = False  # uses no other sequence's pages; its own are shared once it retires
     n_changes: int = 0  # counter of changes to ids: an unchanged counter means unchanged ids

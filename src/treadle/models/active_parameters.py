@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = "token_embd.weight"
 OUTPUT = "output.weight"
+LORA_A = "_lora_a.weight"  # endings of adapters within a model, of which a token has one
+LORA_B = "_lora_b.weight"
 _EXPERTS = "exps."  # in the names of tensors with one matrix per expert
 _TABLES = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight")
 
@@ -46,7 +48,7 @@ def active(gguf: GGUF, config: Config) -> Active:
             continue
         experts = config.layers[layer].experts
         share = 1.0
-        if name in tables:
+        if name in tables or (config.switch and name.endswith((LORA_A, LORA_B))):
             share = 1 / tensor.shape[0]
         elif experts is not None and _EXPERTS in name and tensor.shape[0] in numbers_of(experts):
             share = min(1.0, experts.n_used / tensor.shape[0])

@@ -41,6 +41,7 @@ class Experts:
     n_latent: int = 0  # width of the experts' input and output; 0: that of the hidden states
     activation: str = ""  # of the chosen experts; "": the architecture's
     by_token: bool = False  # a table has each token's experts; scores only weigh them
+    n_sinks: int = 0  # experts that every token uses, which the router scores beside the others
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,14 @@ class Indexer:
     local: int = 0  # last units, which a query sees always
     apart: bool = False  # each head chooses keys of its own, for a key head of attention
     pooled: bool = False  # a unit's key is the mean of its keys, and only whole units compete
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Profiles of distances that each query mixes to biases of its scores."""
+
+    rank: int  # profiles
+    reach: int  # distances with a bias, the query's own token included
 
 
 @dataclass(frozen=True)
@@ -203,6 +212,8 @@ class Layer:
     indexer: Indexer | None = None  # None: queries see all keys
     ngrams: Ngrams | None = None  # embeddings that are added before it
     hyper: Hyper | None = None
+    n_norm_rank: int = 0  # rank of gates behind the norms before its halves; 0: none
+    profile: Profile | None = None  # None: scores have no biases of their queries
     chosen_by: int = -1  # the layer whose indexer chooses its keys; -1: its own
     n_cross: int = 0  # most rows of an encoder that it attends to; 0: no cross attention
 
@@ -238,6 +249,26 @@ class Clusters:
 
     n: int
     n_used: int
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Adapters within a model, which control tokens of the text choose (``models/switch.py``).
+
+    n: adapters; the number 0 stands for none.
+    rank: of their matrices.
+    tokens: control tokens: of adapters 1 to ``n``, or of 0 to ``n``.
+    substitutes: the tokens whose embeddings are read in their place.
+    gain: of the keys by which the model attends to control tokens.
+    latest: a text's last control token chooses; else the mean of all of them does.
+    """
+
+    n: int
+    rank: int
+    tokens: tuple[int, ...]
+    substitutes: tuple[int, ...]
+    gain: float
+    latest: bool = False
 
 
 @dataclass(frozen=True)
@@ -311,10 +342,12 @@ class Config:
     n_target: int = 0  # width of the states of the model that it drafts for; 0: it generates text
     draft: DraftTraits | None = None  # of a drafter that reads states from between layers
     n_draft_vocab: int = 0  # logits per token, in a drafter of some of the tokens; 0: n_vocab
+    n_named: int = 0  # rows of the output that are tokens, if it has more; 0: all
     clusters: Clusters | None = None  # of the rows of the output; None: all rows are multiplied
     taps: tuple[int, ...] = ()  # layers before which the output "tapped" has the states
     scores: bool = False  # the head returns a score of a text, and no logits
     n_streams: int = 1  # streams of hidden states (AltUp, hyper-connections)
+    n_bank: int = 0  # layers after which their input is kept for all later layers; 0: it is not
     n_rows_own: int = 0  # tokens with per-layer embeddings, if not all
     n_loops: int = 1  # how often the file's layers run; each time has its own records in ``layers``
     weights_of: tuple[int, ...] = ()  # the file's layer whose weights each has; empty: its own
@@ -329,6 +362,7 @@ class Config:
     with_media: bool = False  # the plan is for batches with rows of media
     encoder: Config | None = None  # of the encoder that reads prompts, if there is one
     start_id: int = 0  # the token with which text begins behind an encoder's rows
+    switch: Switch | None = None  # of the adapters within the model, if it has some
 
     def attending_to(self, n_rows: int) -> Config:
         """Return the config whose layers attend to up to ``n_rows`` rows of an encoder."""
@@ -367,9 +401,9 @@ class Config:
     @property
     def n_batch(self) -> int:
         """Tokens of a prompt per run, if the prompt may be split. An indexer's scores take memory
-        for each of them, as long as the context.
+        for each of them, as long as the context, and so do biases by distance.
         """
-        if any(layer.indexer for layer in self.layers):
+        if any(layer.indexer or layer.profile for layer in self.layers):
             return N_BATCH
         return N_BATCH_EXPERTS if any(layer.experts for layer in self.layers) else N_BATCH
 

@@ -7,11 +7,9 @@ _REASONS: dict[str, str] = {
     "its states follow the WKV recurrence instead of attention": ("rwkv rwkv6 rwkv6qwen2"),
     "its expert output has a norm of its own, and it has 519 billion parameters": "axk1",
     "its layers have two attentions each, and some of its experts compute nothing": "longcat_flash",
-    "its layers attend to the states of earlier layers (attention residuals)": "kimi-k3",
     "it has a trillion parameters, and its folder's tokenizer is custom code": (
         "kimi-k2 kimi_k2 kimi_k25"
     ),
-    "a gate of its latent attention is made of the rank of queries": "axk2",
     "its rotations and its scores have learned factors": ("mistral_large4 mistral_large4_text"),
     "most of its layers keep a state (lightning attention) instead of keys and values": (
         "minimax-01 minimax"
@@ -22,7 +20,6 @@ _REASONS: dict[str, str] = {
         "arctic"
     ),
     "its Mamba has norms of B, C and dt": "plamo2",
-    "its tokens choose built-in adapters": "graniteswitch",
     "its model is custom code in its folder: transformers has no reference implementation": (
         "plamo plamo3 grok-1 rwkv_hybrid"
     ),
@@ -71,8 +68,8 @@ _REASONS: dict[str, str] = {
     "it reads bytes and merges them with a model of its own": "blt",
     "GGUF has no architecture for it": (
         "opt gpt_neox_japanese openai-gpt xglm biogpt ctrl persimmon fuyu xlnet "
-        "xlm reformer cpmant beam evolla moshi aria aria_text cohere_compass cohere_compass_text "
-        "doge flint inkling_text inkling_mm_model inkling2 inkling2_text inkling2_loop "
+        "xlm reformer cpmant beam evolla moshi aria aria_text "
+        "doge flint inkling2 inkling2_text inkling2_loop "
         "inkling2_loop_text lara_mini zaya molmo2 muse_spark granite_docling_text cosmos3_edge "
         "cosmos3_omni"
     ),

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from treadle.models.structure import Sublayer
 
 
+# Suffixes of the matrices that make a gate of a norm's result, by a rank (A.X K2, 2026).
+GATE_DOWN = "_gate_down"
+GATE_UP = "_gate_up"
+
+
 def build_layer(g: Ops, i: int, x: Rows, *halves: Sublayer) -> Rows:
     """Build layer ``i`` on the hidden states ``x``, and return the new states."""
     if not g.config.parallel:
@@ -59,7 +64,14 @@ def normed_for(g: Ops, i: int, x: Rows, half: Sublayer) -> Rows:
     weight = f"blk.{i}.{stem}" if g.has(f"blk.{i}.{stem}.weight") else ""
     if not stem or not (weight or g.config.bare):
         return x
-    return _norm(g, f"L{i}.{half.label}.norm", x, weight)
+    label = f"L{i}.{half.label}.norm"
+    h = _norm(g, label, x, weight)
+    if not weight or not g.has(f"{weight}{GATE_DOWN}.weight"):
+        return h
+    rank = g.linear(f"{label}.gate_down", h, f"{weight}{GATE_DOWN}")
+    rank = g.activate(f"{label}.gate_silu", rank, "silu")
+    gate = g.linear(f"{label}.gate_up", rank, f"{weight}{GATE_UP}")
+    return g.call("sigmoid_gate", f"{label}.gate", h, gate)
 
 
 def _norm(g: Ops, label: str, x: Rows, weight: str, eps: float | None = None) -> Rows:

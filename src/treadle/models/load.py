@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from treadle.errors import FileError, UnsupportedError
-from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch
+from treadle.models.archs import ARCHS, ROPE_SECTIONED, ROPES, Arch, row_of
 from treadle.models.config import Config, MediaTraits
 from treadle.models.graphs import GRAPHS
+from treadle.models.graphs.nextn import is_nextn_alone
 from treadle.models.ignored_tensors import IS_SPEECH, LEFT_OUT, SPEECH
 from treadle.models.keys import ENC, N_DECODER_LAYER, NEXTN, ArchMetadata
 from treadle.models.pooling_head import DENSE
@@ -38,13 +39,18 @@ def load_config(gguf: GGUF, *, warn: bool = True) -> Config:
     belongs to another kind of layer; UnsupportedError for an unsupported architecture or rope
     scaling. ``warn``: log the tensors that are not used.
     """
-    arch = _find_arch(gguf)
+    arch = find_arch(gguf)
     keys = ArchMetadata(gguf, arch.name, arch.keys)
     graph = GRAPHS[arch.graph]
     if not gguf.tensors:
         raise FileError("no tensors: the file holds a vocabulary only", path=gguf.path)
-    for theirs, name in arch.names:
-        _rename(gguf, theirs, name)
+    rename(gguf, arch)
+    if arch.nextn and is_nextn_alone(gguf, arch):
+        what = (
+            "has only MTP layers, which draft for their model: load that one, and pass this file "
+            "with --draft"
+        )
+        raise UnsupportedError(f"{gguf.path}: {what} (draft=...)")
     config = graph.read(keys, arch)
     optional, ignored = check_tensors(gguf, graph, config)
     factors, ignored = find_factors(gguf, config, ignored)
@@ -103,9 +109,10 @@ def _warn(path: Path, names: tuple[str, ...]) -> None:
     )
 
 
-def _rename(gguf: GGUF, theirs: str, name: str) -> None:
-    """Rename tensors to the graph's names."""
-    gguf.tensors = {renamed(key, theirs, name): at for key, at in gguf.tensors.items()}
+def rename(gguf: GGUF, arch: Arch) -> None:
+    """Rename tensors to the names of the architecture's graph."""
+    for theirs, name in arch.names:
+        gguf.tensors = {renamed(key, theirs, name): at for key, at in gguf.tensors.items()}
 
 
 def renamed(key: str, theirs: str, name: str) -> str:
@@ -144,7 +151,8 @@ def _refuse_too_few_layers(keys: ArchMetadata, ignored: Sequence[str], n_layer: 
             )
 
 
-def _find_arch(gguf: GGUF) -> Arch:
+def find_arch(gguf: GGUF) -> Arch:
+    """Return the file's architecture. Raises UnsupportedError, FileError."""
     if gguf.metadata.get("general.type") == "adapter":
         what = (
             "a LoRA adapter, not a model: load its model and pass this file with --lora (lora=...)"
@@ -179,7 +187,7 @@ def _find_arch(gguf: GGUF) -> Arch:
     if asked is None and _has_sections(gguf, name):
         return replace(ARCHS[name], rope="neox")
     if asked is None:
-        return ARCHS[name]
+        return row_of(name, gguf.metadata)
     for rope in ROPES:
         if rope == asked:
             return replace(ARCHS[name], rope=rope)

@@ -128,6 +128,7 @@ class Ops(ABC):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
+        profiles: Rows | None = None,
     ) -> Rows:
         """Return the attention of each token over its sequence's cached keys and values.
 
@@ -139,7 +140,8 @@ class Ops(ABC):
         ``sinks`` names a vector with an additional score for each head, of a key without a value.
         ``distances`` names a matrix of biases added to scores, by the bucket of the key's distance
         (one of ``config.n_buckets``) and by head. ``chosen``: the keys that each token sees, as the
-        op ``chosen`` returns them; else all.
+        op ``chosen`` returns them; else all. ``profiles``: biases of each query's scores by
+        distance, as the op ``profiles`` returns them.
         """
 
     @abstractmethod
@@ -161,6 +163,10 @@ class Ops(ABC):
         keeps them in f32 (``plan/lowering/observed.py``).
         """
         return x
+
+    def tapped(self, i: int) -> bool:
+        """Return whether the states before layer ``i`` are an output of the plan."""
+        return False
 
     @abstractmethod
     def steer(self, label: str, x: Rows, *, layer: int) -> Rows:

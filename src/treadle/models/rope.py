@@ -46,6 +46,7 @@ class Rope:
     yarn_log_multiplier: float = 0.0  # of the logarithm in YaRN's own factor of cos and sin
     temperature: float = 0.0  # queries are scaled up by it per e-fold of n_ctx_orig
     ahead: int = 0  # positions by which that scaling starts early
+    smooth: bool = False  # it grows with each position, not with each n_ctx_orig of them
     dynamic: bool = False  # unsupported scaling above n_ctx_orig: the context is limited to it
 
     @property
@@ -85,6 +86,9 @@ class Rope:
 
     def gains(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """Return the position-dependent factor of cos and sin (query temperature)."""
+        if self.smooth:
+            share = (positions + self.ahead) / max(1, self.n_ctx_orig)
+            return np.asarray(1.0 + self.temperature * np.log(np.maximum(share, 1.0)))
         turns = (positions + self.ahead) // max(1, self.n_ctx_orig)
         return np.asarray(1.0 + self.temperature * np.log(1.0 + turns))
 
@@ -103,9 +107,17 @@ class Rope:
         return max(0, low), min(self.dims - 1, high)
 
 
-def still(temperature: float, every: int, ahead: int = 0) -> Rope:
+def still(temperature: float, every: int, ahead: int = 0, *, smooth: bool = False) -> Rope:
     """Return a table of one unrotated pair, whose cosine is only the query temperature."""
-    return Rope(2, 1.0, factors=(math.inf,), n_ctx_orig=every, temperature=temperature, ahead=ahead)
+    return Rope(
+        2,
+        1.0,
+        factors=(math.inf,),
+        n_ctx_orig=every,
+        temperature=temperature,
+        ahead=ahead,
+        smooth=smooth,
+    )
 
 
 def read_ropes(keys: ArchMetadata, head_dim: int, n_ctx_train: int) -> tuple[Rope, ...]:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 UNSCALED = (
     *("token_embd", "per_layer_token_embd", "position_embd", "token_types"),
     *("attn_k_b", "attn_v_b", "attn_kv_b", "ssm_conv1d", "shortconv.conv"),
-    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    *("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "attn_rel_proj"),
+    *("shortconv_k", "shortconv_v", "shortconv_attn", "shortconv_mlp"),
 )
 
 Sizes = Mapping[str, int]
@@ -125,6 +126,11 @@ class LateConstants(dict[str, Made]):
         return [self[name] for name in self.names()]
 
 
+def last_with_keys(config: Config) -> Layer:
+    """Return the last layer that has keys and values."""
+    return next(layer for layer in reversed(config.layers) if layer.n_head_kv)
+
+
 @dataclass(frozen=True)
 class Graph:
     """One data flow, shared by the architectures that name it.
@@ -136,6 +142,7 @@ class Graph:
     read: reads a file's keys into a Config; raises FileError and UnsupportedError.
     parts: returns all sublayers that models of this graph may have, if there are several kinds.
     apart: each output reads only some of the tensors.
+    further: returns the record of an MTP layer of such a model (``graphs/nextn.py``).
     """
 
     build: Callable[[Ops], Rows]
@@ -146,6 +153,7 @@ class Graph:
     read: Callable[[ArchMetadata, Arch], Config]
     parts: Callable[[], Iterable[Sublayer]] = tuple
     apart: bool = False
+    further: Callable[[Config], Layer] = last_with_keys
 
     def tensors(self, config: Config) -> Iterator[tuple[TensorRow, dict[str, tuple[int, ...]]]]:
         """Yield every row with the names and shapes of its tensors, in file order: a sublayer's row

@@ -18,6 +18,7 @@ from treadle.kernels.elementwise.top_records import LogitsQuery
 from treadle.kernels.spec import MEDIA
 from treadle.kvcache.sequence import Sequence
 from treadle.models.graphs import main_output
+from treadle.models.switch import without_control_tokens
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
@@ -112,7 +113,10 @@ def batch_of(
                 seq = Sequence(engine.cache, seq.ids, seq.pages, shifts=seq.shifts)
             wanted = min(left - min(left, len(sizes) - 1 - i), n) if of_logits else 0
             left -= wanted
-            parts.append(BatchItem(seq, _ids(engine, rng, n), wanted, _queries(engine, rng, i)))
+            ids = _ids(engine, rng, n)
+            if key.adapted and engine.config.switch is not None:  # adapters within the model
+                ids[0] = engine.config.switch.tokens[i % engine.config.switch.n]
+            parts.append(BatchItem(seq, ids, wanted, _queries(engine, rng, i)))
         ready, starts = engine.lay_out(key, parts)
         cut = ""
         if n_tokens < key.n_tokens and key.n_tokens > 4:
@@ -142,7 +146,7 @@ def _texts(engine: Engine, n_tokens: int, most: int) -> list[int]:
 
 def _ids(engine: Engine, rng: np.random.Generator, n: int) -> list[int]:
     found: list[int] = rng.integers(0, engine.config.n_vocab, n).tolist()
-    return found
+    return without_control_tokens(engine.config.switch, found)
 
 
 def _queries(engine: Engine, rng: np.random.Generator, i: int) -> tuple[LogitsQuery, ...]:

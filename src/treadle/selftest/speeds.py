@@ -11,6 +11,7 @@ import numpy as np
 from treadle.base.fast_dataclass import dataclass
 from treadle.engine.batch import BatchItem
 from treadle.models.graphs import main_output
+from treadle.models.switch import without_control_tokens
 from treadle.selftest.batches import new_sequence
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def _speed(engine: Engine, kind: str, peaks: dict[str, float]) -> Speed:
     rng = np.random.default_rng(5)
     of_logits = main_output(engine.config) == "logits"
     n = min(PROMPT, engine.max_tokens, engine.n_ctx - N_DECODED - 2)
-    ids = rng.integers(0, engine.config.n_vocab, n).tolist()
+    drawn = rng.integers(0, engine.config.n_vocab, n).tolist()
+    ids = without_control_tokens(engine.config.switch, drawn)
     best = np.inf
     began = time.perf_counter()
     times: dict[str, float] = {}

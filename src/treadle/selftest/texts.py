@@ -204,7 +204,7 @@ def _logits(
         finally:
             seq.close()
             engine.cache.forget()
-    key = PlanKey(len(whole), n, "logits", bool(engine.adapters) and engine.deterministic)
+    key = PlanKey(len(whole), n, "logits", engine.adapts(whole))
     theirs = run_by_twins(engine, key, whole, n, "logits", engine.config.n_vocab, progress)
     return ours, theirs
 
@@ -257,7 +257,7 @@ def _check_vector(
     if n_weights > most:
         return TextCheck(tuple(ids), skipped=_too_many(n_weights))
     ours = engine.embed([ids])[0].astype(np.float64)
-    key = PlanKey(len(ids), 1, "embedding", bool(engine.adapters) and engine.deterministic)
+    key = PlanKey(len(ids), 1, "embedding", engine.adapts(ids))
     found = run_by_twins(engine, key, ids, 0, "embedding", len(ours), progress)
     theirs = found[0]
     cosine = float(ours @ theirs / (np.linalg.norm(ours) * np.linalg.norm(theirs)))

@@ -958,6 +958,8 @@ def attention_error(spec: Attention, args: Any, items: Sequence[Any]) -> tuple[f
         score += 4 * U32 * float(alibi_slopes(spec.n_head, spec.alibi).max()) * longest
     if spec.reach:  # the rounding of LOG2_E, and of the sum
         score += 2 * U32 * float(np.abs(args.distances).max())
+    if spec.profiled:
+        score += 2 * U32 * float(np.abs(args.profiles).max())
     if spec.words:
         score += (spec.head_dim**0.5 / LIMIT + spec.head_dim / 4 / LIMIT**2) * norm * longest_key
         halves = (SPAN_PAGES * PAGE + 1) / 4 / LIMIT
@@ -1049,13 +1051,13 @@ def _route(evidence: Evidence, cut: Cut) -> Iterator[Compared]:
     """
     spec: Route | RouteByToken = evidence.spec
     args = evidence.twin()
-    n = int(evidence.run["n_tokens"]) * spec.n_used
-    exact = args.weights[:n].reshape(-1, spec.n_used).astype(np.float64)
+    n = int(evidence.run["n_tokens"]) * spec.n_given
+    exact = args.weights[:n].reshape(-1, spec.n_given).astype(np.float64)
     found = evidence.written("weights")[:n].reshape(exact.shape).astype(np.float64)
     allowed = 16 * U32 * np.abs(exact) + TINY
     yield Compared("weights", found, exact, allowed)
     chosen = [
-        a[:n].reshape(-1, spec.n_used).astype(np.float64)
+        a[:n].reshape(-1, spec.n_given).astype(np.float64)
         for a in (evidence.written("chosen"), args.chosen)
     ]
     tied = (np.abs(found - exact) <= allowed).all(-1) & (chosen[0] != chosen[1]).any(-1)

@@ -20,6 +20,8 @@ from treadle.engine.logits import LogitsQuery
 from treadle.engine.observer import NO_OBSERVER, EngineObserver
 from treadle.errors import ContextFullError, UnsupportedError
 from treadle.kvcache.cache import Sequence
+from treadle.models.cache_spec import StateSpec
+from treadle.models.graphs import GRAPHS
 from treadle.spec_decode.ngram import StepTimes
 from treadle.tokenizer.ids_only import has_vocabulary
 from treadle.tokenizer.vocab import TokenType, Vocab
@@ -56,6 +58,7 @@ class DraftSequence:
             self.n += 1
         seq.n_drafted = 0
         if self.n < len(seq):
+            self.n = seq.cache.visible(seq, self.n)
             seq.cache.truncate(seq, self.n)
         return len(ids) - self.start - self.n
 
@@ -77,6 +80,8 @@ class Drafter:
         self._before = BEFORE
         self.engine, self._n_vocab = engine, min(n_vocab, engine.config.n_vocab)
         self._texts: dict[Hashable, DraftSequence] = {}
+        # Sequences that drafted ids go to where layers keep a state, which cannot be taken back.
+        self._forks: dict[Hashable, Sequence] = {}
         self._steps = StepTimes()  # of one-token steps
         self._token_s = 0.0  # prefill seconds per token
 
@@ -144,24 +149,39 @@ class Drafter:
         tokens.
         """
         result: dict[K, list[int]] = {owner: [] for owner in wanted}
-        for i in range(max((n for _, n in wanted.values()), default=0)):
-            going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
-            parts = [self._part(owner, wanted[owner][0], result[owner]) for owner in going]
-            if not parts or sum(len(part.ids) for part in parts) > self.engine.max_tokens:
-                break
-            began = self._now()
-            try:
-                rows = self._sample(going, parts)
-            except ContextFullError:  # no free pages
-                break
-            if all(len(part.ids) == 1 for part in parts):
-                self._steps.note(len(parts), self._now() - began)
-            for owner, row in zip(going, rows, strict=True):
-                assert row.top is not None
-                token = self.token_of(row.top.first[1])
-                if 0 <= token < self._n_vocab:
-                    result[owner].append(token)
+        try:
+            for i in range(max((n for _, n in wanted.values()), default=0)):
+                if not self._write_next(wanted, result, i):
+                    break
+        finally:
+            for seq in self._forks.values():
+                seq.close()
+            self._forks.clear()
         return result
+
+    def _write_next(
+        self, wanted: Mapping[K, tuple[Ids[int], int]], result: dict[K, list[int]], i: int
+    ) -> bool:
+        """Draft the ``i``-th id of each text. Return whether there can be another."""
+        going = [owner for owner, (_, n) in wanted.items() if n > i and len(result[owner]) == i]
+        if not going:
+            return False
+        began = self._now()
+        try:
+            parts = [self._part(owner, wanted[owner][0], result[owner]) for owner in going]
+            if sum(len(part.ids) for part in parts) > self.engine.max_tokens:
+                return False
+            rows = self._sample(going, parts)
+        except ContextFullError:  # no free pages
+            return False
+        if all(len(part.ids) == 1 for part in parts):
+            self._steps.note(len(parts), self._now() - began)
+        for owner, row in zip(going, rows, strict=True):
+            assert row.top is not None
+            token = self.token_of(row.top.first[1])
+            if 0 <= token < self._n_vocab:
+                result[owner].append(token)
+        return True
 
     def token_of(self, row: int) -> int:
         """Return the model's token for a row of the drafter's logits."""
@@ -181,6 +201,11 @@ class Drafter:
 
     def _part(self, owner: Hashable, ids: Ids[int], behind: list[int]) -> BatchItem:
         text = self._texts[owner]
+        if behind and self.engine.cache.states:
+            if owner not in self._forks:
+                self._forks[owner] = self.engine.cache.fork(text.seq)
+                self._forks[owner].alone = True
+            return BatchItem(self._forks[owner], behind[-1:], 1, (FIRST_LOOK,))
         text.seq.n_drafted = len(behind)  # drafted tokens must not enter the prefix cache
         return BatchItem(text.seq, behind[-1:] or ids[text.start + text.n :], 1, (FIRST_LOOK,))
 
@@ -228,16 +253,19 @@ def check_vocabularies(model: GGUF, draft: GGUF) -> None:
 
 def engine_beside(engine: Engine, gguf: GGUF, config: Config, n_ctx: int) -> Engine:
     """Return an engine for a drafter's file, on the device of ``engine`` and with a cache like its
-    own, of ``n_ctx`` tokens.
+    own, of ``n_ctx`` tokens. If its layers keep states, there is one for each text's fork too.
     """
     cache = engine.cache
+    has_states = any(
+        isinstance(pool, StateSpec) for pool in GRAPHS[config.arch.graph].pools(config)
+    )
     return Engine(
         gguf,
         config,
         engine.device,
         n_ctx=n_ctx,
         kv=cache.kv,
-        n_sequences=cache.n_sequences,
+        n_sequences=cache.n_sequences * (1 + has_states),
         kv_tokens=cache.kv_tokens,
     )
 
@@ -246,8 +274,6 @@ def open_drafter(draft: GGUF, config: Config, engine: Engine) -> Drafter:
     """Return a drafter for ``engine``, on its device. Raises UnsupportedError if ``draft`` cannot
     roll back to an earlier token, has another vocabulary, or has no logits.
     """
-    from treadle.models.graphs import GRAPHS
-
     check_vocabularies(engine.gguf, draft)
     if "logits" not in GRAPHS[config.arch.graph].outputs:
         raise UnsupportedError(

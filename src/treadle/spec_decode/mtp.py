@@ -17,13 +17,21 @@ import numpy as np
 
 from treadle.engine.batch import BatchItem
 from treadle.engine.observer import EngineObserver
-from treadle.models.graphs.nextn import GIVEN, nextn_model
-from treadle.spec_decode.draft_model import Drafter, DraftSequence, engine_beside
+from treadle.errors import UnsupportedError
+from treadle.models.graphs.nextn import GIVEN, beside_model, nextn_model
+from treadle.spec_decode.draft_model import (
+    Drafter,
+    DraftSequence,
+    check_vocabularies,
+    engine_beside,
+)
+from treadle.tokenizer.ids_only import has_vocabulary
 
 if TYPE_CHECKING:
     from treadle.engine.engine import Engine
     from treadle.engine.logits import LogitsBatch
     from treadle.engine.prepared_plan import PreparedPlan
+    from treadle.files.gguf import GGUF
     from treadle.kvcache.cache import Sequence
     from treadle.kvcache.media import MediaRegistry
 
@@ -135,28 +143,28 @@ class ModelStates(EngineObserver):
 
 
 class LayerStates(EngineObserver):
-    """Gives the MTP layer's run its hidden states, ``given``, f32 ``[n, n_embd]``, and keeps the
-    layer's own of the same tokens, ``rows``.
+    """Gives the MTP layer's run its hidden states, ``given``, f32 ``[n, width]``, from column
+    ``column`` of its input on, and keeps the layer's own of the same tokens, ``rows``.
     """
 
     output = AHEAD
 
-    def __init__(self, n_embd: int) -> None:
-        self.given = np.zeros((0, n_embd), np.float32)
-        self.rows = np.zeros((0, n_embd), np.float32)
-        self._n_embd = n_embd
+    def __init__(self, width: int, column: int) -> None:
+        self.given = np.zeros((0, width), np.float32)
+        self.rows = np.zeros((0, width), np.float32)
+        self._width = width
+        self._column = column
 
     def before_run(self, ready: PreparedPlan) -> None:
-        """Write the states to the second half of each input row."""
+        """Write the states."""
         buffer = ready.plan.takes[GIVEN]
-        width = self._n_embd
         rows = np.zeros((len(self.given), buffer.row_bytes // 4), np.float32)
-        rows[:, width : 2 * width] = self.given
+        rows[:, self._column : self._column + self._width] = self.given
         ready.arena.write(ready.plan.offsets[buffer], rows.reshape(-1).view(np.uint8))
 
     def after_run(self, parts: Ids[BatchItem], ready: PreparedPlan) -> None:
         """Copy the layer's own states."""
-        self.rows = _states_of(ready, self._n_embd).copy()
+        self.rows = _states_of(ready, self._width).copy()
 
 
 def _states_of(ready: PreparedPlan, n_embd: int) -> np.ndarray:
@@ -236,9 +244,12 @@ class NextnDrafter(StatesDrafter):
     def __init__(
         self, made: Engine, engine: Engine, observer: ModelStates | None = None, **given: Any
     ) -> None:
-        observer = observer or ModelStates(made.config.n_embd, engine.media)
+        n_embd = made.config.n_embd
+        of_streams = made.config.arch.nextn == "streams"
+        width = n_embd * made.config.n_streams if of_streams else n_embd
+        observer = observer or ModelStates(width, engine.media)
         super().__init__(made, engine, observer, **given)
-        self.own_observer = LayerStates(made.config.n_embd)
+        self.own_observer = LayerStates(width, 0 if of_streams else n_embd)
         self._last: dict[Hashable, np.ndarray] = {}  # the layer's own states of drafted tokens
 
     def write(self, wanted: Any) -> Any:
@@ -286,10 +297,37 @@ class NextnDrafter(StatesDrafter):
         self.engine.gguf.tensors = {}
 
 
+class NextnFileDrafter(NextnDrafter):
+    """MTP drafter whose layer is in a file of its own."""
+
+    def close(self) -> None:
+        """Close the layer's engine and its file; the model's file stays open."""
+        gguf = self.engine.gguf
+        super().close()
+        gguf.close()
+
+
 def share_of(made: Engine, engine: Engine) -> float:
     """Return the layer's bytes as a share of those that a step of the model reads."""
     n = sum(tensor.n_bytes for tensor in made.gguf.tensors.values())
     return min(n / max(sum(tensor.n_bytes for tensor in engine.gguf.tensors.values()), 1), 1.0)
+
+
+def open_nextn_file(draft: GGUF, engine: Engine) -> NextnFileDrafter:
+    """Return a drafter of the MTP layer in a file of such layers alone, on the device of
+    ``engine``.
+
+    Raises UnsupportedError if it cannot draft for this model, FileError if a tensor is missing or
+    has another shape.
+    """
+    whole = beside_model(draft, engine.gguf, engine.config)
+    if has_vocabulary(draft):
+        check_vocabularies(engine.gguf, draft)
+    if not engine.has_states:
+        what = "drafts from the model's states, which are in another process"
+        raise UnsupportedError(f"{draft.path}: its MTP layer {what}")
+    gguf, config = nextn_model(whole, engine.config)
+    return NextnFileDrafter(engine_beside(engine, gguf, config, engine.n_ctx), engine)
 
 
 def open_nextn(engine: Engine) -> NextnDrafter:

@@ -47,11 +47,10 @@ class Drafting:
         if draft is None:
             own = (speculate is None or bool(speculate)) and self._open_own(engine)
             return own or bool(speculate)
-        from treadle.models.load import load_config  # imported late: rarely used
-        from treadle.spec_decode.open import open_draft
+        from treadle.spec_decode.open import open_draft  # imported late: rarely used
 
         try:
-            self.drafter = self._opened = open_draft(draft, load_config(draft), engine)
+            self.drafter = self._opened = open_draft(draft, engine)
         except BaseException:
             draft.close()
             raise

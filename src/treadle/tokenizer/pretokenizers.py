@@ -252,11 +252,12 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
             r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         )
     ),
-    # GLM 5, Hy 4, Grok 2, Talkie, LLaDA with experts
+    # GLM 5, Hy 4, Grok 2, Talkie, Inkling, LLaDA with experts
     "glm5": PreTokenizer((_LLAMA3,), ignore_merges=True),
     "hy_v4": _DEEPSEEK_V3,
     "grok-2": _QWEN2,
     "talkie": _GPT_4O,
+    "inkling": _GPT_4O,
     "llada-moe": _BAILING,
     # Ufakzeka: Qwen's, with no English contractions, so that Turkish suffixes stay whole
     "ufakzeka": PreTokenizer((_gpt4(r"\p{N}").removeprefix(f"{_CONTRACTION}|"),)),

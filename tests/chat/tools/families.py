@@ -136,10 +136,27 @@ def dsml_template(wrap: str) -> str:
     )
 
 
+_ELEMENTS = "".join(
+    f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+    for key, kind, value in (
+        ("text", "string", 'é}\n"<'),
+        ("n", "number", "-3"),
+        ("list", "array", '["a", "b"]'),
+    )
+)
+_K3_CALL = '<|open|>call tool="{}" index="{}"<|sep|>{}<|close|>call<|sep|>'
+
 _PYTHON = """f(text='é}\\n"<', n=-3, list=["a", "b"])"""
 
 FAMILIES = {
     "kimi": enclosed(_SECTION[0], _KIMI_F, "", _KIMI_G, _SECTION[1]),
+    "elements": enclosed(
+        "<|open|>tools<|sep|>",
+        _K3_CALL.format("f", 1, _ELEMENTS),
+        "",
+        _K3_CALL.format("g", 2, ""),
+        "<|close|>tools<|sep|><|close|>message<|sep|>",
+    ),
     "seed": twice(
         f"<seed:tool_call>\n<function=f>\n{_SEED}</function>\n</seed:tool_call>",
         "<seed:tool_call>\n<function=g>\n</function>\n</seed:tool_call>",
@@ -285,7 +302,18 @@ def tag_template(head: str, begin: str, then: str, close: str, end: str, **aroun
     return template(f"{head}{_EACH}{each}{{% endfor %}}{end}", **around)
 
 
+_K3_TYPE = (
+    "{{ 'string' if v is string else 'boolean' if v is boolean else 'number' if v is number else "
+    "'object' if v is mapping else 'array' if v is iterable else 'null' }}"
+)
 TEMPLATES = {
+    "elements": template(
+        '<|open|>call tool="{{ f.name }}" index="{{ loop.index }}"<|sep|>'
+        f'{_EACH}<|open|>argument key="{{{{ k }}}}" type="{_K3_TYPE}"<|sep|>{_VALUE}'
+        "<|close|>argument<|sep|>{% endfor %}<|close|>call<|sep|>",
+        before="<|open|>tools<|sep|>",
+        behind="<|close|>tools<|sep|><|close|>message<|sep|>",
+    ),
     "kimi": template(
         "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ f.arguments | tojson }}"
         "<|tool_call_end|>",

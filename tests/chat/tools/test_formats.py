@@ -199,7 +199,7 @@ def written_by(row: str, arguments: dict[str, Any]) -> str:
     made = ""
     for key, value in arguments.items():
         said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        then = tags.then if isinstance(value, str) or not tags.other else tags.other
+        then = tags.then if isinstance(value, str) or not tags.others else tags.others[0]
         made += f"{tags.open}{key}{then}{tags.gap}{said}{tags.gap}{tags.close}{tags.behind}"
     return made + tags.end
 
@@ -539,8 +539,8 @@ def test_values_as_templates_print_them(row: str) -> None:
     said = {key: str(value) for key, value in values.items()}
     text = written_by(row, said)
     tags = ROW[row].tags
-    if tags is not None and tags.other:  # a tag that says that its value is no text
-        text = text.replace(tags.then, tags.other)
+    if tags is not None and tags.others:  # a tag that says that its value is no text
+        text = text.replace(tags.then, tags.others[0])
     check(row, {"properties": kinds}, text, values)
 
 

@@ -75,7 +75,7 @@ def put(guide: ConstrainedDecoder, tokenizer: Tokenizer, text: str) -> None:
         guide.accept(id)
 
 
-def written(guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, most: int = 400) -> str:
+def written(guide: ConstrainedDecoder, tokenizer: Tokenizer, seed: int, most: int = 600) -> str:
     """What a model writes that likes all tokens alike, up to an end of text."""
     rng = np.random.default_rng(seed)
     ids = list[int]()

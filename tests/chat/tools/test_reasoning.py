@@ -81,6 +81,17 @@ STYLES: list[tuple[str, str, str, str]] = [
         "<|START_THINKING|>hm<|END_THINKING|><|START_TEXT|>So",
         "<|START_THINKING|><|END_THINKING|><|START_TEXT|>So",
     ),
+    (  # the marks are composed
+        "Kimi K3",
+        "{% macro tag(x, n) %}{{ '<|' + x + '|>' + n + '<|sep|>' }}{% endmacro %}"
+        + template(
+            "{{ tag('open', 'think') + (m.reasoning_content or '') + tag('close', 'think') }}"
+            "{{ tag('open', 'response') + m.content + '<|close|>response<|sep|>' }}",
+            "{{ tag('open', 'think') }}",
+        ),
+        "<|open|>think<|sep|>hm<|close|>think<|sep|><|open|>response<|sep|>So",
+        "<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|>So",
+    ),
     (  # the mark is in the prompt alone
         "Apriel",
         template(reasons("", "\n[BEGIN FINAL RESPONSE]\n"), "Here are my reasoning steps:\n"),

@@ -14,7 +14,15 @@ from tests.devices.cuda.machine import ISA, some
 from tests.kernels import registry
 from tests.kernels.harness import Memory, assert_close, call
 from tests.kernels.registry import ATTENTIONS
-from tests.kernels.test_attention import BATCH, Cache, build_run, distances_of, sinks_of, tolerance
+from tests.kernels.test_attention import (
+    BATCH,
+    Cache,
+    build_run,
+    distances_of,
+    profiles_of,
+    sinks_of,
+    tolerance,
+)
 from treadle.devices.cuda.kernels.attention import SimtAttention
 from treadle.devices.cuda.kernels.attention_tile import TileAttention
 from treadle.devices.cuda.kernels.block import instead
@@ -108,6 +116,7 @@ def check(spec: Attention, isa: Isa, blocks: Memory, rng: np.random.Generator) -
     args: dict[str, Any] = {"stride": stride, "out_stride": out_stride, **cache.places}
     args["sinks"] = blocks.copy(sinks_of(spec, rng), name="sinks")
     args["distances"] = blocks.copy(distances_of(spec, rng), name="distances")
+    args["profiles"] = blocks.copy(profiles_of(spec, rng), name="profiles")
     whole, _ = build_run(spec, cache, split=False)
     expected = np.full((n, out_stride), np.nan)
     spec.run_ref(spec.args(qkv=x, pool=cache.pool, out=expected, few=0, **args), whole)

@@ -77,10 +77,12 @@ MORE: list[tuple[str, str, dict[str, int]]] = [  # ``python -m tests.devices.cud
     ("minimax-m3", "F32", {"n_layer": 2}),
     ("lfm2", "BF16", {}),
     ("kimi-linear", "F32", {}),
+    ("kimi-k3", "F32", {"n_layer": 2}),
     ("apertus", "F32", {}),
     ("rwkv7", "F32", {}),
     ("olmo_hybrid", "F32", {}),
     ("grok", "F32", {"n_expert": 4, "n_ff_exp": 64}),
+    ("inkling", "F32", {"n_layer": 2}),
 ]
 
 

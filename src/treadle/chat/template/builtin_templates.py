@@ -115,6 +115,82 @@ _PLAIN = """\
 {%- endif %}"""
 
 
+# Kimi K3's elements. The makers' folder writes prompts with code, and has no template.
+_KIMI_K3 = """\
+{%- macro said(value) %}{{ value | string | replace('&', '&amp;') | replace('"', '&quot;') }}
+{%- endmacro %}
+{%- macro element(tag, text) %}
+    {{- '<|open|>' + tag + '<|sep|>' + text + '<|close|>' + tag.split(' ')[0] + '<|sep|>' }}
+{%- endmacro %}
+{%- macro turn(attributes, text) %}
+    {{- element('message ' + attributes, text) + '<|end_of_msg|>' }}
+{%- endmacro %}
+{%- macro argument(key, value) %}
+    {%- set kind = 'string' if value is string else 'boolean' if value is boolean
+        else 'null' if value is none else 'number' if value is number
+        else 'object' if value is mapping else 'array' %}
+    {%- set text = value if value is string else value | tojson(ensure_ascii=false) %}
+    {{- element('argument key="' + said(key) + '" type="' + kind + '"', text) }}
+{%- endmacro %}
+{%- macro arguments(given) %}
+    {%- if given is mapping %}
+        {%- for key, value in given.items() %}{{ argument(key, value) }}{% endfor %}
+    {%- elif given %}{{ element('json type="object"', given) }}{% endif %}
+{%- endmacro %}
+{%- macro calls(listed) %}
+    {%- for each in listed %}
+        {%- set name = said(each.function.name) %}
+        {%- set tag = 'call tool="' + name + '" index="' + loop.index | string + '"' %}
+        {{- element(tag, arguments(each.function.arguments)) }}
+    {%- endfor %}
+{%- endmacro %}
+{%- macro answer(message) %}
+    {%- if reasons %}{{ element('think', message.reasoning_content or '') }}{% endif %}
+    {{- element('response', message.content or '') }}
+    {%- if message.tool_calls %}{{ element('tools', calls(message.tool_calls)) }}{% endif %}
+{%- endmacro %}
+{%- set reasons = thinking if thinking is defined else true %}
+{%- set effort = thinking_effort if thinking_effort is defined else 'max' %}
+{%- if tools %}
+    {%- set listed = tools | tojson(ensure_ascii=false, separators=(',', ':'), sort_keys=true) %}
+    {%- set head = '# Tools\\nHere are the available tools, described in JSONSchema.' %}
+    {%- set text = head + '\\n\\n```json\\n' + listed + '\\n```' %}
+    {{- turn('role="system" type="tool-declare"', text) }}
+{%- endif %}
+{%- if reasons and effort %}
+    {%- set text = '`thinking_effort` guides on how much to think in your thinking channel '
+        + '(not including the response channel), supported values include `low`, `medium`, '
+        + '`high`, and `max`.\\nNow the system is invoked with `thinking_effort=' + effort + '`.' %}
+    {{- turn('role="system" type="thinking-effort"', text) }}
+{%- endif %}
+{%- set state = namespace(calls=[], n=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- set state.calls = message.tool_calls or [] %}
+        {%- set state.n = 0 %}
+        {{- turn('role="assistant"', answer(message)) }}
+    {%- elif message.role == 'tool' %}
+        {%- set state.n = state.n + 1 %}
+        {%- set at = namespace(name=message.name or '', n=state.n) %}
+        {%- for each in state.calls %}
+            {%- if each.id and each.id == message.tool_call_id %}
+                {%- set at.name = each.function.name %}
+                {%- set at.n = loop.index %}
+            {%- elif not at.name and loop.index == state.n %}
+                {%- set at.name = each.function.name %}
+            {%- endif %}
+        {%- endfor %}
+        {%- set attributes = 'tool="' + said(at.name) + '" index="' + at.n | string + '"' %}
+        {{- turn('role="tool" ' + attributes, message.content) }}
+    {%- else %}
+        {{- turn('role="' + message.role + '"', message.content) }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {%- set first = 'think' if reasons else 'response' %}
+    {{- '<|open|>message role="assistant"<|sep|><|open|>' + first + '<|sep|>' }}
+{%- endif %}"""
+
 # The token of two newlines ends a turn.
 _RWKV_WORLD = """\
 {{- bos_token }}
@@ -151,6 +227,7 @@ BUILT_INS = (
     BuiltIn("last-question", (), _LAST_QUESTION, archs=("t5",)),
     BuiltIn("llama3", ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"), _LLAMA3),
     BuiltIn("llama4", ("<|header_start|>", "<|header_end|>", "<|eot|>"), _LLAMA4),
+    BuiltIn("kimi-k3", ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"), _KIMI_K3),
     BuiltIn("chatml", ("<|im_start|>", "<|im_end|>"), _CHATML),
     BuiltIn("gemma", ("<start_of_turn>", "<end_of_turn>"), system_first(_GEMMA, _PLAIN_SYSTEM)),
     BuiltIn("mistral", ("[INST]", "[/INST]"), system_first(_MISTRAL, _PLAIN_SYSTEM)),

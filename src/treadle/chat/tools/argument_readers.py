@@ -71,7 +71,7 @@ class TagReader(ArgumentReader):
         self._tags = tags
         self._parts = ReferencedSchemas(schema)
         then = r"\s*".join(map(re.escape, tags.then.split("\n")))
-        then = f"(?:{then}|{re.escape(tags.other)})" if tags.other else then
+        then = f"(?:{'|'.join((then, *map(re.escape, tags.others)))})"
         self._open = re.compile(f"{re.escape(tags.open)}(.*?){then}", re.DOTALL)
         self._then = re.compile(then)
         first = tags.then.lstrip()[0]
@@ -104,8 +104,8 @@ class TagReader(ArgumentReader):
         end = self._tags.end
         key, size = self._name(text, last) if text.startswith(open) else ("", 0)
         if size:
-            other = self._tags.other
-            self._begins(key, is_text=bool(other) and not text[:size].endswith(other))
+            others = self._tags.others
+            self._begins(key, is_text=bool(others) and not text[:size].endswith(others))
             self._n += 1
             opening = "{" if self._n == 1 else ", "
             quote = '"' if self._text and not self._untold else ""
@@ -127,7 +127,7 @@ class TagReader(ArgumentReader):
                 return name, found.end()
             rest = text.removeprefix(head) if text.startswith(head) else ""
             said = "".join(rest.split())
-            ways = (self._tags.then, self._tags.other)
+            ways = (self._tags.then, *self._tags.others)
             begun = any("".join(way.split()).startswith(said) for way in ways)
             if not last and (head.startswith(text) or (text.startswith(head) and begun)):
                 return "", 0

@@ -190,10 +190,10 @@ def find_thought(template: ChatTemplate) -> Thought | None:
     """Return the marks around reasoning that a template knows, or None."""
     source = f"{template.source}{template.tool_source or ''}"
     found = next((t for t in THOUGHTS if t.close in source), None)
-    if found is not None or "</think" not in source:
+    if found is not None or not any(part in source for part in ("</think", "<|close|>")):
         return found
-    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's composes the mark
-    return next((t for t in THOUGHTS if t.close in asked), None)
+    asked = _rendered(template, [], tools=False, asks=True)  # Hy3's and Kimi K3's compose the mark
+    return next((t for t in THOUGHTS if t.close in asked or asked.endswith(t.begin)), None)
 
 
 def keeps_reasoning(template: ChatTemplate) -> bool:

@@ -17,7 +17,8 @@ from treadle.base.text_overlap import overlap
 @dataclass(frozen=True)
 class Thought:
     """Marks around reasoning. ``reserved``: they are control tokens, which ordinary text never
-    contains; ``stray``: marks that are dropped where they stand alone.
+    contains; ``stray``: marks that are dropped where they stand alone; ``ends``: marks of what
+    follows, which end reasoning that was not closed.
     """
 
     open: str
@@ -25,6 +26,7 @@ class Thought:
     between: str = ""  # beginning of another message, which may be reasoning too
     reserved: bool = False
     stray: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
 
     @property
     def begin(self) -> str:
@@ -52,6 +54,18 @@ THOUGHTS = (
     Thought("<think:opensource>", "</think:opensource>"),  # Hy3
     Thought(  # Apertus
         "<|inner_prefix|>", "<|inner_suffix|>", reserved=True, stray=("<|inner_suffix|>",)
+    ),
+    Thought(  # Kimi K3, whose answers have marks around their text too
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        reserved=True,
+        stray=(
+            "<|close|>think<|sep|>",
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ),
+        ends=("<|open|>response<|sep|>",),
     ),
     Thought("Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]"),  # Apriel
 )
@@ -105,8 +119,8 @@ class Tags:
     """Format of an argument between tags: ``open KEY then VALUE close``.
 
     ``gap`` stands on both sides of the value, ``behind`` after each argument, ``end`` after the
-    last. White space in ``then`` may be missing, or more. ``other`` replaces ``then`` before values
-    that are not strings. ``quotes`` may surround strings.
+    last. White space in ``then`` may be missing, or more. One of ``others`` replaces ``then``
+    before values that are not strings. ``quotes`` may surround strings.
     """
 
     open: str
@@ -116,7 +130,7 @@ class Tags:
     gap: str = ""
     behind: str = "\n"
     quotes: tuple[str, str] = ("", "")
-    other: str = ""
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +159,7 @@ class ToolCallFormat:
     id_behind: bool = False  # an id may follow the arguments in the call's object
     id_key: str = ""  # key of an id that may come first in the call's object
     named_ids: bool = False  # ids are functions.NAME:N, and the template writes no other name
+    numbered: bool = False  # what stands behind ``id_mark`` is the call's number, and no id
     content: str = ""  # name that is no tool: content follows it
     also: tuple[str, ...] = ()  # other spellings of the trigger
     channels: Channels | None = None
@@ -208,8 +223,8 @@ class ToolCallFormat:
         quote = (QUOTE,) if self.style == "own" else ()
         tags = self.tags
         between = (tags.open, *tags.then.split("\n"), tags.close, tags.end) if tags else ()
-        between += (tags.other,) if tags and tags.other else ()
-        return (*own, self.lead, self.id_mark, *quote, *between)
+        others = tags.others if tags else ()
+        return (*own, self.lead, self.id_mark, *quote, *between, *others)
 
     @property
     def close(self) -> str:
@@ -365,7 +380,7 @@ def _dsml(name: str, wrap: str) -> ToolCallFormat:
             '" string="true">',
             f"</{mark}parameter>",
             f"</{mark}invoke>",
-            other='" string="false">',
+            others=('" string="false">',),
         ),
     )
 
@@ -384,6 +399,27 @@ ROWS = (
         behind="<|tool_call_end|>",
         wrap=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         named_ids=True,
+    ),
+    ToolCallFormat(  # Kimi K3
+        "elements",
+        open='<|open|>call tool="',
+        id_mark='" index="',
+        id_form="[0-9]{1,6}",
+        numbered=True,
+        after='"<|sep|>',
+        style="tags",
+        wrap=("<|open|>tools<|sep|>", "<|close|>tools<|sep|><|close|>message<|sep|>"),
+        tags=Tags(
+            '<|open|>argument key="',
+            '" type="string"<|sep|>',
+            "<|close|>argument<|sep|>",
+            "<|close|>call<|sep|>",
+            behind="",
+            others=tuple(
+                f'" type="{kind}"<|sep|>'
+                for kind in ("number", "boolean", "null", "object", "array")
+            ),
+        ),
     ),
     ToolCallFormat(  # Qwen3-Coder, Qwen 3.5, Nemotron 3
         "tags",

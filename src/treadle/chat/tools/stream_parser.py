@@ -160,8 +160,9 @@ class StreamParser:
         thought = marks.thought or (marks.channels and marks.channels.thought)
         assert thought
         calls = self._call_marks() if self._n_drafts < MAX_DRAFTS else ()
-        text, found = self._until((thought.close, *calls), last)
-        if found == thought.close:
+        ends = (thought.close, *thought.ends)
+        text, found = self._until((*ends, *calls), last)
+        if found in ends:
             after = "content" if self._spoke else "start"
             self._behind(self._buffer, "header" if marks.channels else after)
         elif found:
@@ -346,7 +347,8 @@ class StreamParser:
         rest = end + rest if found and kept else rest
         id, said = row.split_head(head)
         name, _, own = said.partition(row.id_mark) if row.id_mark else (said, "", "")
-        id = f"functions.{said}" if row.named_ids else own or id
+        id = "" if row.numbered else own or id
+        id = f"functions.{said}" if row.named_ids else id
         if found and row.content and name == row.content:
             self._raw = ""
             self._buffer = rest

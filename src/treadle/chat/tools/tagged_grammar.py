@@ -30,13 +30,13 @@ class Tagged:
         tags = self._tags
         rules = self._rules
         texts, others = divided(schema)
-        if tags.other and texts.null:
+        if tags.others and texts.null:
             texts = StringAlternatives(texts.schemas)
             others = [{"type": "null"}]
         fine = [each for each in texts.schemas if not limits(each) or is_possible(each)]
         fine = fine if others else texts.schemas
         said = (
-            self._texts(StringAlternatives(fine, texts.null), [] if tags.other else others)
+            self._texts(StringAlternatives(fine, texts.null), [] if tags.others else others)
             if fine
             else []
         )
@@ -44,8 +44,8 @@ class Tagged:
         if others:
             own = schema if not texts.schemas else {"anyOf": others}
             rest.append(f"({self._others(own)}) {self._end}")
-        heads = [(tags.then, said), (tags.other, rest)]
-        if not tags.other:
+        heads = [(tags.then, said), *((other, rest) for other in tags.others)]
+        if not tags.others:
             heads = [(tags.then, said + rest)]
         made = [
             f"{rules.around(tags.open, key, then + tags.gap)} ({' | '.join(ways)})"

@@ -43,8 +43,8 @@ def limits(schema: Any) -> list[str]:
 
 
 def without(mark: str) -> str:
-    """Return the regular expression of texts without ``mark``. Its first character must occur in it
-    only at its beginning, once or several times in a row.
+    """Return the regular expression of texts without ``mark``, or without the part of it before its
+    first character comes again, behind others.
 
     The result is not a complement: whether an intersection with a complement is empty is found by
     search, which fails for long texts.
@@ -52,8 +52,8 @@ def without(mark: str) -> str:
     first = re.escape(mark[0])
     rest = mark.lstrip(mark[0])
     n = len(mark) - len(rest)
+    rest = rest.partition(mark[0])[0]
     assert rest
-    assert mark[0] not in rest
     run = f"{first}{{{n},}}"
     begun = [f"{run}{re.escape(rest[:i])}" for i in range(1, len(rest))]
     ways = [f"{first}{{1,{n - 1}}}[^{first}]"] if n > 1 else []

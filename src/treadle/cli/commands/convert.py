@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ADAPTER = "adapter_config.json"  # in PEFT's folders
 OF_MODELS = (
     *("align", "split_max_size", "tokenizer", "settings", "resume", "allow_nonfinite"),
-    *("mmproj", "no_mmproj", "draft_for"),
+    *("mmproj", "no_mmproj", "draft_for", "mtp"),
 )
 TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")  # keys that every text model has
 PLAIN = ("F32", "F16", "BF16")  # formats of a projector's matrices
@@ -107,6 +107,11 @@ def size(text: str) -> int:
     metavar="MODEL",
     help="The model of an EAGLE 3 or DFlash drafter, whose vocabulary the file gets.",
 )
+@click.option(
+    "--mtp",
+    is_flag=True,
+    help="Write the layers for multi-token prediction (MTP) alone, a file for --draft.",
+)
 @click.option("--force", is_flag=True, help="Replace DST if it exists.")
 @click.option(
     "--resume/--no-resume",
@@ -127,6 +132,7 @@ def command(
     no_mmproj: bool,
     base: str | None,
     draft_for: str | None,
+    mtp: bool,
     force: bool,
     resume: bool,
     allow_nonfinite: bool,
@@ -144,6 +150,8 @@ def command(
     if mmproj is not None and (no_mmproj or not mmproj):
         what = "--mmproj is empty" if not mmproj else "--mmproj and --no-mmproj exclude each other"
         raise click.UsageError(what)
+    if mtp and mmproj is not None:
+        raise click.UsageError("--mtp and --mmproj exclude each other")
     for text in settings:
         if text.find("=") < 1:
             raise click.UsageError(f"--set {text!r:.80}: expected KEY=VALUE")
@@ -175,7 +183,7 @@ def command(
     if base is not None:
         raise click.UsageError(f"--base: {path} is not a folder with {ADAPTER}")
     beside = None
-    if not no_mmproj:
+    if not (no_mmproj or mtp):
         beside = Path(mmproj).expanduser() if mmproj else target.with_name(f"mmproj-{target.name}")
     kind, written, remarks = write_files(
         path,
@@ -185,6 +193,7 @@ def command(
         projector=beside,
         asked=mmproj is not None,
         draft_for=draft_for,
+        mtp=mtp,
     )
     return show_written(path, kind, written, as_json, remarks)
 
@@ -198,10 +207,11 @@ def write_files(
     projector: Path | None,
     asked: bool,
     draft_for: str | None = None,
+    mtp: bool = False,
 ) -> tuple[str, list[Path], list[str]]:
     """Write a checkpoint as ``target``, and its picture and sound parts as ``projector`` (None: not
-    at all; ``asked``: the user named the file). ``draft_for``: a drafter's model. Return its kind,
-    the paths written, and remarks.
+    at all; ``asked``: the user named the file). ``draft_for``: a drafter's model. ``mtp``: write
+    MTP layers alone. Return its kind, the paths written, and remarks.
     """
     from treadle.convert.detect import find_kind, open_source
     from treadle.convert.page_cache import before_opening
@@ -221,7 +231,8 @@ def write_files(
                 raise click.UsageError("--mmproj is also DST: choose another name")
             read = {part.path for t in parts.tensors.values() for part in t.ranges}
             check_target(projector, [*read, *files_of(tokenizer)], force=options.force)
-        source = stack.enter_context(closing(open_source(path, tokenizer)))
+        opened = open_mtp(path) if mtp else open_source(path, tokenizer)
+        source = stack.enter_context(closing(opened))
         check_not_read(target, files_of(tokenizer))
         if draft_for is not None:
             from treadle.convert.open import open_model
@@ -244,6 +255,15 @@ def write_files(
                 own = replace(options, type=None, split_max=0, settings=())
                 written += convert(parts, projector, own, progress=meter, say=remark)
     return kind.name, written, remarks
+
+
+def open_mtp(path: Path) -> Source:
+    """Open the MTP layers of a folder. Raises UnsupportedError if it has none."""
+    from treadle.convert.hf.folder import open_hf_source
+
+    if not is_hf(path):
+        raise UnsupportedError(f"{path}: --mtp: expected a Hugging Face folder")
+    return open_hf_source(path, mtp=True)
 
 
 def open_parts(path: Path, wanted: Format | None, *, asked: bool) -> Source | None:

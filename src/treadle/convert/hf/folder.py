@@ -32,7 +32,7 @@ from treadle.convert.hf.families.multimodal import TEXT_APART, TEXT_WEIGHTS
 from treadle.convert.hf.in_memory import Workshop
 from treadle.convert.hf.mlx_names import as_transformers
 from treadle.convert.hf.pooling import read_pooling
-from treadle.convert.hf.row_order import IN_PLACE, halves_to_pairs, turned_heads, turned_share
+from treadle.convert.hf.row_order import IN_PLACE, turning_of
 from treadle.convert.hf.scalar_tensors import take_numbers
 from treadle.convert.hf.sentence_transformers import read_query, read_sentences
 from treadle.convert.hf.tensors import (
@@ -65,6 +65,7 @@ from treadle.convert.sources.source import (
 )
 from treadle.errors import FileError, UnsupportedError
 from treadle.files.gguf import GGUF
+from treadle.files.hf_drafters import has_stages, of_stages, stage_name
 from treadle.files.keys import MetadataReader
 from treadle.files.safetensors import (
     SafeTensor,
@@ -78,6 +79,7 @@ from treadle.files.tensor import PartedTensor, Progress, Tensor
 from treadle.formats import FORMATS
 from treadle.models.archs import ARCHS
 from treadle.models.drafters.beside_model import I64
+from treadle.models.graphs.nextn import HEAD, OUTPUT_MIX, SHARED
 from treadle.models.load import ROPE_KEY
 from treadle.models.rope import DYNAMIC
 from treadle.models.structure import layer_of
@@ -96,16 +98,18 @@ class HfFolder:
     tensors: dict[str, MappedTensor]  # by GGUF name
     metadata: dict[str, Any]
     lost: str = ""  # why the MTP layers are left out
+    plain: dict[str, Any] = field(default_factory=dict)  # the metadata without MTP layers
     tables: Tables = field(default_factory=dict)  # of integers, by GGUF name
 
 
-def open_hf(path: str | os.PathLike[str]) -> HFModel:
+def open_hf(path: str | os.PathLike[str], *, drafter: bool = False) -> HFModel:
     """Open a Hugging Face directory to run in place.
 
-    ``path`` is the directory, or its weight file or index. Raises FileError for damaged, missing or
+    ``path`` is the directory, or its weight file or index. ``drafter``: of a folder that holds a
+    model and its DSpark, the DSpark. Raises FileError for damaged, missing or
     contradictory files, and UnsupportedError for an unsupported model or tokenizer.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, drafter=drafter)
     if said := tasks_left_out(checkpoint.weights):
         logging.getLogger("treadle").warning("%s: %s", checkpoint.path, said)
     if checkpoint.lost and ARCHS[checkpoint.hyper.family.arch].nextn:
@@ -113,17 +117,27 @@ def open_hf(path: str | os.PathLike[str]) -> HFModel:
     return HFModel(checkpoint)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> HfFolder:
-    """Open and check a directory; errors as ``open_hf``."""
+def read_checkpoint(path: str | os.PathLike[str], *, drafter: bool = False) -> HfFolder:
+    """Open and check a directory; ``drafter`` and errors as ``open_hf``."""
     given = Path(os.path.expanduser(path))
     folder = given if given.is_dir() else given.parent
     config = read_json(folder / CONFIG)
     place = given if given != folder else _weights_of(folder)
     if str(config.get("model_type")) in TEXT_APART:
         _check_text(config, folder, place)
+    stages = drafter and has_stages(config)
+    if stages:
+        with closing(open_safetensors(place)) as weights:
+            config = {**of_stages(config, weights.tensors)}
     hyper = read_config(config, folder / CONFIG)
     weights = open_safetensors(place)
     try:
+        if stages:
+            weights.tensors = {
+                at: replace(tensor, name=at)
+                for name, tensor in weights.tensors.items()
+                if (at := stage_name(name))
+            }
         if settings := find_settings(MetadataReader(config, folder / CONFIG), folder):
             weights.tensors = unquantised(weights.tensors, settings)
         weights.tensors, laid = as_transformers(weights.tensors)
@@ -171,6 +185,7 @@ def _with_further(checkpoint: HfFolder, further: Mapping[str, SafeTensor]) -> Hf
             checkpoint,
             tensors=checkpoint.tensors | found,
             metadata=checkpoint.metadata | further_keys(found, checkpoint.hyper),
+            plain=checkpoint.metadata,
         )
         check_further(_Outline(result), result.hyper)
         names = ARCHS[result.hyper.family.arch].names
@@ -320,12 +335,21 @@ def _shift(named: MappedTensor, hyper: HfConfig) -> float:
     return hyper.family.norm_shift if own else 0.0
 
 
-def open_hf_source(path: str | os.PathLike[str]) -> Source:
-    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors.
+def open_hf_source(path: str | os.PathLike[str], *, mtp: bool = False) -> Source:
+    """Open a directory for a converter: GGUF's names and row order, and F32 for vectors. ``mtp``:
+    of the layers, those for multi-token prediction alone; of a folder that holds a model and its
+    DSpark, the DSpark.
 
-    Errors as ``open_hf``'s.
+    Errors as ``open_hf``'s; UnsupportedError if there are no such layers.
     """
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, drafter=mtp)
+    try:
+        apart = ""
+        if not checkpoint.hyper.family.drafts:
+            apart = _mtp_alone(checkpoint) if mtp else _without_mtp_heads(checkpoint)
+    except UnsupportedError:
+        checkpoint.weights.close()
+        raise
     hyper = checkpoint.hyper
     if hyper.family.in_place:
         checkpoint.weights.close()
@@ -339,7 +363,7 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
         origin = f"{checkpoint.weights.path}: {name}"
         tensors[name] = SourceTensor(name, table.shape, I64, partial(_integers, table), origin)
     notes = _notes(named.values()) + _unpacked_notes(checkpoint.weights.tensors.values())
-    notes += filter(None, (checkpoint.lost, tasks_left_out(checkpoint.weights)))
+    notes += filter(None, (checkpoint.lost, apart, tasks_left_out(checkpoint.weights)))
     if n_others := count_other_parts(checkpoint.weights, hyper):
         notes.append(f"{PARTS_LEFT_OUT} ({n_others} tensors) are left out")
     if DYNAMIC in checkpoint.metadata:
@@ -348,6 +372,38 @@ def open_hf_source(path: str | os.PathLike[str]) -> Source:
             "differs from transformers'"
         )
     return Source(checkpoint.path, checkpoint.metadata, tensors, [checkpoint.weights], notes)
+
+
+def _without_mtp_heads(checkpoint: HfFolder) -> str:
+    """Leave out MTP layers with a mix of streams of their own, for which a file beside the model's
+    layers has no names. Return a note, "" if there are none.
+    """
+    if not any(HEAD in name for name in checkpoint.tensors):
+        return ""
+    n_layer = checkpoint.hyper.n_layer
+    checkpoint.tensors = {
+        name: named for name, named in checkpoint.tensors.items() if layer_of(name)[0] < n_layer
+    }
+    checkpoint.metadata = checkpoint.plain
+    return "MTP layers are left out, as by llama.cpp's converter: --mtp writes a file of them alone"
+
+
+def _mtp_alone(checkpoint: HfFolder) -> str:
+    """Leave out all other layers, as llama.cpp's converter with ``--mtp``."""
+    n_layer = checkpoint.hyper.n_layer
+    found: dict[str, MappedTensor] = {}
+    for name, named in checkpoint.tensors.items():
+        i, stem = layer_of(name)
+        if i >= n_layer:
+            at = OUTPUT_MIX + stem.removeprefix(HEAD) if stem.startswith(HEAD) else name
+            found[at] = replace(named, name=at)
+        elif name in SHARED:
+            found[name] = named
+    if all(layer_of(name)[0] < 0 for name in found):
+        why = checkpoint.lost or "its weights have none"
+        raise UnsupportedError(f"{checkpoint.path}: no file of MTP layers can be written: {why}")
+    checkpoint.tensors = found
+    return ""
 
 
 def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
@@ -373,24 +429,23 @@ def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
 
 def _source(named: MappedTensor, hyper: HfConfig) -> SourceTensor:
     tensor = named.tensor
-    n_head = turned_heads(layer_of(named.name)[1], named.shape[0], hyper)
-    paired = partial(halves_to_pairs, n_head=n_head, share=turned_share(hyper))
+    turned = turning_of(layer_of(named.name)[1], named.shape, hyper)
 
     def as_stored() -> Bytes:
         rows = named.rows()
-        if not n_head:
+        if turned is None:
             return rows
-        return paired(rows.reshape(tensor.shape[0], -1)).reshape(-1)
+        return turned(rows.reshape(*tensor.shape[:-1], -1)).reshape(-1)
 
     def vector() -> Bytes:
         values = named.floats(_shift(named, hyper))
-        return f32_bytes(paired(values) if n_head else values)
+        return f32_bytes(turned(values) if turned else values)
 
     def unpacked(packed: PackedModule) -> Bytes:
         """Return MLX's weights as numbers: GGUF has no such format."""
         blocks = packed.format.join([array.data for array in packed.arrays])
         rows = packed.format.dequantize_rows(blocks.reshape(math.prod(packed.shape[:-1]), -1))
-        return f32_bytes(paired(rows) if n_head else rows)
+        return f32_bytes(turned(rows) if turned else rows)
 
     packed = named.packed
     if packed is not None:

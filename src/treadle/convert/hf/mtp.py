@@ -2,21 +2,29 @@
 
 Some families number them as ``model.layers.N``, from the number of layers on, with a few additional
 tensors. Qwen has one in a separate part, ``mtp.``, where a layer's input and output tensors are
-outside the layer.
+outside the layer. DeepSeek V4 numbers them from 0 as ``mtp.N``; each has the two halves of the
+first matrix apart, and a mix of the streams behind it of its own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from treadle.convert.hf.tensor_names import NAME, Names
 from treadle.convert.hf.tensors import MappedTensor, named_as
-from treadle.convert.sources.derived_tensors import make_tensors
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, make_tensors
 from treadle.errors import UnsupportedError
+from treadle.files.hf_drafters import stage_name
 from treadle.models.archs import ARCHS
 from treadle.models.graphs import GRAPHS
-from treadle.models.graphs.nextn import nextn_model
+from treadle.models.graphs.compressed import RATIOS
+from treadle.models.graphs.limits import LIMIT, SHARED_LIMIT
+from treadle.models.graphs.nextn import HEAD_PARTS, nextn_model
 from treadle.models.graphs.recurrence import FLAGS
 from treadle.models.keys import NEXTN, ArchMetadata
 
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from treadle.files.safetensors import SafeTensor
 
 _PART = "mtp."
+_NUMBERED = re.compile(r"mtp\.(0|[1-9]\d{0,3})\.(?P<rest>.+)")
 _SURPLUS = "is not a tensor of an MTP layer"
 _COUNTED: Names = {
     "eh_proj": "nextn.eh_proj",
@@ -35,6 +44,11 @@ _COUNTED: Names = {
     "shared_head.head": "nextn.shared_head_head",
     "shared_head.norm": "nextn.shared_head_norm",
     "final_layernorm": "nextn.shared_head_norm",  # Hunyuan 3's
+}
+_OF_STREAMS: Names = {
+    **_COUNTED,
+    "norm": "nextn.shared_head_norm",
+    **{f"hc_out.{part}": f"nextn.hc_head_{part}" for part in HEAD_PARTS},
 }
 _APART: Names = {
     "fc": "nextn.eh_proj",
@@ -52,14 +66,34 @@ def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str
     """
     if not ARCHS[hyper.family.arch].nextn:
         raise UnsupportedError(f"treadle does not support them in {hyper.family.arch}")
+    if any(stage_name(name) == "main_proj.weight" for name in tensors):
+        what = "its drafter is DSpark, which the same folder names with --draft (draft=...)"
+        raise UnsupportedError(f"{what}; convert writes it with --mtp")
     found: dict[str, MappedTensor] = {}
-    for tensor in make_tensors(tensors, hyper.rules).values():
+    own = {each.name: each for each in (_counted(t, hyper) for t in tensors.values())}
+    for tensor in make_tensors(own, (*hyper.rules, _JOINED)).values():
         layer, name = _gguf_name(tensor, hyper)
         name = f"blk.{layer}.{name}"
         if name in found:
             raise tensor.error(f"maps to {name}, as {found[name].tensor.name} does")
         found[name] = named_as(name, tensor, hyper)
     return dict(sorted(found.items(), key=lambda item: int(item[0].split(".")[1])))
+
+
+def _counted(tensor: SafeTensor, hyper: HfConfig) -> SafeTensor:
+    """Return a tensor of ``mtp.N`` under the name that it would have behind the last layer."""
+    match = _NUMBERED.fullmatch(tensor.name)
+    if match is None:
+        return tensor
+    return replace(tensor, name=f"layers.{hyper.n_layer + int(match[1])}.{match['rest']}")
+
+
+def _beside(left: Rows, right: Rows) -> Rows:
+    """Return the matrix of which both are columns."""
+    return np.concatenate([left, right], axis=1)
+
+
+_JOINED = DerivationRule(("e_proj.weight", "h_proj.weight"), {"eh_proj.weight": _beside})
 
 
 def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
@@ -71,7 +105,8 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
         raise UnsupportedError(
             f"{tensor.path}: {tensor.name}: treadle supports one layer in {_PART}*"
         )
-    names: Names = {**hyper.family.names, **({} if apart else _COUNTED)}
+    counted = _OF_STREAMS if ARCHS[hyper.family.arch].nextn == "streams" else _COUNTED
+    names: Names = {**hyper.family.names, **({} if apart else counted)}
     if match and match["layer"] is None:
         names = _APART
     if match is None or match["stem"] not in names:
@@ -79,13 +114,25 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> tuple[int, str]:
     return hyper.n_layer if apart else layer, f"{names[match['stem']]}.{match['kind']}"
 
 
+# Keys with a number for each layer, and those of MTP layers; None: the last layer's.
+_LISTS = {
+    FLAGS: False,
+    "attention.head_count_kv": 1,
+    RATIOS: 0,
+    LIMIT: None,
+    SHARED_LIMIT: None,
+}
+
+
 def further_keys(tensors: Mapping[str, MappedTensor], hyper: HfConfig) -> dict[str, Any]:
     """Return GGUF's keys that change with these layers."""
     n = max(int(name.split(".")[1]) for name in tensors) + 1 - hyper.n_layer
     made: dict[str, Any] = {"block_count": hyper.n_layer + n, NEXTN: n}
     prefix = f"{hyper.family.arch}."
-    if flags := hyper.metadata.get(prefix + FLAGS):
-        made[FLAGS] = [*flags, *[False] * n]
+    for key, more in _LISTS.items():
+        of_layers = hyper.metadata.get(prefix + key)
+        if isinstance(of_layers, list) and of_layers:
+            made[key] = [*of_layers, *[of_layers[-1] if more is None else more] * n]
     return {prefix + key: value for key, value in made.items()}
 
 
@@ -101,5 +148,5 @@ def check_further(model: GGUF, hyper: HfConfig) -> None:
         _, alone = nextn_model(model, config, i)
         for name in alone.ignored:
             at = name.replace("blk.0.", f"blk.{config.n_layer + i}.")
-            if at != name:
+            if at != name and not GRAPHS[alone.arch.graph].unread(alone, name):
                 raise model.tensors[at].error(_SURPLUS)

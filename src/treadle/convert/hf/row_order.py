@@ -19,6 +19,8 @@ Layout = Callable[[Rows], Rows]
 
 IN_PLACE = "neox"  # transformers' RoPE
 _TURNED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
+# Adapters' matrices [n, rows, rank] of queries and keys (Granite Switch).
+_TURNED_STACKS = ("attn_q.lora_b", "attn_k.lora_b")
 _IN_LAYERS = ("attn_", "ffn_")
 _FUSED = ("attn_qkv.weight", "attn_qkv.bias")
 
@@ -39,15 +41,23 @@ def layout_of(
     return None, shape
 
 
-def turned_heads(name: str, n_rows: int, hyper: HfConfig) -> int:
-    """Return the heads of a tensor whose rows GGUF files have in adjacent pairs; 0 for all others.
-    A model run in place keeps its rows, as its metadata says.
+def turning_of(name: str, shape: tuple[int, ...], hyper: HfConfig) -> Layout | None:
+    """Return the function that moves the rows of each head to adjacent pairs, as GGUF files have
+    them; None for tensors without such rows. A model run in place keeps its rows, as its metadata
+    says.
     """
     if hyper.family.paired or ARCHS[hyper.family.arch].rope in (IN_PLACE, "none"):
-        return 0
-    if name not in _TURNED:
-        return 0
-    return n_rows // hyper.sizes["q_norm"]
+        return None
+    share = turned_share(hyper)
+    head_dim = hyper.sizes["q_norm"]
+    if name in _TURNED:
+        return partial(halves_to_pairs, n_head=shape[0] // head_dim, share=share)
+    if name in _TURNED_STACKS:
+        return partial(_turned_stack, n_head=shape[1] // head_dim, share=share)
+    if name in _FUSED and not hyper.family.by_head:
+        n_turned = hyper.sizes["n_q"] + hyper.sizes["n_k"]
+        return partial(_first_turned, n=n_turned, n_head=n_turned // head_dim, share=share)
+    return None
 
 
 def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
@@ -62,6 +72,16 @@ def halves_to_pairs(rows: Rows, n_head: int, share: float = 1.0) -> Rows:
         return np.concatenate([turned, heads[:, n:]], 1).reshape(rows.shape)
     halves = rows.reshape(n_head, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _turned_stack(rows: Rows, n_head: int, share: float) -> Rows:
+    """Reorder the rows of each of several matrices [n, rows, ..]."""
+    return np.stack([halves_to_pairs(each, n_head, share) for each in rows])
+
+
+def _first_turned(rows: Rows, n: int, n_head: int, share: float) -> Rows:
+    """Reorder the first ``n`` rows: queries and keys of one matrix with values."""
+    return np.concatenate([halves_to_pairs(rows[:n], n_head, share), rows[n:]])
 
 
 def turned_share(hyper: HfConfig) -> float:

@@ -178,7 +178,7 @@ HEADS = (
 
 # A text model, the text part of a larger one (old layout, new layout), or a bare decoder.
 _PREFIX = re.compile(
-    r"(?:language_model\.model\.|model\.language_model\.|language_model\.|model\.text_model\.|model\."
+    r"(?:language_model\.model\.|model\.language_model\.|model\.llm\.|language_model\.|model\.text_model\.|model\."
     r"|thinker\.(?:model\.)?"
     r"|transformer\.|gpt_neox\.|bert\.|roberta\.|mpnet\.|nomic_bert\.|backbone\."
     r"|distilbert\.transformer\.|distilbert\.|electra\.|new\.|gte\.)?"
@@ -212,8 +212,8 @@ NOT_STATES = re.compile(
 ADAPTED = re.compile(r".*\.parametrizations\.weight\.\d+\.lora_A")
 NOT_TEXT = re.compile(
     r"(?:model\.|thinker\.)?(?:vision_tower|multi_modal_projector|vision_model|visual|connector|vit|vit_large_projector|mlp1"
-    r"|audio_tower|audio_encoder|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|vision_adapter|video_tower"
-    r"|image_tower|encoder|projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
+    r"|audio|audio_tower|audio_encoder|embed_vision|embed_audio|vision_embedder|vision_encoder|vision_projection|vision_adapter|video_tower"
+    r"|image_tower|encoder|projector|mm_projector|aligner|vqmodel|generation_\w+|merger|high_res_vision_\w+"
     r"|visual_embeddings_table|layerwise_projectors|spatial_projectors)\..*"
     r"|(?:model\.)?(?:image_newline|high_res_vision_alpha)"
 )

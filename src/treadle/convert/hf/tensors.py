@@ -40,7 +40,7 @@ from treadle.convert.sources.derived_tensors import (
 from treadle.errors import FileError, UnsupportedError
 from treadle.formats import FORMATS, by_name
 from treadle.formats.format import NO_GGML
-from treadle.models.archs import ARCHS
+from treadle.models.archs import ARCHS, row_of
 from treadle.models.ffns import FFNS
 from treadle.models.graphs import GRAPHS
 from treadle.models.graphs.decoder import MODEL_ROWS
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 SMALL = {
     *(f"{stem}.weight" for stem in ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")),
     *(f"ssm_conv1d_{name}.weight" for name in "qkv"),
+    *(f"shortconv_{name}.weight" for name in ("k", "v", "attn", "mlp")),
+    "attn_rel_proj.weight",
     *(f"ffn_{one}_exps.bias" for one in ("gate", "up", "down")),
     *(
         f"time_mix_{one}.weight"
@@ -245,7 +247,7 @@ def check_named(
     ``model`` has the keys, and the tensors in the shapes of ``found``. Raises FileError for a
     tensor that is missing, unknown or of another shape, and the errors of reading the keys.
     """
-    arch = ARCHS[hyper.family.arch]
+    arch = row_of(hyper.family.arch, model.metadata)
     graph = GRAPHS[arch.graph]
     try:
         config = graph.read(ArchMetadata(model, arch.name, arch.keys), arch)

@@ -8,8 +8,9 @@ at a time::
 
 With a sink, a score s of each head without a value, m starts as log2(e) s and l as 1. ALiBi
 subtracts the key's distance times the head's slope from each score. A relative bias adds a number
-by head and distance (``relative_bias.py``). With ``chosen`` a query sees the keys that an indexer
-has chosen for it (``indexer.py``), and spans without any are skipped.
+by head and distance (``relative_bias.py``), a profile one by query, head and distance
+(``profiles.py``). With ``chosen`` a query sees the keys that an indexer has chosen for it
+(``indexer.py``), and spans without any are skipped.
 
 A sequence with few tokens in the batch (decoding) has items of one token each, whatever else is in
 the batch. A long history is split into runs of SPLIT keys, each an item of its own, so that every
@@ -28,6 +29,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Val
 from treadle.jit.types import i64
+from treadle.kernels.attention.profiles import farthest, profile_values
 from treadle.kernels.attention.records import ITEM, PAGE
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.attention.work_item import LOWEST, SPAN, Queries, alibi_slopes
@@ -47,12 +49,12 @@ class Attention(Queries):
     op: ClassVar[str] = "attention"
     args = Args(
         "qkv:in pool:const out:out partials:out? stride out_stride page_bytes layer_off few "
-        "sinks:const? distances:const? chosen:in? chosen_stride:?"
+        "sinks:const? distances:const? chosen:in? chosen_stride:? profiles:in?"
     )
 
     @property
     def needs(self) -> set[str]:
-        asked = {"sinks": self.sinks, "distances": self.reach}
+        asked = {"sinks": self.sinks, "distances": self.reach, "profiles": self.profiled}
         asked |= dict.fromkeys(("chosen", "chosen_stride"), self.chosen)
         return self.args.required | {name for name, there in asked.items() if there}
 
@@ -156,12 +158,7 @@ class Attention(Queries):
                     if self.softcap:
                         score = self.softcap * np.tanh(score / self.softcap)
                     kept = keys[keep]
-                    if self.alibi:
-                        score -= alibi_slopes(self.n_head, self.alibi)[head] * abs(kept - pos)
-                    if self.reach:
-                        end = self.reach + PAGE
-                        row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
-                        score += row[np.clip(kept - pos, -end, end - 1) + end]
+                    score = score + self._biases_ref(args, token, head, kept - pos)
                     bound = max(pos, int(item["sees"])) if self.spans else pos
                     hidden = (kept > bound) & self.causal
                     if self.window and self.spans:
@@ -186,6 +183,22 @@ class Attention(Queries):
                         row = row[: self.partial_values].reshape(self.n_groups, self.rows, -1)
                         row = row[group, t * self.heads + member]
                         row[:dims_v], row[dims_v:] = p @ vv, (m * math.LOG2_E, p.sum())
+
+    def _biases_ref(self, args: Any, token: int, head: int, distance: np.ndarray) -> np.ndarray:
+        """Return what the scores of keys get added, by their ``distance`` from the query."""
+        found = np.zeros(distance.shape)
+        if self.alibi:
+            found -= alibi_slopes(self.n_head, self.alibi)[head] * abs(distance)
+        if self.reach:
+            end = self.reach + PAGE
+            row = args.distances.reshape(self.n_head, row_values(self.reach))[head]
+            found += row[np.clip(distance, -end, end - 1) + end]
+        if self.profiled:
+            begin = farthest(self.profiled)
+            n = profile_values(self.profiled)
+            row = np.ravel(args.profiles)[(token * self.n_head + head) * n :][:n]
+            found += row[np.clip(distance - begin, 0, n - 1)]
+        return found
 
     def _chosen_ref(self, args: Any, row: int) -> np.ndarray:
         """Return a row of choices, a bool for each key."""

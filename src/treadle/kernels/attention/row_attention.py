@@ -89,7 +89,8 @@ def lane_per_head(n: int) -> Ty:
 class RowAttention(RowKernel):
     """Attention of ``n_head`` queries of each token to the rows of the last ``window`` tokens, and
     to the rows of whole units of ``unit`` tokens up to its own: to all of them, or with ``top`` to
-    those that ``chosen`` lists: their number, then which, i32.
+    those that ``chosen`` lists: their number, then which, i32. In a ``block`` all tokens of a
+    sequence see each other, and the ``window`` before the first of them.
 
     ``sinks``: a score of each head without a value. Items: tokens x groups of heads.
     """
@@ -107,6 +108,7 @@ class RowAttention(RowKernel):
     unit: int = 0  # 0: there are none
     units: int = 0  # their pool
     top: int = 0
+    block: bool = False
 
     @property
     def needs(self) -> set[str]:
@@ -143,6 +145,9 @@ class RowAttention(RowKernel):
         end = n_before + n_tokens
         n_rows = min(end, n_tokens - 1 + self.window)
         n_seen = sum(min(p + 1, self.window) for p in range(n_before, end))
+        if self.block:
+            n_rows = min(n_before, self.window) + n_tokens
+            n_seen = n_tokens * n_rows
         if self.unit:
             most = self.top or end
             n_rows += min(end // self.unit, most * n_tokens)
@@ -160,8 +165,16 @@ class RowAttention(RowKernel):
         q_all = args.qkv.reshape(-1, args.stride)[:n, :width].astype(np.float64)
         out = args.out.reshape(-1, args.out_stride)
         units = token_places(run, self.units) if self.unit else []
+        spans = [
+            (int(part["position"]), int(part["n_tokens"]))
+            for part in run.parts
+            for _ in range(int(part["n_tokens"]))
+        ]
         for i, (row, own, pages) in enumerate(token_places(run, self.pool)):
             recent = np.arange(max(0, own + 1 - self.window), own + 1)
+            if self.block:
+                first, n_own = spans[i]
+                recent = np.arange(max(0, first - self.window), first + n_own)
             at = args.pool, args.page_bytes, args.layer_off
             keys = rows_ref(self.page_of(1), at, pages, recent, 1)
             if self.unit:
@@ -212,7 +225,9 @@ class _Item:
             k.store(self.o, k.zero(f32 * self.width), offset=d * 4)
         n_keys = self.place.position + 1
         pool = spec.pool, frame.pool, frame.page_bytes, frame.layer_off
-        self._run(k.max(n_keys - spec.window, 0), n_keys, lambda row: row, 1, pool)
+        stop = self.place.stop if spec.block else n_keys
+        start = k.max((self.place.first if spec.block else n_keys) - spec.window, 0)
+        self._run(start, stop, lambda row: row, 1, pool)
         if spec.unit:
             pool = spec.units, frame.units, frame.units_page_bytes, frame.units_layer_off
             listed = None

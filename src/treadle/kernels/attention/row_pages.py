@@ -228,7 +228,9 @@ class TurnHeads(Spec):
 
 
 class TokenPlace:
-    """The position of a token of the batch, and the pages of its sequence."""
+    """The position of a token of the batch, the positions of its sequence's tokens in the batch
+    (``first`` to ``stop - 1``), and the pages of its sequence.
+    """
 
     def __init__(self, k: Builder, frame: Frame, token: Val) -> None:
         self.k = k
@@ -238,6 +240,8 @@ class TokenPlace:
         position = k.var(k.i64(0))
         at = k.var(k.i64(0))
         n_pages = k.var(k.i64(0))
+        first = k.var(k.i64(0))
+        stop = k.var(k.i64(0))
         with k.loop(frame.run("n_parts")) as i:
             part = load_record(k, parts + i * PART.itemsize, PART)
             place = token - part["token"]
@@ -246,7 +250,11 @@ class TokenPlace:
                 position.v = part["position"] + place
                 at.v = pages["list"]
                 n_pages.v = pages["n"]
+                first.v = part["position"]
+                stop.v = part["position"] + part["n_tokens"]
         self.position = position.v
+        self.first = first.v
+        self.stop = stop.v
         self._list = frame.block + at.v
         self._n = n_pages.v
 

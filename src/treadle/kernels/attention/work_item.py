@@ -15,6 +15,7 @@ from treadle.jit import math
 from treadle.jit.language import Builder, Isa, Operand, Val
 from treadle.jit.types import Ty, f32, i32, i64
 from treadle.kernels.attention.page_layout import PagedKernel
+from treadle.kernels.attention.profiles import farthest, profile_values
 from treadle.kernels.attention.records import ITEM, PAGE, WORD_BYTES
 from treadle.kernels.attention.relative_bias import row_values
 from treadle.kernels.spec import Frame, load_record
@@ -48,6 +49,7 @@ class Queries(PagedKernel):
     chosen: int = (
         0  # choices of keys per query (``indexer.py``), of as many groups of heads; 0: all
     )
+    profiled: int = 0  # biases of each query by distance up to this (``profiles.py``); 0: none
 
     @property
     def heads(self) -> int:
@@ -189,6 +191,19 @@ class AttentionItem:
         row = self.frame.distances + head * (row_values(self.spec.reach) * 4)
         first = k.max(k.min(distance, end - n), -end) + end
         return k.load(row + first * 4, f32 * n, align=4)
+
+    def profile(self, t: Operand, g: Operand, distance: Val, n: int) -> Val:
+        """Return the biases of ``n`` keys for token t's query of the group's g-th head.
+        ``distance``: from the query to the first key, i64.
+        """
+        k = self.k
+        reach = self.spec.profiled
+        head = self.group * self.spec.heads + g
+        row = (self.item["token"] + self.token(t)) * self.spec.n_head + head
+        begin = farthest(reach)
+        place = k.max(k.min(distance, begin + profile_values(reach) - n), begin) - begin
+        at = self.frame.profiles + (row * profile_values(reach) + place) * 4
+        return k.load(at, f32 * n, align=4)
 
     def partial(self, r: Operand) -> Val:
         """Return the address of row ``r``, if the item is a part of a split history."""

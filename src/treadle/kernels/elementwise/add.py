@@ -11,7 +11,7 @@ from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Isa
 from treadle.jit.types import ptr
 from treadle.kernels.elementwise.elementwise import map_row
-from treadle.kernels.spec import PART, Args, Frame, Spec, load_record
+from treadle.kernels.spec import PART, Args, Frame, Spec, f32_values, load_record
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class Add(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        x, h, out = (a.reshape(-1, args.stride)[:n, : self.k] for a in (args.x, args.h, args.out))
+        given = map(f32_values, (args.x, args.h, args.out))  # a norm's rows may be bytes
+        x, h, out = (a.reshape(-1, args.stride)[:n, : self.k] for a in given)
         out[:] = x.astype(np.float64) + h
 
 

@@ -24,9 +24,6 @@ from treadle.kernels.spec import Args, Frame, Spec
 
 F64Array = npt.NDArray[np.float64]
 LEAST = 1e-5  # least mean square of rows that are scaled to another's size
-# Polynomial of tanh(x) / x in x**2, highest power (the fifth) first: below NEAR its error is 2e-9.
-TANH = (-1382 / 155925, 62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)
-NEAR = 0.3
 
 
 @dataclass(frozen=True)
@@ -332,15 +329,7 @@ def _router(k: Builder, frame: Frame, row: Val, width: int, n: int, eps: float) 
     k.runs(width, ty.lanes, vector)
     square = k.total(sums[n].v) * (1 / width) + eps
     gain = k.const(1 / width, f32) / k.sqrt(square)
-    return [_tanh(k, k.splat(k.total(each.v) * gain, ty)) for each in sums[:n]]
-
-
-def _tanh(k: Builder, x: Val) -> Val:
-    """tanh to a few units in the last place: ``math.tanh`` is inaccurate near 0, where router
-    outputs are.
-    """
-    near = x * math.polynomial(k, x * x, TANH)
-    return k.select(k.abs(x) < NEAR, near, math.tanh(k, x))
+    return [math.exact_tanh(k, k.splat(k.total(each.v) * gain, ty)) for each in sums[:n]]
 
 
 def _coef(k: Builder, coef: Val, i: int, says: list[Val]) -> Val:

@@ -41,6 +41,10 @@ class Route(Spec):
     ``per``: this many adjacent entries are one expert, whose number ``chosen`` holds; numbers may
     repeat.
 
+    ``sinks`` (Inkling): as many more scores follow, of experts that every token uses. They take
+    part in the sum that weights are divided by. With ``of_sinks`` their numbers and weights are the
+    results, in their order.
+
     ``scores`` f32 ``[N, stride]``, ``chosen`` i32 and ``weights`` f32 ``[N, n_used]``. Items:
     tokens.
     """
@@ -58,6 +62,8 @@ class Route(Spec):
     own: bool = False
     jitter: float = 0.0
     per: int = 1
+    sinks: int = 0
+    of_sinks: bool = False
 
     @property
     def needs(self) -> set[str]:
@@ -68,6 +74,11 @@ class Route(Spec):
     def by_p(self) -> bool:
         """Whether p decides the choice, not the scores."""
         return self.bias or self.gating != SOFTMAX
+
+    @property
+    def n_given(self) -> int:
+        """Experts of a token in the results."""
+        return self.sinks if self.of_sinks else self.n_used
 
     @property
     def n_best(self) -> int:
@@ -92,16 +103,24 @@ class Route(Spec):
             if self.n_groups_used < self.n_groups:
                 self._keep_groups(k, rank, spare, spare + pitch)
             total = k.var(k.const(0.0, f32))
-            place = token * (4 * self.n_used)
+            place = token * (4 * self.n_given)
             with k.loop(self.n_used) as s:
                 best, top = take_best(k, rank, self.n)
                 weight = self._near(k, rank, top) if self.jitter else k.load(p + best * 4, f32)
                 expert = best // self.per if self.per > 1 else best
-                k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
-                k.store(frame.weights + place, weight, offset=s * 4)
+                if not self.of_sinks:
+                    k.store(frame.chosen + place, expert.to(i32), offset=s * 4)
+                    k.store(frame.weights + place, weight, offset=s * 4)
+                total.v = total.v + weight
+            for sink in range(self.sinks):
+                score = k.load(row, f32, offset=4 * (self.n + sink))
+                weight = gate(k, self.gating, score)
+                if self.of_sinks:
+                    k.store(frame.chosen + place, k.const(sink, i32), offset=sink * 4)
+                    k.store(frame.weights + place, weight, offset=sink * 4)
                 total.v = total.v + weight
             factor = common_factor(k, self.scale, total.v if self.norm else None)
-            with k.loop(self.n_used) as s:
+            with k.loop(self.n_given) as s:
                 at = frame.weights + place + s * 4
                 weight = k.load(at, f32) * factor
                 if self.own:
@@ -164,7 +183,8 @@ class Route(Spec):
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
-        scores = args.scores.reshape(-1, args.stride)[:n, : self.n].astype(np.float64)
+        given = args.scores.reshape(-1, args.stride)[:n].astype(np.float64)
+        scores = given[:, : self.n]
         p = weights_ref(self.gating, scores)
         rank = p if self.by_p else scores
         if self.bias:
@@ -180,8 +200,15 @@ class Route(Spec):
         weights = np.take_along_axis(p, chosen, -1)
         if self.jitter:
             weights = self._near_ref(scores, chosen)
+        total = weights.sum(-1, keepdims=True)
+        if self.sinks:
+            always = weights_ref(self.gating, given[:, self.n : self.n + self.sinks])
+            total = total + always.sum(-1, keepdims=True)
+            if self.of_sinks:
+                weights = always
+                chosen = np.broadcast_to(np.arange(self.sinks), always.shape)
         if self.norm:
-            weights = weights / np.maximum(weights.sum(-1, keepdims=True), LEAST)
+            weights = weights / np.maximum(total, LEAST)
         if self.own:
             weights = weights * args.scales[chosen]
         args.chosen[: chosen.size] = chosen.ravel() // self.per
@@ -236,6 +263,11 @@ class RouteByToken(Spec):
     gating: str
     norm: bool = False
     scale: float = 1.0
+
+    @property
+    def n_given(self) -> int:
+        """Experts of a token in the results."""
+        return self.n_used
 
     def scratch(self, lanes: int) -> int:
         return 4 * round_up(self.n, PADDED)

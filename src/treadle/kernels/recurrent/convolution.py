@@ -59,23 +59,29 @@ class Convolution(ByChannel):
 
     With ``gates`` (LFM2) a row has ``b``, ``c`` and ``x`` side by side: ``u = b * x``, there is no
     silu, and ``c * y`` replaces ``b``. The last of u are the sequence's state, ``[before, k]``.
-    Taps are ``dilation`` tokens apart; with ``plain`` there is no silu. Items: sequences x
-    tiles of TILE channels, token by token, so that results do not depend bitwise on how a sequence
-    is cut into runs.
+    Taps are ``dilation`` tokens apart; with ``plain`` there is no silu. With ``residual`` (Inkling)
+    u is added to y; with ``scaled`` u is the input times the only value of ``gain``. Items:
+    sequences x tiles of TILE channels, token by token, so that results do not depend bitwise on how
+    a sequence is cut into runs.
     """
 
     op: ClassVar[str] = "convolution"
-    args = Args("x:inout w:const bias:const? states:const stride column cell_bytes state_off")
+    args = Args(
+        "x:inout w:const bias:const? gain:const? states:const stride column cell_bytes state_off"
+    )
     k: int
     taps: int
     bias: bool = False
     gates: bool = False
     dilation: int = 1
     plain: bool = False
+    residual: bool = False
+    scaled: bool = False
 
     @property
     def needs(self) -> set[str]:
-        return self.args.required | ({"bias"} if self.bias else set())
+        asked = {"bias": self.bias, "gain": self.scaled}
+        return self.args.required | {name for name, on in asked.items() if on}
 
     @property
     def before(self) -> int:
@@ -99,18 +105,23 @@ class Convolution(ByChannel):
             for j, var in enumerate(last):
                 var.v = k.load_first(old + 4 * j * self.k, ty, n)
         bias = k.load_first(frame.bias + at * 4, ty, n) if self.bias else None
+        gain = k.splat(k.load(frame.gain, f32), ty) if self.scaled else None
         with k.loop(record["n_tokens"]) as t:
             row = frame.x + ((record["token"] + t) * frame.stride + frame.column + at) * 4
             k.prefetch(row + frame.stride * (4 * AHEAD))  # rows are far apart
             u = k.load_first(row, ty, n)
             if self.gates:
                 u = u * k.load_first(row + 8 * self.k, ty, n)
+            if gain is not None:
+                u = u * gain
             values = [*(var.v for var in last), u]
             y = values[0] * w[0] if bias is None else k.fma(values[0], w[0], bias)
             for value, weight in zip(values[self.dilation :: self.dilation], w[1:], strict=True):
                 y = k.fma(value, weight, y)
             if self.gates:
                 y = y * k.load_first(row + 4 * self.k, ty, n)
+            if self.residual:
+                y = y + u
             k.store_first(row, y if self.gates or self.plain else math.silu(k, y), n)
             for var, value in zip(last, values[1:], strict=True):
                 var.v = value
@@ -126,6 +137,7 @@ class Convolution(ByChannel):
             mine = rows[int(part["token"]) :][: int(part["n_tokens"])]
             u = mine[:, :n].astype(np.float64)
             u = u * mine[:, 2 * n : 3 * n] if self.gates else u
+            u = u * float(args.gain[0]) if self.scaled else u
             old, new = (
                 args.states[int(part[name]) * args.cell_bytes + args.state_off :][: 4 * before * n]
                 for name in ("state", "next")
@@ -137,5 +149,6 @@ class Convolution(ByChannel):
             y = y + args.bias[:n] if self.bias else y
             if self.gates:
                 y = y * mine[:, n : 2 * n]
+            y = y + u[before:] if self.residual else y
             mine[:, :n] = y if self.gates or self.plain else activated("silu", y)
             new.view(np.float32)[:] = u[-before:].ravel()

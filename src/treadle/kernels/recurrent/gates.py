@@ -16,7 +16,7 @@ from treadle.jit.types import f32
 from treadle.kernels.activations import ACTIVATIONS, activated
 from treadle.kernels.elementwise.elementwise import map_row, mean_square
 from treadle.kernels.matmul.sizes import COLUMNS
-from treadle.kernels.spec import Args, Frame, Spec, round_up
+from treadle.kernels.spec import Args, Frame, Spec, f32_values, round_up
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class OutputGate(Spec):
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
         size = self.k // self.groups
-        rows = args.x.reshape(-1, args.stride)[:n, : self.k]
+        rows = f32_values(args.x).reshape(-1, args.stride)[:n, : self.k]  # a norm's are bytes
         wide = self.groups if self.one else self.k
         gate = args.gate.reshape(-1, args.gate_stride)[:n, args.column : args.column + wide]
         gate = gate.repeat(size, 1) if self.one else gate

@@ -27,7 +27,7 @@ from treadle.kernels.spec import Args, Frame, Spec, round_up
 
 @dataclass(frozen=True)
 class ChannelRates(Spec):
-    """For each head ``sigmoid(beta)``, and for each of its ``k`` channels the decay ``e**(a
+    """For each head ``most * sigmoid(beta)``, and for each of its ``k`` channels the decay ``e**(a
     softplus(x + bias))``, with one ``a`` below 0 a head; with ``floor``, which is below 0, it is
     ``e**(floor * sigmoid(a (x + bias)))``, with an ``a`` above 0.
 
@@ -42,6 +42,7 @@ class ChannelRates(Spec):
     heads: int
     k: int
     floor: float = 0.0
+    most: float = 1.0
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
         with k.loop(frame.end, start=frame.begin) as item:
@@ -59,9 +60,14 @@ class ChannelRates(Spec):
                     return math.exp(k, share * self.floor)
                 return math.exp(k, math.softplus(k, x + bias) * k.splat(a, x.ty))
 
-            map_row(k, 1, out + head * 4, lambda v: math.sigmoid(k, v), beta)
+            map_row(k, 1, out + head * 4, self._first(k), beta)
             decays = out + 4 * round_up(self.heads, COLUMNS)
             map_row(k, self.k, decays + at, decay, x, frame.bias + at)
+
+    def _first(self, k: Builder) -> Callable[[Val], Val]:
+        if self.most == 1.0:
+            return lambda v: math.sigmoid(k, v)
+        return lambda v: math.sigmoid(k, v) * self.most
 
     def run_ref(self, args: Any, run: Any) -> None:
         n = int(run["n_tokens"])
@@ -73,7 +79,7 @@ class ChannelRates(Spec):
         x = rows[:, : h * self.k] + args.bias[: h * self.k]
         a = args.a[:h].astype(np.float64).repeat(self.k)
         decay = self.floor * activated("sigmoid", a * x) if self.floor else a * np.logaddexp(0, x)
-        out[:n, :h] = activated("sigmoid", beta[:, :h])
+        out[:n, :h] = self.most * activated("sigmoid", beta[:, :h])
         out[:n, pad : pad + h * self.k] = np.exp(decay)
 
 

@@ -8,6 +8,9 @@ experts.
 
 from __future__ import annotations
 
+from collections.abc import Container
+from dataclasses import replace
+
 from treadle.models.archs.arch import (
     ALIBI,
     BUCKETS,
@@ -34,6 +37,7 @@ from treadle.models.archs.arch import (
     ROPE_PATTERN,
     ROPE_SECTIONED,
     ROPES,
+    SWITCHED_MATRICES,
     TEMPERATURE,
     TEMPERATURE_LENGTH,
     TYPES,
@@ -49,8 +53,27 @@ from treadle.models.archs.states import STATES
 
 _TABLES = DECODERS, MIXTURES, STATES, ENCODER_DECODERS, ENCODERS
 ARCHS: dict[str, Arch] = {arch.name: arch for table in _TABLES for arch in table}
-DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash")  # of models that only draft for another one
+_DSPARK_STREAMS = replace(  # DSpark of DeepSeek V4
+    ARCHS["deepseek4"],
+    name="dflash",
+    graph="dspark_streams",
+    needs=frozenset({"enc.output_norm.weight"}),
+    lacks=ARCHS["dflash"].lacks,
+    nextn="",
+)
+# Another row for files of an architecture that have this key.
+WITH_KEY = {"dflash": ("dflash.hyper_connection.count", _DSPARK_STREAMS)}
+# Of models that only draft for another one.
+DRAFTER_GRAPHS = ("assistant", "eagle3", "dflash", "dspark_streams")
 STANDALONE = [name for name, arch in ARCHS.items() if arch.graph not in DRAFTER_GRAPHS]
+
+
+def row_of(name: str, metadata: Container[str]) -> Arch:
+    """Return the row of the architecture ``name`` for a file with these keys."""
+    key, other = WITH_KEY.get(name, ("", None))
+    return other if other is not None and key in metadata else ARCHS[name]
+
+
 __all__ = [
     "ALIBI",
     "ARCHS",
@@ -80,11 +103,14 @@ __all__ = [
     "ROPE_PATTERN",
     "ROPE_SECTIONED",
     "STANDALONE",
+    "SWITCHED_MATRICES",
     "TEMPERATURE",
     "TEMPERATURE_LENGTH",
     "TYPES",
     "VALUE_NORMED",
     "WINDOW",
+    "WITH_KEY",
     "YARN_TRUNCATE",
     "Arch",
+    "row_of",
 ]

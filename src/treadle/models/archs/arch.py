@@ -33,6 +33,11 @@ WKV_BIASES = frozenset({"attn_norm.bias", "output_norm.bias", "output.weight"})
 WKV_GATE = frozenset(f"time_mix_{n}" for n in ("g1.weight", "g2.weight", "ln.weight", "ln.bias"))
 SUB_NORMS = frozenset({"attn_sub_norm.weight", "ffn_sub_norm.weight"})
 SINKS = frozenset({"attn_sinks.weight"})
+# To which adapters within a model add: Granite Switch's.
+SWITCHED_MATRICES = (
+    *("attn_q", "attn_k", "attn_v", "attn_output"),
+    *("ffn_gate", "ffn_up", "ffn_down"),
+)
 LAYER_SCALE = frozenset({"layer_output_scale.weight"})
 PER_LAYER = frozenset({"per_layer_model_proj.weight", "per_layer_proj_norm.weight"})
 QKV_BIAS = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
@@ -95,8 +100,8 @@ class Arch:
     state: mixer of layers without keys and values, mostly a recurrence.
     names: tensors with other names in files, without "blk.N.": the file's name, and the graph's;
         a name that ends with a dot is a prefix.
-    nextn: states that layers for multi-token prediction read: the last layer's, ``plain`` or
-        ``normed``; "": not supported.
+    nextn: states that layers for multi-token prediction read: the last layer's, ``plain``,
+        ``normed``, or all ``streams``; "": not supported.
     pictures: a text file of it alone says that its models read pictures too.
     spans: layers in which the tokens of one picture attend to each other in both directions:
         ``all``, or those with a ``window``.
@@ -125,7 +130,7 @@ class Arch:
     mixer: str = "attention"
     state: str = ""
     names: tuple[tuple[str, str], ...] = ()
-    nextn: Literal["", "plain", "normed"] = ""
+    nextn: Literal["", "plain", "normed", "streams"] = ""
     pictures: bool = False
     spans: Literal["", "all", "window"] = ""
     causal_widths: frozenset[int] = frozenset()

@@ -24,6 +24,7 @@ from treadle.models.archs.arch import (
     ROPE_SECTIONED,
     SINKS,
     SUB_NORMS,
+    SWITCHED_MATRICES,
     WINDOW,
     Arch,
 )
@@ -110,6 +111,19 @@ DECODERS = (
         nope="global",
     ),
     Arch("granite", rope="norm", nope="told", divide_logits=True),
+    # Granite 4 with adapters that control tokens choose
+    Arch(
+        "graniteswitch",
+        graph="switched",
+        rope="norm",
+        nope="told",
+        divide_logits=True,
+        names=tuple(
+            (f"{name}.lora_{side}", f"{name}_lora_{side}.weight")
+            for name in SWITCHED_MATRICES
+            for side in "ab"
+        ),
+    ),
     # With experts or without
     Arch(
         "granite_swa",
@@ -187,6 +201,7 @@ DECODERS = (
         keys=((PATTERN, 4),),
         nope="global",
     ),
+    Arch("cohere-compass", norm="layer", lacks=FFN_NORM),  # not in llama.cpp
     Arch("stablelm", norm="layer", lacks=FFN_NORM),
     Arch("starcoder2", activation="gelu", gated=False, norm="layer"),
     Arch("nemotron", activation="relu2", gated=False, norm="layer"),

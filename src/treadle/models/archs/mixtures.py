@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treadle.models.archs.arch import (
+    EMBD_NORM,
     EXPERTS_GATING,
     EXPERTS_JITTER,
     EXPERTS_MEAN,
@@ -106,6 +107,13 @@ MIXTURES = (
         mixer="latent_indexed",
         keys=((EXPERTS_GATING, 2),),
     ),
+    Arch(  # A.X K2
+        "axk2",
+        graph="axk2",
+        rope="norm",
+        mixer="latent_indexed",
+        keys=((EXPERTS_GATING, 2), (INDEX_HALVED, True)),
+    ),
     Arch(
         "dots3note",
         graph="dots3",
@@ -113,6 +121,15 @@ MIXTURES = (
         mixer="latent_indexed",
         needs=frozenset({"attn_gate.weight", "attn_k_norm.weight"}),
         keys=((EXPERTS_GATING, 2),),
+    ),
+    Arch(
+        "inkling",
+        graph="inkling",
+        rope="none",
+        mixer="attention_profiled",
+        needs=EMBD_NORM,
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        divide_logits=True,
     ),
     Arch(  # Hunyuan 4
         "hy_v4",
@@ -130,6 +147,7 @@ MIXTURES = (
         rope="norm",
         keys=((EXPERTS_GATING, 4), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="rows",
+        nextn="streams",
     ),
     Arch(
         "minimax-m2",

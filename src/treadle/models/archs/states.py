@@ -102,6 +102,22 @@ STATES = (
         mixer="latent",
         state="kda",
     ),
+    Arch(
+        "kimi-k3",
+        graph="kimi_k3",
+        rope="none",
+        needs=frozenset({"output.weight"}),
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        mixer="latent",
+        state="kda_whole",
+    ),
+    Arch(  # Solar Open 2
+        "solar-open2",
+        rope="none",
+        needs=frozenset({"attn_gate.weight"}),
+        keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True)),
+        state="kda_signed",
+    ),
     Arch(  # GLM-5.3-Flash
         "glm5-next",
         graph="pooled",
@@ -109,6 +125,7 @@ STATES = (
         keys=((EXPERTS_GATING, 2), (EXPERTS_NORM, True), (GATE_LIMITED, True)),
         mixer="latent",
         state="kda_floored",
+        nextn="normed",
     ),
     Arch(  # Ling 3
         "bailingmoe3",

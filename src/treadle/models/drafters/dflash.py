@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from treadle.models.config import Config
     from treadle.models.keys import ArchMetadata
     from treadle.models.ops import Ops, Rows
+    from treadle.models.structure import Sizes
 
 KEYS = "keys"  # the output of runs that are given ``FEATURES``: nothing but keys and values
 MARKOV = "markov"  # the output with logits and the bias by the token before
@@ -49,10 +50,8 @@ ANCHORED = "sample_from_anchor"
 MASK = "tokenizer.ggml.mask_token_id"
 USUAL_BLOCK = 16
 BLOCK_MAX = 128  # logits rows of a run
-UNSUPPORTED = {  # keys of kinds of drafters that this is not
-    "selector_top_k": "a drafter with a selector of candidates (DFlash 2)",
-    "hyper_connection_count": "a drafter with hyper-connections (of DeepSeek V4)",
-}
+SELECTOR = "selector_top_k"
+NOT_SELECTED = "a drafter with a selector of candidates (DFlash 2) is not supported"
 
 
 def logits(g: Ops, x: Rows) -> None:
@@ -88,9 +87,8 @@ def markov(g: Ops, x: Rows) -> None:
 
 def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read the config. Raises UnsupportedError for kinds of drafters that treadle lacks."""
-    for key, what in UNSUPPORTED.items():
-        if keys.integer(key, 0, lo=0):
-            keys.refuse(key, f"{what} is not supported")
+    if keys.integer(SELECTOR, 0, lo=0):
+        keys.refuse(SELECTOR, NOT_SELECTED)
     if keys.has(ACTIVATION):
         word = keys.text(ACTIVATION)
         if word not in ACTIVATIONS:
@@ -98,9 +96,7 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         # as in llama.cpp, where both names mean the approximation by tanh
         arch = replace(arch, activation="gelu" if word.startswith("gelu") else ACTIVATIONS[word])
     config = read_config(keys, arch)
-    found = target_layers(keys)
-    if not found:
-        keys.fail(TARGET_LAYERS, "has no entries", "the layers whose states are read")
+    found = read_layers(keys)
     causal = keys.flag("attention.causal", False)
     alone = "blk.0.attn_v.weight" not in keys.gguf.tensors
     layers = tuple(
@@ -112,10 +108,23 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
         )
         for layer in config.layers
     )
+    return with_traits(keys, replace(config, layers=layers), found)
+
+
+def read_layers(keys: ArchMetadata) -> tuple[int, ...]:
+    """Return the model's layers before which states are read. Raises FileError if none is named."""
+    found = target_layers(keys)
+    if not found:
+        keys.fail(TARGET_LAYERS, "has no entries", "the layers whose states are read")
+    return found
+
+
+def with_traits(keys: ArchMetadata, config: Config, layers: tuple[int, ...]) -> Config:
+    """Return the config of a drafter of blocks that reads the states before some ``layers``."""
     rank = keys.gguf.tensors.get("markov_w1.weight")
     n_markov = rank.shape[-1] if rank is not None else 0
     traits = DraftTraits(
-        found,
+        layers,
         n_block=keys.integer(BLOCK, USUAL_BLOCK, lo=2, hi=BLOCK_MAX),
         mask=_mask(keys, config.n_vocab),
         anchored=bool(n_markov) and keys.flag(ANCHORED, True),
@@ -124,7 +133,6 @@ def read(keys: ArchMetadata, arch: Arch) -> Config:
     return replace(
         config,
         n_target=config.n_embd,
-        layers=layers,
         draft=traits,
         n_draft_vocab=n_draft_vocab(keys, config.n_vocab),
         logit_scale=1.0,  # drafts are the largest logits
@@ -142,21 +150,29 @@ def _mask(keys: ArchMetadata, n_vocab: int) -> int:
     return mask
 
 
+BLOCK_ROWS = (
+    *DRAFT_ROWS,
+    TensorRow("markov_w1.weight", ("n_vocab", "n_markov"), optional=True),
+    TensorRow("markov_w2.weight", ("n_logits", "n_markov"), optional=True),
+    *with_bias("conf_proj", "one", "n_confidence", optional=True),
+)
+
+
+def block_sizes(config: Config) -> Sizes:
+    """Return the sizes of these rows."""
+    return {
+        **sizes_of(config, len(config.draft.layers) if config.draft else 0),
+        "n_markov": config.draft.n_markov if config.draft else 0,
+        "n_confidence": config.n_embd + (config.draft.n_markov if config.draft else 0),
+    }
+
+
 DFLASH = replace(
     DECODER,
     build=build_nothing,
     outputs={"logits": logits, KEYS: keys, MARKOV: markov},
-    rows=(
-        *DRAFT_ROWS,
-        TensorRow("markov_w1.weight", ("n_vocab", "n_markov"), optional=True),
-        TensorRow("markov_w2.weight", ("n_logits", "n_markov"), optional=True),
-        *with_bias("conf_proj", "one", "n_confidence", optional=True),
-    ),
-    sizes=lambda config: {
-        **sizes_of(config, len(config.draft.layers) if config.draft else 0),
-        "n_markov": config.draft.n_markov if config.draft else 0,
-        "n_confidence": config.n_embd + (config.draft.n_markov if config.draft else 0),
-    },
+    rows=BLOCK_ROWS,
+    sizes=block_sizes,
     sublayers=halves_of,
     read=read,
     apart=True,

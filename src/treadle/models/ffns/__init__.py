@@ -9,11 +9,15 @@ from treadle.models.structure import LateConstants, Sublayer
 FUSED_EXPERTS = "experts_gate_up"  # gate and up of each expert are one matrix
 PLAIN_EXPERTS = "experts_plain"  # without gates
 LATENT_EXPERTS = "experts_latent"  # without gates, in a space of smaller width
+ROUTED_EXPERTS = "experts_routed"  # in a space of smaller width, with gates
 WEIGHED_EXPERTS = "experts_weighed"  # one expert per token, whose input is scaled by its score
 CAPPED_EXPERTS = "experts_capped"  # router scores may have a softcap
 DENSE_EXPERTS = "experts_dense"  # like CAPPED_EXPERTS, in parallel to a dense FFN
 BEHIND = "gated_behind"  # a norm of its output, and none of its input
 TOKEN_EXPERTS = "experts_by_token"  # a table has each token's experts
+NORM_GATED_EXPERTS = "experts_norm_gated"  # a gate behind the norm before them
+CONVOLVED = "gated_convolved"  # a short convolution of its result
+CONVOLVED_EXPERTS = "experts_convolved"  # the same, with scored shared experts
 GROVE_EXPERTS = "experts_grove"  # neighbours share an additional small expert
 
 FFNS = LateConstants[Sublayer](
@@ -24,6 +28,7 @@ FFNS = LateConstants[Sublayer](
         FUSED_EXPERTS: "experts.EXPERTS_FUSED",
         PLAIN_EXPERTS: "experts.EXPERTS_PLAIN",
         LATENT_EXPERTS: "experts.EXPERTS_LATENT",
+        ROUTED_EXPERTS: "routed.EXPERTS_ROUTED",
         TOKEN_EXPERTS: "by_token.EXPERTS_BY_TOKEN",
         GROVE_EXPERTS: "grove.EXPERTS_GROVE",
         CAPPED_EXPERTS: "capped.EXPERTS_CAPPED",
@@ -35,5 +40,8 @@ FFNS = LateConstants[Sublayer](
         "gated_sparse": "sparse.GATED_SPARSE",
         "channel_mix": "channel_mix.CHANNEL_MIX",
         BEHIND: "behind.GATED_BEHIND",
+        NORM_GATED_EXPERTS: "norm_gated.EXPERTS_NORM_GATED",
+        CONVOLVED: "convolved.GATED_CONVOLVED",
+        CONVOLVED_EXPERTS: "convolved.EXPERTS_CONVOLVED",
     },
 )

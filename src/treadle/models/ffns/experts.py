@@ -77,19 +77,19 @@ def _sizes(layer: Layer) -> Sizes:
     }
 
 
-def _of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
+def of_each(stem: str, *shape: str) -> tuple[TensorRow, TensorRow]:
     """Return the rows of a matrix per expert, and of its bias."""
     bias = TensorRow(f"{stem}.bias", ("n_expert", shape[0]), optional=True)
     return TensorRow(f"{stem}.weight", ("n_expert", *shape)), bias
 
 
-_BEFORE = (
+BEFORE = (
     *NORMS_BEFORE,
     TensorRow("ffn_gate_inp.weight", ("n_expert", "n_embd")),
     TensorRow("ffn_gate_inp.bias", ("n_expert",), optional=True),
     TensorRow("exp_probs_b.bias", ("n_expert",), optional=True),  # affects choice, not weights
 )
-_SHARED = (
+SHARED = (
     TensorRow("ffn_gate_inp_shexp.weight", ("one", "n_embd"), optional=True),
     *with_bias("ffn_gate_shexp", "n_ff_shexp", "n_embd", optional=True),
     *with_bias("ffn_up_shexp", "n_up_shexp", "n_embd", optional=True),
@@ -97,18 +97,18 @@ _SHARED = (
     *NORMS_AFTER,
 )
 _BEHIND = (
-    *_of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
+    *of_each("ffn_down_exps", "n_embd", "n_ff_exp"),
     TensorRow(f"ffn_{SUM_BIAS}.weight", ("n_embd",), optional=True),  # of the weighted sum
     TensorRow("ffn_down_exps.scale", ("n_expert",), optional=True),  # factor of experts' weights
-    *_SHARED,
+    *SHARED,
 )
 EXPERTS = replace(
     GATED,
     build=build,
     rows=(
-        *_BEFORE,
-        *_of_each("ffn_gate_exps", "n_ff_exp", "n_embd"),
-        *_of_each("ffn_up_exps", "n_ff_exp", "n_embd"),
+        *BEFORE,
+        *of_each("ffn_gate_exps", "n_ff_exp", "n_embd"),
+        *of_each("ffn_up_exps", "n_ff_exp", "n_embd"),
         *_BEHIND,
     ),
     sizes=_sizes,
@@ -116,19 +116,19 @@ EXPERTS = replace(
 )
 EXPERTS_FUSED = replace(
     EXPERTS,
-    rows=(*_BEFORE, *_of_each("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
+    rows=(*BEFORE, *of_each("ffn_gate_up_exps", "n_gate_up_exp", "n_embd"), *_BEHIND),
 )
 EXPERTS_PLAIN = replace(
-    EXPERTS, rows=(*_BEFORE, *_of_each("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
+    EXPERTS, rows=(*BEFORE, *of_each("ffn_up_exps", "n_ff_exp", "n_embd"), *_BEHIND)
 )
 EXPERTS_LATENT = replace(
     EXPERTS,
     rows=(
-        *_BEFORE,
+        *BEFORE,
         *with_bias("ffn_latent_down", "n_latent", "n_embd"),
-        *_of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
-        *_of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
+        *of_each("ffn_up_exps", "n_ff_exp", "n_latent"),
+        *of_each("ffn_down_exps", "n_latent", "n_ff_exp"),
         *with_bias("ffn_latent_up", "n_embd", "n_latent"),
-        *_SHARED,
+        *SHARED,
     ),
 )

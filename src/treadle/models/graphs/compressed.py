@@ -14,6 +14,7 @@ from treadle.models.archs import WINDOW
 from treadle.models.config import Compressed, Indexer
 from treadle.models.ffns import TOKEN_EXPERTS
 from treadle.models.graphs import reading
+from treadle.models.graphs.decoder import TAPPED
 from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MOST_HEADS
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import check_head_rows
@@ -94,6 +95,10 @@ def _units(keys: ArchMetadata, n_layer: int) -> list[int]:
         if not sound or unit & (unit - 1) or 0 < unit < OVERLAPPING:
             what = f"0, or powers of two from {OVERLAPPING} to {MOST_UNIT}"
             keys.refuse(RATIOS, f"holds {unit!r:.60}: treadle supports {what}")
+    further = list(found)[n_layer : n_layer + keys.integer(NEXTN, 0, lo=0)]
+    if any(further):
+        what = "treadle supports only MTP layers without units"
+        keys.refuse(RATIOS, f"is {further!r:.60} of the MTP layers: {what}")
     return [int(unit) for unit in units]
 
 
@@ -125,4 +130,25 @@ def _read_indexer(keys: ArchMetadata, arch: Arch, n_rope: int) -> Indexer:
     )
 
 
-COMPRESSED_GRAPH = replace(MANIFOLD, read=read)
+def further(config: Config) -> Layer:
+    """Return the record of an MTP layer: it has rows without units, and a router."""
+    at = config.layers[-1]
+    assert at.compressed is not None
+    assert at.experts is not None
+    return replace(
+        at,
+        mixer=ROWS,
+        compressed=replace(at.compressed, unit=0, overlap=False),
+        indexer=None,
+        rope=0,
+        ffn="experts" if at.ffn == TOKEN_EXPERTS else at.ffn,
+        experts=replace(at.experts, by_token=False),
+    )
+
+
+COMPRESSED_GRAPH = replace(
+    MANIFOLD,
+    outputs={**MANIFOLD.outputs, TAPPED: MANIFOLD.outputs["logits"]},
+    read=read,
+    further=further,
+)

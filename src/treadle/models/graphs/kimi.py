@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.files.keys import SIZE_MAX
+from treadle.models.graphs import reading
 from treadle.models.graphs.decoder import DECODER
 from treadle.models.graphs.latent import KV_RANK, VALUE
-from treadle.models.graphs.reading import read
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from treadle.models.keys import ArchMetadata
 
 
-def _read(keys: ArchMetadata, arch: Arch) -> Config:
+def read(keys: ArchMetadata, arch: Arch) -> Config:
     """Read a decoder's config, with the rank as the length of values: llama.cpp's converter writes
     the checkpoint's head_dim there, which is unused.
     """
     keys.values = {**keys.values, VALUE: keys.integer(KV_RANK, lo=1, hi=SIZE_MAX)}
-    return read(keys, arch)
+    return reading.read(keys, arch)
 
 
-KIMI = replace(DECODER, read=_read)
+KIMI = replace(DECODER, read=read)

@@ -100,9 +100,10 @@ def has_indexer(keys: ArchMetadata, i: int) -> bool:
 
 def has_kv_b(keys: ArchMetadata, arch: Arch) -> bool:
     """Return whether latent attention has one matrix for keys and values: in some architectures,
-    and in files of the others from before the spring of 2025.
+    and in files of the others from before the spring of 2025. The first layers may have a state.
     """
-    return arch.mixer.endswith(KV_B) or f"blk.0.attn{KV_B}.weight" in keys.gguf.tensors
+    ending = f".attn{KV_B}.weight"
+    return arch.mixer.endswith(KV_B) or any(name.endswith(ending) for name in keys.gguf.tensors)
 
 
 def ffn_of(keys: ArchMetadata, arch: Arch, i: int, n_ff: int) -> str:

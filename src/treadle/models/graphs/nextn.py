@@ -7,7 +7,8 @@
     logits = linear(norm(x))
 
 In a file it follows the model's own layers, as ``blk.N`` with ``nextn.*`` tensors. It uses the
-model's embedding, last norm and head if it has none of its own.
+model's embedding, last norm and head if it has none of its own. Models with several streams of
+states may have such a layer on all of them (``graphs/streams/nextn.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from treadle.errors import UnsupportedError
 from treadle.models.graphs.decoder import DECODER, halves_of
 from treadle.models.keys import NEXTN as N_NEXTN
 from treadle.models.layer import build_layer
@@ -23,13 +25,19 @@ from treadle.models.structure import TensorRow, check_tensors, find_factors
 
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
+    from treadle.models.archs import Arch
     from treadle.models.config import Config
     from treadle.models.ops import Ops, Rows
 
+HEAD_PARTS = "fn", "base", "scale"  # of the mix of streams behind the layer
+HEAD = "nextn.hc_head_"
+OUTPUT_MIX = "output_hc_"  # the model's, and the layer's in a file of MTP layers alone
+SHARED = "token_embd.weight", "output_norm.weight", "output.weight"  # of such a file
 OWN = {  # the layer's own tensors -> the model's that they replace
     "embed_tokens": "token_embd",
     "shared_head_norm": "output_norm",
     "shared_head_head": "output",
+    **{f"hc_head_{part}": f"{OUTPUT_MIX}{part}" for part in HEAD_PARTS},
 }
 GIVEN = "nextn.states"  # the second half of each row; ``build`` writes the first
 
@@ -49,15 +57,15 @@ def build(g: Ops) -> Rows:
     return build_layer(g, 0, x, *halves_of(g.config.layers[0]))
 
 
+NEXTN_ROWS = (
+    TensorRow("nextn.eh_proj.weight", ("n_embd", "twice_n_embd")),
+    TensorRow("nextn.enorm.weight", ("n_embd",)),
+    TensorRow("nextn.hnorm.weight", ("n_embd",)),
+)
 NEXTN = replace(
     DECODER,
     build=build,
-    rows=(
-        *DECODER.rows,
-        TensorRow("nextn.eh_proj.weight", ("n_embd", "twice_n_embd")),
-        TensorRow("nextn.enorm.weight", ("n_embd",)),
-        TensorRow("nextn.hnorm.weight", ("n_embd",)),
-    ),
+    rows=(*DECODER.rows, *NEXTN_ROWS),
     sizes=lambda config: {**DECODER.sizes(config), "twice_n_embd": 2 * config.n_embd},
 )
 
@@ -69,6 +77,47 @@ def has_nextn(gguf: GGUF, config: Config) -> bool:
         and gguf.metadata.get(f"{config.arch.name}.{N_NEXTN}")
         and any(name.startswith(f"blk.{config.n_layer}.nextn.") for name in gguf.tensors)
     )
+
+
+def is_nextn_alone(gguf: GGUF, arch: Arch) -> bool:
+    """Return whether a file has MTP layers and none of the model's, as llama.cpp's converter writes
+    with ``--mtp``.
+    """
+    n_layer = _layers_before(gguf, arch.name)
+    return (
+        n_layer > 0
+        and f"blk.{n_layer}.nextn.eh_proj.weight" in gguf.tensors
+        and not any(name.startswith("blk.0.") for name in gguf.tensors)
+    )
+
+
+def _layers_before(gguf: GGUF, arch: str) -> int:
+    """Return the number of layers before the MTP layers by a file's keys; 0 if they name none."""
+    n = gguf.metadata.get(f"{arch}.{N_NEXTN}")
+    n_block = gguf.metadata.get(f"{arch}.block_count")
+    if not isinstance(n, int) or not isinstance(n_block, int) or not 0 < n < n_block:
+        return 0
+    return n_block - n
+
+
+def beside_model(draft: GGUF, model: GGUF, config: Config) -> GGUF:
+    """Return a file of MTP layers alone with what it lacks of the model's embeddings, last norm
+    and head. It shares the mappings of both files.
+
+    Raises UnsupportedError if its layers are not those of such a model.
+    """
+    arch = config.arch.name
+    found = draft.metadata.get("general.architecture")
+    n_layer = _layers_before(draft, str(found))
+    if found != arch or n_layer != config.n_layer:
+        raise UnsupportedError(
+            f"{draft.path}: cannot draft for {model.path}: it has the MTP layers of {found} with "
+            f"{n_layer} layers, the model is {arch} with {config.n_layer}"
+        )
+    result = copy.copy(draft)
+    lent = {name: at for name, at in model.tensors.items() if not name.startswith("blk.")}
+    result.tensors = {**lent, **draft.tensors}
+    return result
 
 
 def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
@@ -83,7 +132,9 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
         own[f"{stem}nextn.{theirs}.weight"] = f"{name}.weight"
     result = copy.copy(gguf)
     result.tensors = {name: at for name, at in gguf.tensors.items() if not name.startswith("blk.")}
-    result.tensors.setdefault("output.weight", gguf.tensors["token_embd.weight"])
+    embeddings = gguf.tensors.get("token_embd.weight")
+    if embeddings is not None:
+        result.tensors.setdefault("output.weight", embeddings)
     for name, tensor in gguf.tensors.items():
         if name in own:
             result.tensors[own[name]] = tensor
@@ -91,13 +142,14 @@ def nextn_model(gguf: GGUF, config: Config, i: int = 0) -> tuple[GGUF, Config]:
             result.tensors[name.removeprefix(stem)] = tensor
         elif name.startswith(stem):
             result.tensors[f"blk.0.{name.removeprefix(stem)}"] = tensor
-    # Its attention and FFN are those of the model's last layer with attention.
-    like = next(layer for layer in reversed(config.layers) if layer.n_head_kv)
+    from treadle.models.graphs import GRAPHS
+
+    graph = "nextn_streams" if config.arch.nextn == "streams" else "nextn"
     alone = replace(
         config,
-        arch=replace(config.arch, graph="nextn"),
-        layers=(replace(like, kv_from=0),),
+        arch=replace(config.arch, graph=graph),
+        layers=(replace(GRAPHS[config.arch.graph].further(config), kv_from=0),),
     )
-    optional, ignored = check_tensors(result, NEXTN, alone)
+    optional, ignored = check_tensors(result, GRAPHS[graph], alone)
     factors, ignored = find_factors(result, alone, ignored)
     return result, replace(alone, optional=optional, factors=factors, ignored=ignored)

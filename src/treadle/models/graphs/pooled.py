@@ -1,5 +1,7 @@
 """GLM-5.3-Flash: streams of hidden states, Kimi Delta Attention in most layers, and latent
 attention without rope, to units of keys that an indexer chooses, in the others.
+
+Its MTP layer is one of attention on a single stream, and reads the normed mean of the model's.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from treadle.models.graphs.indexing import INDEX_DIM, INDEX_HEADS, INDEX_TOP, MO
 from treadle.models.graphs.kinds import INDEXER_TYPES, Q_RANK, has_indexer
 from treadle.models.graphs.streams.manifold import MANIFOLD, read_hyper
 from treadle.models.mixers.names import INDEX_SHARED, POOLED
+from treadle.models.structure import last_with_keys
 
 if TYPE_CHECKING:
     from treadle.models.archs import Arch
@@ -69,8 +72,24 @@ def _read_indexer(keys: ArchMetadata) -> Indexer:
     )
 
 
+def further(config: Config) -> Layer:
+    """Return the record of an MTP layer: it has an indexer of its own, and one stream of states."""
+    last = config.layers[-1]
+    return replace(
+        last_with_keys(config),
+        mixer=POOLED,
+        chosen_by=-1,
+        hyper=None,
+        ffn=last.ffn,
+        n_ff=last.n_ff,
+        experts=last.experts,
+        activation=last.activation,
+    )
+
+
 POOLED_GRAPH = replace(
     MANIFOLD,
     read=read,
+    further=further,
     rows=tuple(row for row in MANIFOLD.rows if not row.name.startswith("output_hc")),
 )

@@ -54,7 +54,7 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
         return None
     if arch.state == "shortconv":
         return Recurrence(keys.integer("shortconv.l_cache", lo=2, hi=N_CONV_MAX), n_embd)
-    if arch.state in ("kda", "kda_bounded", "kda_floored"):
+    if arch.state in ("kda", "kda_signed", "kda_bounded", "kda_floored", "kda_whole"):
         n_head = keys.integer("attention.head_count", lo=1, hi=SIZE_MAX)
         size = keys.integer(KDA_HEAD, lo=1, hi=SIZE_MAX)
         return Recurrence(
@@ -65,7 +65,8 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
             n_state=size,
             n_group=n_head,
             norm_eps=read_norm_eps(keys, arch),
-            floor=0.0 if arch.state == "kda" else _floor(keys),
+            floor=_floor(keys, arch),
+            beta_most=2.0 if arch.state == "kda_signed" else 1.0,
         )
     n_inner = keys.integer("ssm.inner_size", lo=1, hi=SIZE_MAX)
     if arch.state == "mamba1":
@@ -97,8 +98,12 @@ def read_recurrence(keys: ArchMetadata, arch: Arch, n_embd: int) -> Recurrence |
     )
 
 
-def _floor(keys: ArchMetadata) -> float:
-    """Return the least logarithm of a decay."""
+def _floor(keys: ArchMetadata, arch: Arch) -> float:
+    """Return the least logarithm of a decay, 0.0 if there is none."""
+    if arch.state in ("kda", "kda_signed") or (
+        arch.state == "kda_whole" and not keys.has(KDA_FLOOR)
+    ):
+        return 0.0
     if not keys.flag(KDA_SAFE, True):
         keys.refuse(KDA_SAFE, "is false: treadle supports only decays with a lower bound")
     return keys.number(KDA_FLOOR, lo=-1e3, hi=-1e-3)

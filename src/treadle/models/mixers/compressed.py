@@ -85,7 +85,8 @@ def _sizes(layer: Layer) -> Sizes:
 
 def _memory(layer: Layer) -> tuple[PoolSpec | StateSpec, ...]:
     dims = layer.head_dim
-    return (PoolSpec("kv_rows", (), 1, dims, dims, layer.window, latent=True, unit=1),)
+    window = layer.window if layer.causal else 0  # a block's tokens see the window before it
+    return (PoolSpec("kv_rows", (), 1, dims, dims, window, layer.causal, latent=True, unit=1),)
 
 
 ROWS = Sublayer(

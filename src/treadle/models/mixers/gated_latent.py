@@ -1,4 +1,6 @@
-"""Latent attention with sinks and a gate of each value before the output (Hunyuan 4, 2026)."""
+"""Latent attention with a gate of each value before the output (Kimi K3, 2026), and with sinks as
+well (Hunyuan 4, 2026).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.mixers.indexed import LATENT_INDEX_SHARED, LATENT_INDEXED
-from treadle.models.mixers.latent import LATENT
+from treadle.models.mixers.latent import LATENT, LATENT_KV_B, LATENT_Q, LATENT_Q_KV_B
 from treadle.models.structure import TensorRow
 
 if TYPE_CHECKING:
@@ -16,11 +18,20 @@ _GATE = TensorRow("attn_gate.weight", ("n_attn", "n_embd"))
 _SINKS = TensorRow("attn_sinks.weight", ("n_head",))
 
 
+def _wide(of: Sublayer, gate: TensorRow) -> Sublayer:
+    return replace(of, rows=tuple(gate if row.name == gate.name else row for row in of.rows))
+
+
 def _gated(of: Sublayer) -> Sublayer:
-    rows = tuple(_GATE if row.name == _GATE.name else row for row in of.rows)
-    return replace(of, rows=(*rows, _SINKS))
+    wide = _wide(of, _GATE)
+    return replace(wide, rows=(*wide.rows, _SINKS))
 
 
 LATENT_GATED = _gated(LATENT)
 LATENT_GATED_INDEXED = _gated(LATENT_INDEXED)
 LATENT_GATED_SHARED = _gated(LATENT_INDEX_SHARED)
+_MAYBE = replace(_GATE, optional=True)
+LATENT_WIDE = _wide(LATENT, _MAYBE)
+LATENT_WIDE_Q = _wide(LATENT_Q, _MAYBE)
+LATENT_WIDE_KV_B = _wide(LATENT_KV_B, _MAYBE)
+LATENT_WIDE_Q_KV_B = _wide(LATENT_Q_KV_B, _MAYBE)

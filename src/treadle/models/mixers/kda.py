@@ -1,5 +1,6 @@
 """Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay for each channel of a head's
 key, computed from each token by a low-rank product; or, with a bound, by a plain one (Ling 3).
+Gates of the result are of low rank too, or (Kimi K3) of a plain product.
 """
 
 from __future__ import annotations
@@ -19,20 +20,25 @@ if TYPE_CHECKING:
 
 
 def build(g: Ops, i: int, h: Rows) -> Rows:
-    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``; y are the states applied to queries."""
+    """Return ``output(norm(y) * sigmoid(g_b(g_a(h))))``, or of ``g(h)``; y are the states applied
+    to queries.
+    """
     at = f"L{i}.kda"
     blk = f"blk.{i}.ssm"
     names = [f"blk.{i}.attn_{name}" for name in "qkv"]
-    names += [f"{blk}_{name}" for name in ("f_a", "g_a", "beta")]
+    whole = g.has(f"{blk}_g.weight")
+    names += [f"{blk}_{name}" for name in ("f_a", "g" if whole else "g_a", "beta")]
     *qkv, decay, gate, beta = g.linears(f"{at}.in", h, names)
     q, k, v = convolved(g, i, at, qkv)
     floor = state_of(g.config.layers[i]).floor
     if g.has(f"{blk}_f_b.weight"):
         decay = g.linear(f"{at}.f_b", decay, f"{blk}_f_b")
+    if g.has(f"{blk}_g_b.weight"):
         gate = g.linear(f"{at}.g_b", gate, f"{blk}_g_b")
     # Rates are below 0 in files with low-rank decays, as without a bound.
     sign = -1.0 if floor and g.has(f"{blk}_f_b.weight") else 1.0
-    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor, "sign": sign}
+    most = state_of(g.config.layers[i]).beta_most
+    given = {"a": f"{blk}_a", "bias": f"{blk}_dt.bias", "floor": floor, "sign": sign, "most": most}
     rates = g.call("channel_rates", f"{at}.rates", decay, beta, **given)
     y = g.call("channel_delta", f"{at}.scan", q, k, v, rates, layer=i)
     y = g.call("normed_gate", f"{at}.gate", y, gate, layer=i, norm=f"{blk}_norm.weight")
@@ -93,5 +99,12 @@ KDA_BOUNDED = replace(
         TensorRow("ssm_f_a.weight", ("n_inner", "n_embd")),
         TensorRow("ssm_g_a.weight", ("n_inner", "n_embd")),
         TensorRow("ssm_a", ("n_ssm_head", "one")),
+    ),
+)
+KDA_WHOLE = replace(  # a whole matrix of gates; decays of low rank, perhaps with a bound
+    KDA_FLOORED,
+    rows=(
+        *(row for row in KDA_FLOORED.rows if not row.name.startswith("ssm_g_")),
+        TensorRow("ssm_g.weight", ("n_inner", "n_embd")),
     ),
 )

@@ -24,11 +24,20 @@ if TYPE_CHECKING:
 Choice = Callable[["Ops", int, "Rows", "Rows"], "Rows"]
 
 
-def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = None) -> Rows:
+def build(
+    g: Ops,
+    i: int,
+    h: Rows,
+    *,
+    whole: str = "",
+    choice: Choice | None = None,
+    ranked: bool = False,
+) -> Rows:
     """Return ``output(v_b(attention(k_b(q), rows)))``; ``whole``: the matrix with both maps. With a
     gate, each head's result is multiplied by the sigmoid of one value. ``choice``: returns the keys
     that each token sees, of the layer's input and the normed rank of its queries. A gate may also
-    have a value for each value. Sinks are scores of one more key for each head.
+    have a value for each value. ``ranked``: it is made of the rank of queries, before its norm.
+    Sinks are scores of one more key for each head.
     """
     layer = g.config.layers[i]
     at = f"L{i}.attn"
@@ -37,12 +46,15 @@ def build(g: Ops, i: int, h: Rows, *, whole: str = "", choice: Choice | None = N
     seen: tuple[Rows, ...] = ()
     names = [f"{blk}_{first}", f"{blk}_kv_a_mqa"]
     has_gate = g.has(f"{blk}_gate.weight")
-    q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + [f"{blk}_gate"] * has_gate)
+    own = [f"{blk}_gate"] if has_gate and not ranked else []
+    q, kv, *gate = g.linears(f"{at}.{first}_kv_a", h, names + own)
     if g.has(f"{blk}_k_norm.weight"):  # of the part of a row that turns, in place
         sizes = _latent_of(layer)
         part = g.columns(kv, sizes.n_kv_rank, sizes.n_rope)
         norm = {"weight": f"{blk}_k_norm.weight", "eps": sizes.norm_eps}
         g.call("columns_norm", f"{at}.k_norm", part, **norm)
+    if ranked:
+        gate = [g.linear(f"{at}.gate_rows", q, f"{blk}_gate")]
     if first == "q_a":
         q = g.norm(f"{at}.q_a_norm", q, f"{blk}_q_a_norm", eps=_latent_of(layer).norm_eps)
         seen = () if choice is None else (choice(g, i, h, q),)

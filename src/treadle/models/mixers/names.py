@@ -13,6 +13,7 @@ SINKS = "attention_sinks"  # the sinks are required
 SINKS_FUSED = "attention_qkv_sinks"  # the sinks are required
 BEHIND = "attention_behind"  # a norm of its output, and none of its input
 HEAD_NORMS = "attention_head_norms"  # q/k norms have separate weights for each head
+PROFILED = "attention_profiled"  # each query makes biases of its scores by distance
 BLOCKS = "attention_blocks"  # attention to blocks that an indexer chooses for each key head
 GATE_INDEXED = "attention_gate_indexed"  # attention to keys that an indexer chooses
 ROWS = "rows"  # attention to one row of each of the last tokens

@@ -28,12 +28,13 @@ def emit_attention(
     sinks: str = "",
     distances: str = "",
     chosen: Buffer | None = None,
+    profiles: Buffer | None = None,
     *,
     pool: Pool | None = None,
 ) -> Buffer:
     """Emit attention of normed and rotated queries over the layer's pages; return f32 of all
-    heads. ``chosen``: the keys that an indexer has chosen, if not all; ``pool``: the pages of an
-    encoder's rows, for cross attention.
+    heads. ``chosen``: the keys that an indexer has chosen, if not all; ``profiles``: each query's
+    biases by distance; ``pool``: the pages of an encoder's rows, for cross attention.
     """
     at = steps.config.layers[layer]
     source = at.kv_from if pool is None else layer
@@ -59,6 +60,7 @@ def emit_attention(
         REACH if distances else 0,
         not cross and steps.config.with_media and steps.config.media.spans_in(at.window),
         chosen.row_bytes // (words * WORD_BYTES) if chosen else 0,
+        at.profile.reach if profiles and at.profile else 0,
     )
     out = steps.floats(f"{label}.out", at.n_head * at.head_dim_v)
     scores = steps.vector(f"{sinks}.weight") if sinks else None
@@ -75,6 +77,8 @@ def emit_attention(
     }
     if chosen is not None:
         given |= {"chosen": chosen, "chosen_stride": words}
+    if profiles is not None:
+        given["profiles"] = profiles
     most = steps.plan.n_tokens
     few = steps.plan.few_tokens
     if most > few:

@@ -209,7 +209,15 @@ def rows_attended(
         top = at.indexer.top
         given |= {"chosen": listed, "chosen_stride": listed.row_bytes // 4}
     spec = RowAttention(
-        cache.kv, at.n_head, at.head_dim, at.window, pool.index, sizes.unit, units, top
+        cache.kv,
+        at.n_head,
+        at.head_dim,
+        at.window,
+        pool.index,
+        sizes.unit,
+        units,
+        top,
+        block=not at.causal,
     )
     steps.emit(
         label,
@@ -227,6 +235,13 @@ def rows_attended(
     )
     _turn(ops, f"{label}.rope_back", out, layer, *heads, pool, inverse=True)
     return Floats(label, at.n_head * at.head_dim, out)
+
+
+def rows_stored(ops: CpuOps, label: str, kv: Rows, *, layer: int, norm: str) -> Rows:
+    """Store the rows of tokens, to which nothing attends in the same run; return ``kv``."""
+    rows, column = ops.place(kv)
+    _store(ops, label, rows, column, ops.steps.cache.pool_of(layer), layer, norm)
+    return kv
 
 
 def _sizes_of(ops: CpuOps, layer: int) -> Compressed:

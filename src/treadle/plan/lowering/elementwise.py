@@ -185,6 +185,28 @@ def embedded_before(
     return Floats(label, 2 * x.width, out)
 
 
+def side_by_side(ops: CpuOps, label: str, *parts: Rows) -> Rows:
+    """Return rows of equal width as parts of one row."""
+    from treadle.kernels.elementwise.altup import CopyColumns
+
+    n = parts[0].width
+    out = ops.steps.floats(label, n * len(parts))
+    for i, part in enumerate(parts):
+        rows, column = ops.place(part)
+        ops.steps.emit(
+            f"{label}.{i}",
+            CopyColumns(n),
+            Grid(1, "n_tokens"),
+            x=rows,
+            out=out,
+            stride=rows.row_bytes // 4,
+            out_stride=out.row_bytes // 4,
+            column=column,
+            to=i * n,
+        )
+    return Floats(label, n * len(parts), out)
+
+
 def _embed_half(
     ops: CpuOps,
     label: str,
@@ -215,7 +237,7 @@ def _embed_half(
     )
     for i, norm in enumerate(norms):
         steps.emit(
-            norm,
+            f"{label}.{norm.rpartition('.')[2]}",
             ColumnNorm(width, ops.config.norm_eps),
             Grid(1, "n_tokens"),
             x=rows,

@@ -129,7 +129,13 @@ class Mixture:
     """The mixture of experts of one layer."""
 
     def __init__(
-        self, ops: Materializer, label: str, layer: int, at: Experts, chunks: bool
+        self,
+        ops: Materializer,
+        label: str,
+        layer: int,
+        at: Experts,
+        chunks: bool,
+        sinks: bool,
     ) -> None:
         self.ops = ops
         self.steps = ops.steps
@@ -143,10 +149,14 @@ class Mixture:
             self.exps = "chexps"
             self.routed = replace(at, scale=at.scale * at.chunk_scale)
             self.at = replace(at, n=at.n // at.per_chunk, n_ff=at.n_ff_chunk)
+        self.sinks = sinks
+        if sinks:
+            self.exps = "shexp"
+            self.at = replace(at, n=at.n_sinks, n_used=at.n_sinks)
         self.fn = at.activation or ops.config.arch.activation
         self.blk = f"blk.{layer}.ffn"
         self.gated = ops.config.arch.gated
-        self.n_choices = at.n_used * self.steps.plan.n_tokens
+        self.n_choices = self.at.n_used * self.steps.plan.n_tokens
 
     def route(self, scores: Rows) -> tuple[Buffer, Buffer]:
         """Emit the router; return each choice's expert, i32, and its weight, f32."""
@@ -191,6 +201,8 @@ class Mixture:
             own=own,
             jitter=at.jitter,
             per=self.per,
+            sinks=at.n_sinks,
+            of_sinks=self.sinks,
         )
         self.steps.emit(
             f"{self.label}.route",
@@ -378,18 +390,22 @@ def experts(
     *shared: Rows,
     layer: int,
     chunks: bool = False,
+    sinks: bool = False,
 ) -> Rows:
     """Return the weighted sum of each token's experts applied to ``h``.
 
     ``shared``: the shared expert's rows, which are added, and their gate's score. ``chunks``: use
-    the experts that each group of neighbouring experts shares (``chexps``).
+    the experts that each group of neighbouring experts shares (``chexps``). ``sinks``: use those
+    that every token uses (``shexp``), by their own scores.
     """
     at = ops.config.layers[layer].experts
     if at is None or of_outputs(h):
         raise UnsupportedError(
             f"{label}: the layer has no experts, or its rows are limited to outputs"
         )
-    return _Experts(ops, label, layer, at, chunks).build(h, scores, [ops.floats(x) for x in shared])
+    return _Experts(ops, label, layer, at, chunks, sinks).build(
+        h, scores, [ops.floats(x) for x in shared]
+    )
 
 
 class _Experts(Mixture):

@@ -33,7 +33,7 @@ def inputs_of(plan: Plan, cache: KVCache, rope_dims: Sequence[int]) -> dict[str,
         "output_rows": Input(I32, (plan.n_outputs,)),
         "parts": Input(PART, (n,)),
     }
-    if any(pool.spec.unit > 1 for pool in pools):
+    if any(pool.spec.unit for pool in pools):
         result["part_pages"] = Input(PART_PAGES, (n,))
     for i, pool in enumerate((*pools, *cross)):
         n_partials = cache.max_partials(n, pool) if plan.few_tokens else 0

@@ -110,7 +110,9 @@ def emit_embedding_lora(
     _emit(steps, packed, down, up, lambda n: Grid(n, "n_loras"), n_flops, width, x, into, given)
 
 
-def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[str, LowRank]]]:
+def _tables(
+    weights: Weights, names: Sequence[str]
+) -> tuple[Floats, list[dict[TensorName, LowRank]]]:
     """Return all B matrices ``[n_vocab, columns]``, and for each adapter a low-rank pair under the
     first name: as A a selection of its columns, as B its transposed A matrices.
 
@@ -122,7 +124,7 @@ def _tables(weights: Weights, names: Sequence[str]) -> tuple[Floats, list[dict[s
     ]
     n_columns = round_up(sum(low.rank for lows in each for low in lows), BLOCK)
     table = np.zeros((weights.n_rows(f"{names[0]}.weight"), n_columns), np.float32)
-    selecting: list[dict[str, LowRank]] = []
+    selecting: list[dict[TensorName, LowRank]] = []
     at = 0
     for lows in each:
         first = at
@@ -235,7 +237,7 @@ def _emit(
 
 def _pack(
     weights: Weights,
-    adapters: Sequence[Mapping[str, LowRank]],
+    adapters: Sequence[Mapping[TensorName, LowRank]],
     label: str,
     stems: Sequence[TensorName],
     heights: Sequence[int],
@@ -256,12 +258,16 @@ def _pack(
     n_placed = 0  # values in ``ups``
     for i, ranks in enumerate(adapters):
         for stem, height, column in zip(stems, heights, columns, strict=True):
-            low = ranks.get(f"{whole(stem)}.weight")
+            low = ranks.get(tensor_of(stem, "weight"))
+            first = 0
+            if low is None and isinstance(stem, TensorSlice):  # an adapter of the whole matrix
+                low = ranks.get(f"{whole(stem)}.weight")
+                first = stem.first
             if low is None:
                 continue
             rank = low.rank
             a = low.a()
-            b = _rows_of(low, stem, height)
+            b = low.b()[..., first : first + height, :]
             n = len(a) if a.ndim > 2 else 1
             down = np.zeros((n, round_up(rank, GROUP), round_up(k, BLOCK)), np.float32)
             down[:, :rank, :k] = a
@@ -298,12 +304,6 @@ def _pack(
         n,
         2 * (a.size + b.size),
     )
-
-
-def _rows_of(low: LowRank, stem: TensorName, height: int) -> Floats:
-    """Return the rows of B for a matrix; with experts, of each."""
-    first = stem.first if isinstance(stem, TensorSlice) else 0
-    return low.b()[..., first : first + height, :]
 
 
 def _holds(fmt: Format, values: Floats) -> bool:

@@ -332,8 +332,10 @@ class Materializer:
 
     def adapted(self, stems: Sequence[TensorName]) -> bool:
         """Return whether an adapter adds to the products of any of these matrices."""
-        wholes = {f"{whole(stem)}.weight" for stem in stems} - {EMBEDDINGS}  # tied output matrix
-        return any(not wholes.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
+        names: set[TensorName] = {f"{whole(stem)}.weight" for stem in stems}
+        names |= {tensor_of(stem, "weight") for stem in stems}
+        names.discard(EMBEDDINGS)  # tied output matrix
+        return any(not names.isdisjoint(ranks) for ranks in self.steps.weights.adapters)
 
     def adapted_tables(self, weight: str) -> list[str]:
         """Return the embedding tables to which an adapter adds: ``weight``, and the type table if

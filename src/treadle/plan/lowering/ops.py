@@ -113,7 +113,7 @@ _RECURRENT = (
     *("convolution", "gated_convolution", "rates", "mamba2", "delta", "delta_apart"),
     *("silu_gate", "sigmoid_gate", "softplus_gate", "halves"),
     *("part_convolution", "channel_rates", "channel_delta", "normed_gate"),
-    *("selective", "columns_norm"),
+    *("selective", "columns_norm", "residual_convolution"),
 )
 _ELEMENTWISE = (
     *(
@@ -126,7 +126,7 @@ _ELEMENTWISE = (
         "weighed",
         "xielu",
     ),
-    *("embedded_beside", "embedded_before"),
+    *("embedded_beside", "embedded_before", "side_by_side"),
     *("spread", "take", "join", "predict", "correct", "add_beside", "laurel", "sparse_gate"),
 )
 _STREAMS = (
@@ -134,17 +134,19 @@ _STREAMS = (
     *("sum_of_streams", "spread_to_streams"),
     *("stream_weights", "weighed_streams", "blended_streams"),
 )
-_COMPRESSED = "units_stored", "units_chosen", "rows_chosen", "rows_attended"
+_COMPRESSED = (*("units_stored", "units_chosen", "rows_chosen", "rows_attended", "rows_stored"),)
 ELSEWHERE = {
     "experts": "treadle.plan.lowering.experts",
     **dict.fromkeys(("latent", "by_head"), "treadle.plan.lowering.latent"),
     **dict.fromkeys(("chosen", "moving_mean"), "treadle.plan.lowering.indexer"),
     **dict.fromkeys(_STREAMS, "treadle.plan.lowering.streams"),
+    **dict.fromkeys(("banked", "mixed_bank"), "treadle.plan.lowering.bank"),
     **dict.fromkeys(_COMPRESSED, "treadle.plan.lowering.compressed"),
     **dict.fromkeys(_RECURRENT, "treadle.plan.lowering.recurrent"),
     **dict.fromkeys(_ELEMENTWISE, "treadle.plan.lowering.elementwise"),
     "media_rows": "treadle.plan.lowering.media",
     **dict.fromkeys(("cross_attend", "cross_store"), "treadle.plan.lowering.cross"),
+    "profiles": "treadle.plan.lowering.profiles",
     "kv_store": "treadle.plan.lowering.kv_store",
     "clustered": "treadle.plan.lowering.clusters",
     **dict.fromkeys(("token_shift", "wkv_keys", "wkv", "wkv_out"), "treadle.plan.lowering.wkv"),
@@ -318,6 +320,9 @@ class CpuOps(Materializer, Ops):
         steps.emit(f"{h.label}.add", Add(h.width), grid, x=residual, h=rows, out=out, stride=stride)
         return Floats(h.label, h.width, out)
 
+    def tapped(self, i: int) -> bool:
+        return i in self.steps.taps
+
     def layer(self, i: int, x: Rows) -> Rows:
         if i not in self.steps.taps:
             return x
@@ -343,6 +348,7 @@ class CpuOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
+        profiles: Rows | None = None,
     ) -> Rows:
         at = self.config.layers[layer]
         own = (k is not None, v is not None)
@@ -356,7 +362,7 @@ class CpuOps(Materializer, Ops):
                 f"{at.kv_from}"
             )
         qkv = self._rotated(label, layer, q, k, v)
-        return self.attention(label, layer, qkv, sinks, distances, chosen)
+        return self.attention(label, layer, qkv, sinks, distances, chosen, profiles)
 
     def attention(
         self,
@@ -366,10 +372,12 @@ class CpuOps(Materializer, Ops):
         sinks: str = "",
         distances: str = "",
         chosen: Rows | None = None,
+        profiles: Rows | None = None,
     ) -> Rows:
         """Attention of normed and rotated queries over the layer's pages."""
         bits = chosen.bits if isinstance(chosen, Chosen) else None
-        out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits)
+        biases = self.floats(profiles) if profiles else None
+        out = emit_attention(self.steps, label, layer, qkv, sinks, distances, bits, biases)
         at = self.config.layers[layer]
         return Floats(label, at.n_head * at.head_dim_v, out)
 

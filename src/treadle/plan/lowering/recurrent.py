@@ -58,6 +58,7 @@ def convolved(
     weight: str,
     bias: Any,
     off: int = 0,
+    gain: Any = None,
 ) -> Rows:
     """Emit a convolution in place; ``off``: byte offset of its inputs within the layer's state."""
     steps = ops.steps
@@ -70,6 +71,7 @@ def convolved(
         x=rows,
         w=steps.vector(weight, turned=True),
         bias=bias,
+        gain=gain,
         states=states.const,
         stride=rows.row_bytes // 4,
         column=column,
@@ -357,6 +359,19 @@ def part_convolution(
     return convolved(ops, label, spec, x, layer, f"{weight}.weight", None, off)
 
 
+def residual_convolution(
+    ops: CpuOps, label: str, x: Rows, *, layer: int, weight: str, before: int, gain: str
+) -> Rows:
+    """``x`` plus its short convolution, without silu; one of several of a layer, as those of
+    ``part_convolution``. ``gain``: the tensor whose value multiplies ``x`` first, or "".
+    """
+    n_conv = state_of(ops, layer).n_conv
+    spec = Convolution(x.width, n_conv, plain=True, residual=True, scaled=bool(gain))
+    off = 4 * (spec.taps - 1) * before
+    value = ops.steps.vector(gain) if gain else None
+    return convolved(ops, label, spec, x, layer, weight, None, off, value)
+
+
 def channel_rates(
     ops: CpuOps,
     label: str,
@@ -367,8 +382,10 @@ def channel_rates(
     bias: str,
     floor: float = 0.0,
     sign: float = 1.0,
+    most: float = 1.0,
 ) -> Rows:
-    """Return side by side the sigmoid of ``beta``, and the decay of each row of a head's state;
+    """Return side by side the sigmoid of ``beta`` times ``most``, and the decay of each row of a
+    head's state;
     ``floor``: the least logarithm of a decay, 0 for none; ``sign``: a factor of ``a``.
     """
     from treadle.kernels.recurrent.kda import ChannelRates
@@ -380,7 +397,7 @@ def channel_rates(
     out = steps.floats(label, round_up(heads, COLUMNS) + x.width)
     steps.emit(
         label,
-        ChannelRates(heads, x.width // heads, floor),
+        ChannelRates(heads, x.width // heads, floor, most),
         Grid(heads, "n_tokens"),
         x=rows,
         beta=beta_rows,

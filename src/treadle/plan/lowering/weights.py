@@ -50,8 +50,9 @@ class Weights:
     gguf: GGUF
     storage: Storage
     consts: dict[TensorName, tuple[Const, ...]] = field(default_factory=dict)
-    # Each adapter's low-rank matrices by tensor name; and these packed (``lora.py``).
-    adapters: Sequence[Mapping[str, LowRank]] = ()
+    # Each adapter's low-rank matrices by tensor name, or by rows of a tensor; and these packed
+    # (``lora.py``).
+    adapters: Sequence[Mapping[TensorName, LowRank]] = ()
     # Control vectors' directions by layer, and the number of a sequence's scales: those of all
     # adapters of the model, then those of its control vectors.
     directions: Sequence[Mapping[int, Floats]] = ()

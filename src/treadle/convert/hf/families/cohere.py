@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from treadle.convert.hf.families.defaults import LAYER_NORM
@@ -11,7 +12,7 @@ from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA_EXPERTS
 from treadle.convert.hf.windows import all_but_every
 from treadle.files.keys import MetadataReader
-from treadle.models.archs import EXPERTS_GATING
+from treadle.models.archs import EXPERTS_GATING, ROPE_PATTERN
 from treadle.models.graphs.positions import by_period
 
 _COHERE = {
@@ -78,7 +79,90 @@ def _expert_windows(keys: MetadataReader, n_layer: int) -> Windowed:
     return [False] * dense + by_period(period, n_layer - dense)
 
 
+# -- Compass: RoPE by kinds of layers, of halves of a head ----------------------------------------
+
+_KINDS = ("full_attention", "sliding_attention")
+_MROPE = ("mrope_section", "mrope_interleaved")  # of pictures' positions, equal for text
+_POOLINGS = {"mean": 1, "bos": 2, "eos": 3}  # llama.cpp's numbers
+
+
+def _compass_kinds(keys: MetadataReader, n_layer: int) -> list[str]:
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        return [_KINDS[0]] * n_layer
+    if not isinstance(kinds, list) or len(kinds) != n_layer:
+        keys.fail("layer_types", f"is {kinds!r:.60}", f"a list of {n_layer}")
+    return kinds
+
+
+def _turned(keys: MetadataReader, kinds: list[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the RoPE parameters of each kind of layer that has RoPE."""
+    given = keys.get("rope_parameters")
+    if not isinstance(given, dict):
+        keys.fail("rope_parameters", f"is {given!r:.60}", "parameters by kinds of layers")
+    by_kind = given if set(given) & {*_KINDS} else dict.fromkeys(kinds, given)
+    found: dict[str, Mapping[str, Any]] = {}
+    for kind in sorted(set(kinds) & {*_KINDS}):
+        if kind not in by_kind:
+            keys.fail("rope_parameters", "has no such key", f"{kind}: parameters, or null")
+        if (own := by_kind[kind]) is not None:
+            if not isinstance(own, dict):
+                keys.fail("rope_parameters", f"{kind} is {own!r:.60}", "parameters, or null")
+            found[kind] = {key: value for key, value in own.items() if key not in _MROPE}
+    return found
+
+
+def _compass(keys: MetadataReader) -> Mapping[str, Any]:
+    """Return the keys with one set of RoPE parameters, or one for each kind of layers."""
+    values = dict(keys.values)
+    kinds = _compass_kinds(keys, keys.integer("num_hidden_layers"))
+    values["layer_types"] = kinds
+    turned = _turned(keys, kinds)
+    values["compass_turned"] = [kind in turned for kind in kinds]
+    local = turned.get(_KINDS[1], {}).get("rope_type", "default")
+    if len(turned) == 1 and local != "default":
+        keys.refuse("rope_parameters", "treadle does not scale RoPE of layers with a window")
+    values["rope_parameters"] = turned if len(turned) > 1 else dict(*turned.values())
+    if values.get("logit_scale") is None:
+        values["logit_scale"] = 1.0
+    return values
+
+
+def _compass_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    flags = keys.get("compass_turned")
+    if not all(flags):
+        made[ROPE_PATTERN] = flags
+    if (pooling := keys.get("pooling")) is not None:
+        if pooling not in _POOLINGS:
+            keys.refuse("pooling", f"{pooling!r:.60}: treadle supports {', '.join(_POOLINGS)}")
+        made["pooling_type"] = _POOLINGS[pooling]
+    return made
+
+
 COHERE_FAMILIES: dict[str, Family] = {
+    "cohere_compass_text": Family(
+        "cohere-compass",
+        {
+            **_COHERE,
+            "rope_theta": 10000.0,
+            "hidden_size": 8192,
+            "intermediate_size": 22528,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 64,
+            "num_key_value_heads": None,
+            "sliding_window": 4096,
+            "layer_types": None,
+            "compass_turned": None,
+            "pooling": None,
+        },
+        words=LAYER_NORM,
+        windowed=lambda keys, n_layer: [False] * n_layer,
+        own_local_rope=True,
+        copied={"logit_scale": "logit_scale"},
+        respelt=_compass,
+        more=_compass_keys,
+    ),
     "cohere": Family(
         "command-r",
         {**_COHERE, "rope_theta": 500000.0},

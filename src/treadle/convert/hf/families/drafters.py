@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from treadle.convert.hf.families.deepseek4 import DEEPSEEK4_FAMILIES
 from treadle.convert.hf.families.experts import always
 from treadle.convert.hf.family import Family, Windowed
 from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import LLAMA, POST_NORMS, Names
 from treadle.convert.sources.derived_tensors import DerivationRule, same
-from treadle.files.hf_drafters import DFLASH, EAGLE3, GEMMA_DSPARK
+from treadle.files.hf_drafters import DFLASH, DSPARK_STREAMS, EAGLE3, GEMMA_DSPARK
 from treadle.files.keys import SIZE_MAX, MetadataReader
 from treadle.models.drafters.beside_model import TARGET_LAYERS
-from treadle.models.drafters.dflash import ANCHORED, BLOCK, BLOCK_MAX, MASK, USUAL_BLOCK
+from treadle.models.drafters.dflash import (
+    ANCHORED,
+    BLOCK,
+    BLOCK_MAX,
+    MASK,
+    NOT_SELECTED,
+    USUAL_BLOCK,
+)
 from treadle.models.drafters.eagle3 import N_STATES, N_TARGET, NORM_BEFORE, NORM_RESIDUAL
 from treadle.models.keys import N_LAYER_MAX
 
@@ -78,7 +87,7 @@ def _windowed(keys: MetadataReader, n_layer: int) -> Windowed:
 def _dflash_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     for key in ("selector_rank", "conv_kernel_size"):
         if keys.get(key) is not None:
-            keys.refuse(key, "a drafter with a selector of candidates (DFlash 2) is not supported")
+            keys.refuse(key, NOT_SELECTED)
     if keys.text("markov_head_type", "vanilla") != "vanilla":
         keys.refuse("markov_head_type", "treadle supports only 'vanilla'")
     made: dict[str, Any] = {
@@ -139,6 +148,30 @@ def _gemma_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
 
 
+# -- DSpark of DeepSeek V4 ------------------------------------------------------------------------
+
+
+def _stage_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    """Return the keys of DeepSeek V4's layers, and of the blocks that they draft."""
+    n_vocab = keys.integer("vocab_size")
+    return {
+        **_V4.more(keys, n_layer),
+        BLOCK: keys.integer("dspark_block_size", lo=2, hi=BLOCK_MAX),
+        TARGET_LAYERS: _layers(keys, "dspark_target_layer_ids", 1),
+        MASK: keys.integer("dspark_noise_token_id", lo=0, hi=n_vocab - 1),
+    }
+
+
+_V4 = DEEPSEEK4_FAMILIES["deepseek_v4"]
+_STAGES: Names = {
+    **_V4.names,
+    "main_proj": "fc",
+    "main_norm": "enc.output_norm",
+    "markov_head.markov_w1": "markov_w1",
+    "markov_head.markov_w2": "markov_w2",
+    "confidence_head.proj": "conf_proj",
+}
+
 DRAFTER_FAMILIES: dict[str, Family] = {
     EAGLE3: Family(
         "eagle3",
@@ -180,6 +213,7 @@ DRAFTER_FAMILIES: dict[str, Family] = {
         derived=_rules,
         more=_gemma_keys,
     ),
+    DSPARK_STREAMS: replace(_V4, arch="dflash", names=_STAGES, drafts=True, more=_stage_keys),
     "muse_glimmer_assistant": Family(
         "dflash",
         {

@@ -1,23 +1,27 @@
-"""Family row of Kimi Linear. The published folder has its own names of some keys; transformers
-reads those, and writes both kinds.
+"""Family rows of Kimi Linear and Kimi K3. Kimi Linear's published folder has its own names of some
+keys; transformers reads those, and writes both kinds. It has no class for K3, whose text part says
+that it is Kimi Linear's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from treadle.convert.hf.families.deepseek import DEEPSEEK_FAMILIES, listed_kinds
 from treadle.convert.hf.families.experts import scores
 from treadle.convert.hf.family import Family
+from treadle.convert.hf.rope import f32
 from treadle.convert.hf.tensor_names import Names, experts_123
 from treadle.convert.hf.windows import ATTENTION
-from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat
+from treadle.convert.sources.derived_tensors import DerivationRule, Rows, decay, flat, same
 from treadle.files.keys import MetadataReader
 from treadle.models.archs import EXPERTS_NORM
+from treadle.models.graphs.kimi_k3 import BLOCK, BOUND, BOUND_UP, EXPERT_WIDTH
 from treadle.models.graphs.kinds import Q_RANK
 from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
-from treadle.models.graphs.recurrence import KDA_HEAD
+from treadle.models.graphs.recurrence import KDA_FLOOR, KDA_HEAD
 
 _LATENT = DEEPSEEK_FAMILIES["deepseek_v3"]
 _FULL = ATTENTION[0]
@@ -57,7 +61,8 @@ def _keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
     }
     if keys.get("q_lora_rank") is not None:
         result[Q_RANK] = keys.integer("q_lora_rank")
-    result |= {name: keys.integer(word) for name, word in EXPERT_COUNTS.items() if keys.has(word)}
+    counted = EXPERT_COUNTS.items()
+    result |= {name: keys.integer(word, lo=0) for name, word in counted if keys.has(word)}
     if keys.has("moe_renormalize"):
         result[EXPERTS_NORM] = keys.flag("moe_renormalize", True)
     return result
@@ -88,7 +93,8 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
     return [i + 1 in full for i in range(n_layer)]
 
 
-def _decay(rows: Rows) -> Rows:
+def decay_of_heads(rows: Rows) -> Rows:
+    """Return the decay rates as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)
 
 
@@ -97,14 +103,81 @@ def taps_of_parts(rows: Rows) -> Rows:
     return rows.reshape(rows.shape[0], 1, -1)
 
 
-def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+def _shared_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
     convolutions = [f"self_attn.{name}_conv1d.weight" for name in "qkv"]
     return (
         *_LATENT.derived(keys),
         *(DerivationRule((name,), {name: taps_of_parts}) for name in convolutions),
         DerivationRule(("self_attn.dt_bias",), {"self_attn.dt.bias": flat}),
-        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": _decay}, floats=True),
         scores(f"{_MOE}gate.e_score_correction_bias", f"{_MOE}score"),
+    )
+
+
+def _rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    rates = DerivationRule(
+        ("self_attn.A_log",), {"self_attn.decay.weight": decay_of_heads}, floats=True
+    )
+    return (*_shared_rules(keys), rates)
+
+
+# -- Kimi K3 --------------------------------------------------------------------------------------
+
+_RESIDUALS = {"self_attention_res": "attn", "mlp_res": "ffn", "output_attn_res": "output"}
+
+
+def _k3_keys(keys: MetadataReader, n_layer: int) -> dict[str, Any]:
+    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    if not inner.flag("use_full_rank_gate", False):
+        inner.refuse("use_full_rank_gate", "is false: treadle supports gates of a whole matrix")
+    bound_up = keys.get("activation_situ_linear_beta")
+    result = {
+        **_keys(keys, n_layer),
+        BLOCK: keys.integer("attn_res_block_size"),
+        BOUND: f32(keys.number("activation_situ_beta", lo=1e-3, hi=1e6)),
+        BOUND_UP: 0.0,
+    }
+    if bound_up is not None:
+        result[BOUND_UP] = f32(keys.number("activation_situ_linear_beta", lo=1e-3, hi=1e6))
+    if inner.get("gate_lower_bound") is not None:
+        result[KDA_FLOOR] = f32(inner.number("gate_lower_bound", lo=-1e3, hi=-1e-3))
+    if keys.get("routed_expert_hidden_size") is not None:
+        result[EXPERT_WIDTH] = keys.integer("routed_expert_hidden_size")
+    return result
+
+
+def _rates(rows: Rows, n_head: int) -> Rows:
+    """Return [heads]; the checkpoint's are padded with zeros."""
+    rates = decay(rows).reshape(-1)
+    if len(rates) < n_head:
+        raise ValueError("fewer rates than heads")
+    return rates[:n_head]
+
+
+def _products(norm: Rows, rows: Rows) -> Rows:
+    """Return a norm's weights times those of scores, which read nothing else."""
+    return norm.reshape(-1) * rows.reshape(-1)
+
+
+def _k3_rules(keys: MetadataReader) -> Sequence[DerivationRule]:
+    n_layer = keys.integer("num_hidden_layers")
+    inner = keys.within("linear_attn_config") or MetadataReader({}, keys.path)
+    with_state = (i for i, full in enumerate(_attends(keys, inner, n_layer)) if not full)
+    rates = partial(_rates, n_head=keys.integer("num_attention_heads"))
+    gate = "self_attn.g_proj.weight"
+    return (
+        *_shared_rules(keys),
+        DerivationRule(("self_attn.A_log",), {"self_attn.decay.weight": rates}, floats=True),
+        DerivationRule(
+            (gate,), {"self_attn.state_gate.weight": same}, layers=frozenset(with_state)
+        ),
+        *(
+            DerivationRule(
+                (f"{name}_norm.weight", f"{name}_proj.weight"),
+                {f"{name}.weight": _products},
+                floats=True,
+            )
+            for name in _RESIDUALS
+        ),
     )
 
 
@@ -120,6 +193,15 @@ _NAMES: Names = {
     "self_attn.dt": "ssm_dt",
     "self_attn.decay": "ssm_a",
     "self_attn.o_norm": "ssm_norm",
+}
+
+_K3_NAMES: Names = {
+    **_NAMES,
+    f"{_MOE}routed_expert_norm": "ffn_routed_norm",
+    **{f"{_MOE}routed_expert_{part}_proj": f"ffn_routed_{part}" for part in ("down", "up")},
+    **{name: f"{of}_res_score" for name, of in _RESIDUALS.items()},
+    "self_attn.state_gate": "ssm_g",
+    "self_attn.g_proj": "attn_gate",
 }
 
 # -- the rows -------------------------------------------------------------------------------------
@@ -157,5 +239,38 @@ KIMI_FAMILIES: dict[str, Family] = {
         experts=True,
         derived=_rules,
         more=_keys,
+    ),
+    "kimi_k3_text": Family(
+        "kimi-k3",
+        {
+            "vocab_size": 163840,
+            "max_position_embeddings": 1048576,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "moe_intermediate_size": 3072,
+            "num_local_experts": 896,
+            "num_experts_per_tok": 16,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.0,
+            "norm_topk_prob": True,
+        },
+        _K3_NAMES,
+        activation="situ",
+        only={
+            "mla_use_nope": True,
+            "moe_layer_freq": 1,
+            "moe_router_activation_func": "sigmoid",
+            "num_nextn_predict_layers": 0,
+            "num_expert_group": 1,
+            "topk_group": 1,
+        },
+        experts=True,
+        derived=_k3_rules,
+        more=_k3_keys,
     ),
 }

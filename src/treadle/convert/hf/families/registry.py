@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from treadle.convert.hf.families.apertus import APERTUS_FAMILIES
 from treadle.convert.hf.families.arcee import ARCEE_FAMILIES
+from treadle.convert.hf.families.axk import AXK_FAMILIES
 from treadle.convert.hf.families.baichuan import BAICHUAN_FAMILIES
 from treadle.convert.hf.families.bailing import BAILING_FAMILIES, BAILING_VARIANTS
 from treadle.convert.hf.families.bailing_hybrid import BAILING_HYBRID_FAMILIES
@@ -35,12 +36,14 @@ from treadle.convert.hf.families.glm_next import GLM_NEXT_FAMILIES
 from treadle.convert.hf.families.gpt2 import GPT2_FAMILIES
 from treadle.convert.hf.families.gpt_oss import GPT_OSS_FAMILIES
 from treadle.convert.hf.families.granite import GRANITE_FAMILIES, GRANITE_VARIANTS
+from treadle.convert.hf.families.granite_switch import GRANITE_SWITCH_FAMILIES
 from treadle.convert.hf.families.grove import GROVE_FAMILIES
 from treadle.convert.hf.families.helium import HELIUM_FAMILIES
 from treadle.convert.hf.families.hrm import HRM_FAMILIES
 from treadle.convert.hf.families.hunyuan import HUNYUAN_FAMILIES
 from treadle.convert.hf.families.hunyuan4 import HUNYUAN4_FAMILIES
 from treadle.convert.hf.families.hyperclovax import HYPERCLOVAX_FAMILIES
+from treadle.convert.hf.families.inkling import INKLING_FAMILIES
 from treadle.convert.hf.families.internlm import INTERNLM_FAMILIES
 from treadle.convert.hf.families.iquestcoder import IQUESTCODER_FAMILIES
 from treadle.convert.hf.families.kimi import KIMI_FAMILIES
@@ -85,6 +88,7 @@ FAMILIES: dict[str, Family] = {
     **LLAMA_FAMILIES,
     **APERTUS_FAMILIES,
     **ARCEE_FAMILIES,
+    **AXK_FAMILIES,
     **BAICHUAN_FAMILIES,
     **BAILING_FAMILIES,
     **BAILING_HYBRID_FAMILIES,
@@ -109,12 +113,14 @@ FAMILIES: dict[str, Family] = {
     **GPT2_FAMILIES,
     **GPT_OSS_FAMILIES,
     **GRANITE_FAMILIES,
+    **GRANITE_SWITCH_FAMILIES,
     **GROVE_FAMILIES,
     **HELIUM_FAMILIES,
     **HUNYUAN_FAMILIES,
     **HRM_FAMILIES,
     **HUNYUAN4_FAMILIES,
     **HYPERCLOVAX_FAMILIES,
+    **INKLING_FAMILIES,
     **INTERNLM_FAMILIES,
     **IQUESTCODER_FAMILIES,
     **KIMI_FAMILIES,

@@ -13,7 +13,7 @@ from treadle.convert.hf.tokenizer.tiktoken import read_ranks
 from treadle.files.gguf_array import string_array
 from treadle.tokenizer.vocab import TokenType
 
-KIMI = ("kimi_linear",)
+KIMI = ("kimi_linear", "kimi_k3")
 RANKS = "tiktoken.model"
 
 

@@ -208,6 +208,9 @@ class ItemRows:
         if spec.reach:
             number = item.beside(self.rows[r][1], key - here, 1)
             score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
+        if spec.profiled:
+            number = item.profile(t, self.rows[r][1], key - here, 1)
+            score = k.fma(k.extract(number, 0), k.const(math.LOG2_E, f32), score)
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:

@@ -234,7 +234,7 @@ class SimtSort(PerBlock, Sort):
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
     """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
     assert isinstance(step.spec, Route)
-    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP
+    fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.sinks
     return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
 
 

@@ -18,7 +18,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from treadle.models.config import Hyper
-from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
+from treadle.models.graphs import decoder
+from treadle.models.graphs.decoder import DECODER, first, halves_of
 from treadle.models.graphs.streams.parts import EPSILON, N_STREAMS, hyper_of
 from treadle.models.layer import normed_for
 from treadle.models.structure import Graph, Sizes, Sublayer, TensorRow, built_by_graph
@@ -63,19 +64,61 @@ def weighed(g: Ops, label: str, x: Rows, stem: str, rounds: int) -> tuple[Rows, 
 
 
 def build(g: Ops) -> Rows:
-    """Build the layers; return the mix of the streams behind the last."""
+    """Build the layers; return the streams behind the last."""
+    return build_layers(g, g.call("repeated", "streams", first(g), n=hyper_of(g.config).n))
+
+
+def build_layers(g: Ops, x: Rows) -> Rows:
+    """Build the layers on the streams ``x``; return those behind the last."""
     hyper = hyper_of(g.config)
-    x = g.call("repeated", "streams", first(g), n=hyper.n)
     for i in g.config.here:
+        _tap(g, i, x)
         for half, name in zip(halves_of(g.config.layers[i]), ("attn", "ffn"), strict=True):
             label = f"L{i}.{name}_streams"
             h, weights = weighed(g, label, x, f"blk.{i}.hc_{name}", hyper.rounds)
             h = half.build(g, i, normed_for(g, i, h, half))
             x = g.call("blended_streams", f"{label}.blend", x, h, weights, n=hyper.n)
         x = g.steer(f"L{i}.control", x, layer=i)
+    _tap(g, g.config.here.stop, x)
+    return x
+
+
+def _tap(g: Ops, i: int, x: Rows) -> None:
+    """Let drafters read the mean of the streams before layer ``i``, if they do."""
+    if g.tapped(i):
+        g.layer(i, g.call("weighed_streams", f"L{i}.tap", x, n=hyper_of(g.config).n))
+
+
+def mixed(g: Ops, x: Rows) -> Rows:
+    """Return the mix of the streams ``x`` behind the last layer."""
     if not g.has("output_hc_fn.weight"):
-        return g.call("weighed_streams", "output_streams.mean", x, n=hyper.n)
+        return g.call("weighed_streams", "output_streams.mean", x, n=hyper_of(g.config).n)
     return weighed(g, "output_streams", x, "output_hc", 0)[0]
+
+
+def logits(g: Ops, x: Rows) -> None:
+    """Output the logits of the requested rows."""
+    decoder.logits(g, mixed(g, x))
+
+
+def embedding(g: Ops, x: Rows) -> None:
+    """Output pooled vectors."""
+    decoder.embedding(g, mixed(g, x))
+
+
+def states(g: Ops, x: Rows) -> None:
+    """Output the normed mix of the streams of all tokens."""
+    decoder.states(g, mixed(g, x))
+
+
+def ahead(g: Ops, x: Rows) -> None:
+    """Output logits, and what a nextn layer reads of all tokens: the streams, or their mix."""
+    h = mixed(g, x)
+    if g.config.arch.nextn != "streams":
+        decoder.ahead(g, h)
+        return
+    decoder.logits(g, h)
+    g.result("ahead", x)
 
 
 def _rows_of(stem: str, *, whole: bool) -> tuple[TensorRow, ...]:
@@ -112,7 +155,7 @@ def _sizes(config: Config) -> Sizes:
 MANIFOLD: Graph = replace(
     DECODER,
     build=build,
-    outputs=UNSTAGED_OUTPUTS,
+    outputs={"logits": logits, "embedding": embedding, "states": states, "ahead": ahead},
     rows=(*DECODER.rows, *_rows_of("output_hc", whole=False)),
     sizes=_sizes,
     sublayers=parts_of,

@@ -1,0 +1,124 @@
+"""Kimi K3: each half of a layer reads states from between earlier layers too (attention residuals).
+
+::
+
+    x = embed(ids); bank = []
+    for each layer:
+        h = mix(bank, x)
+        every n-th layer, the first one included:
+            bank += x; x = mixer(norm(h))             the sum begins again
+        the others:
+            x = x + mixer(norm(h))
+        x = x + ffn(norm(mix(bank, x)))
+    logits = linear(norm(mix(bank, x)))
+
+``mix`` is a weighted sum of the bank's states and ``x``; a token's weights are the softmax of their
+scores. Mixers are Kimi Delta Attention or latent attention without rope, with gates of each value;
+experts are of smaller width; activations are SiTU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.files.keys import SIZE_MAX
+from treadle.kernels.activations import situ_name
+from treadle.models.ffns import ROUTED_EXPERTS
+from treadle.models.graphs import kimi
+from treadle.models.graphs.decoder import DECODER, UNSTAGED_OUTPUTS, first, halves_of
+from treadle.models.graphs.kinds import LATENT
+from treadle.models.keys import N_LAYER_MAX
+from treadle.models.layer import normed_for
+from treadle.models.structure import Sublayer, TensorRow, built_by_graph
+
+if TYPE_CHECKING:
+    from treadle.models.archs import Arch
+    from treadle.models.config import Config, Layer
+    from treadle.models.keys import ArchMetadata
+    from treadle.models.ops import Ops, Rows
+
+BLOCK = "attn_res.block_size"  # layers of a block, before which states are kept
+EXPERT_WIDTH = "expert_latent_length"
+BOUND = "activation.situ_beta"  # of gates
+BOUND_UP = "activation.situ_linear_beta"  # of what is gated; 0 or less: none
+MOST_KEPT = 64
+_WIDE = "latent_wide"
+
+
+def read(keys: ArchMetadata, arch: Arch) -> Config:
+    """Read a decoder's config, with the layers of a block, the width of experts and the bounds of
+    activations. Raises UnsupportedError for more than MOST_KEPT blocks.
+    """
+    config = kimi.read(keys, arch)
+    n_bank = keys.integer(BLOCK, lo=1, hi=N_LAYER_MAX)
+    if -(-config.n_layer // n_bank) > MOST_KEPT:
+        what = f"treadle supports up to {MOST_KEPT} blocks of layers"
+        keys.refuse(BLOCK, f"is {n_bank} for {config.n_layer} layers: {what}")
+    n_latent = keys.integer(EXPERT_WIDTH, 0, lo=0, hi=SIZE_MAX)
+    bounds = keys.number(BOUND, lo=1e-3, hi=1e6), keys.number(BOUND_UP, lo=-1e6, hi=1e6)
+    activation = situ_name(bounds[0], max(0.0, bounds[1]))
+    layers: list[Layer] = []
+    for at in config.layers:
+        experts = at.experts and replace(at.experts, n_latent=n_latent, activation=activation)
+        ffn = ROUTED_EXPERTS if n_latent and at.ffn == "experts" else at.ffn
+        mixer = at.mixer
+        if mixer.startswith(LATENT):
+            mixer = f"{_WIDE}{mixer.removeprefix(LATENT)}"
+        layers.append(replace(at, mixer=mixer, ffn=ffn, experts=experts, activation=activation))
+    return replace(config, layers=tuple(layers), parallel=False, n_bank=n_bank)
+
+
+# -- the data flow --------------------------------------------------------------------------------
+
+
+def build(g: Ops) -> Rows:
+    """Build the layers; return the mix of the kept states and those after the last layer."""
+    every = g.config.n_bank
+    n_kept = -(-g.config.n_layer // every)
+    x = first(g)
+    kept: list[Rows] = []  # the bank, once for each of its rows
+    for i in g.config.here:
+        x = g.layer(i, x)
+        mixer, ffn = halves_of(g.config.layers[i])
+        h = _mixed(g, f"L{i}.{mixer.label}.residuals", x, kept, f"blk.{i}.attn_res_score")
+        begins = i % every == 0
+        if begins:
+            kept.append(g.call("banked", f"L{i}.kept", x, *kept[-1:], at=len(kept), n=n_kept))
+        h = mixer.build(g, i, normed_for(g, i, h, mixer))
+        x = h if begins else g.add(x, h)
+        h = _mixed(g, f"L{i}.{ffn.label}.residuals", x, kept, f"blk.{i}.ffn_res_score")
+        x = g.add(x, ffn.build(g, i, normed_for(g, i, h, ffn)))
+        x = g.steer(f"L{i}.control", x, layer=i)
+    return _mixed(g, "output_residuals", g.layer(g.config.here.stop, x), kept, "output_res_score")
+
+
+def _mixed(g: Ops, label: str, x: Rows, kept: list[Rows], weight: str) -> Rows:
+    """Return the weighted sum of the kept states and ``x``."""
+    return g.call("mixed_bank", label, x, *kept[-1:], n=len(kept), weight=weight)
+
+
+SCORES = built_by_graph(
+    "residuals",
+    (
+        TensorRow("attn_res_score.weight", ("n_embd",)),
+        TensorRow("ffn_res_score.weight", ("n_embd",)),
+    ),
+)
+
+
+def parts_of(layer: Layer) -> tuple[Sublayer, ...]:
+    """Return a decoder's sublayers, and the weights of scores."""
+    return *halves_of(layer), SCORES
+
+
+# No "stream": layers of later stages would need the bank.
+KIMI_K3 = replace(
+    DECODER,
+    build=build,
+    outputs=UNSTAGED_OUTPUTS,
+    rows=(*DECODER.rows, TensorRow("output_res_score.weight", ("n_embd",))),
+    sublayers=parts_of,
+    read=read,
+    parts=lambda: (*DECODER.parts(), SCORES),
+)

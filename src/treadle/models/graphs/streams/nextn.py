@@ -1,0 +1,43 @@
+"""A layer for multi-token prediction on several streams of states (DeepSeek V4, 2026).
+
+::
+
+    x[s] = eh_proj([norm(embed(ids)), norm(states[s])])     states: the model's streams
+    x    = layer(x)
+    logits = linear(norm(sum pre x))                        see ``graphs/streams/manifold.py``
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from treadle.models.graphs.nextn import GIVEN, NEXTN_ROWS
+from treadle.models.graphs.streams.manifold import MANIFOLD, build_layers
+from treadle.models.graphs.streams.parts import hyper_of
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Ops, Rows
+
+
+def build(g: Ops) -> Rows:
+    """Build the layer; return its streams."""
+    n = g.config.n_embd
+    n_streams = hyper_of(g.config).n
+    given = g.given(GIVEN, n_streams * n)
+    streams = []
+    for s in range(n_streams):
+        at = f"nextn.{s}"
+        norms = ("nextn.enorm", "nextn.hnorm")
+        x = g.columns(given, s * n, n)
+        x = g.call("embedded_before", at, x, weight="token_embd", norms=norms)
+        streams.append(g.linear(f"{at}.eh_proj", x, "nextn.eh_proj"))
+    return build_layers(g, g.call("side_by_side", "nextn.streams", *streams))
+
+
+NEXTN_STREAMS = replace(
+    MANIFOLD,
+    build=build,
+    rows=(*MANIFOLD.rows, *NEXTN_ROWS),
+    sizes=lambda config: {**MANIFOLD.sizes(config), "twice_n_embd": 2 * config.n_embd},
+)

@@ -1,0 +1,45 @@
+"""Steps that make each query's biases of scores by distance (``kernels/attention/profiles.py``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treadle.kernels.attention.profiles import MixProfiles, by_place, profile_values
+from treadle.kernels.spec import Grid
+from treadle.plan.lowering.deferred import Floats
+from treadle.plan.plan import Buffer
+
+if TYPE_CHECKING:
+    from treadle.models.ops import Rows
+    from treadle.plan.lowering.ops import CpuOps
+
+
+def profiles(ops: CpuOps, label: str, mixes: Rows, *, layer: int, weight: str) -> Rows:
+    """Return the rows of biases of all heads, ``[N, n_head * profile_values]``, of each token's
+    mixes of the layer's profiles ``weight [rank, reach]``.
+    """
+    steps = ops.steps
+    at = ops.config.layers[layer]
+    assert at.profile is not None, layer
+    rows, column = ops.place(mixes)
+    width = at.n_head * profile_values(at.profile.reach)
+    out = Buffer(label, steps.plan.n_tokens, 4 * width)
+    steps.plan.tensors_used.add(weight)
+    key = f"{weight}:by place"
+    if key not in steps.weights.consts:
+        made = by_place(steps.weights.tensor(weight).dequantize())
+        steps.weights.numbers(key, np.ravel(made))
+    (table,) = steps.weights.consts[key]
+    steps.emit(
+        label,
+        MixProfiles(at.n_head, at.profile.rank, at.profile.reach),
+        Grid(at.n_head, "n_tokens"),
+        x=rows,
+        profiles=table,
+        out=out,
+        stride=rows.row_bytes // 4,
+        column=column,
+    )
+    return Floats(label, width, out)
