@@ -74,3 +74,11 @@ class PrefetchRuns:
             for row in self.rows:
                 for line in range(lines):
                     self.k.prefetch(row.parts[part] + at + LINE * line)
+
+    def start(self) -> None:
+        """Prefetch the first ``ahead`` bytes of each run: ``fetch`` begins behind them."""
+        k = self.k
+        for part, n_bytes in enumerate(self.n_bytes):
+            with k.loop(k.min(n_bytes, self.ahead) // LINE) as line:
+                for row in self.rows:
+                    k.prefetch(row.parts[part] + line * LINE)

@@ -4,7 +4,8 @@ One word, ``claim``, holds the number of the current step (its *epoch*, ever gro
 item. A thread takes items by advancing that word with a compare-and-swap, which fails if the step
 is no longer current. The thread that finishes a step's last item moves the word to the next step.
 So a step ends when its items are done, not when all threads have arrived: a thread that is
-suspended or still waking up delays no other, as long as it holds no item.
+suspended or still waking up delays no other, as long as it holds no item. Steps of one item are run
+by the thread that finished the step before them, so no other thread needs to see them.
 
 To stop a run (``abort_flag.py``), threads still take items but call no kernel, so the run ends at
 once.
@@ -44,7 +45,8 @@ JOB_FIELDS = (
     *NEXT_FIELDS,
     "epoch",  # of the run's first step
     "stop",  # not 0: workers return
-    "share",  # a claim takes the remaining items divided by this
+    "threads",
+    "share",  # a claim of a round takes the items that were left at its beginning, divided by this
     "spins",  # polls without work before a worker sleeps
     "wait",  # void (*)(i32 *generation, i32 seen): sleep while *generation == seen
     # System calls from ``system/``; 0 where there is none.
@@ -96,7 +98,10 @@ class _Loop:
         self.step = k.var(self.team)
         self.run = k.var(self.team)
         self.first = k.var(zero)
+        self.n_steps = k.var(zero)
         self.total, self.seen = k.var(zero), k.var(k.const(0, i32))
+        self.round = k.var(zero)  # the first item of a round of claims, one for each thread
+        self.part = k.var(zero)  # the items of each of its claims
 
     def emit(self) -> None:
         k = self.k
@@ -128,15 +133,16 @@ class _Loop:
         k.branch(item < self.total.v, at["claim"], at["full"])
 
         k.at(at["claim"])
-        # Large claims first, so that a thread reads contiguously and its prefetches are used;
-        # small ones last, so that all threads end together.
-        part = (self.total.v - item) // self._job("share")
-        whole = self._step("whole")
-        most = self.total.v - item
-        wanted = k.var(k.min(k.max(part, 1), most))
-        with k.if_(whole > 1):  # most steps skip this division
-            wanted.v = k.min((wanted.v + (whole - 1)) // whole * whole, most)
-        n = wanted.v
+        take = k.label("take")
+        later = k.label("later")
+        end = self.round.v + self.part.v * self._job("threads")
+        k.branch(item < end, take, later)
+        k.at(later)
+        self._start_round(end)
+        k.goto(at["claim"])
+        k.at(take)
+        rest = self.part.v - (item - self.round.v) % self.part.v
+        n = k.min(rest, self.total.v - item)
         took = k.compare_swap(self.team + CLAIM, word, word + n)
         execute = k.label("execute")
         k.branch(took, execute, at["poll"])
@@ -220,9 +226,22 @@ class _Loop:
         k.at(ready)
         self.epoch.v = epoch
         self.first.v = first
+        self.n_steps.v = n_steps
         self.run.v = run
         self.polls.v = k.i64(0)
         self.step.v = steps + index * STEP.itemsize
+        self._count()
+        self._start_round(k.i64(0))
+        k.branch(self.total.v.eq(0), at["empty"], at["poll"])
+        k.at(at["empty"])
+        # Only one thread claims the item past an empty step's end, and goes on. A second one could
+        # be so late that the run, and the memory of its time stamps, are gone.
+        here = epoch << ITEM_BITS
+        k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
+
+    def _count(self) -> None:
+        """Read how many items the step has."""
+        k = self.k
         self.total.v = self._step("base")
         with k.if_(self._step("count") > 0):
             count = k.load(self._step("count", ptr), i64, align=8)
@@ -231,27 +250,68 @@ class _Loop:
             # If an abort skipped the step that writes the count, it is arbitrary: a huge one would
             # never be finished, and bits above ITEM_BITS would change the epoch.
             self.total.v = k.min(k.max(total, 0), MOST_ITEMS)
-        k.branch(self.total.v.eq(0), at["empty"], at["poll"])
-        k.at(at["empty"])
-        # Only one thread claims the item past an empty step's end, and goes on. A second one could
-        # be so late that the run, and the memory of its time stamps, are gone.
-        here = epoch << ITEM_BITS
-        k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
+
+    def _start_round(self, first: Val) -> None:
+        """Begin the round of claims from the item ``first`` on.
+
+        All claims of a round are equal, so threads of equal speed end it together. Large claims
+        first, so that a thread reads contiguously and its prefetches are used; small ones last, so
+        that all threads end together.
+        """
+        k = self.k
+        whole = self._step("whole")
+        part = k.var(k.max((self.total.v - first) // self._job("share"), 1))
+        with k.if_(whole > 1):  # most steps skip this division
+            part.v = (part.v + (whole - 1)) // whole * whole
+        self.round.v = first
+        self.part.v = part.v
 
     def _execute(self, item: Val, n: Val) -> None:
-        """Run the claimed items; if they complete the step, go to the next one."""
+        """Run the claimed items. If they complete the step, run the steps of one item behind it,
+        and open the next one with several.
+        """
         k = self.k
         at = self.at
-        args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
-        with k.if_(k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
-            k.call_pointer(self._step("kernel", ptr), None, args)
+        more = k.label("more")
+        one = k.label("one")
+        several = k.label("several")
+        over = k.label("over")
+        self._call_kernel(item, item + n)
         before = k.atomic_add(self.team + DONE, n)
         k.branch((before + n).eq(self.total.v), at["finish"], at["poll"])
+        # Nobody else can finish this step, so the job and its records stay as they are.
         k.at(at["finish"])
         self._stamp()
-        k.atomic_set(self.team + DONE, k.i64(0))
-        k.atomic_set(self.team + CLAIM, (self.epoch.v + 1) << ITEM_BITS)
+        self.epoch.v = self.epoch.v + 1
+        self.step.v = self.step.v + STEP.itemsize
+        k.branch(self.epoch.v - self.first.v < self.n_steps.v, more, over)
+        k.at(more)
+        self._count()
+        k.branch(self.total.v < 2, one, several)
+        k.at(one)
+        self._call_kernel(k.i64(0), self.total.v)
+        k.goto(at["finish"])
+        k.at(several)
+        self._start_round(k.i64(0))
+        self._open()
         k.goto(at["poll"])
+        k.at(over)
+        self._open()
+        self.epoch.v = k.i64(-1)  # there is no such step
+        k.goto(at["poll"])
+
+    def _open(self) -> None:
+        """Let all threads claim items of the step ``epoch``, or see that the run is over."""
+        k = self.k
+        k.atomic_set(self.team + DONE, k.i64(0))
+        k.atomic_set(self.team + CLAIM, self.epoch.v << ITEM_BITS)
+
+    def _call_kernel(self, begin: Val, end: Val) -> None:
+        """Run the step's kernel on these items, if there are any and no abort."""
+        k = self.k
+        args = [self._step("args", ptr), self.run.v, begin, end, self.scratch]
+        with k.if_((begin < end) & k.atomic_load(self._job("alarm", ptr), i64).eq(0)):
+            k.call_pointer(self._step("kernel", ptr), None, args)
 
     def _idle(self) -> None:
         """No step is left: the caller returns; a worker waits, first spinning."""
@@ -273,7 +333,7 @@ class _Loop:
         k.goto(at["poll"])
 
     def _stamp(self) -> None:
-        """When profiling, record the start of the next step."""
+        """When profiling, record the end of the step, which is the start of the next one."""
         k = self.k
         with k.if_(self._job("times") > 0):
             at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC

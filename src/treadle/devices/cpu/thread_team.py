@@ -114,7 +114,8 @@ class Team:
         self._scratch = [HostMemory(scratch) for _ in range(n_threads)]
         self._lock = threading.Lock()
         shared.set("spins", SPINS if n_threads > 1 else 0)
-        # A first claim of two thirds of a fair share: a core slower by half delays no other, and
+        shared.set("threads", n_threads)
+        # First claims of two thirds of a fair share: a core slower by half delays no other, and
         # streams are rarely cut (whole shares read memory 1 % faster still, halves 1 % slower).
         shared.set("share", max(1, 3 * n_threads // 2))
         for field, value in SYSTEM.calls().items():

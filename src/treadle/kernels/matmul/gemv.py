@@ -164,10 +164,17 @@ class Gemv(Matmul):
             left = seg.rows.m - seg.rows.first
             n = k.min((end - item.v) * ITEM_ROWS, left)
             each = (n + (self.mr - 1)) // self.mr
-            with k.loop(each) as j:
+
+            def runs(j: Val | int) -> tuple[list[Val], list[BlockAddress], PrefetchRuns]:
+                """Return the ``j``-th row of each run, its address, and the prefetches for it."""
                 to = [seg.rows.first + k.min(each * i + j, n - 1) for i in range(self.mr)]
                 rows = [seg.rows.weights.row(row, self.k) for row in to]
-                ahead = PrefetchRuns(k, rows, each - j, self.k // self.fmt.block, self.ahead)
+                n_blocks = self.k // self.fmt.block
+                return to, rows, PrefetchRuns(k, rows, each - j, n_blocks, self.ahead)
+
+            runs(0)[2].start()
+            with k.loop(each) as j:
+                to, rows, ahead = runs(j)
                 self._store(k, frame, y, seg, to, dot(rows, ahead))
             item.v = item.v + (n + (ITEM_ROWS - 1)) // ITEM_ROWS
 

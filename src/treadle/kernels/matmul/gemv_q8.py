@@ -7,6 +7,8 @@ low)``, with the scales of one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 from treadle.base.fast_dataclass import dataclass
 from treadle.jit.language import Builder, Val, Var
@@ -37,66 +39,98 @@ def prepared_bytes(k: int, n_parts: int) -> int:
 
 
 class Q8:
-    """Rows times tokens, as many blocks at a time as fill a register with codes. The token operands
-    common to all rows are prepared once, in scratch.
+    """Rows times tokens, as many blocks at a time as fill a register with codes, the last ones
+    singly. The token operands common to all rows are prepared once, in scratch.
     """
 
     def __init__(self, k: Builder, spec: Matmul, tokens: list[Val], scratch: Val) -> None:
         fmt = spec.fmt
         assert fmt.codes is not None
+        width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
+        at_once = max(1, k.isa.vector_bits // 8 // width)
+        n_blocks = spec.k // fmt.block
+        whole = n_blocks // at_once * at_once
+        self.runs: list[BlockRun] = []
+        used = 0
+        for n, first, end in ((at_once, 0, whole), (1, whole, n_blocks)):
+            if first < end:
+                run = BlockRun(k, spec, tokens, n, first, (end - first) // n, scratch + used)
+                self.runs.append(run)
+                used += run.n_bytes
+        assert used <= spec.nr * prepared_bytes(spec.k, BYTES[spec.act]), spec.name
+
+    def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
+        """Return the products of some rows with all tokens."""
+        totals = [run.dot(rows, ahead) for run in self.runs]
+        return [
+            [reduce(add, parts) for parts in zip(*row, strict=True)]
+            for row in zip(*totals, strict=True)
+        ]
+
+
+class BlockRun:
+    """The blocks of a row from ``first`` on, ``count`` times ``n``. Their token operands are at
+    ``scratch``.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        spec: Matmul,
+        tokens: list[Val],
+        n: int,
+        first: int,
+        count: int,
+        scratch: Val,
+    ) -> None:
         self.k = k
         self.spec = spec
         self.tokens = tokens
+        self.n = n
+        self.first = first
+        self.count = count
         self.scratch = scratch
-        width = fmt.block // len(fmt.codes.order)  # codes of one block in a vector
-        self.at_once = max(1, k.isa.vector_bits // 8 // width)
-        self.full, self.rest = divmod(spec.k // fmt.block, self.at_once)
         self.types: list[Ty] = []
         self._prepare()
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the operands."""
+        return self.count * len(self.tokens) * sum(ty.n_bytes for ty in self.types)
+
     def _prepare(self) -> None:
         k = self.k
-        blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)
-        with k.loop(self.full) as b:
+        blocks = BlockSums(k, self.spec, self.n, self.scratch)
+        with k.loop(self.count) as i:
             for t, token in enumerate(self.tokens):
-                operands = blocks.operands(token, b * self.at_once)
+                operands = blocks.operands(token, i * self.n + self.first)
                 self.types = [v.ty for v in operands]
-                for place, v in zip(self._places(b, t), operands, strict=True):
+                for place, v in zip(self._places(i, t), operands, strict=True):
                     k.store(place, v)
 
-    def _places(self, b: Val, t: int) -> list[Val]:
+    def _places(self, i: Val, t: int) -> list[Val]:
         """Return the addresses of the ``t``-th token's operands. All tokens' operands for the same
         blocks are adjacent.
         """
         sizes = [ty.n_bytes for ty in self.types]
-        at = self.scratch + (b * len(self.tokens) + t) * sum(sizes)
-        return [at + sum(sizes[:i]) for i in range(len(sizes))]
+        at = self.scratch + (i * len(self.tokens) + t) * sum(sizes)
+        return [at + sum(sizes[:j]) for j in range(len(sizes))]
 
-    def _operands(self, b: Val) -> list[list[Val]]:
-        places = [self._places(b, t) for t in range(len(self.tokens))]
+    def _operands(self, i: Val) -> list[list[Val]]:
+        places = [self._places(i, t) for t in range(len(self.tokens))]
         return [
             [self.k.load(p, ty) for p, ty in zip(mine, self.types, strict=True)] for mine in places
         ]
 
     def dot(self, rows: list[BlockAddress], ahead: Neighbours | PrefetchRuns) -> list[list[Val]]:
-        """Return the products of some rows with all tokens."""
+        """Return the products of these blocks of some rows with all tokens."""
         k = self.k
-        blocks = BlockSums(self.k, self.spec, self.at_once, self.scratch)
-        with k.loop(self.full) as b:
-            ahead.fetch(b, self.at_once)
-            blocks.add(rows, lambda: self._operands(b), b * self.at_once)
-        sums = blocks.totals()
-        if not self.rest:
-            return sums
-        one = BlockSums(k, self.spec, 1, self.scratch)
-        for i in range(self.rest):
-            b = k.i64(self.full * self.at_once + i)
-            given = [one.operands(token, b) for token in self.tokens]
-            one.add(rows, given.copy, b)
-        return [
-            [s + e for s, e in zip(row, end, strict=True)]
-            for row, end in zip(sums, one.totals(), strict=True)
-        ]
+        blocks = BlockSums(k, self.spec, self.n, self.scratch)
+        with k.loop(self.count) as i:
+            if not self.first:  # those of the other runs are few
+                ahead.fetch(i, self.n)
+            blocks.add(rows, lambda: self._operands(i), i * self.n + self.first)
+        return blocks.totals()
 
 
 @dataclass(frozen=True)
