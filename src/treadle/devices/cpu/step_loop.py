@@ -1,10 +1,10 @@
 """The compiled step loop that every thread of the team runs, from a plan's first step to its last.
 
-One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and its next
-item. A thread takes items by advancing that word with a compare-and-swap, which fails if the step
-is no longer current. The thread that finishes a step's last item moves the word to the next step.
-So a step ends when its items are done, not when all threads have arrived: a thread that is
-suspended or still waking up delays no other, as long as it holds no item.
+One word, ``claim``, holds the number of the current step (its *epoch*, which only grows) and that
+step's next item. A thread takes items by advancing the word with a compare-and-swap, which fails if
+the step is no longer current. The thread that finishes a step's last item moves the word to the
+next step. So a step ends when its items are done, not when all threads have arrived: a thread that
+is suspended or still waking up delays no other, as long as it holds no item.
 
 To stop a run (``abort_flag.py``), threads still take items but call no kernel, so the run ends at
 once.
@@ -70,9 +70,9 @@ TIMESPEC = 16  # bytes
 
 @dataclass(frozen=True)
 class StepLoop(Spec):
-    """The step loop as a kernel; ``args`` is the team and ``begin`` the role.
+    """The step loop as a kernel: ``args`` is the team's memory, ``begin`` the caller's role.
 
-    A WORKER works until it is told to stop. A CALLER publishes a job, works on it and returns at
+    A WORKER runs steps until STOP. A CALLER publishes a run (the *job*), works on it and returns at
     its end. STOP tells the workers to return.
     """
 
@@ -165,10 +165,11 @@ class _Loop:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
 
     def _publish(self) -> None:
-        """Copy the fields that Python wrote at NEXT to the job.
+        """Emit: copy the fields that Python wrote at NEXT to the job, with the claim closed
+        meanwhile.
 
-        A thread that sees one of them also sees the claim closed. One that sees the claim open
-        again sees all of them, and everything that the caller wrote before.
+        A thread that sees one of the new fields also sees the claim closed. One that sees the claim
+        open again sees all of them, and everything that the caller wrote before.
         """
         k = self.k
         given = {
@@ -184,7 +185,7 @@ class _Loop:
         k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
 
     def _wake(self) -> None:
-        """Wake sleeping workers.
+        """Emit: wake sleeping workers.
 
         A worker that checked too early either sees the generation change, or is counted as a
         sleeper here. The claim, or ``stop``, was written before.
@@ -202,7 +203,7 @@ class _Loop:
                     self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 
     def _enter(self, epoch: Val) -> None:
-        """Read a step not seen before, if there is one."""
+        """Emit: read the current step's record, or go to ``idle`` if the run has no step left."""
         k = self.k
         at = self.at
         first = self._job("epoch")
@@ -239,7 +240,9 @@ class _Loop:
         k.branch(k.compare_swap(self.team + CLAIM, here, here + 1), at["finish"], at["poll"])
 
     def _execute(self, item: Val, n: Val) -> None:
-        """Run the claimed items; if they complete the step, go to the next one."""
+        """Emit: run the claimed items; if they complete the step, move the claim to the next
+        step.
+        """
         k = self.k
         at = self.at
         args = [self._step("args", ptr), self.run.v, item, item + n, self.scratch]
@@ -254,7 +257,9 @@ class _Loop:
         k.goto(at["poll"])
 
     def _idle(self) -> None:
-        """No step is left: the caller returns; a worker waits, first spinning."""
+        """Emit the end of a run: the caller returns; a worker spins, then sleeps until the next
+        run.
+        """
         k = self.k
         at = self.at
         wait = k.label("wait")
@@ -273,7 +278,7 @@ class _Loop:
         k.goto(at["poll"])
 
     def _stamp(self) -> None:
-        """When profiling, record the start of the next step."""
+        """Emit: when profiling, store the time at which the next step starts."""
         k = self.k
         with k.if_(self._job("times") > 0):
             at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC
