@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 
-# ``module:function`` by op. The function returns the step's replacement, with the same label and the
-# same buffers read and written; None: this step keeps its kernel. Except for those of scans, specs
-# are of type ``launch_args.PerBlock``.
+# ``module:function`` by op. The function returns the step's replacement, with the same label and
+# the same buffers read and written; None: this step keeps its kernel. The replacement's spec is a
+# ``launch_args.PerBlock``, except for scans.
 SWAPS = {
     **dict.fromkeys(
         (
