@@ -3,15 +3,15 @@
 
 With ``x = index + 4096``, the j-th value of a group is the sum of the four bytes of ``x * A ** (j +
 1) mod 2**32``, each without its upper two bits, less 126: -126 to 126, about normally distributed.
-``w = d * step * value``. A step is one of IQ4_NL's, -127 to 113, by a nibble, but for IQ3_KT and
-IQ4_KT.
+``w = d * step * value``. Except in IQ3_KT and IQ4_KT, a step is one of IQ4_NL's 16 values, -127 to
+113, and stored as a nibble.
 
 - IQ1_KT: groups of 8 with 13 bits: ``ql``, a nibble of ``qh`` (low for sub-blocks 0 to 3), and bit
   4 + i of ``sh`` for the i-th group of a sub-block. The lower nibble of ``sh`` is the step.
 - IQ2_KT: groups of 8 with 16 bits, ``ql``. ``scales`` has the nibbles of sub-blocks 0 to 3 (low)
   and 4 to 7 (high).
-- IQ3_KT: the same with the magnitudes of the values; bit i of byte j of ``qh`` is the sign of
-  weight j of sub-block i, and a nibble is a step of 0 to 15.
+- IQ3_KT: as IQ2_KT, but only the magnitudes of the values are used; bit i of byte j of ``qh`` is
+  the sign of weight j of sub-block i, and a nibble is a step of 0 to 15.
 - IQ4_KT: groups of 4 with 15 bits: ``ql``, a nibble of ``qh``, and three bits of ``shb`` from bit
   8 + 3 i on. Bit 0 of ``shb`` adds 32768 to the index; bits 1 to 7 are the step plus 64.
 """

@@ -44,7 +44,7 @@ def points() -> F32Array:
 
 
 def values(codes: npt.NDArray[Any]) -> F32Array:
-    """Return the values [..., 8 n] of codes [..., n]."""
+    """Return the weights before scaling, [..., 8 n], of codes [..., n]: shifted points."""
     return points().take(codes, axis=0).reshape(*codes.shape[:-1], codes.shape[-1] * 8)
 
 

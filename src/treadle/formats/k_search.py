@@ -1,9 +1,9 @@
 """Base of the scale searches of the K formats: strips of super-blocks, and coordinate descent.
 
 A super-block is 256 weights, in sub-blocks of 16 or 32. Its scales are small integers times an f16,
-so the best scale of a sub-block depends on all others, and there is no closed form. There is one
-for the best f16 given integers and codes, and for the best code given a scale. The searches in
-k_signed.py and k_offset.py try many scales and descend from the best of them:
+so the best scale of a sub-block depends on all others, and there is no closed form for it. There is
+a closed form for the best f16 given integers and codes, and for the best code given a scale. The
+searches in k_signed.py and k_offset.py try many scales and descend from the best of them:
 
 1. *Fit* each sub-block alone, with a real scale: for each scale of a grid, round the weights to
    codes, then find by least squares the best scale for these codes.

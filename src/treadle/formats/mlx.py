@@ -51,7 +51,7 @@ def mlx_name(bits: int, group: int, scales: str) -> str:
 
 
 def named(name: str) -> Format | None:
-    """Return the format of an upper-case name; None if MLX has no such format."""
+    """Return the MLX format with this upper-case name; None if MLX has no such format."""
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) not in BITS or int(match[2]) not in GROUPS:
         return None

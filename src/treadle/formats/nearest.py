@@ -132,7 +132,9 @@ class Nearest:
 
 
 def corners(at: F32Array, dim: int) -> F32Array:
-    """Return all vectors over ``at``, [len(at) ** dim, dim]; coordinate 0 varies fastest."""
+    """Return all vectors whose coordinates are numbers of ``at``, [len(at) ** dim, dim]; coordinate
+    0 varies fastest.
+    """
     n = len(at)
     return at[np.arange(n**dim)[:, None] // n ** np.arange(dim) % n]
 
