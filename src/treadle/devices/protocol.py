@@ -116,8 +116,8 @@ class Device(Storage):
         int16: bool = False,
         lowering: Callable[[Steps], CpuOps] | None = None,
     ) -> Plan:
-        """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
-        up to ``n_outputs``.
+        """Lower the model's graph for batches of up to ``n_tokens`` tokens, of which up to
+        ``n_outputs`` need the graph's output called ``output``.
 
         ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
         multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is

@@ -174,7 +174,7 @@ class FaultHandler:
         self._sigaction(made)
 
     def remove(self) -> None:
-        """Restore the previous handler."""
+        """Restore the previous handler, unless another one was installed since."""
         if _handler_of(self._sigaction(None)) == self.address:
             self._sigaction(self.before)
 
