@@ -41,7 +41,9 @@ BETWEEN: tuple[list[str], ...] = ([], [WORDS], [WHOLE], [WORDS, WHOLE])  # befor
 
 
 def usual_steps(charsmap: bool, removes: bool, adds: bool) -> list[str]:
-    """Return the steps of a file that has only GGUF's three keys."""
+    """Return the steps of a file that has only GGUF's three keys. ``charsmap``: it has a table;
+    ``removes``: extra white space is removed; ``adds``: a space mark is put in front.
+    """
     before = [CHARSMAP] * charsmap + ["strip", "runs"] * removes
     return [*before, WHOLE, "always" if adds else "never"]
 
