@@ -98,7 +98,7 @@ class RequestQueue:
                 cache.truncate(seq, n)
 
     def told(self) -> list[Request]:
-        """Return the requests that failed since the last call."""
+        """Return the requests that failed since the last call of this method."""
         failed = self._failed
         self._failed = []
         return failed
