@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PlanRequest:
-    """The arguments of ``Device.plan``: a model, its cache, and the limits of a batch."""
+    """The arguments of ``Device.plan``: a model, its cache, and the largest batch."""
 
     config: Config
     weights: Weights
@@ -47,7 +47,9 @@ class PlanRequest:
     def build(
         self, isa: Isa, n_threads: int, table: TunedTable | None = None, *, scarce: bool = False
     ) -> Plan:
-        """Lower the graph for ``isa``; see ``build_plan``. ``table``: None for the shipped one."""
+        """Lower the graph for the instruction set ``isa``, splitting steps for ``n_threads``; see
+        ``build_plan``. ``table``: tuned kernel parameters, None for the shipped ones.
+        """
         from treadle.kernels.matmul.select import SHIPPED  # a stored plan needs no kernel's module
         from treadle.plan.lowering.ops import build_plan
 
@@ -69,7 +71,7 @@ class PlanRequest:
 
 
 class DeviceProgram(Protocol):
-    """The result of ``Device.ready``: a plan's steps, bound to memory."""
+    """The result of ``Device.ready``: a plan's steps, with kernels and memory bound to them."""
 
     @property
     def n_steps(self) -> int:
@@ -77,12 +79,12 @@ class DeviceProgram(Protocol):
 
 
 class Device(Storage):
-    """A place where plans run; ``devices/cpu/device.py`` is the default.
+    """A kind of hardware that plans run on; ``devices/cpu/device.py`` is the default.
 
-    isa: the instruction set that its kernels are compiled for.
-    n_threads: the number of kernels that run at once; steps are split into items for so many.
-    kernels: statistics of the kernels that ``ready`` has compiled.
-    takes_media: whether it runs towers, and batches with rows of pictures.
+    isa: the instruction set that its kernels are compiled for. n_threads: host threads; on the CPU,
+    also the threads that steps are split into items for. kernels: statistics of the kernels that
+    ``ready`` has compiled. takes_media: whether it runs the encoders of pictures and sound, and
+    batches with their rows.
     """
 
     isa: Isa
@@ -93,7 +95,7 @@ class Device(Storage):
     @property
     @abstractmethod
     def variant(self) -> str:
-        """A key of everything besides the plan and its inputs that affects result bits."""
+        """A string of everything besides the plan and its inputs that affects result bits."""
 
     def copy(self, memory: DeviceMemory, to: int, start: int, n_bytes: int) -> None:
         """Copy bytes within one memory of this device; see ``Storage.copy``."""
@@ -114,8 +116,8 @@ class Device(Storage):
         int16: bool = False,
         lowering: Callable[[Steps], PlanOps] | None = None,
     ) -> Plan:
-        """Lower the model's graph for batches of up to ``n_tokens`` tokens that need ``output`` of
-        up to ``n_outputs``.
+        """Lower the model's graph for batches of up to ``n_tokens`` tokens, of which up to
+        ``n_outputs`` need the graph's output called ``output``.
 
         ``int16``: for large batches, F16 matrices and attention (over pages of f32 too) may be
         multiplied as 16-bit whole numbers with a scale for each 256 values or each head, if that is
@@ -130,8 +132,9 @@ class Device(Storage):
         )
 
     def compile_ahead(self, plan: Plan, *, later: bool = False) -> bool:
-        """Begin to compile a plan's kernels in other processes, ``later`` after all others, where
-        that is possible and they are missing. Return whether it has begun; ``ready`` takes them.
+        """Begin to compile a plan's kernels in other processes, after all others if ``later``;
+        ``ready`` uses them. Return whether it has begun: False if none are missing, or the device
+        cannot.
         """
         return False
 
@@ -139,7 +142,8 @@ class Device(Storage):
     def ready(self, plan: Plan, arena: DeviceMemory, inputs: DeviceMemory) -> DeviceProgram:
         """Compile a plan's kernels and bind their arguments to memory; the result is for ``run``.
 
-        Buffers lie in ``arena`` at the plan's offsets. Raises CompileError, CacheError.
+        ``arena``: memory of ``plan.arena_bytes``, with buffers at the plan's offsets; ``inputs``:
+        the run's inputs. Raises CompileError and CacheError.
         """
 
     def run(
@@ -162,11 +166,15 @@ class Device(Storage):
         return self._run(program, steps, times, stoppable)
 
     def n_items(self, program: DeviceProgram, step: int) -> int:
-        """Return the items of a step in the next run. 1: ``run_items`` cannot divide it."""
+        """Return the number of items of a step in the next run; 1 if ``run_items`` cannot divide
+        the step.
+        """
         return 1
 
     def kernel_of(self, program: DeviceProgram, step: int) -> int:
-        """Return a number that steps of the program with the same kernel share."""
+        """Return a number that is equal for two steps of the program if they have the same kernel.
+        The default is the step's index: no steps are known to be alike.
+        """
         return step
 
     def run_items(self, program: DeviceProgram, step: int, items: range) -> int:

@@ -49,7 +49,7 @@ DEVICES: dict[str, tuple[Opener, str, str]] = {
 
 
 def check_name(name: str) -> None:
-    """Raise UnsupportedError if ``name`` cannot be a device."""
+    """Raise UnsupportedError if ``name`` is not of the form of a device name; opens nothing."""
     kind, _, which = name.partition(":") if isinstance(name, str) else ("", "", "")
     if kind not in DEVICES:
         raise UnsupportedError(f"device={name!r}: expected one of {', '.join(DEVICES)}")
@@ -59,10 +59,10 @@ def check_name(name: str) -> None:
 
 
 def open_device(name: str, isa: str | None, n_threads: int, progress: Progress | None) -> Device:
-    """Open the device called ``name``; ``isa``: the instruction set, None for the best.
+    """Open the device called ``name``; ``isa``: the CPU's instruction set, None for the best.
 
-    Raises UnsupportedError for an unknown name, and in a subinterpreter; DeviceError if the device
-    is missing.
+    Raises UnsupportedError for an unknown name, an ``isa`` for a GPU, and in a subinterpreter;
+    DeviceError if the device is missing.
     """
     check_name(name)
     if not in_main_interpreter():

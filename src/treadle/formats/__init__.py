@@ -1,4 +1,39 @@
-"""Weight formats by ggml's type number; a format's module is imported on first use."""
+"""Weight formats by ggml's type number; a format's module is imported on first use.
+
+::
+
+    format.py          Format (a row of FORMATS), and Codes, its integer codes for kernels
+    ggml_types.py      number, name and block size of every ggml tensor type
+    numbers.py         builders of numpy (de)quantisers from a format's ``read`` and ``write``
+    packing.py         codes of less than a byte, packed and unpacked in numpy
+    rounding.py        rounding as in ggml's C quantisers
+    floats.py          F32, F16, BF16, F64
+    blocks32.py        Q4_0, Q4_1, Q5_0, Q5_1, Q8_0
+    k_low.py           Q2_K, Q3_K
+    k_quants.py        Q4_K, Q5_K, Q6_K
+    k_search.py        scale search of the K formats: the method
+    k_signed.py        the same search for super-blocks without minimums
+    k_offset.py        the same search for super-blocks with minimums
+    iq1.py             IQ1_S, IQ1_M
+    iq2.py             IQ2_XXS, IQ2_XS, IQ2_S
+    iq3.py             IQ3_XXS, IQ3_S
+    iq4.py             IQ4_NL, IQ4_XS
+    grids.py           codebooks of IQ1, IQ2 and IQ3
+    signs.py           sign bytes of IQ2 and IQ3
+    nearest.py         nearest-point search in a codebook
+    scale_search.py    scale search of the IQ formats, and of ik_llama.cpp's with code tables
+    ternary.py         TQ1_0, TQ2_0, Q2_0, Q1_0
+    fp4.py             MXFP4, NVFP4
+    ik_codes.py        code tables and packings of ik_llama.cpp's formats
+    ik_blocks.py       ik_llama.cpp's IQ2_K to IQ6_K: a scale per block
+    ik_rows.py         ik_llama.cpp's IQ2_KS to IQ5_KS and IQ4_KSS: a scale per row
+    ik_trellis.py      ik_llama.cpp's IQ1_KT to IQ4_KT: values computed from their index
+    trellis_search.py  scale and index search of these trellis formats
+    mlx.py             MLX's affine formats
+    kernel_bits.py     kernels: permutations of bits and bytes
+    kernel_grids.py    kernels: points of a codebook, and their signs
+    kernel_scales.py   kernels: scales and minimums
+"""
 
 from __future__ import annotations
 
@@ -22,7 +57,9 @@ __all__ = [
 
 
 class _Formats(MutableMapping[int, Format]):
-    """The formats that treadle computes with, and those that a program adds."""
+    """Mapping from ggml type number to ``Format``: the supported formats, and those that a program
+    adds.
+    """
 
     def __init__(self) -> None:
         self.made: dict[int, Format] = {}  # added, or imported
@@ -61,9 +98,8 @@ _NUMBERS = {kind.name: number for number, (kind, _) in SUPPORTED.items()}
 
 
 def by_name(name: str) -> Format:
-    """Return the format ``name`` (case-insensitive). UnsupportedError lists the known formats.
-
-    MLX formats have no ggml type number; they are built from their names.
+    """Return the format called ``name`` (case-insensitive), MLX's formats included, which have no
+    ggml type number. Raises UnsupportedError, listing the known names.
     """
     upper = name.upper()
     number = _NUMBERS.get(upper)
@@ -80,13 +116,15 @@ def by_name(name: str) -> Format:
 
 
 def number_of(name: str) -> int:
-    """Return the ggml type number of ``name`` (case-insensitive), supported or not; -1 if none."""
+    """Return the ggml type number of ``name`` (case-insensitive), also of types that treadle cannot
+    compute with; -1 if ggml has no such type.
+    """
     kinds: dict[int, Format | GGMLType] = {**GGML_TYPES, **FORMATS.made}
     return next((n for n, kind in kinds.items() if kind.name == name.upper()), -1)
 
 
 def type_of(ggml_id: int) -> GGMLType | None:
-    """Return name and block size of a ggml type; None if it is unknown."""
+    """Return name, block size and row head of a ggml type number; None if the number is unknown."""
     fmt = FORMATS.made.get(ggml_id)
     if fmt is not None:
         return GGMLType(fmt.name, fmt.block, fmt.dtype.itemsize, fmt.head_bytes)

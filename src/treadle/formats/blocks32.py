@@ -51,10 +51,10 @@ Q4_1_SEARCH = OffsetSearch(
 
 
 def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
-    """Return a function from a ``Signed`` result of one sub-block to codes plus ``half`` and the
-    scale ``d * sc``; ``sc`` is -1, or 0 without a scale.
+    """Return a function that converts a ``Signed`` search result with one sub-block per block to
+    RoundedBlocks: codes ``q + half``, scale ``d * sc`` (``sc`` is -1, or 0 in a block of zeros).
 
-    A NaN makes ``d`` NaN, an infinity infinite or NaN.
+    A NaN weight makes ``d`` NaN, an infinite weight makes it infinite or NaN.
     """
 
     def numbers(found: Signed) -> RoundedBlocks:
@@ -66,19 +66,23 @@ def signed_numbers(half: int) -> Callable[[Any], RoundedBlocks]:
 
 
 def offset_numbers(found: Offset) -> RoundedBlocks:
-    """Convert a search result with minimum to codes, scale and minimum; integers are 1 (or 0)."""
+    """Convert an ``Offset`` search result with one sub-block per block to RoundedBlocks: codes,
+    scale ``d * sc`` and minimum ``-dmin * m``; ``sc`` and ``m`` are 0 or 1.
+    """
     with np.errstate(invalid="ignore"):
         d = found.d * found.sc[:, 0].astype(np.float32)
     return RoundedBlocks(d, found.q, -found.dmin * found.m[:, 0].astype(np.float32))
 
 
 def round_4_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Round as ggml does without importances."""
+    """Round float32 [n, 32] to Q4_0 codes 0..15, bit-identical to ggml; ``weights`` are ignored."""
     return signed(x, 8)
 
 
 def round_4_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Round as ggml does without importances: the smallest weight becomes 0, the largest 15."""
+    """Round float32 [n, 32] to Q4_1 codes, bit-identical to ggml: the smallest weight becomes 0,
+    the largest 15. ``weights`` are ignored.
+    """
     return above(x, 15)
 
 
@@ -111,12 +115,12 @@ Q4_1 = one_scale(
 
 
 def read_5(blocks: Blocks) -> Any:
-    """Return codes 0..31."""
+    """Unpack blocks [...] to codes 0..31, uint8 [..., 32]."""
     return read_4(blocks) | split_bits(blocks["qh"], 1, 1) << np.uint8(4)
 
 
 def write_5(out: Blocks, found: RoundedBlocks) -> None:
-    """Write codes into blocks."""
+    """Pack codes 0..31, ``found.q`` [n, 32], into ``qs`` and ``qh`` of blocks [n]."""
     out["qs"] = join_bits(found.q & np.uint8(15), 4, 16)
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 1)
 
@@ -130,17 +134,21 @@ Q5_1_SEARCH = OffsetSearch(
 
 
 def round_5_0(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Round as ggml does without importances."""
+    """Round float32 [n, 32] to Q5_0 codes 0..31, bit-identical to ggml; ``weights`` are ignored."""
     return signed(x, 16)
 
 
 def round_5_1(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Round as ggml does without importances: the smallest weight becomes 0, the largest 31."""
+    """Round float32 [n, 32] to Q5_1 codes, bit-identical to ggml: the smallest weight becomes 0,
+    the largest 31. ``weights`` are ignored.
+    """
     return above(x, 31)
 
 
 def with_fifths(at: int) -> Callable[[Builder, Field], list[Val]]:
-    """Return ``unpack`` of codes 0..31 for blocks with ``qh`` at bit ``at``."""
+    """Return a ``Codes.unpack`` that emits codes 0..31, low halves first; ``at``: bit offset of
+    ``qh`` in the block (16 in Q5_0, 32 in Q5_1).
+    """
 
     def unpack(k: Builder, field: Field) -> list[Val]:
         head = k.each(field("d", 8), 8, 2)
@@ -182,7 +190,9 @@ Q5_1 = one_scale(
 
 
 def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Round to integers so that the largest magnitude becomes 127."""
+    """Quantise float32 [n, 32] to integers -127..127: the largest magnitude becomes 127.
+    ``weights`` are ignored.
+    """
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(over="ignore", invalid="ignore"):
         q = to_int(half_away(x * inverse(d)[..., None]), -128, 127)
@@ -190,12 +200,12 @@ def search_8(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 def write_8(out: Blocks, found: RoundedBlocks) -> None:
-    """Write codes into blocks."""
+    """Write ``found.q`` [n, 32] into ``qs`` of blocks [n], as signed bytes."""
     out["qs"] = found.q.view(np.int8)
 
 
 def unpack_8(k: Builder, field: Field) -> list[Val]:
-    """Return codes ``q + 128``."""
+    """Emit ``Codes.unpack``: codes ``q + 128``, u8."""
     return [field("qs") ^ 0x80]
 
 

@@ -9,8 +9,10 @@ from treadle.jit.types import f16, f32, f64, u16, u32
 
 
 def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
-    """Return the format of a numpy float type. F32 is copied bit for bit, NaNs included; other
-    types round to nearest even, and overflow to infinity, as in ggml.
+    """Return the format of numpy's float type ``dtype``; ``load`` emits a kernel's loads.
+
+    Quantising rounds to nearest even and overflows to infinity, as in ggml; F32 is copied bit for
+    bit, NaNs included.
     """
 
     def dequantize(blocks: Blocks) -> F32Array:
@@ -29,17 +31,19 @@ def ieee(name: str, ggml_id: int, dtype: str, load: Emit) -> Format:
 
 
 def load_f32(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Load F32 weights."""
+    """Emit a load of ``n`` F32 weights at ``p`` as ``f32 * lanes``."""
     return k.load_first(p, f32 * lanes, n, align)
 
 
 def load_f16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Load F16 weights, widened by the instruction set's function."""
+    """Emit a load of ``n`` F16 weights at ``p`` as ``f32 * lanes``, widened by
+    ``Isa.widen_f16``.
+    """
     return isa.widen_f16(k, k.load_first(p, f16 * lanes, n, align))
 
 
 def load_f64(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Load F64 weights, rounded to f32."""
+    """Emit a load of ``n`` F64 weights at ``p`` as ``f32 * lanes``, rounded to f32."""
     return k.load_first(p, f64 * lanes, n, align).to(f32)
 
 
@@ -74,7 +78,9 @@ def to_bf16(x: F32Array) -> Blocks:
 
 
 def load_bf16(k: Builder, isa: Isa, p: Val, lanes: int, n: int, align: int = 1) -> Val:
-    """Load BF16 weights: shifted into the upper half of f32."""
+    """Emit a load of ``n`` BF16 weights at ``p`` as ``f32 * lanes``: the bits become f32's upper
+    half.
+    """
     return (k.load_first(p, u16 * lanes, n, align).to(u32) << 16).bits(f32 * lanes)
 
 

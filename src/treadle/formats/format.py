@@ -18,7 +18,7 @@ F32Array = npt.NDArray[np.float32]
 Blocks = npt.NDArray[Any]
 
 Emit = Callable[..., Any]  # a function of the kernel language: takes the builder first
-# float32 [n, block], importances of that shape or None -> unpacked numbers of the blocks.
+# float32 [n, block], importances of that shape or None -> scales and codes, not yet packed.
 Search = Callable[[F32Array, "F32Array | None"], Any]
 Field = Callable[..., Val]  # returns a field's bytes by its name
 
@@ -90,12 +90,14 @@ class Codes:
 
     @property
     def sum_sub(self) -> int:
-        """Codes that share both scale and minimum; activations are summed over this many."""
+        """Codes that share both scale and minimum: kernels sum activations over this many
+        values.
+        """
         return self.m_sub or self.sub
 
     def groups(self, block: int, n: int = 1) -> list[list[int]]:
-        """Return for each vector the numbers of the groups of four codes that it holds, counted
-        over ``n`` blocks side by side.
+        """Return, for each vector of ``unpack``, the indices of the groups of four codes that it
+        holds; groups are counted over ``n`` blocks side by side, ``block / 4`` to a block.
         """
         fours = self.run // 4
         return [
@@ -127,7 +129,7 @@ class Format:
     dequantize: Callable[[Blocks], F32Array]  # blocks [...] -> float32 [..., block]
     quantize: Callable[..., Blocks]  # float32 [..., block], importance or None -> blocks [...]
     act: str = "f32"  # type of the activations in products: "q8", "bf16" or "f32"
-    codes: Codes | None = None  # int8 formats
+    codes: Codes | None = None  # formats with integer codes
     load: Emit | None = None  # float formats: load(k, isa, p, lanes, n read, align) -> f32 * lanes
     search: Any = None  # the scale search of ``quantize``, if any; kernels implement it too
     rounds: bool = False  # without importances no search is done, and the bytes equal ggml's
@@ -140,7 +142,7 @@ class Format:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Bytes per block in each of the arrays."""
+        """Bytes of one block in each of the tensor's arrays."""
         return tuple(self.dtype[name].itemsize for name in self.parts) or (self.dtype.itemsize,)
 
     @property
@@ -154,7 +156,7 @@ class Format:
         return np.dtype([*self.head.descr, *self.dtype.descr]) if self.head else self.dtype
 
     def row_strides(self, k: int) -> tuple[int, ...]:
-        """Bytes per row of ``k`` weights in each of the arrays."""
+        """Bytes of a row of ``k`` weights in each of the tensor's arrays."""
         return tuple(k // self.block * stride + self.head_bytes for stride in self.strides)
 
     def row_bytes(self, k: int) -> int:
@@ -168,14 +170,16 @@ class Format:
         return k // self.block * self.dtype.itemsize + self.head_bytes
 
     def place(self, field: str) -> tuple[int, int]:
-        """Return the number of a field's array, and its byte offset within a block there."""
+        """Return where the block field ``field`` is: the index of its array, and its byte offset in
+        a block of this array.
+        """
         if self.parts:
             return self.parts.index(field), 0
         assert self.dtype.fields is not None
         return 0, int(self.dtype.fields[field][1])
 
     def join(self, arrays: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-        """Join a tensor's arrays, given as bytes, into the bytes of whole blocks: a copy, unless
+        """Join the arrays of a tensor in ``parts`` into whole blocks, uint8 bytes: a copy, unless
         the format has no parts.
         """
         if not self.parts:
@@ -188,7 +192,9 @@ class Format:
         return blocks.view(np.uint8)
 
     def split(self, data: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.uint8]]:
-        """Split uint8 [..., row bytes] into arrays uint8 [..., bytes]; the inverse of ``join``."""
+        """Split whole blocks, uint8 [..., row bytes], into an array uint8 [..., bytes] for each of
+        ``parts``; the inverse of ``join``.
+        """
         if not self.parts:
             return [data]
         blocks = np.ascontiguousarray(data).reshape(-1).view(self.dtype)
@@ -196,8 +202,8 @@ class Format:
         return [array.reshape(*data.shape[:-1], -1) for array in made]
 
     def blocks_of(self, data: npt.NDArray[np.uint8]) -> Blocks:
-        """Return the blocks, with their row's scales, of rows uint8 [..., row bytes]: ``whole``
-        [..., k / block]. A view if rows have no head.
+        """Convert rows uint8 [..., row bytes] to blocks [..., k / block] of layout ``whole``, each
+        with its row's scales. A view if rows have no head.
         """
         data = np.ascontiguousarray(data)
         n = self.head_bytes
@@ -213,8 +219,8 @@ class Format:
         return blocks.reshape(-1).view(self.whole).reshape(shape)
 
     def bytes_of(self, blocks: Blocks) -> npt.NDArray[np.uint8]:
-        """Return rows uint8 [..., row bytes] of blocks [..., k / block]; the inverse of
-        ``blocks_of``.
+        """Convert blocks [..., k / block] of layout ``whole`` to rows uint8 [..., row bytes]; the
+        inverse of ``blocks_of``.
         """
         n = self.head_bytes
         *rows, per_row = blocks.shape
@@ -228,8 +234,10 @@ class Format:
     ) -> npt.NDArray[np.uint8]:
         """Quantise float32 [..., k] to the format's bytes, uint8 [..., row_bytes(k)].
 
-        ``weights`` are the importances of the errors, broadcast to x's shape; formats that are not
-        ``aware`` ignore them. Works in strips, so that temporaries stay small.
+        ``weights``: importance of each weight's squared error, broadcast to x's shape; formats that
+        are not ``aware`` ignore them. ``search`` replaces the format's own scale search. Works in
+        strips, so that temporaries stay small. Raises UnsupportedError if blocks do not divide
+        ``k``.
         """
         k = x.shape[-1]
         n_bytes = self.row_bytes(k)

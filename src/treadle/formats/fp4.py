@@ -27,10 +27,10 @@ MIDDLES = ((MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2).tolist()
 
 
 def nearest(x: F32Array, d: F32Array) -> npt.NDArray[np.uint8]:
-    """Return the codes whose values times ``d`` are nearest to ``x``; ties take the smaller
-    magnitude.
+    """Return the codes, uint8 [...], whose values times scale ``d`` are nearest to ``x`` [...];
+    ties take the smaller magnitude.
 
-    NaN becomes 0, and weights beyond the largest value are clipped; where ``d`` is 0, code 0.
+    NaN becomes 0; weights beyond the largest value are clipped; where ``d`` is 0, so is the code.
     """
     a = np.abs(x)
     q = np.zeros(x.shape, np.uint8)
@@ -48,8 +48,9 @@ def best_scale(
     scale: Callable[[npt.NDArray[np.uint8]], F32Array],
     top: int,
 ) -> npt.NDArray[np.uint8]:
-    """Return the scale codes of least weighted error among ``code + moves``, clipped to 0..``top``;
-    ties take the first. ``x`` is float32 [..., n], ``code`` uint8 [...].
+    """Return, of the scale codes ``code + moves`` clipped to 0..``top``, those of least weighted
+    squared error, uint8 [...]; ties take the first. ``x``, ``weights``: float32 [..., n]; ``scale``
+    maps scale codes to scales.
     """
     unit = np.abs(x).max(axis=-1, keepdims=True)
     unit = np.where(unit > 0, unit, np.float32(1))  # so that no square overflows
@@ -68,7 +69,9 @@ def best_scale(
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Return doubled values plus 16: the first half of each 32 (or 16) weights, then the second."""
+    """Emit ``Codes.unpack``: doubled values plus 16, the first half of each 32 (NVFP4: 16) weights,
+    then the second half.
+    """
     return looked_up(k, field, TABLE)
 
 
@@ -82,7 +85,9 @@ MX_MOVES = (0, -1, 1)
 
 
 def half_scale(e: npt.NDArray[np.uint8]) -> F32Array:
-    """Return ``2 ** (e - 128)``: the two smallest are subnormal in float32, but exact."""
+    """Return half of the scale with E8M0 exponent ``e``: ``2 ** (e - 128)``. The two smallest are
+    subnormal in float32, but exact.
+    """
     return np.ldexp(np.float32(1), e.astype(np.int32) - 128)
 
 
@@ -96,9 +101,9 @@ def dequantize_mx(blocks: Blocks) -> F32Array:
 def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
     """Quantise float32 [..., 32] to MXFP4 blocks [...].
 
-    The scale maps the largest magnitude's binade to that of 4 and 6, the top one; with importances
-    ``weights`` the next or previous scale is taken if its error is lower. NaN counts as 0, infinity
-    as the format's largest number in float32.
+    The scale puts the largest magnitude into the binade of 4 and 6, the highest one. With
+    importances ``weights`` the next or previous scale is taken if its error is lower. NaN counts as
+    0, infinity as the largest number that the format can represent in float32.
     """
     out = np.empty(x.shape[:-1], MX_LAYOUT)
     x = np.nan_to_num(x).clip(-LARGEST, LARGEST)
@@ -114,7 +119,9 @@ def quantize_mx(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_mx(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``half_scale`` as f32 bits: the exponent, or for the two subnormals a mantissa bit."""
+    """Emit ``Codes.scales``: ``half_scale`` as f32, built from its bits: the exponent, or for the
+    two subnormals a mantissa bit.
+    """
     e = field("e").to(u32)
     bits = k.select(e > 1, (e - 1) << 23, k.const(1 << 21, e.ty) << e)
     return bits.bits(f32.like(e.ty)), None
@@ -144,7 +151,7 @@ NV_LAYOUT = np.dtype([("d", "u1", (4,)), ("qs", "u1", (32,))])
 
 
 def half_scales() -> F32Array:
-    """Return [256]: half the value of each possible byte of ``d``."""
+    """Return float32 [256]: half the scale that each byte of ``d`` stands for."""
     code = np.arange(256)
     exponent = code >> 3 & 15
     mantissa = code & 7
@@ -157,7 +164,7 @@ NV_MOVES = (0, -1, 1, -2, 2, -3, 3, -4, 4, -5, -6, -7)  # a binade has 8 codes
 
 
 def to_e4m3(x: F32Array) -> npt.NDArray[np.uint8]:
-    """Return the codes nearest to non-negative ``x``, halves up; from 256 on the top code, as in
+    """Return the E4M3 codes nearest to ``x`` >= 0, halves rounded up; 126 (448) from 256 on, as in
     ggml.
     """
     small = x < 2.0**-6  # subnormal: zero, or in the lowest binade without the leading bit
@@ -178,8 +185,9 @@ def dequantize_nv(blocks: Blocks) -> F32Array:
 def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
     """Quantise float32 [..., 64] to NVFP4 blocks [...].
 
-    The largest magnitude of a group becomes 6; with importances ``weights`` another number if the
-    error is lower. NaN counts as 0, and magnitudes beyond 6 * 448, infinity included, as 6 * 448.
+    A group's scale maps its largest magnitude to 6; with importances ``weights`` a nearby scale is
+    taken if its error is lower. NaN counts as 0, and magnitudes beyond 6 * 448, infinity included,
+    as 6 * 448.
     """
     out = np.empty(x.shape[:-1], NV_LAYOUT)
     groups = np.nan_to_num(x).reshape(*x.shape[:-1], 4, 16)
@@ -193,7 +201,9 @@ def quantize_nv(x: F32Array, weights: F32Array | None = None) -> Blocks:
 
 
 def scales_nv(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``half_scales`` as f32: except for its bias, E4M3 is the upper part of an f16."""
+    """Emit ``Codes.scales``: ``half_scales`` as f32. Except for its bias, E4M3 is the upper part of
+    an f16.
+    """
     code = field("d")
     half = ((code & 127).to(u16) << 7).bits(f16.like(code.ty))
     scale = isa.widen_f16(k, half) * 128.0

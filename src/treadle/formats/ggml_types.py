@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class GGMLType(NamedTuple):
-    """Name and block size of one ggml type."""
+    """Name and block size of one ggml tensor type."""
 
     name: str
     block: int  # weights in a block

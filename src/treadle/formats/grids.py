@@ -1,9 +1,10 @@
-"""Codebooks of the IQ formats: the vectors of 4 or 8 small numbers that blocks are made of.
+"""Codebooks of the IQ formats: lists of vectors of 4 or 8 small numbers; a code is a vector's
+index.
 
-They are facts of the formats, stored as bit sets: every codebook is a subset of a cubic lattice
-(all vectors over an alphabet of 3 or 8 numbers), and its points are ordered by their digits, the
-first digit being the least significant. ``tools/make_grids.py`` makes the sets from the ``gguf``
-package.
+The codebooks are facts of the formats, stored as bit sets: every codebook is a subset of a cubic
+lattice (all vectors over an alphabet of 3 or 8 numbers), and its points are ordered by their
+digits, the first digit being the least significant. ``tools/make_grids.py`` makes the sets from the
+``gguf`` package.
 """
 
 from __future__ import annotations

@@ -61,7 +61,13 @@ def _flags(k: Builder, field: Field, value: int) -> Val:
 
 
 def coder_of(table: ShiftedTable, sub: int, ladder: Any, shares: Any, d_type: str) -> FormatCoder:
-    """Return the search: either end of the table may get a sub-block's largest weight."""
+    """Return the search of a format with the code table ``table`` and ``sub`` weights to a
+    sub-block.
+
+    ``ladder``: the allowed steps; ``shares``: the fractions of the largest sub-block scale tried
+    for d, with both signs; ``d_type``: "<f2" or "<f4". Either end of the table may get the largest
+    weight.
+    """
     share = np.geomspace(0.75, 1.25, 12 if table.bits < 5 else 7) / -table.steps[0]
     return FormatCoder(
         sub=sub,
@@ -85,8 +91,10 @@ def step_format(
     write_steps: Callable[[Blocks, U8Array], None],
     steps: Emit,
 ) -> Format:
-    """Return a row. ``read_steps``: blocks [...] -> indices of the ladder [..., 16];
-    ``write_steps`` writes such indices [n, 16] into blocks [n].
+    """Return the format with f16 ``d``, ``extra`` and ``fields``, in 16 sub-blocks of 16.
+
+    ``read_steps``: blocks [...] -> indices of ``ladder``, [..., 16]; ``write_steps`` packs such
+    indices [n, 16] into blocks [n]; ``steps`` emits ``Codes.steps``. ``shares``: see ``coder_of``.
     """
     layout = np.dtype([("d", "<f2"), ("extra", "<u2"), *fields])
     values = table.values
@@ -122,12 +130,14 @@ def step_format(
 
 
 def read_nibbles(blocks: Blocks) -> Any:
-    """Return the nibbles of ``scales``, the low one of each byte first."""
+    """Unpack the nibbles of ``scales``, the low one of each byte first: the steps' ladder
+    indices.
+    """
     return split_words(blocks["scales"], 2, 4)
 
 
 def write_nibbles(out: Blocks, rungs: U8Array) -> None:
-    """Write nibbles into ``scales``."""
+    """Pack the steps' ladder indices, below 16, into the nibbles of ``scales``."""
     out["scales"] = join_words(rungs, 2, 4, "u1")
 
 

@@ -1,9 +1,9 @@
-"""Codes of ik_llama.cpp's formats: indices of uneven steps, one of two tables per sub-block.
+"""Codes of ik_llama.cpp's formats: indices into one of two tables of unevenly spaced values.
 
-A table has ``2 ** bits`` steps, denser around zero. A bit of each sub-block chooses between it and
-the same table moved up by ``shift``: one number serves both ends of an uneven range. ``w = d * step
-* table[code]`` with an integer ``step``. Codes below are those of a table of both, so the bit is
-their top bit.
+``w = d * step * table[code]``, with an integer ``step`` for each sub-block. A table has ``2 **
+bits`` values, denser around zero. A bit of each sub-block (its *flag*) chooses between the table
+and the same table moved up by ``shift``, so that both ends of an uneven range can be used. Codes
+below index both tables, one after the other: the flag is a code's top bit.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ CELLS = 512  # of width 0.5, centred on 0: midpoints of steps are multiples of a
 
 @dataclass(frozen=True)
 class ShiftedTable:
-    """The steps of a format, and those of shifted sub-blocks after them."""
+    """A format's table of values, and the same table moved up by ``shift``."""
 
     steps: tuple[int, ...]  # rising
     shift: int
-    offset: int  # of kernels' codes, which are unsigned bytes
+    offset: int  # added to values in kernels, so that they are unsigned bytes
 
     @property
     def bits(self) -> int:
-        """Bits of a code, without the choice of the table."""
+        """Bits of a code without its top bit, the choice of the table."""
         return (len(self.steps) - 1).bit_length()
 
     @property
     def values(self) -> F32Array:
-        """Both tables, float32 [2 << bits]."""
+        """The values of both tables, float32 [2 << bits]."""
         low = np.array(self.steps, np.float32)
         return np.concatenate([low, low + np.float32(self.shift)])
 
     @property
     def top(self) -> int:
-        """The largest code of kernels."""
+        """The largest code of kernels: the largest value plus ``offset``."""
         return self.steps[-1] + self.shift + self.offset
 
     @property
     def flag(self) -> int:
-        """Addend that kernels give the codes of shifted sub-blocks: to the index, if a look-up of
-        16 has room for both tables, else to the step.
+        """Number that kernels add for shifted sub-blocks: to the index, if a look-up table of 16
+        has room for both tables, else to the value.
         """
         return 1 << self.bits if self.bits < 4 else self.shift
 
     def looked_up(self, k: Builder, index: Val, flags: Val) -> Val:
-        """Return steps plus ``offset``; ``flags`` has ``flag`` in lanes of shifted sub-blocks."""
+        """Emit the look-up of ``index``: values plus ``offset``, u8. ``flags`` has ``flag`` in the
+        lanes of shifted sub-blocks, else 0.
+        """
         table = [v + self.offset for v in self.steps]
         if self.bits < 4:
             both = [*table, *(v + self.shift for v in table)]
@@ -76,7 +78,9 @@ class ShiftedTable:
 
 
 def nearest_codes(values: F32Array, chosen: Sequence[int]) -> U8Array:
-    """Return uint8 [CELLS]: the code among ``chosen`` whose value is nearest to each cell."""
+    """Return uint8 [CELLS]: for each cell, the code among ``chosen`` whose value is nearest to the
+    cell's centre.
+    """
     cells = (np.arange(CELLS) - (CELLS / 2 - 0.5)) / 2
     codes = np.array(chosen, np.uint8)
     best: U8Array = codes[np.abs(cells[:, None] - values[codes]).argmin(axis=1)]
@@ -84,7 +88,7 @@ def nearest_codes(values: F32Array, chosen: Sequence[int]) -> U8Array:
 
 
 def cells_of(u: F32Array) -> npt.NDArray[np.uint16]:
-    """Return the cells of ``u``; those beyond the last belong to it."""
+    """Return the cell numbers of ``u``; numbers outside the cells belong to the nearest one."""
     cell = u * np.float32(2)
     cell += np.float32(CELLS // 2)
     np.clip(cell, 0, CELLS - 1, out=cell)
@@ -97,7 +101,10 @@ Encode = Callable[[F32Array, "F32Array | None", bool], tuple[U8Array, F32Array]]
 def pick_table(
     u: F32Array, weights: F32Array | None, found: list[tuple[U8Array, F32Array]]
 ) -> tuple[U8Array, F32Array]:
-    """Return for each sub-block of ``u`` [n, sub] the codes and values of least weighted error."""
+    """Return codes and values, both [n, sub], of the better of the two encodings ``found`` (of the
+    plain and of the shifted table): for each sub-block of ``u`` [n, sub] that of less weighted
+    squared error.
+    """
 
     def error(y: F32Array) -> F32Array:
         r = u - y
@@ -109,7 +116,9 @@ def pick_table(
 
 
 def encoder(table: ShiftedTable) -> Encode:
-    """Return ``encode`` for scale_search: float32 [n, sub] -> codes and values, both [n, sub]."""
+    """Return a ``FormatCoder.encode`` for ``table``: float32 [n, sub] -> codes and values, both [n,
+    sub].
+    """
     values = table.values
     n = len(table.steps)
     nearest = [nearest_codes(values, range(i * n, i * n + n)) for i in (0, 1)]
@@ -152,7 +161,9 @@ IQ6_TABLE = ShiftedTable(
 
 @dataclass(frozen=True)
 class CodePacking:
-    """The bits of 256 codes in ``qs`` and ``qh``: for numpy, and for kernels as in ``Codes``."""
+    """Packing of a block's 256 codes in ``qs`` and ``qh``: ``split`` and ``join`` for numpy, the
+    other fields for kernels, as in ``Codes``.
+    """
 
     split: Callable[[Blocks], U8Array]  # blocks [...] -> codes [..., 256]
     join: Callable[[Blocks, U8Array], None]  # writes codes [n, 256] into blocks [n]
@@ -186,7 +197,7 @@ def _join_6(out: Blocks, q: U8Array) -> None:
 
 
 def _unpack_6(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..63, in the order of ``unpack_4``."""
+    """Emit ``Codes.unpack``: codes 0..63, in the order of ``k_quants.unpack_4``."""
     lower = k.evens(field("qs"), 16)
     upper = [k.each(v, 16, 2) for v in k.evens(field("qh"), 16)]
     out = []
@@ -198,13 +209,13 @@ def _unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Return nibbles in runs of 16 in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves`` of nibbles in runs of 16 (Q4_0's packing)."""
     both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for v in both for at in (0, 4)]
 
 
 def _in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Return codes in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves`` of codes 0..63."""
     pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
     lower = enumerate(in_halves_4(k, field))
     return [low | bit_extract(k, pairs[i % 2], i // 2 * 2, 2, 4) for i, low in lower]
@@ -252,12 +263,12 @@ SIX = CodePacking(
 )
 
 
-# -- bits of sub-blocks in kernels -------------------------------------------------------------
+# -- flags of sub-blocks in kernels ------------------------------------------------------------
 
 
 def flags_of(k: Builder, packed: Val, bits: Sequence[int], n_bytes: int, value: int) -> Val:
-    """Return ``value`` for each of ``bits`` that is set in a block's ``n_bytes``, else 0: bytes
-    ``u8 * (blocks * len(bits))``.
+    """Emit bytes ``u8 * (n_blocks * len(bits))``: ``value`` where bit ``bits[i]`` of a block's
+    ``n_bytes`` bytes in ``packed`` is set, else 0.
     """
     blocks = packed.ty.lanes // n_bytes
     held = k.shuffle(packed, packed, [b * n_bytes + i // 8 for b in range(blocks) for i in bits])
@@ -266,7 +277,9 @@ def flags_of(k: Builder, packed: Val, bits: Sequence[int], n_bytes: int, value: 
 
 
 def over_runs(k: Builder, flags: Val, n_subs: int, subs: Sequence[int], run: int) -> Val:
-    """Return a byte per code: the flag of its sub-block; ``subs`` lists those of a block's runs."""
+    """Repeat each sub-block's flag for its codes: ``subs`` lists the sub-block of each run of
+    ``run`` codes; ``flags`` has ``n_subs`` bytes per block.
+    """
     blocks = flags.ty.lanes // n_subs
     lanes = [b * n_subs + sub for b in range(blocks) for sub in subs for _ in range(run)]
     return k.shuffle(flags, flags, lanes)
@@ -277,7 +290,7 @@ Flags = Callable[[Builder, Field, int], Val]  # (k, field, value) -> a byte per 
 
 @dataclass(frozen=True)
 class StepCodes:
-    """``unpack`` and ``in_halves`` of a format for ``Codes``: its table, packing, and flags."""
+    """Emitters of ``Codes.unpack`` and ``Codes.in_halves`` for a format with a ShiftedTable."""
 
     table: ShiftedTable
     packing: CodePacking
@@ -285,7 +298,7 @@ class StepCodes:
     flags: Flags
 
     def unpack(self, k: Builder, field: Field) -> list[Val]:
-        """Return steps plus ``offset`` in the order of the packing."""
+        """Emit the table's values plus ``offset``, u8, in the order of the packing."""
         flags = self.flags(k, field, self.table.flag)
         vectors = zip(self.packing.unpack(k, field), self.packing.order, strict=True)
         out = []
@@ -296,7 +309,7 @@ class StepCodes:
         return out
 
     def in_halves(self, k: Builder, field: Field) -> list[Val]:
-        """Return the same in the order of ``Codes.in_halves``."""
+        """Emit the table's values plus ``offset``, u8, in the order of ``Codes.in_halves``."""
         flags = self.flags(k, field, self.table.flag)
         out = []
         for i, index in enumerate(self.packing.in_halves(k, field)):
@@ -306,25 +319,27 @@ class StepCodes:
         return out
 
 
-# -- bits of sub-blocks in numpy ---------------------------------------------------------------
+# -- flags of sub-blocks in numpy --------------------------------------------------------------
 
 
 def read_flags(words: npt.NDArray[Any], n: int, first: int = 0) -> U8Array:
-    """Return bits ``first`` to ``first + n`` of each word: [...] -> uint8 [..., n]."""
+    """Unpack bits ``first`` to ``first + n - 1`` of each word: [...] -> uint8 [..., n]."""
     return split_words(words[..., None] >> words.dtype.type(first), n, 1).astype(np.uint8)
 
 
 def join_flags(flags: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return words of up to 16 bits: [m, n] -> uint16 [m]; the inverse of ``read_flags``."""
+    """Pack up to 16 flags into a word: [m, n] -> uint16 [m]; the inverse of ``read_flags``."""
     return join_words(flags, flags.shape[-1], 1, "<u2")[..., 0]
 
 
 def with_flags(codes: U8Array, flags: U8Array, bits: int) -> U8Array:
-    """Return codes [..., 256] with their sub-block's flag [..., n_subs] above ``bits``."""
+    """Put each sub-block's flag, [..., n_subs], above the lower ``bits`` bits of its codes [...,
+    256].
+    """
     sub = codes.shape[-1] // flags.shape[-1]
     return codes | np.repeat(flags, sub, axis=-1) << np.uint8(bits)
 
 
 def flags_in(codes: npt.NDArray[Any], sub: int, bits: int) -> U8Array:
-    """Return the flags of the sub-blocks of codes [n, 256]: uint8 [n, 256 / sub]."""
+    """Return the flags in the top bits of codes [n, 256]: uint8 [n, 256 / sub]."""
     return (codes[:, ::sub] >> bits).astype(np.uint8)

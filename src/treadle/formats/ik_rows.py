@@ -75,7 +75,7 @@ SUB = 32
 
 
 def row_scale(k: Builder, isa: Isa, field: Field, d_type: str) -> Val:
-    """Return the rows' ``d``, f32, one for each block."""
+    """Emit the rows' scale ``d`` as f32, one lane for each block; ``d_type``: "<f2" or "<f4"."""
     d = field("d")
     return d.bits(f32 * (d.ty.lanes // 4)) if d_type == "<f4" else halves(k, isa, d)
 
@@ -90,9 +90,10 @@ def row_format(
     write: Callable[[Blocks, Any], None],
     search: Any,
 ) -> Format:
-    """Return a row. ``read``: blocks [...] -> steps [..., 8] and numbers before scaling
-    [..., 256]; ``write`` writes what the search found for n blocks. ``search.run`` takes a row for
-    a block.
+    """Return the format with one ``d`` of type ``d_type`` per row, and blocks of ``layout``.
+
+    ``read``: blocks [...] -> steps [..., 8] and values before scaling [..., 256]; ``write`` packs a
+    search's result into blocks [n]. ``search.run`` takes float32 [n_rows, k].
     """
     head = np.dtype([("d", d_type)])
     whole = np.dtype([*head.descr, *layout.descr])
@@ -144,8 +145,11 @@ def _of_table(
     steps: Emit,
     flags: Flags,
 ) -> Format:
-    """Return a row whose codes are all free. ``read_steps``: blocks [...] -> indices of the ladder
-    and choices of the table, [..., 8]; ``write_steps`` writes such [n, 8] into blocks [n].
+    """Return a ``row_format`` whose values come from ``table`` by any codes.
+
+    ``read_steps``: blocks [...] -> indices of ``ladder`` and table flags, both [..., 8];
+    ``write_steps`` packs such arrays [n, 8] into blocks [n]; ``steps`` emits ``Codes.steps``;
+    ``shares``: see ``coder_of``.
     """
     values = table.values
     rungs = np.array(ladder, np.float32)
@@ -320,8 +324,11 @@ WORD_SHAPE = 2, 8, 2
 
 
 def _even_encoder(table: ShiftedTable) -> Encode:
-    """Return ``encode`` that finds codes with an even number of ones in every word: the nearest,
-    and where that is odd, one of the four is the nearest of the other parity.
+    """Return a ``FormatCoder.encode`` whose codes have an even number of ones in every word of
+    four.
+
+    Codes are the nearest ones; in a word with an odd number, the code that costs least changes to
+    the nearest code of the other parity.
     """
     values = table.values
     n = len(table.steps)
@@ -381,13 +388,15 @@ def _write_kss(out: Blocks, found: Any) -> None:
 
 
 def _plain(k: Builder, packed: Val) -> Val:
-    """Return the bytes of IQ4_XS's nibbles."""
+    """Emit ``qs`` as IQ4_XS packs it: the words with their exclusive or undone."""
     words = packed.bits(u16 * (packed.ty.lanes // 2)) & 0xFFFE
     return (words ^ (words >> 1)).bits(packed.ty)
 
 
 def _scales_kss(k: Builder, field: Field) -> Val:
-    """Return the bytes that IQ4_KS has in ``scales``."""
+    """Emit the bytes that IQ4_KS stores in ``scales``: the lowest bits of each sub-block's eight
+    words.
+    """
     packed = field("qs")
     words = packed.bits(u16 * (packed.ty.lanes // 2)) & 1
     bits = words << k.const([*range(8)] * (words.ty.lanes // 8), words.ty)
@@ -408,7 +417,7 @@ def _steps_kss(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None
 
 
 def _plain_field(k: Builder, field: Field) -> Field:
-    """Return ``field`` with ``qs`` as IQ4_XS has it."""
+    """Return ``field`` with its bytes passed through ``_plain``: ``qs`` as IQ4_XS packs it."""
     return lambda *what: _plain(k, field(*what))
 
 

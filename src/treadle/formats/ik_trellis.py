@@ -3,15 +3,15 @@
 
 With ``x = index + 4096``, the j-th value of a group is the sum of the four bytes of ``x * A ** (j +
 1) mod 2**32``, each without its upper two bits, less 126: -126 to 126, about normally distributed.
-``w = d * step * value``. A step is one of IQ4_NL's, -127 to 113, by a nibble, but for IQ3_KT and
-IQ4_KT.
+``w = d * step * value``. Except in IQ3_KT and IQ4_KT, a step is one of IQ4_NL's 16 values, -127 to
+113, and stored as a nibble.
 
 - IQ1_KT: groups of 8 with 13 bits: ``ql``, a nibble of ``qh`` (low for sub-blocks 0 to 3), and bit
   4 + i of ``sh`` for the i-th group of a sub-block. The lower nibble of ``sh`` is the step.
 - IQ2_KT: groups of 8 with 16 bits, ``ql``. ``scales`` has the nibbles of sub-blocks 0 to 3 (low)
   and 4 to 7 (high).
-- IQ3_KT: the same with the magnitudes of the values; bit i of byte j of ``qh`` is the sign of
-  weight j of sub-block i, and a nibble is a step of 0 to 15.
+- IQ3_KT: as IQ2_KT, but only the magnitudes of the values are used; bit i of byte j of ``qh`` is
+  the sign of weight j of sub-block i, and a nibble is a step of 0 to 15.
 - IQ4_KT: groups of 4 with 15 bits: ``ql``, a nibble of ``qh``, and three bits of ``shb`` from bit
   8 + 3 i on. Bit 0 of ``shb`` adds 32768 to the index; bits 1 to 7 are the step plus 64.
 """
@@ -55,12 +55,14 @@ NIBBLES = tuple(float(v) for v in STEPS)  # the ladder of steps that are a nibbl
 
 
 def powers(n: int) -> list[int]:
-    """Return ``FACTOR ** (j + 1) mod 2**32`` for j below ``n``."""
+    """Return ``FACTOR ** (j + 1) mod 2**32`` for j from 0 to ``n - 1``."""
     return [pow(FACTOR, j + 1, 1 << 32) for j in range(n)]
 
 
 def values_of(x: Index, n: int) -> npt.NDArray[np.int16]:
-    """Return the ``n`` values of each group, int16 [..., n], of ``x`` [...]: indices plus FIRST."""
+    """Return the ``n`` values of each group, int16 [..., n]; ``x`` [...]: the groups' indices plus
+    FIRST.
+    """
     made = x.astype(np.uint32)[..., None] * np.array(powers(n), np.uint32)
     sums = (made & np.uint32(0x3F3F3F3F)) * np.uint32(0x01010101) >> np.uint32(24)
     return sums.astype(np.int16) - np.int16(MIDDLE)
@@ -71,8 +73,8 @@ def _cells(bits: int, group: int, *, base: int, short: int, long: int, **kinds: 
 
 
 def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F32Array:
-    """Return the values of all indices of a table, float32 [2 ** bits, group]. ``table``: its
-    number, 1 for the second one of IQ4_KT.
+    """Return the values of all indices of a table, float32 [2 ** bits, group]. ``table``: 0, or 1
+    for IQ4_KT's second table; ``magnitudes``: without signs.
     """
     x = np.arange(1 << bits, dtype=np.uint32) + np.uint32(FIRST + (table << bits))
     values = values_of(x, group).astype(np.float32)
@@ -83,10 +85,11 @@ def points(bits: int, group: int, table: int = 0, magnitudes: bool = False) -> F
 
 
 def _unpacked(k: Builder, x: Val, n: int) -> Val:
-    """Return values plus MIDDLE, as bytes in order; ``x`` are u32, one for each ``n`` values.
+    """Emit the values of groups plus MIDDLE, u8 in order; ``x``: indices plus FIRST, u32, one for
+    each ``n`` values.
 
-    Where narrowing crosses the halves of a register, four vectors have the sums of every fourth
-    value: shifted, they are the bytes of one.
+    On vectors of over 128 bits, four vectors get the sums of every fourth value, and are merged by
+    shifts: narrowing would cross 128-bit lanes.
     """
     factors = powers(n)
     apart = 4 if k.isa.vector_bits > 128 else 1
@@ -104,8 +107,10 @@ def _unpacked(k: Builder, x: Val, n: int) -> Val:
 
 
 def _byte_sums(k: Builder, words: Val) -> Val:
-    """Return the sum of each word's four bytes, below 64 each. A product of words is one
-    instruction, but on x86 two operations; there a dot of bytes with ones is better, if it is one.
+    """Emit the sum of the four bytes of each u32 word; bytes are below 64.
+
+    A multiplication does it, except on x86 with a dot product of bytes in one instruction: there
+    this is faster, since a multiplication of words takes two operations.
     """
     isa = k.isa
     if not (isa.dot4_single and isa.memory_operands):
@@ -120,7 +125,7 @@ def _byte_sums(k: Builder, words: Val) -> Val:
 
 
 def _in_halves(unpack: Emit) -> Emit:
-    """Return ``in_halves`` made of ``unpack``, which gives one vector in order."""
+    """Return a ``Codes.in_halves`` made of ``unpack``, which emits one vector in order."""
 
     def in_halves(k: Builder, field: Field) -> list[Val]:
         (whole,) = unpack(k, field)
@@ -146,7 +151,7 @@ def _codes(unpack: Emit, steps: Emit) -> Codes:
 
 
 def _from_table(k: Builder, index: Val) -> Val:
-    """Return IQ4_NL's steps by index, i32."""
+    """Emit the look-up of IQ4_NL's values by ``index``, i32."""
     n = index.ty.lanes
     wide = index if n >= 16 else k.shuffle(index, index, [i % n for i in range(16)])
     found = k.lookup(TABLE, wide)
@@ -155,7 +160,7 @@ def _from_table(k: Builder, index: Val) -> Val:
 
 
 def _halved(k: Builder, packed: Val, n: int) -> Val:
-    """Return the low nibbles of every ``n`` bytes, then their high ones."""
+    """Emit the low nibbles of every ``n`` bytes, then their high nibbles."""
     twice = k.each(packed, n, 2)
     low = k.const(([0] * n + [255] * n) * (packed.ty.lanes // n), twice.ty)
     return (twice & 15 & (low ^ 255)) | ((twice >> 4) & low)
@@ -343,7 +348,7 @@ def _write_4(out: Blocks, found: Any) -> None:
 
 
 def _sub_words(field: Field) -> Val:
-    """Return ``shb`` as u32, one for each sub-block."""
+    """Emit ``shb`` as u32, one word for each sub-block."""
     packed = field("shb")
     return packed.bits(u32 * (packed.ty.lanes // 4))
 

@@ -1,4 +1,5 @@
-"""IQ1_S and IQ1_M: eight weights are a point of a grid of 2048, shifted up or down by 1/8.
+"""IQ1_S and IQ1_M: eight weights are a point of a codebook (*grid*) of 2048, shifted by 1/8 up or
+down.
 
 ``w = d * (1 + 2 * scale) * (grid[index] + shift)``, with a scale of 3 bits per sub-block. The shift
 keeps weights from being zero, and gives a sub-block a non-zero mean. The low 8 bits of an index are
@@ -37,26 +38,30 @@ NEAREST = Nearest(IQ1, 5)
 
 @cache
 def points() -> F32Array:
-    """Return the values of the codes, [2 * DOWN, 8]."""
+    """Return the eight values of each code, float32 [2 * DOWN, 8]: points shifted up, then down."""
     grid = IQ1.points.astype(np.float32)
     return np.concatenate([grid + SHIFT, grid - SHIFT])
 
 
 def values(codes: npt.NDArray[Any]) -> F32Array:
-    """Return the values [..., 8 n] of codes [..., n]."""
+    """Return the weights before scaling, [..., 8 n], of codes [..., n]: shifted points."""
     return points().take(codes, axis=0).reshape(*codes.shape[:-1], codes.shape[-1] * 8)
 
 
 @dataclass(frozen=True)
 class ShiftedGrid:
-    """Nearest-point search among shifted points; ``group`` weights share a shift."""
+    """Nearest-point search among shifted points; ``group`` weights share the direction of the
+    shift.
+    """
 
     group: int
 
     def encode(
         self, u: F32Array, weights: F32Array | None, careful: bool
     ) -> tuple[Index, F32Array]:
-        """Encode float32 [n, sub] for scale_search: codes [n, sub / 8] and values [n, sub]."""
+        """Implement ``FormatCoder.encode``: float32 [n, sub] -> codes [n, sub / 8] and values [n,
+        sub].
+        """
         tried = []
         for shift, code in ((SHIFT, 0), (-SHIFT, DOWN)):
             codes = NEAREST.encode(u - shift, weights, careful)[0] + code
@@ -86,7 +91,7 @@ S_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (32,)), ("qh", "<u2", (8,))])
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points plus shift."""
+    """Unpack blocks [...] to steps ``1 + 2 * scale`` [..., 8] and shifted points [..., 256]."""
     high = split_words(blocks["qh"], 4, 3)
     down = np.repeat(blocks["qh"] >> np.uint16(15), 4, axis=-1)
     code = blocks["qs"] | high << np.uint16(8) | down << np.uint16(11)
@@ -94,7 +99,7 @@ def read_s(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Write ``qs`` and ``qh`` of IQ1_S blocks; ``qh`` has the scales too."""
+    """Pack codes, shifts and scales of a search's result into ``qs`` and ``qh`` of blocks [n]."""
     index = found.codes % DOWN
     down = found.codes[:, ::4] // DOWN
     out["qs"] = index & 255
@@ -103,7 +108,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Return eight times the shifted points, plus 16."""
+    """Emit ``Codes.unpack``: eight times the shifted points, plus 16."""
     words = field("qh").bits(u16 * 8)
     each = repeat(k, words, 4)
     high = ((each >> k.const([0, 3, 6, 9] * 8, each.ty)) & 7) << 8
@@ -112,7 +117,7 @@ def unpack_s(k: Builder, field: Field) -> list[Val]:
 
 
 def scales_s(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``d * (2 * scale + 1) / 8``."""
+    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``."""
     words = field("qh")
     steps = (words.bits(u16 * (words.ty.lanes // 2)) >> 12) & 7
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -128,21 +133,21 @@ M_LAYOUT = np.dtype([("qs", "u1", (32,)), ("qh", "u1", (16,)), ("scales", "u1", 
 
 
 def scale_m(blocks: Blocks) -> F32Array:
-    """Return ``d``, assembled from the top bits of four words."""
+    """Return ``d``, float32 [..., 1], assembled from the top bits of four words of ``scales``."""
     tops = np.ascontiguousarray(blocks["scales"]).view("<u2") >> np.uint16(12)
     d: F32Array = join_words(tops, 4, 4, "<u2").view("<f2").astype(np.float32)
     return d
 
 
 def read_m(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points plus shift."""
+    """Unpack blocks [...] to steps ``1 + 2 * scale`` [..., 16] and shifted points [..., 256]."""
     code = blocks["qs"] | split_words(blocks["qh"], 2, 4).astype(np.uint16) << np.uint16(8)
     words = np.ascontiguousarray(blocks["scales"]).view("<u2")
     return LADDER[split_words(words, 4, 3)], values(code)
 
 
 def write_m(out: Blocks, found: Any) -> None:
-    """Write scales, codes and ``d`` into blocks."""
+    """Pack codes, shifts, scales and ``d`` of a search's result into blocks [n]."""
     out["qs"] = found.codes & 255
     out["qh"] = join_words(found.codes >> 8, 2, 4, "u1")
     half = split_words(found.d.astype("<f2").view("<u2")[:, None], 4, 4)
@@ -151,13 +156,15 @@ def write_m(out: Blocks, found: Any) -> None:
 
 
 def unpack_m(k: Builder, field: Field) -> list[Val]:
-    """Return eight times the shifted points, plus 16."""
+    """Emit ``Codes.unpack``: eight times the shifted points, plus 16."""
     code = field("qs").to(u16) | high_bits(k, field("qh"), 4)
     return [shifted(k, v & (DOWN - 1), (v & DOWN) > 0) for v in eights(k, code)]
 
 
 def scales_m(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``d * (2 * scale + 1) / 8``; ``d`` is assembled from the top bits of four words."""
+    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``, with ``d`` assembled from the top bits of
+    four words of ``scales``.
+    """
     packed = field("scales")
     n = packed.ty.lanes // 8
     words = packed.bits(u16 * (4 * n))

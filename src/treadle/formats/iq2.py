@@ -1,4 +1,5 @@
-"""IQ2_XXS, IQ2_XS and IQ2_S: eight weights are a point of a grid of three magnitudes, signed.
+"""IQ2_XXS, IQ2_XS and IQ2_S: eight weights are a point of a codebook (*grid*) of three magnitudes,
+with signs.
 
 ``w = d * (scale + 0.5) / 4 * grid[index]``, with a scale of 4 bits per sub-block.
 
@@ -53,7 +54,7 @@ S_CODER = FormatCoder(16, LADDER, Nearest(S_GRID, 5).encode, SCALES, SHARES, "an
 
 
 def points(k: Builder, grid: Codebook, index: Val) -> list[Val]:
-    """Return the points of 256 weights, plus 64."""
+    """Emit the points of 256 weights, plus 64, from their indices; signs are not applied."""
     return [gather_points(k, grid, i, 64) for i in eights(k, index)]
 
 
@@ -63,7 +64,7 @@ XXS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,))])
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
+    """Unpack blocks [...] to steps ``(scale + 0.5) / 4`` [..., 8] and signed points [..., 256]."""
     words = np.ascontiguousarray(blocks["qs"]).view("<u4").reshape(*blocks.shape, 8, 2)
     sign = signs.even_signs()[split_words(words[..., 1], 4, 7)]
     found = XXS_GRID.points[split_words(words[..., 0], 4, 8)]
@@ -71,7 +72,7 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """Write scales, codes and signs into blocks."""
+    """Pack codes, signs and scales of a search's result into blocks [n]."""
     words = np.empty((len(out), 8, 2), "<u4")
     words[..., 0] = join_words(found.codes, 4, 8, "<u4")
     words[..., 1] = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
@@ -80,13 +81,13 @@ def write_xxs(out: Blocks, found: Any) -> None:
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Return signed points, plus 64."""
+    """Emit ``Codes.unpack``: signed points, plus 64."""
     qs = field("qs")
     return put_on(k, points(k, XXS_GRID, qs), sevens(k, qs, 32), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``d * (2 * scale + 1) / 8``."""
+    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 8``."""
     qs = field("qs")
     steps = k.evens(qs.bits(u32 * (qs.ty.lanes // 4)), 1)[1] >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 8), None
@@ -102,20 +103,20 @@ XS_LAYOUT = np.dtype([("d", "<f2"), ("qs", "<u2", (32,)), ("scales", "u1", (8,))
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
+    """Unpack blocks [...] to steps ``(scale + 0.5) / 4`` [..., 16] and signed points [..., 256]."""
     sign = signs.even_signs()[blocks["qs"] >> np.uint16(9)]
     found = XS_GRID.points[blocks["qs"] & np.uint16(511)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, sign)
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """Write scales, codes and signs into blocks."""
+    """Pack codes, signs and scales of a search's result into blocks [n]."""
     out["qs"] = found.codes.astype(np.uint16) | found.signs.astype(np.uint16) << np.uint16(9)
     out["scales"] = join_words(found.steps, 2, 4, "u1")
 
 
 def unpack_xs(k: Builder, field: Field) -> list[Val]:
-    """Return signed points, plus 64."""
+    """Emit ``Codes.unpack``: signed points, plus 64."""
     qs = field("qs").bits(u16 * 32)
     found = points(k, XS_GRID, qs & 511)
     return put_on(k, found, even_signs(k, (qs >> 9).bits(u8 * 64)), 64, step=2)
@@ -141,14 +142,14 @@ S_LAYOUT = np.dtype(
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
+    """Unpack blocks [...] to steps ``(scale + 0.5) / 4`` [..., 16] and signed points [..., 256]."""
     high = split_words(blocks["qh"], 4, 2).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Write scales, codes and signs into blocks."""
+    """Pack codes, signs and scales of a search's result into blocks [n]."""
     out["qs"] = found.codes & 255
     out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 4, 2, "u1")
@@ -156,7 +157,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Return signed points, plus 64."""
+    """Emit ``Codes.unpack``: signed points, plus 64."""
     index = field("qs").to(u16) | high_bits(k, field("qh"), 2)
     return put_on(k, points(k, S_GRID, index), sign_bytes(k, field("signs")), 64)
 

@@ -1,4 +1,5 @@
-"""IQ3_XXS and IQ3_S: four weights are a point of a grid of eight magnitudes, signed.
+"""IQ3_XXS and IQ3_S: four weights are a point of a codebook (*grid*) of eight magnitudes, with
+signs.
 
 Both have 8 sub-blocks of 32 weights, with a scale of 4 bits each.
 
@@ -39,8 +40,10 @@ from treadle.jit.types import u32
 
 
 def coder(grid: Codebook, ladder: F32Array, unit: int, signs: Any) -> FormatCoder:
-    """Return the coder of a grid. As in IQ2, the largest weight may get any magnitude and the
-    largest scale any step; ``unit`` times the ladder's steps are odd numbers.
+    """Return the search of a format with this codebook, and ``ladder`` as its allowed steps.
+
+    ``unit`` times the steps are odd numbers; ``signs``: see ``FormatCoder``. As in IQ2, the largest
+    weight may get any magnitude, and the largest scale any step.
     """
     points = Nearest(grid, 16)
     top = grid.alphabet[-1]
@@ -64,7 +67,7 @@ XXS_CODER = coder(XXS_GRID, XXS_LADDER, 4, "even")
 
 
 def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
+    """Unpack blocks [...] to steps ``(scale + 0.5) / 2`` [..., 8] and signed points [..., 256]."""
     words = blocks["scales_and_signs"]
     sign = signs.even_signs()[split_words(words, 4, 7)]
     found = XXS_GRID.points[blocks["qs"]]
@@ -72,20 +75,20 @@ def read_xxs(blocks: Blocks) -> tuple[Any, Any]:
 
 
 def write_xxs(out: Blocks, found: Any) -> None:
-    """Write scales, codes and signs into blocks."""
+    """Pack codes, signs and scales of a search's result into blocks [n]."""
     out["qs"] = found.codes
     sign = join_words(found.signs & np.uint8(127), 4, 7, "<u4")
     out["scales_and_signs"] = sign | found.steps.astype(np.uint32) << np.uint32(28)
 
 
 def unpack_xxs(k: Builder, field: Field) -> list[Val]:
-    """Return signed points, plus 64."""
+    """Emit ``Codes.unpack``: signed points, plus 64."""
     points = [gather_points(k, XXS_GRID, index, 64) for index in fours(k, field("qs"))]
     return put_on(k, points, sevens(k, sign_bytes(k, field("scales_and_signs")), 0), 64)
 
 
 def scales_xxs(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
-    """Return ``d * (2 * scale + 1) / 4``."""
+    """Emit ``Codes.scales``: ``d * (2 * scale + 1) / 4``."""
     words = field("scales_and_signs")
     steps = words.bits(u32 * (words.ty.lanes // 4)) >> 28
     return odd_steps(k, isa, steps, field("d"), 1 / 4), None
@@ -111,14 +114,14 @@ S_CODER = coder(S_GRID, S_LADDER, 1, "any")
 
 
 def read_s(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling: points with signs."""
+    """Unpack blocks [...] to steps ``1 + 2 * scale`` [..., 8] and signed points [..., 256]."""
     high = split_words(blocks["qh"], 8, 1).astype(np.uint16)
     found = S_GRID.points[blocks["qs"] | high << np.uint16(8)]
     return S_LADDER[split_words(blocks["scales"], 2, 4)], signs.put_on(found, blocks["signs"])
 
 
 def write_s(out: Blocks, found: Any) -> None:
-    """Write scales, codes and signs into blocks."""
+    """Pack codes, signs and scales of a search's result into blocks [n]."""
     out["qs"] = found.codes & 255
     out["signs"] = found.signs
     out["qh"] = join_words(found.codes >> 8, 8, 1, "u1")
@@ -126,7 +129,7 @@ def write_s(out: Blocks, found: Any) -> None:
 
 
 def unpack_s(k: Builder, field: Field) -> list[Val]:
-    """Return signed points, plus 16."""
+    """Emit ``Codes.unpack``: signed points, plus 16."""
     qh = field("qh")
     points = []
     spread = k.shuffle(qh, k.zero(qh.ty), [at for s in range(8) for at in (s, 8, 8, 8) * 2])

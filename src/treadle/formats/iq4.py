@@ -1,9 +1,9 @@
-"""IQ4_NL and IQ4_XS: weights as 4-bit indices of 16 uneven steps, denser around zero.
+"""IQ4_NL and IQ4_XS: weights as 4-bit indices of 16 unevenly spaced values, denser around zero.
 
 IQ4_NL has 32 weights, ``w = d * STEPS[q]``; byte j of ``qs`` holds weight j in its low nibble and
-weight j + 16 in its high one. IQ4_XS has 8 sub-blocks of such, ``w = d * (scale - 32) * STEPS[q]``.
-A scale's low 4 bits are a nibble of ``scales_l`` (low one first), its high 2 bits a pair of
-``scales_h``.
+weight j + 16 in its high one. IQ4_XS has 8 sub-blocks of 32 packed so, ``w = d * (scale - 32) *
+STEPS[q]``. A scale's low 4 bits are a nibble of ``scales_l`` (low one first), its high 2 bits a
+pair of ``scales_h``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NEAREST = np.abs((np.arange(CELLS) - 255.5)[:, None] / 2 - STEPS).argmin(axis=1)
 def encode(
     u: F32Array, weights: F32Array | None, careful: bool
 ) -> tuple[npt.NDArray[np.uint8], F32Array]:
-    """Encode float32 [n, sub] for scale_search: codes and values, both [n, sub]."""
+    """Implement ``FormatCoder.encode``: float32 [n, sub] -> codes and values, both [n, sub]."""
     cell = u * np.float32(2)
     cell += np.float32(CELLS // 2)
     np.clip(cell, 0, CELLS - 1, out=cell)
@@ -45,18 +45,18 @@ def encode(
 
 
 def read_steps(blocks: Blocks) -> Any:
-    """Return the steps of the codes."""
+    """Unpack blocks [...] to the values ``STEPS[q]`` of their codes, float32 [..., block]."""
     return STEPS[split_bits(blocks["qs"], 4, 16)]
 
 
 def write_steps(out: Blocks, found: Any) -> None:
-    """Write codes into blocks."""
+    """Pack a search's codes [n, block] into ``qs`` of blocks [n]."""
     out["qs"] = join_bits(found.codes, 4, 16)
 
 
 def unpack(k: Builder, field: Field) -> list[Val]:
-    """Return table values plus 128, as unsigned bytes: of low nibbles, which are the first 16 of 32
-    weights, then of high ones.
+    """Emit ``Codes.unpack``: values plus 128, u8, those of low nibbles (the first 16 of each 32
+    weights), then those of high nibbles.
     """
     return looked_up(k, field, TABLE)
 
@@ -105,21 +105,21 @@ XS_CODER = FormatCoder(
 
 
 def read_xs(blocks: Blocks) -> tuple[Any, Any]:
-    """Return the sub-blocks' integer scales, and the weights before scaling."""
+    """Unpack blocks [...] to steps ``scale - 32`` [..., 8] and values before scaling [..., 256]."""
     low = split_words(blocks["scales_l"], 2, 4)
     high = split_words(blocks["scales_h"][..., None], 8, 2).astype(np.uint8)
     return XS_CODER.ladder[low | high << np.uint8(4)], read_steps(blocks)
 
 
 def write_xs(out: Blocks, found: Any) -> None:
-    """Write scales and codes into blocks."""
+    """Pack scales and codes of a search's result into blocks [n]."""
     out["scales_l"] = join_words(found.steps & np.uint8(15), 2, 4, "u1")
     out["scales_h"] = join_words(found.steps >> np.uint8(4), 8, 2, "<u2")[:, 0]
     write_steps(out, found)
 
 
 def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """Return ``scale - 32`` of the 8 sub-blocks, and ``d``."""
+    """Emit ``Codes.steps``: ``scale - 32`` of the 8 sub-blocks, and ``d``."""
     head = field("d", 8)
     n = head.ty.lanes // 8
     words = head.bits(u32 * (2 * n))
@@ -133,7 +133,7 @@ def steps_xs(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
 
 
 def in_halves_xs(k: Builder, field: Field) -> list[Val]:
-    """Return steps plus 128, in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves``: values plus 128."""
     both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [k.lookup(TABLE, v >> at) for v in both for at in (0, 4)]
 

@@ -1,6 +1,7 @@
 """Scale search for super-blocks with minimums: ``w = d * sc * q - dmin * m`` (Q2_K, Q4_K, Q5_K).
 
-``sc`` and ``m`` are a sub-block's non-negative integers. See k_search.py for the method.
+``sc`` and ``m`` are a sub-block's non-negative integers, ``q`` its codes. See k_search.py for the
+method.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EXACT = ((0.0, 0.0), (0.0, -1.0))  # fit two values, and three in a row, without
 
 
 class Offset(NamedTuple):
-    """Quantised super-blocks with minimums, not yet packed."""
+    """Quantised super-blocks with minimums, not yet packed: ``w = d * sc * q - dmin * m``."""
 
     d: F32Array  # [n]
     dmin: F32Array  # [n]
@@ -46,12 +47,12 @@ class Offset(NamedTuple):
 
 @dataclass(frozen=True)
 class OffsetSearch:
-    """Search of one format, with codes from 0 to ``levels`` and integers from 0 to ``top``.
+    """Search of one format: codes from 0 to ``levels``, ``sc`` and ``m`` from 0 to ``top``.
 
-    ``grid`` has the pairs (p, q) that the fit tries: the smallest weight lies p steps below code 0
-    and the largest q steps above the last code, so both are clipped (or inside, if negative).
-    ``starts`` has pairs (i, j): the largest ``sc`` is about ``top - i``, the largest ``m`` about
-    ``top - j``.
+    ``grid`` has the pairs (p, q) that the fit of a sub-block tries: the smallest weight lies p
+    steps below code 0 and the largest q steps above the last code, so both are clipped (or inside,
+    if negative). ``starts`` has pairs (i, j): the largest ``sc`` is about ``top - i``, the largest
+    ``m`` about ``top - j``.
     """
 
     n_sub: int
@@ -67,7 +68,7 @@ class OffsetSearch:
 
 
 def product(points: npt.NDArray[np.float64]) -> tuple[tuple[float, float], ...]:
-    """Return EXACT, then all pairs of ``points``, as a ``grid``."""
+    """Return a ``grid``: EXACT, then all pairs of ``points``."""
     return EXACT + tuple((float(p), float(q)) for p in points for q in points)
 
 
@@ -87,8 +88,8 @@ class OffsetStrip(KSearch):
     def facing(self) -> F32Array:
         """Negate mostly positive super-blocks in place; return signs [n], -1 where negated.
 
-        Minimums below 0 can be represented, those above 0 cannot: so weights that are mostly
-        positive are negated, and both f16 scales become negative.
+        Only minimums below 0 can be represented. So weights that are mostly positive are negated,
+        and both f16 scales become negative.
         """
         c = self.c
         above = c.total(np.maximum(c.x.min(axis=0), ZERO))
@@ -101,7 +102,9 @@ class OffsetStrip(KSearch):
         return sign
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """Yield starts from several scales near those that fit the largest sub-blocks."""
+        """Yield pairs (d, dmin) [n] and (sc, m) [n_sub * n] to start from: several scales near
+        those that fit the largest sub-blocks.
+        """
         c = self.c
         scale, low = self.fit()
         scale_max = c.largest(scale)
@@ -114,7 +117,7 @@ class OffsetStrip(KSearch):
             yield (d, dmin), (sc, m)
 
     def made(self, best: KSearchState) -> Offset:
-        """Return the super-blocks, not yet packed."""
+        """Return the quantised super-blocks of the best state, with signs restored."""
         c = self.c
         q = c.rows(self.codes(best).astype(np.uint8))
         sc, m = (a.reshape(-1, c.n).T.astype(np.uint8) for a in best.integers)
@@ -122,7 +125,9 @@ class OffsetStrip(KSearch):
         return Offset(d, dmin, sc, m, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
+        """Try other f16 scales with about the same products ``d * sc`` and ``dmin * m``, to reduce
+        the rounding error of f16; return the best state.
+        """
         c = self.c
         top = self.how.top
         fitted = self.refit(best)
@@ -176,7 +181,9 @@ class OffsetStrip(KSearch):
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state among integers ``steps`` away from these, for given f16 scales."""
+        """Return the best state with these f16 scales, and ``sc`` and ``m`` moved by any of
+        ``steps`` in each sub-block.
+        """
         c = self.c
         (sc, m) = integers
         d_all, dmin_all = map(c.spread, scales)
@@ -205,7 +212,7 @@ class OffsetStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc, best_m))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """Return codes [length, n_sub * n], in scratch ``a``."""
+        """Return the state's codes [length, n_sub * n], in the strip's scratch ``a``."""
         c = self.c
         sc, m = state.integers
         d, dmin = state.scales
@@ -214,7 +221,7 @@ class OffsetStrip(KSearch):
         return c.rounded(np.multiply(c.a, unit, out=c.a), ZERO, self.levels)
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """Return unrounded d and dmin [n], by least squares from integers and codes."""
+        """Return the unrounded d and dmin [n] of least error for the state's integers and codes."""
         c = self.c
         (sc, m) = state.integers
         code = self.codes(state)

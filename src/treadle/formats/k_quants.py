@@ -1,6 +1,7 @@
 """Q4_K, Q5_K and Q6_K: super-blocks of 256 weights, whose sub-blocks have integer scales.
 
-``w = d * sc * q - dmin * m`` in Q4_K and Q5_K, and ``w = d * sc * q`` with signs in Q6_K.
+``w = d * sc * q - dmin * m`` in Q4_K and Q5_K, and ``w = d * sc * q`` with signed ``sc`` and ``q``
+in Q6_K.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Q4_SEARCH = OffsetSearch(
 
 
 def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
-    """Unpack bytes [..., 12] to scales [..., 8] and minimums [..., 8], all below 64."""
+    """Unpack ``scales`` bytes [..., 12] to ``sc`` [..., 8] and ``m`` [..., 8], all below 64."""
     first = packed[..., :8]
     nibbles = packed[..., 8:]
     upper = first >> np.uint8(6) << np.uint8(4)
@@ -54,7 +55,9 @@ def split_scales(packed: U8Array) -> tuple[U8Array, U8Array]:
 
 
 def join_scales(scales: U8Array, minima: U8Array) -> U8Array:
-    """Pack scales and minimums; the inverse of ``split_scales``."""
+    """Pack ``sc`` and ``m`` [..., 8] into ``scales`` bytes [..., 12]; the inverse of
+    ``split_scales``.
+    """
     first = np.concatenate([scales[..., :4], minima[..., :4]], axis=-1)
     last = np.concatenate([scales[..., 4:], minima[..., 4:]], axis=-1)
     nibbles = scales[..., 4:] & np.uint8(15) | minima[..., 4:] << np.uint8(4)
@@ -62,38 +65,38 @@ def join_scales(scales: U8Array, minima: U8Array) -> U8Array:
 
 
 def read_4(blocks: Blocks) -> tuple[Any, ...]:
-    """Return scales, codes and minimums."""
+    """Unpack blocks [...] to ``sc`` [..., 8], codes 0..15 [..., 256] and ``m`` [..., 8]."""
     scales, minimums = split_scales(blocks["scales"])
     return scales, split_bits(blocks["qs"], 4, 32), minimums
 
 
 def write_4(out: Blocks, found: Any) -> None:
-    """Write scales, codes and minimums into blocks."""
+    """Pack ``sc``, ``m`` and codes of an ``Offset`` result into blocks [n]."""
     out["scales"] = join_scales(found.sc, found.m)
     out["qs"] = join_bits(found.q, 4, 32)
 
 
 def unpack_4(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..15: the first halves of sub-blocks 0, 2, 4 and 6, their second halves, then
-    those of 1, 3, 5 and 7.
+    """Emit ``Codes.unpack``: codes 0..15, the first halves of sub-blocks 0, 2, 4 and 6, their
+    second halves, then those of 1, 3, 5 and 7.
     """
     first, second = k.evens(field("qs"), 16)
     return [bit_extract(k, v, at, 4) for at in (0, 4) for v in (first, second)]
 
 
 def in_order_4(k: Builder, field: Field) -> list[Val]:
-    """Return codes in order, a sub-block per vector."""
+    """Emit ``Codes.in_order``: codes 0..15, a sub-block per vector."""
     return [bit_extract(k, field("qs", 32, 32 * i), at, 4) for i in range(4) for at in (0, 4)]
 
 
 def in_halves_4(k: Builder, field: Field) -> list[Val]:
-    """Return codes in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves``: codes 0..15."""
     both = [beside(k, field, "qs", at, 64) for at in (0, 16, 32, 48)]
     return [bit_extract(k, v, at, 4) for i in (0, 2) for at in (0, 4) for v in both[i : i + 2]]
 
 
 def words_4(k: Builder, field: Field) -> list[Val]:
-    """Return codes in u16 words, as ``Codes.words``."""
+    """Emit ``Codes.words``: codes in the lowest four bits of u16 words."""
     return [v >> at for v in words_of(k, field, "qs", 128) for at in (0, 4)]
 
 
@@ -135,19 +138,19 @@ Q5_SEARCH = replace(Q4_SEARCH, levels=31)
 
 
 def read_5(blocks: Blocks) -> tuple[Any, ...]:
-    """Return scales, codes and minimums."""
+    """Unpack blocks [...] to ``sc`` [..., 8], codes 0..31 [..., 256] and ``m`` [..., 8]."""
     scales, lower, minimums = read_4(blocks)
     return scales, lower | split_bits(blocks["qh"], 1, 32) << np.uint8(4), minimums
 
 
 def write_5(out: Blocks, found: Any) -> None:
-    """Write scales, codes and minimums into blocks."""
+    """Pack ``sc``, ``m`` and codes of an ``Offset`` result into blocks [n]."""
     write_4(out, found._replace(q=found.q & np.uint8(15)))
     out["qh"] = join_bits(found.q >> np.uint8(4), 1, 32)
 
 
 def unpack_5(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..31, in the order of ``unpack_4``."""
+    """Emit ``Codes.unpack``: codes 0..31, in the order of ``unpack_4``."""
     lower = k.evens(field("qs"), 16)
     fifths = [k.each(v, 16, 4) for v in k.evens(field("qh"), 16)]
     out = []
@@ -159,14 +162,14 @@ def unpack_5(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_5(k: Builder, field: Field) -> list[Val]:
-    """Return codes in order, a sub-block per vector."""
+    """Emit ``Codes.in_order``: codes 0..31, a sub-block per vector."""
     fifths = field("qh")
     lower = enumerate(in_order_4(k, field))
     return [low | bit_extract(k, fifths, i, 1, 4) for i, low in lower]
 
 
 def in_halves_5(k: Builder, field: Field) -> list[Val]:
-    """Return codes in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves``: codes 0..31."""
     # The upper four bits of a byte belong to the second half.
     fifths = [beside(k, field, "qh", at, 0) for at in (0, 16)]
     fifths = [bit_extract(k, v, [0, 0, 4, 4], 4) for v in fifths]
@@ -175,7 +178,7 @@ def in_halves_5(k: Builder, field: Field) -> list[Val]:
 
 
 def words_5(k: Builder, field: Field) -> list[Val]:
-    """Return codes in u16 words, as ``Codes.words``."""
+    """Emit ``Codes.words``: codes 0..31 in u16 words."""
     (fifths,) = words_of(k, field, "qh", 32)
     moved = [fifths << 4 - i if i < 4 else fifths >> i - 4 for i in range(8)]
     lower = words_4(k, field)
@@ -220,13 +223,13 @@ Q6_SEARCH = SignedSearch(
 
 
 def read_6(blocks: Blocks) -> tuple[Any, ...]:
-    """Return signed scales and codes."""
+    """Unpack blocks [...] to ``sc``, int8 [..., 16], and codes -32..31 [..., 256]."""
     q = split_bits(blocks["ql"], 4, 64) | split_bits(blocks["qh"], 2, 32) << np.uint8(4)
     return blocks["scales"], q.view(np.int8) - np.int8(32)
 
 
 def write_6(out: Blocks, found: Any) -> None:
-    """Write scales and codes into blocks."""
+    """Pack ``sc`` and codes of a ``Signed`` result into blocks [n]."""
     q = (found.q + np.int8(32)).view(np.uint8)
     out["scales"] = found.sc
     out["ql"] = join_bits(q & np.uint8(15), 4, 64)
@@ -234,8 +237,8 @@ def write_6(out: Blocks, found: Any) -> None:
 
 
 def unpack_6(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..63. For each half of the block: the first eights of sub-blocks 0 to 3, their
-    second eights, then those of sub-blocks 4 to 7.
+    """Emit ``Codes.unpack``: codes 0..63. For each half of the block: the first eights of
+    sub-blocks 0 to 3, their second eights, then those of sub-blocks 4 to 7.
     """
     lower = k.evens(field("ql"), 8)
     upper = k.evens(field("qh"), 8)
@@ -250,7 +253,7 @@ def unpack_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_order_6(k: Builder, field: Field) -> list[Val]:
-    """Return codes in order, 64 per vector."""
+    """Emit ``Codes.in_order``: codes 0..63, 64 per vector."""
     out = []
     for half in (0, 1):
         nibbles = field("ql", 64, 64 * half)
@@ -263,7 +266,7 @@ def in_order_6(k: Builder, field: Field) -> list[Val]:
 
 
 def in_halves_6(k: Builder, field: Field) -> list[Val]:
-    """Return codes in the order of ``Codes.in_halves``."""
+    """Emit ``Codes.in_halves``: codes 0..63."""
     nibbles = [beside(k, field, "ql", at, 64) for at in (0, 16, 32, 48)]
     pairs = [beside(k, field, "qh", at, 32) for at in (0, 16)]
     return [
@@ -274,7 +277,7 @@ def in_halves_6(k: Builder, field: Field) -> list[Val]:
 
 
 def steps_6(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, None, None]:
-    """Return ``sc`` of the 16 sub-blocks, and ``d``."""
+    """Emit ``Codes.steps``: ``sc`` of the 16 sub-blocks, and ``d``."""
     sc = field("scales")
     return sc.bits(i8.like(sc.ty)), halves(k, isa, field("d")), None, None
 

@@ -1,9 +1,9 @@
 """Base of the scale searches of the K formats: strips of super-blocks, and coordinate descent.
 
 A super-block is 256 weights, in sub-blocks of 16 or 32. Its scales are small integers times an f16,
-so the best scale of a sub-block depends on all others, and there is no closed form. There is one
-for the best f16 given integers and codes, and for the best code given a scale. The searches in
-k_signed.py and k_offset.py try many scales and descend from the best of them:
+so the best scale of a sub-block depends on all others, and there is no closed form for it. There is
+a closed form for the best f16 given integers and codes, and for the best code given a scale. The
+searches in k_signed.py and k_offset.py try many scales and descend from the best of them:
 
 1. *Fit* each sub-block alone, with a real scale: for each scale of a grid, round the weights to
    codes, then find by least squares the best scale for these codes.
@@ -38,10 +38,11 @@ ROUNDS = 2
 
 
 class SuperBlockStrip:
-    """A strip of ``n`` super-blocks: row i of ``x`` has weight i of all sub-blocks.
+    """Layout of ``n`` super-blocks for a search: row i of ``x`` has weight i of all sub-blocks.
 
-    x, w: float32 [length, n_sub * n]; sub-block j of super-block b is column ``j * n + b``.
-    ``w`` has the importances, or is None if all are equal.
+    x, w: float32 [length, n_sub * n], with the ``length`` weights of sub-block j of super-block b
+    in column ``j * n + b``. ``w`` has the importances, or is None if all are equal; ``xw`` is ``x *
+    w``.
     """
 
     def __init__(self, x: F32Array, weights: F32Array | None, n_sub: int) -> None:
@@ -54,7 +55,9 @@ class SuperBlockStrip:
         self.a, self.b, self.e = (np.empty_like(self.x) for _ in range(3))  # scratch
 
     def columns(self, x: F32Array) -> F32Array:
-        """Convert [n, block] to [length, n_sub * n]; a copy, since a search may negate it."""
+        """Convert [n, block] to [length, n_sub * n]; always a copy, since a search may negate
+        it.
+        """
         turned = x.reshape(self.n, self.n_sub, self.length).transpose(2, 1, 0)
         return np.array(turned, order="C").reshape(self.length, -1)
 
@@ -64,11 +67,15 @@ class SuperBlockStrip:
         return np.ascontiguousarray(turned).reshape(self.n, -1)
 
     def rounded(self, u: F32Array, lo: np.float32, hi: np.float32) -> F32Array:
-        """Round weights in units of their scale to codes, in scratch ``a``."""
+        """Round ``u`` (weights divided by their scale) to codes from ``lo`` to ``hi``, in scratch
+        ``a``.
+        """
         return np.clip(np.rint(u, out=self.a), lo, hi, out=self.a)
 
     def error(self, u: F32Array, lo: np.float32, hi: np.float32) -> F32Array:
-        """Return each column's error of rounding ``u``, in squared steps; overwrites ``u``."""
+        """Return each column's weighted squared error of rounding ``u`` to codes from ``lo`` to
+        ``hi``, in units of the scale; overwrites ``u``.
+        """
         code = np.clip(np.rint(u, out=self.e), lo, hi, out=self.e)
         np.subtract(u, code, out=u)
         if self.w is None:
@@ -76,16 +83,20 @@ class SuperBlockStrip:
         return self.dot(np.multiply(u, u, out=u), self.w)
 
     def dot(self, q: F32Array, y: F32Array) -> F32Array:
-        """Return sums of ``q * y`` per column; ``y`` must include the importances."""
+        """Return the sum of ``q * y`` of each column, [n_sub * n]; one of them must include the
+        importances.
+        """
         total: F32Array = np.einsum("ij,ij->j", q, y)
         return total
 
     def weighted(self, q: F32Array) -> F32Array:
-        """Return ``q`` times the importances, in scratch ``b``; ``q`` itself if there are none."""
+        """Return ``q`` times the importances, in scratch ``b``; ``q`` itself if importances are
+        equal.
+        """
         return q if self.w is None else np.multiply(q, self.w, out=self.b)
 
     def weight(self) -> F32Array | np.float32:
-        """Return each column's sum of importances."""
+        """Return each column's sum of importances; the number of weights if they are equal."""
         return np.float32(self.length) if self.w is None else self.w.sum(axis=0)
 
     def total(self, a: F32Array) -> F32Array:
@@ -94,7 +105,9 @@ class SuperBlockStrip:
         return whole
 
     def is_close(self, error: F32Array, sum_xx: F32Array) -> npt.NDArray[np.bool_]:
-        """Return a mask of super-blocks that fit so well that f16 rounding is the limit."""
+        """Return a mask [n] of super-blocks whose error is so small that the rounding of f16 scales
+        limits it.
+        """
         close: npt.NDArray[np.bool_] = (error > 0) & (error < self.total(sum_xx) * CLOSE)
         return close
 
@@ -109,20 +122,20 @@ class SuperBlockStrip:
 
 
 def or_huge(scale: F32Array) -> F32Array:
-    """Return the scale, with 0 replaced by HUGE, so that all codes become 0."""
+    """Return ``scale`` with 0 replaced by HUGE, so that all codes of such a sub-block become 0."""
     return np.where(scale == 0, HUGE, scale)
 
 
 def near_f16(d: F32Array) -> F32Array:
-    """Round to the nearest finite f16."""
+    """Round ``d`` to the nearest finite f16; return it as f32."""
     return d.clip(-F16_MAX, F16_MAX).astype(np.float16).astype(np.float32)
 
 
 def wide_f16(largest: F32Array, top: float) -> F32Array:
-    """Return an f16 magnitude such that ``top`` times it is about ``largest``.
+    """Return an f16 magnitude d, as f32, such that ``top * d`` is about ``largest``.
 
-    Where f16 is coarse, for tiny weights, it is rounded up: a scale that is too large can have
-    smaller integers, but one that is too small (or zero) cannot reach ``largest``.
+    Where f16 is coarse, for tiny weights, d is rounded up: if d is too large, integers are smaller,
+    but if it is too small (or zero) they cannot reach ``largest``.
     """
     d = (largest / np.float32(top)).clip(0, F16_MAX).astype(np.float16)
     short = d.astype(np.float32) * np.float32(top) < largest * np.float32(0.998)
@@ -131,7 +144,7 @@ def wide_f16(largest: F32Array, top: float) -> F32Array:
 
 
 def beside_f16(d: F32Array, i: int) -> F32Array:
-    """Return the next f16 away from 0 for ``i = 1``, towards 0 for ``i = -1``."""
+    """Return the f16 neighbour of ``d``: away from 0 for ``i = 1``, towards 0 for ``i = -1``."""
     half = d.astype(np.float16)
     stays = (half == 0) & (i < 0) | (np.abs(half) == F16_MAX) & (i > 0)
     bits = half.view(np.int16) + np.where(stays, np.int16(0), np.int16(i))
@@ -146,10 +159,10 @@ def pick(better: npt.NDArray[np.bool_], new: Any, old: Any) -> Any:
 def strips(
     x: F32Array, weights: F32Array | None, n_sub: int, reach: float
 ) -> Iterator[tuple[SuperBlockStrip, F32Array]]:
-    """Split super-blocks float32 [n, block] into strips for a search, each with an addend [n].
+    """Split super-blocks float32 [n, block] into strips for a search, each with an addend [n] to d.
 
-    The addend is to be added to the scale: NaN for a super-block with a NaN, infinity for one with
-    an infinity or a weight beyond ``reach``, else 0. The search sees the former two as zeros.
+    The addend is NaN for a super-block with a NaN, infinity for one with an infinity or a weight
+    beyond ``reach``, else 0. The search sees zeros in super-blocks whose addend is not 0.
     """
     step = SEARCHED_WEIGHTS // x.shape[-1]
     for i in range(0, len(x), step):
@@ -171,7 +184,9 @@ class KSearchState(NamedTuple):
 
 
 class KSearch:
-    """The descent over one strip; subclasses define the starts, the error and the refit."""
+    """Coordinate descent over one strip. Subclasses define the starts, the error (``look``), the
+    refit, the polish and the result (``made``).
+    """
 
     beside: tuple[tuple[int, ...], ...]  # moves to neighbouring f16 scales, tried at the end
     beside_steps: tuple[int, ...]  # moves of the integers tried with them
@@ -194,7 +209,7 @@ class KSearch:
         return type(found)(*map(np.concatenate, zip(*parts, strict=True)))
 
     def search(self) -> Any:
-        """Search the strip, and return its quantised super-blocks."""
+        """Search the strip; return its quantised super-blocks, not yet packed."""
         best: KSearchState | None = None
         for scales, integers in self.starts():
             best = self.better(best, self.look(scales, integers, (0,)))
@@ -213,7 +228,9 @@ class KSearch:
     def better(
         self, best: KSearchState | None, new: KSearchState, may: npt.NDArray[np.bool_] | bool = True
     ) -> KSearchState:
-        """Return for each super-block the state of lower error; ``new`` only where ``may``."""
+        """Return for each super-block the state of lower error; ``new`` is taken only where
+        ``may``.
+        """
         if best is None:
             return new
         less = (new.error < best.error) & may
@@ -225,23 +242,27 @@ class KSearch:
         )
 
     def starts(self) -> Iterable[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """Return scales and integers to start from."""
+        """Return pairs (f16 scales, integers) to start from."""
         raise NotImplementedError
 
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state among integers ``steps`` away from these, for given f16 scales."""
+        """Return the best state with these f16 scales, and integers moved by any of ``steps`` in
+        each sub-block.
+        """
         raise NotImplementedError
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """Return unrounded scales, by least squares from integers and codes."""
+        """Return the unrounded scales [n] of least error for the state's integers and codes."""
         raise NotImplementedError
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
+        """Try other f16 scales with about the same products of scale and integer, to reduce the
+        rounding error of f16; return the best state.
+        """
         raise NotImplementedError
 
     def made(self, best: KSearchState) -> Any:
-        """Return the super-blocks, not yet packed."""
+        """Return the quantised super-blocks of the best state, not yet packed."""
         raise NotImplementedError

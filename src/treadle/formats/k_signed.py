@@ -1,7 +1,7 @@
 """Scale search for super-blocks without minimums: ``w = d * sc * q`` (Q3_K, Q6_K).
 
-``sc`` is a sub-block's signed integer. Codes reach one further below 0 than above, so its sign
-matters. See k_search.py for the method.
+``sc`` is a sub-block's signed integer, ``q`` its codes. Codes reach one further below 0 than above,
+so the sign of ``sc`` matters. See k_search.py for the method.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MORE = np.float32(1 + 1e-6)  # required gain, so that ties keep the first: an ex
 
 
 class Signed(NamedTuple):
-    """Quantised super-blocks without minimums, not yet packed."""
+    """Quantised super-blocks without minimums, not yet packed: ``w = d * sc * q``."""
 
     d: F32Array  # [n]
     sc: I8Array  # [n, n_sub]
@@ -43,10 +43,11 @@ class Signed(NamedTuple):
 
 @dataclass(frozen=True)
 class SignedSearch:
-    """Search of one format: codes ``-half`` to ``half - 1``, integers ``-top`` to ``top - 1``.
+    """Search of one format: codes ``-half`` to ``half - 1``, integers ``sc`` ``-top`` to ``top -
+    1``.
 
-    ``grid`` has the values that the fit tries as the unrounded code of the largest magnitude;
-    ``starts`` has those tried as the unrounded integer of the largest scale.
+    ``grid``: unrounded codes that the fit of a sub-block tries for its largest magnitude;
+    ``starts``: unrounded integers that are tried for the largest scale, after ``top``.
     """
 
     n_sub: int
@@ -72,7 +73,9 @@ class SignedStrip(KSearch):
         self.lo, self.hi = np.float32(-how.half), np.float32(how.half - 1)
 
     def starts(self) -> Iterator[tuple[tuple[F32Array, ...], tuple[F32Array, ...]]]:
-        """Yield starts from several scales near the one that fits the largest sub-block."""
+        """Yield d [n] and ``sc`` [n_sub * n] to start from: several scales near the one that fits
+        the largest sub-block.
+        """
         c = self.c
         scale = self.fit()
         most = c.largest(scale)
@@ -85,7 +88,7 @@ class SignedStrip(KSearch):
             yield (d,), (np.rint(scale * c.spread(inverse(d))),)
 
     def made(self, best: KSearchState) -> Signed:
-        """Return the super-blocks, not yet packed."""
+        """Return the quantised super-blocks of the best state, not yet packed."""
         c = self.c
         top = self.how.top
         q = c.rows(self.codes(best).astype(np.int8))
@@ -93,7 +96,9 @@ class SignedStrip(KSearch):
         return Signed(best.scales[0] + ZERO, sc, q)
 
     def polish(self, best: KSearchState) -> KSearchState:
-        """Try other pairs of d and integers for about the same scales, to reduce f16 rounding."""
+        """Try other f16 scales with about the same products ``d * sc``, to reduce the rounding
+        error of f16; return the best state.
+        """
         c = self.c
         top = self.how.top
         (d,), (sc,) = self.refit(best), best.integers
@@ -131,7 +136,9 @@ class SignedStrip(KSearch):
     def look(
         self, scales: tuple[F32Array, ...], integers: tuple[F32Array, ...], steps: tuple[int, ...]
     ) -> KSearchState:
-        """Return the best state among integers ``steps`` away from these, for a given f16 scale."""
+        """Return the best state with this f16 scale, and ``sc`` moved by any of ``steps`` in each
+        sub-block.
+        """
         c = self.c
         top = np.float32(self.how.top)
         (sc,) = integers
@@ -152,14 +159,14 @@ class SignedStrip(KSearch):
         return KSearchState(c.total(least), scales, (best_sc,))
 
     def codes(self, state: KSearchState) -> F32Array:
-        """Return codes [length, n_sub * n], in scratch ``a``."""
+        """Return the state's codes [length, n_sub * n], in the strip's scratch ``a``."""
         c = self.c
         scale = or_huge(state.integers[0] * c.spread(state.scales[0]))
         np.multiply(c.x, np.float32(1) / scale, out=c.a)
         return c.rounded(c.a, self.lo, self.hi)
 
     def refit(self, state: KSearchState) -> tuple[F32Array, ...]:
-        """Return unrounded d [n], by least squares from integers and codes."""
+        """Return the unrounded d [n] of least error for the state's integers and codes."""
         c = self.c
         (sc,) = state.integers
         code = self.codes(state)

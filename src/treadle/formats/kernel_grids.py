@@ -24,14 +24,18 @@ ORDER = tuple(tuple(range(i, 32, 4)) for i in range(4))
 
 
 def gather_points(k: Builder, grid: Codebook, index: Val, offset: int, times: int = 1) -> Val:
-    """Return ``offset + times * point`` of as many points as fill 64 bytes: u8 * 64."""
+    """Emit ``offset + times * point`` of as many points as fill 64 bytes, u8 * 64; ``index`` has
+    their indices.
+    """
     codes = (offset + times * grid.points.astype(np.int16)).astype(np.uint8)
     ty = {4: u32, 8: u64}[grid.dim] * (BYTES // grid.dim)
     return k.gather(k.table(codes), index, ty).bits(u8 * BYTES)
 
 
 def eights(k: Builder, codes: Val) -> list[Val]:
-    """Return the first four codes of each 8 bytes, one per eight weights, in ORDER, as u64."""
+    """Emit the first four codes of each 8 bytes, one per eight weights, in ORDER: four vectors u64
+    * 8.
+    """
     n = codes.ty.lanes // 8
     none = [codes.ty.lanes] * (codes.ty.lanes // 8 - 1)
     out = []
@@ -42,7 +46,7 @@ def eights(k: Builder, codes: Val) -> list[Val]:
 
 
 def fours(k: Builder, codes: Val) -> list[Val]:
-    """Return 64 codes (u8), one per four weights, in ORDER, as vectors of u32."""
+    """Emit 64 codes (u8), one per four weights, in ORDER: four vectors u32 * 16."""
     none = [codes.ty.lanes] * 3
     out = []
     for places in ORDER:
@@ -52,7 +56,7 @@ def fours(k: Builder, codes: Val) -> list[Val]:
 
 
 def high_bits(k: Builder, packed: Val, width: int) -> Val:
-    """Return the ``width``-bit numbers of each byte as u16, times 256: the high bits of indices."""
+    """Emit the ``width``-bit numbers of each byte as u16, times 256: the high bits of indices."""
     each = 8 // width
     n = each * packed.ty.lanes
     zero_and_byte = [at for i in range(n) for at in (packed.ty.lanes, i // each)]
@@ -62,23 +66,26 @@ def high_bits(k: Builder, packed: Val, width: int) -> Val:
 
 
 def sign_bytes(k: Builder, signs: Val) -> Val:
-    """Put four sign bytes into every 8 bytes, as ``put_on`` expects."""
+    """Emit four sign bytes repeated in every 8 bytes, as ``put_on`` expects them."""
     return k.each(signs, 4, 2)
 
 
 def sevens(k: Builder, words: Val, at: int) -> Val:
-    """Return sign bytes of four 7-bit codes, from bit ``at`` of each 8 bytes, for ``put_on``."""
+    """Emit the sign bytes of four 7-bit codes, which begin at bit ``at`` of each 8 bytes, as
+    ``put_on`` expects them.
+    """
     return even_signs(k, multishift(k, words, [*range(at, at + 28, 7)] * 2) & 127)
 
 
 def even_signs(k: Builder, codes: Val) -> Val:
-    """Return the sign bytes of 7-bit codes: the top bit makes the number of ones even."""
+    """Emit the sign bytes of 7-bit codes: the top bit makes the number of ones even."""
     return codes | (count_ones(k, codes) << 7)
 
 
 def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1) -> list[Val]:
-    """Mirror ``codes``, which are in ORDER, at ``offset`` where their bit in ``signs`` is set.
-    Every ``step``-th sign byte of each 8 is used, one for eight codes.
+    """Emit ``codes``, which are in ORDER and have ``offset`` added, negated where their bit in
+    ``signs`` is set: ``2 * offset - code``. Eight codes use one sign byte, every ``step``-th of
+    each 8.
     """
     out = []
     for i, v in enumerate(codes):
@@ -88,7 +95,7 @@ def put_on(k: Builder, codes: list[Val], signs: Val, offset: int, step: int = 1)
 
 
 def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
-    """Return ``d * (2 * step + 1) * factor``; ``d`` are bytes of one or more f16, ``factor`` is a
+    """Emit f32 ``d * (2 * step + 1) * factor``; ``d``: the bytes of one or more f16; ``factor``: a
     power of two.
     """
     odd = (steps.to(i32) * 2 + 1).to(f32)
@@ -97,14 +104,16 @@ def odd_steps(k: Builder, isa: Isa, steps: Val, d: Val, factor: float) -> Val:
 
 
 def nibble_steps(k: Builder, packed: Val) -> Val:
-    """Return nibbles in order, the low one of each byte first."""
+    """Emit the nibbles of ``packed`` in order, the low one of each byte first."""
     n = packed.ty.lanes
     zipped = [i + n * j for i in range(n) for j in range(2)]
     return k.shuffle(packed & 15, packed >> 4, zipped)
 
 
 def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
-    """Return ``scales`` for formats with nibbles as scales: ``d * (2 * scale + 1) * factor``."""
+    """Return a ``Codes.scales`` for nibbles in the field ``scales``: ``d * (2 * scale + 1) *
+    factor``.
+    """
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
         return odd_steps(k, isa, nibble_steps(k, field("scales")), field("d"), factor), None
@@ -113,6 +122,8 @@ def nibble_scales(factor: float) -> Callable[[Builder, Isa, Field], tuple[Val, N
 
 
 def shifted(k: Builder, index: Val, down: Val) -> Val:
-    """Return 16 + 8 times the shifted points of IQ1 (iq1.py); ``down`` marks those shifted down."""
+    """Emit IQ1's shifted points (iq1.py), times 8, plus 16; ``down`` marks those that are shifted
+    down.
+    """
     up = gather_points(k, IQ1, index, 17, 8).bits(u64 * 8)
     return k.select(down, up - 0x0202020202020202, up).bits(u8 * BYTES)  # no byte is less than 9

@@ -10,18 +10,20 @@ from treadle.jit.types import f16, f32, i16, i32, u8, u32
 
 
 def halves(k: Builder, isa: Isa, *fields: Val) -> Val:
-    """Widen f16 numbers, given as bytes (equally many per field), to f32, end to end."""
+    """Emit f16 numbers widened to f32, those of one field after those of another; each of
+    ``fields`` has their bytes, equally many.
+    """
     both = k.concat(*fields)
     return isa.widen_f16(k, both.bits(f16 * (both.ty.lanes // 2)))
 
 
 def repeat(k: Builder, v: Val, n: int) -> Val:
-    """Repeat each lane ``n`` times in a row."""
+    """Emit each lane of ``v`` repeated ``n`` times in a row."""
     return k.shuffle(v, v, [i for i in range(v.ty.lanes) for _ in range(n)])
 
 
 def shared(n: int) -> Callable[[Builder, Isa, Field], tuple[Val, None]]:
-    """Return ``scales`` for formats with one scale ``d`` per ``n`` times ``sub`` weights."""
+    """Return a ``Codes.scales`` for one f16 scale ``d`` per ``n * sub`` weights."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, None]:
         return repeat(k, halves(k, isa, field("d")), n), None
@@ -42,14 +44,16 @@ TWO_BITS = tuple(
 
 
 def two_bits(k: Builder, qs: Val) -> list[Val]:
-    """Return codes 0..3 in the order of TWO_BITS, of bytes with four codes, lowest bits first."""
+    """Emit codes 0..3 in the order TWO_BITS; ``qs``: bytes of four codes, the first in the lowest
+    bits.
+    """
     twice = [k.each(v, 32, 2) for v in k.evens(qs, 8)]
     return [bit_extract(k, v, [at] * 4 + [at + 2] * 4, 2) for at in (0, 4) for v in twice]
 
 
 def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) -> list[Val]:
-    """Return bytes ``(code - zero) * factor + offset`` of codes in the order of ``two_bits``; there
-    is a factor for every 16 codes.
+    """Emit bytes ``(code - zero) * factor + offset`` of codes in the order TWO_BITS; ``factors``
+    has one for every 16 codes.
 
     Two neighbours are multiplied as one 16-bit number, in which the second counts 256 times; since
     both results fit a byte, no carry passes between them.
@@ -65,20 +69,22 @@ def times(k: Builder, codes: list[Val], factors: Val, zero: int, offset: int) ->
 
 
 def in_pairs(k: Builder, isa: Isa, pairs: Val) -> tuple[Val, Val]:
-    """Return ``d`` and ``dmin`` from the bytes of both."""
+    """Emit f32 ``d`` and ``dmin`` of each block; ``pairs``: the four bytes of both."""
     factors = halves(k, isa, pairs)
     n = factors.ty.lanes
     return k.shuffle(factors, factors, range(0, n, 2)), k.shuffle(factors, factors, range(1, n, 2))
 
 
 def two_factors(k: Builder, isa: Isa, pairs: Val, times: int) -> tuple[Val, Val]:
-    """Return ``d`` and ``-dmin``, each repeated ``times`` times, from the bytes of both."""
+    """Emit f32 ``d`` and ``-dmin``, each repeated ``times`` times; ``pairs``: the four bytes of
+    both.
+    """
     d, dmin = in_pairs(k, isa, pairs)
     return repeat(k, d, times), repeat(k, -dmin, times)
 
 
 def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | None]]:
-    """Return ``scales`` for a format that has ``steps``: the products of the factors."""
+    """Return a ``Codes.scales`` made of ``steps``: f32 ``d * sc``, and ``-dmin * m`` or None."""
 
     def scales(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val | None]:
         sc, d, m, dmin = steps(k, isa, field)
@@ -90,7 +96,9 @@ def in_floats(steps: Emit) -> Callable[[Builder, Isa, Field], tuple[Val, Val | N
 
 
 def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
-    """Return ``d * sc`` and ``-dmin * m`` of eight sub-blocks, packed as in Q4_K (k_quants.py)."""
+    """Emit ``Codes.scales`` of Q4_K's packing (k_quants.py): ``d * sc`` and ``-dmin * m`` of eight
+    sub-blocks.
+    """
     words = field("d", 16)
     n = words.ty.lanes // 16
     codes = _six_bits(k, words, [(b, what) for what in (0, 1) for b in range(n)])
@@ -100,13 +108,17 @@ def six_bits(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val]:
 
 
 def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Val]:
-    """Return ``sc``, ``d``, ``m`` and ``dmin`` of eight sub-blocks, packed as in Q4_K."""
+    """Emit ``Codes.steps`` of Q4_K's packing: ``sc``, ``d``, ``m`` and ``dmin`` of eight
+    sub-blocks.
+    """
     words = field("d", 16)
     n = words.ty.lanes // 16
     codes = _six_bits(k, words, [(b, what) for b in range(n) for what in (0, 1)])
 
     def widened(first: int) -> Val:
-        """Widen eight bytes of each block, within 128 bits, where one instruction suffices."""
+        """Emit eight bytes of each block widened to i16, within 128 bits, where one instruction
+        suffices.
+        """
         order = [at for b in range(n) for i in range(8) for at in (16 * b + first + i, 16 * n)]
         return k.shuffle(codes, k.zero(codes.ty), order).bits(i16 * (8 * n))
 
@@ -115,13 +127,14 @@ def six_bit_steps(k: Builder, isa: Isa, field: Field) -> tuple[Val, Val, Val, Va
 
 
 def _heads(k: Builder, head: Val) -> Val:
-    """Return the bytes of each block's d and dmin."""
+    """Emit the four bytes of each block's d and dmin; ``head``: the 16 bytes before the codes."""
     words = head.bits(u32 * (head.ty.lanes // 4))
     return k.shuffle(words, words, range(0, words.ty.lanes, 4)).bits(u8 * (head.ty.lanes // 4))
 
 
 def _six_bits(k: Builder, head: Val, order: list[tuple[int, int]]) -> Val:
-    """Return scales (0) or minimums (1) of the blocks in ``order``, eight bytes each.
+    """Emit eight bytes for each pair of ``order``: block, and 0 for its scales or 1 for its
+    minimums.
 
     A block has four 32-bit words: d and dmin, then A, B and C. The upper four numbers consist of
     C's nibbles and the bits of A or B above the lower six.

@@ -51,7 +51,7 @@ def mlx_name(bits: int, group: int, scales: str) -> str:
 
 
 def named(name: str) -> Format | None:
-    """Return the format of an upper-case name; None if MLX has no such format."""
+    """Return the MLX format with this upper-case name; None if MLX has no such format."""
     match = _NAME.fullmatch(name)
     if match is None or int(match[1]) not in BITS or int(match[2]) not in GROUPS:
         return None
@@ -60,8 +60,8 @@ def named(name: str) -> Format | None:
 
 @cache
 def mlx(bits: int, group: int, scales: str) -> Format:
-    """Return the format of ``bits`` per weight and ``group`` weights per scale. Raises
-    UnsupportedError.
+    """Return the format of ``bits`` per weight and ``group`` weights per scale; ``scales``:
+    safetensors' name of their type. Raises UnsupportedError for values that MLX does not have.
     """
     for what, value, known in (("bits", bits, BITS), ("group_size", group, GROUPS)):
         if value not in known:
@@ -111,8 +111,10 @@ def dequantize(blocks: Blocks, bits: int) -> F32Array:
 
 
 def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
-    """Quantise float32 [..., group] to blocks [...] like MLX: the extreme farther from zero is
-    represented exactly, and zero is a code.
+    """Quantise float32 [..., group] to blocks [...] of ``layout`` like MLX.
+
+    Zero is a code, and the extreme farther from zero is represented exactly, except for the
+    rounding of scale and minimum to their type.
     """
     out = np.empty(x.shape[:-1], layout)
     top = np.float32((1 << bits) - 1)
@@ -134,7 +136,7 @@ def quantize(x: F32Array, bits: int, layout: np.dtype[Any]) -> Blocks:
 
 
 def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Unpack bytes [..., n] to codes [..., n * 8 // bits]."""
+    """Unpack bytes [..., n] to codes [..., n * 8 // bits], from the lowest bit on."""
     stream = np.unpackbits(packed, axis=-1, bitorder="little")
     bits_of = stream.reshape(*packed.shape[:-1], -1, bits)
     filled = np.packbits(bits_of, axis=-1, bitorder="little")
@@ -142,7 +144,7 @@ def split(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
 
 
 def join(codes: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Pack codes into bytes; the inverse of ``split``."""
+    """Pack codes [..., n] into bytes [..., n * bits // 8]; the inverse of ``split``."""
     stream = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :bits]
     packed = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
     return packed
@@ -162,7 +164,7 @@ def _numbers(x: F32Array, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..15: the first 16 of each 32, then the second 16.
+    """Emit ``Codes.unpack`` of 4 bits: codes 0..15, the first 16 of each 32, then the second 16.
 
     A byte holds two neighbouring codes, so low and high nibbles are interleaved. This is done
     within 16 bytes, which takes one instruction per vector if registers have 128-bit lanes.
@@ -187,8 +189,10 @@ def unpack_nibbles(k: Builder, field: Field) -> list[Val]:
 
 
 def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
-    """Return ``unpack`` of codes of ``bits`` bits, in order. Each four codes get their own dword;
-    then the upper two move to its upper half, and the upper one of each pair to the upper byte.
+    """Return a ``Codes.unpack`` of codes of ``bits`` bits, in order.
+
+    Each four codes get their own dword; then the upper two move to its upper half, and the upper
+    one of each pair to the upper byte.
     """
 
     def unpack(k: Builder, field: Field) -> list[Val]:
@@ -206,7 +210,7 @@ def unpack_stream(bits: int) -> Callable[[Builder, Field], list[Val]]:
 
 
 def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
-    """Return a dword for each four codes, which are in its lowest bits; upper bits are undefined.
+    """Emit a dword for each four codes, which are in its lowest bits; upper bits are undefined.
 
     First each RUN codes are moved into their own 16 bytes, dword by dword, because LLVM would move
     bytes across 16-byte lanes one by one.
@@ -231,7 +235,9 @@ def four_by_four(k: Builder, qs: Val, bits: int) -> Val:
 
 
 def _scales(kind: str, n: int) -> Callable[[Builder, Isa, Field], tuple[Val, Val]]:
-    """Return ``scales`` (``d`` and ``m``) for groups of ``n`` times SUB weights."""
+    """Return a ``Codes.scales`` (``d`` and ``m``) for groups of ``n`` times SUB weights; ``kind``:
+    the type of scales.
+    """
 
     def widen(k: Builder, isa: Isa, raw: Val) -> Val:
         wide: Val

@@ -1,9 +1,9 @@
 """Nearest-point search in a codebook, for many vectors at once.
 
-``find`` looks up the vector's cell in a table with one point per cell; it costs little more than
-rounding and is accurate enough to choose scales. ``search`` compares the NEARBY points nearest to
-the cell: for normally distributed vectors it misses the nearest point in one of a hundred cases,
-and then by little.
+Space is cut into cells. ``find`` looks up the vector's cell in a table with one point per cell; it
+costs little more than rounding and is accurate enough to choose scales. ``search`` compares the
+NEARBY points nearest to the cell: for normally distributed vectors it misses the nearest point in
+one of a hundred cases, and then by little.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Index = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Nearest:
-    """Nearest-point search in ``grid``; the table has ``cells`` cells along each coordinate."""
+    """Nearest-point search in ``grid``; the table of ``find`` has ``cells`` cells along each
+    coordinate.
+    """
 
     grid: Codebook
     cells: int
@@ -34,7 +36,9 @@ class Nearest:
     def encode(
         self, u: F32Array, weights: F32Array | None, careful: bool
     ) -> tuple[Index, F32Array]:
-        """Encode float32 [n, sub] for scale_search: codes [n, sub / dim] and values [n, sub]."""
+        """Implement ``FormatCoder.encode``: float32 [n, sub] -> codes [n, sub / dim] and values [n,
+        sub].
+        """
         v = u.reshape(-1, self.grid.dim)
         if careful:
             found = self.search(v, None if weights is None else weights.reshape(v.shape))
@@ -43,11 +47,14 @@ class Nearest:
         return found.reshape(len(u), -1), self.points.take(found, axis=0).reshape(u.shape)
 
     def find(self, u: F32Array) -> Index:
-        """Return point indices [n] of float32 [n, dim], from the table alone."""
+        """Return point indices [n] for float32 [n, dim]: the point nearest to each vector's
+        cell.
+        """
         return self.table.take(self.cell(u, self.cells)).astype(np.intp)
 
     def search(self, u: F32Array, weights: F32Array | None) -> Index:
-        """Return indices [n] of the nearby points of least weighted squared error to [n, dim].
+        """Return point indices [n] for ``u`` [n, dim]: of the points near its cell, that of least
+        weighted squared error.
 
         ``sum w (u - p)^2`` is least where ``sum (w u) p - sum w p^2 / 2`` is largest.
         """
@@ -69,7 +76,9 @@ class Nearest:
         return found
 
     def cell(self, u: F32Array, n: int) -> Index:
-        """Return cell numbers [n], below ``n ** dim``, of float32 [n, dim]."""
+        """Return the cell numbers [n] of ``u`` [n, dim], below ``n ** dim``, with ``n`` cells along
+        each coordinate.
+        """
         low = self.grid.alphabet[0]
         high = self.grid.alphabet[-1]
         pitch = (high - low) / (n - 1)
@@ -85,7 +94,7 @@ class Nearest:
 
     @cached_property
     def half_squares(self) -> F32Array:
-        """|p|^2 / 2 of each point, [n]."""
+        """Half the squared length, |p|^2 / 2, of each point, [n]."""
         squares: F32Array = (self.points**2).sum(axis=1) / np.float32(2)
         return squares
 
@@ -118,12 +127,14 @@ class Nearest:
         return near
 
     def ends(self, n: int) -> F32Array:
-        """Return [n]: the centres of the cells along a coordinate."""
+        """Return the centres of ``n`` cells along a coordinate, [n]."""
         return np.linspace(self.grid.alphabet[0], self.grid.alphabet[-1], n, dtype=np.float32)
 
 
 def corners(at: F32Array, dim: int) -> F32Array:
-    """Return all vectors over ``at``, [len(at) ** dim, dim]; coordinate 0 varies fastest."""
+    """Return all vectors whose coordinates are numbers of ``at``, [len(at) ** dim, dim]; coordinate
+    0 varies fastest.
+    """
     n = len(at)
     return at[np.arange(n**dim)[:, None] // n ** np.arange(dim) % n]
 

@@ -1,6 +1,6 @@
 """Builders of numpy (de)quantisers from a format's ``read`` and ``write``.
 
-``read`` unpacks a block's bits to numbers, ``write`` packs numbers into a block's bits.
+``read`` unpacks blocks to numbers, ``write`` packs numbers into blocks.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ Write = Callable[[Blocks, Any], None]
 
 
 def scale(blocks: Blocks) -> F32Array:
-    """Return the scale ``d`` as float32 [..., 1]."""
+    """Return the blocks' scale ``d`` as float32 [..., 1]."""
     d: F32Array = blocks["d"].astype(np.float32)[..., None]
     return d
 
 
 def in_bits(bits: int, run: int) -> tuple[Callable[[Blocks], Numbers], Write]:
-    """Return ``read`` and ``write`` of codes packed in ``qs`` as described in packing.py."""
+    """Return ``read`` and ``write`` of codes of ``bits`` bits, packed in ``qs`` in runs of ``run``
+    (see packing.py).
+    """
 
     def read(blocks: Blocks) -> Numbers:
         return split_bits(blocks["qs"], bits, run)
@@ -58,9 +60,10 @@ def with_scale(read: Callable[[Blocks], Numbers], offset: int = 0) -> Dequantize
 def with_steps(
     read: Callable[[Blocks], tuple[Numbers, ...]], scale: Callable[[Blocks], F32Array] = scale
 ) -> Dequantize:
-    """Return ``dequantize`` for blocks with a step for each of n sub-blocks: ``w = d * step * y``,
-    minus ``dmin * m`` if there are minimums. ``read`` returns steps [..., n], y [..., block], and
-    m [..., n] if any.
+    """Return ``dequantize`` for blocks of n sub-blocks with a step each: ``w = d * step * y``,
+    minus ``dmin * m`` if there are minimums.
+
+    ``read`` returns steps [..., n], y [..., block], and m [..., n] if any; ``scale`` returns d.
     """
 
     def dequantize(blocks: Blocks) -> F32Array:
@@ -77,7 +80,7 @@ def with_steps(
 
 @dataclass(frozen=True)
 class Weighted:
-    """The search with importances of a format that only rounds without them.
+    """The search with importances, for a format that is only rounded without them.
 
     ``how`` is a search over super-blocks, here of one sub-block each; ``numbers`` converts its
     result to RoundedBlocks.
@@ -90,12 +93,12 @@ class Weighted:
 def searched(
     layout: np.dtype[Any], plain: Search, write: Write, weighted: Weighted | None = None
 ) -> Callable[..., Blocks]:
-    """Return ``quantize`` by a search: float32 [..., block], and importances that broadcast to it,
-    -> blocks [...] of least (weighted) squared error.
+    """Return ``quantize``: float32 [..., block], and importances that broadcast to it, -> blocks
+    [...] of ``layout`` of least (weighted) squared error.
 
-    The search is ``plain``, or ``weighted`` if there are importances. Its result for [n, block] has
-    ``d`` [n], and ``dmin`` or ``m`` if the layout does; ``write`` packs the rest into n blocks. A
-    caller may pass a search of its own with such results.
+    The search is ``plain``, or ``weighted`` if there are importances; a caller of ``quantize`` may
+    pass another one. Its result for [n, block] has ``d`` [n], and ``dmin`` or ``m`` if the layout
+    has them; ``write`` packs the other fields into n blocks.
     """
 
     def find(x: F32Array, weights: F32Array | None, search: Search | None) -> Any:
@@ -134,7 +137,9 @@ def one_scale(
     offset: int = 0,
     weighted: Weighted | None = None,
 ) -> Format:
-    """Return a format whose blocks have one scale: see ``with_scale`` and ``searched``."""
+    """Return a format whose blocks have one scale, and perhaps a minimum. ``read``, ``offset``: see
+    ``with_scale``; ``search``, ``weighted``, ``write``: see ``searched``.
+    """
     dequantize = with_scale(read, offset)
     quantize = searched(layout, search, write, weighted)
     result = Format(name, ggml_id, block, layout, dequantize, quantize, "q8", codes)
@@ -153,8 +158,8 @@ def super_blocks(
     codes: Codes,
     scale: Callable[[Blocks], F32Array] = scale,
 ) -> Format:
-    """Return a format of 256 weights in sub-blocks with a step each: see ``with_steps``,
-    ``searched``. ``search.run`` is the search.
+    """Return a format of 256 weights in sub-blocks with a step each. ``read``, ``scale``: see
+    ``with_steps``; ``write``: see ``searched``; ``search.run`` is the search.
     """
     dequantize = with_steps(read, scale)
     quantize = searched(layout, search.run, write)

@@ -16,7 +16,7 @@ from treadle.formats.format import F32Array
 
 
 def inverse(d: F32Array) -> F32Array:
-    """Return 1 / d, and 0 where d is 0 (a block of zeros)."""
+    """Return 1 / d, and 0 where d is 0 (the scale of a block of zeros)."""
     with np.errstate(divide="ignore", over="ignore"):
         inverted: F32Array = np.where(d == 0, np.float32(0), np.float32(1) / d)
     return inverted
@@ -31,18 +31,21 @@ def half_away(x: F32Array) -> F32Array:
 
 
 def to_int(x: F32Array, lo: int, hi: int) -> npt.NDArray[np.int8]:
-    """Truncate towards zero and clip; NaN and infinity, undefined in C, become 0."""
+    """Truncate towards zero, and clip to ``lo`` .. ``hi``; NaN and infinity, undefined in C, become
+    0.
+    """
     return np.where(np.isfinite(x), x, np.float32(0)).clip(lo, hi).astype(np.int8)
 
 
 def to_f16(x: F32Array) -> npt.NDArray[np.float16]:
-    """Round to nearest even; overflow gives infinity, underflow gives zero."""
+    """Round to the nearest f16, ties to even; overflow gives infinity, underflow zero."""
     with np.errstate(over="ignore", under="ignore"):
         return x.astype("<f2")
 
 
 def relative(weights: F32Array, least: float) -> F32Array:
-    """Normalise importances [n, block] to a mean of about 1 plus ``least``, so that none is 0.
+    """Normalise importances [n, block] to a mean of 1 in each block, plus ``least``, so that none
+    is 0.
 
     Negative, NaN and infinite importances count as 0; a block of zeros gets equal importances.
     """
@@ -63,7 +66,8 @@ class RoundedBlocks(NamedTuple):
 
 
 def signed(x: F32Array, half: int) -> RoundedBlocks:
-    """Quantise to integers from ``-half`` to ``half - 1``, stored as codes with offset ``half``.
+    """Quantise float32 [n, block] to integers from ``-half`` to ``half - 1``, stored as codes with
+    offset ``half``.
 
     The weight of largest magnitude becomes ``-half``, the longer end of the range, so ``d`` has the
     opposite sign of that weight.
@@ -76,7 +80,9 @@ def signed(x: F32Array, half: int) -> RoundedBlocks:
 
 
 def above(x: F32Array, top: int) -> RoundedBlocks:
-    """Quantise to codes from 0 (the smallest weight) to ``top`` (the largest), with a minimum."""
+    """Quantise float32 [n, block] to codes from 0 (the smallest weight, which is the minimum ``m``)
+    to ``top`` (the largest).
+    """
     m = x.min(axis=-1)
     with np.errstate(over="ignore", invalid="ignore"):
         d = (x.max(axis=-1) - m) / np.float32(top)

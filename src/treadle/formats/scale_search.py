@@ -1,9 +1,11 @@
-"""Scale search of all IQ quantisers: a scale for the block, and a step for each sub-block.
+"""Scale search of the IQ formats, and of ik_llama.cpp's with code tables: a scale for the block,
+and a step for each sub-block.
 
-A block is ``w = d * step * y``: d is the block's scale, a sub-block's step is from a ladder,
-and y is a vector of the codebook. Given the scale ``t = d * step``, the format's coder finds y for
-``x / t``; given y, least squares finds t. The joint loss has many minima, so the search tries many
-scales, which a coder's table makes cheap, and refines the best few.
+A block is ``w = d * step * y``: d is the block's scale, a sub-block's step is one of the *ladder*
+(the steps that the format allows; a *rung* is an index into it), and y are values of the codebook.
+Given the scale ``t = d * step``, the format's coder finds y for ``x / t``; given y, least squares
+finds t. The joint loss has many minima, so the search tries many scales, which a coder's table
+makes cheap, and refines the best few.
 
 1. Each sub-block's own scale: for each of a range of scales, encode, fit the scale, keep the best.
 2. The block's d, such that steps of it are near the sub-blocks' own scales: for each of a range of
@@ -39,7 +41,7 @@ TINY = np.float32(1e-30)  # scales below it count as zero; the strip's largest w
 
 
 class ScaleFit(NamedTuple):
-    """Quantised blocks, not yet packed."""
+    """Quantised blocks (or rows, in ik_rows.py), not yet packed."""
 
     d: npt.NDArray[Any]  # [n], of the coder's ``d_type``
     steps: npt.NDArray[np.uint8]  # [n, sub-blocks]: indices into the ladder
@@ -49,10 +51,11 @@ class ScaleFit(NamedTuple):
 
 @dataclass(frozen=True)
 class FormatCoder:
-    """A format's codebook and ladder, and the scales to try.
+    """A format's codebook and ladder (see above), and the scales to try.
 
-    ``encode(u, weights, careful)``: float32 [n, sub] in units of the scale -> codes [n, ...] and
-    their values y, float32 [n, sub]; with ``careful`` the best codes.
+    ``encode(u, weights, careful)``: ``u``, float32 [n, sub], are weights divided by their scale;
+    returns codes [n, ...] and their values y, float32 [n, sub]. With ``careful`` it takes the time
+    to find the best codes.
     """
 
     sub: int  # weights that share a step
@@ -70,10 +73,11 @@ class FormatCoder:
     d_type: str = "<f2"  # the type of d: f16, or f32 ("<f4")
 
     def run(self, x: F32Array, weights: F32Array | None) -> ScaleFit:
-        """Search for each block of x the one of least ``sum weights * (x - w) ** 2``.
+        """Return for each row of x [n, block] the quantised block w of least ``sum weights * (x -
+        w) ** 2``.
 
-        A block with a NaN or an infinity gets a NaN scale. Blocks outside the range of f16 scales
-        are approximated: too large weights are clipped, too small ones become zero.
+        A block with a NaN or an infinity gets a NaN scale. Beyond the range of d's type weights are
+        approximated: too large ones are clipped, too small ones become zero.
         """
         weights = None if weights is None else relative(weights, LEAST)
         signs = np.zeros((len(x), 0), np.uint8)
@@ -90,7 +94,9 @@ class FormatCoder:
 
 
 def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
-    """Quantise a strip [n, block]; ``weights`` are normalised by ``relative``."""
+    """Quantise a strip [n, block]: return d, steps and codes. ``weights`` are normalised by
+    ``relative``.
+    """
     sound: npt.NDArray[np.bool_] = np.asarray(np.isfinite(x).all(axis=-1))
     x = np.where(sound[:, None], x, np.float32(0))
     # Scaled to about one, so that squares do not over- or underflow; a power of two is exact.
@@ -102,7 +108,9 @@ def fit(x: F32Array, weights: F32Array | None, coder: FormatCoder) -> Found:
 
 
 class ScaleTrial(NamedTuple):
-    """Encoded sub-blocks at some scale, or blocks at some d; either is the first axis."""
+    """Encodings at tried scales: item i of each array is a sub-block at its scale, or a block at
+    its d.
+    """
 
     loss: F64Array
     d: F64Array  # in units of the strip's x
@@ -163,7 +171,9 @@ class ScaleSearch:
         return best.reshape(self.shape)
 
     def rungs(self, own: F64Array, d: F64Array) -> IntArray:
-        """Return the step nearest to each sub-block's own scale, [n, subs]."""
+        """Return the ladder index of the step nearest to each sub-block's own scale, [n, subs],
+        given d [n].
+        """
         ladder = self.coder.ladder
         if len(ladder) == 1:
             return np.zeros(self.shape, np.intp)
@@ -172,12 +182,14 @@ class ScaleSearch:
         return rungs
 
     def around(self, rungs: IntArray) -> list[IntArray]:
-        """Return ``rungs``, and those one below and above."""
+        """Return ``rungs``, and, clipped to the ladder, those one below and one above."""
         top = len(self.coder.ladder) - 1
         return [(rungs + i).clip(0, top) for i in ((0, -1, 1) if top else (0,))]
 
     def glance(self, d: F64Array, rungs: IntArray) -> tuple[F64Array, IntArray]:
-        """Encode sub-blocks quickly at or next to their rungs; return block losses [n], steps."""
+        """Encode each sub-block quickly at its rung and the next ones; return the blocks' losses
+        [n], and the best rungs [n, subs].
+        """
         loss = np.full(self.shape, np.inf)
         steps = rungs
         for step in self.around(rungs):
@@ -188,7 +200,9 @@ class ScaleSearch:
         return loss.sum(axis=1), steps
 
     def look(self, d: F64Array, rungs: IntArray) -> ScaleTrial:
-        """Encode carefully at or next to the rungs, and return the trial with its codes."""
+        """Encode each sub-block carefully at its rung and the next ones; return the best trial, by
+        block.
+        """
         best: ScaleTrial | None = None
         for step in self.around(rungs):
             t = self.scale(d, step)
@@ -201,22 +215,26 @@ class ScaleSearch:
         return best._replace(loss=loss, d=d, steps=best.steps.reshape(self.shape))
 
     def refit(self, trial: ScaleTrial) -> F64Array:
-        """Return the best d for the codes and steps, [n], rounded to f16."""
+        """Return the d [n] of least loss for the trial's codes and steps, rounded to the type
+        of d.
+        """
         step = self.coder.ladder[trial.steps].astype(np.float64)
         xy = (self.dot(self.x, trial.y).reshape(self.shape) * step).sum(axis=1)
         yy = (self.dot(trial.y, trial.y).reshape(self.shape) * step * step).sum(axis=1)
         return self.round(np.where(yy > 0, xy / yy, trial.d))
 
     def encode(self, t: F32Array, careful: bool) -> tuple[IntArray, F32Array]:
-        """Encode all sub-blocks at scales ``t`` [n * subs, 1]."""
+        """Encode all sub-blocks at scales ``t`` [n * subs, 1]; return codes and values, as the
+        coder does.
+        """
         return self.coder.encode(self.x * reciprocal(t), self.w, careful)
 
     def scale(self, d: F64Array, steps: IntArray) -> F32Array:
-        """Return the scales ``d * step``, [n * subs, 1]."""
+        """Return the scales ``d * ladder[steps]``, [n * subs, 1]."""
         return (d[:, None] * self.coder.ladder[steps]).astype(np.float32).reshape(-1, 1)
 
     def loss(self, t: F32Array, y: F32Array) -> F64Array:
-        """Return the weighted squared errors, [n * subs]."""
+        """Return each sub-block's weighted squared error of ``t * y``, [n * subs]."""
         r = self.x - t * y
         return self.dot(r, r)
 
@@ -226,7 +244,9 @@ class ScaleSearch:
         return product.astype(np.float64)
 
     def round(self, d: F64Array) -> F64Array:
-        """Round d [..., n] so that it is of the coder's type in the block's original units."""
+        """Round d [..., n], which is in units of the scaled strip, to a number of d's type in
+        original units.
+        """
         kind = np.dtype(self.coder.d_type)
         most = float(np.finfo(kind).max)
         rounded = np.ldexp(d, self.exponent).clip(-most, most).astype(kind)
@@ -234,7 +254,7 @@ class ScaleSearch:
 
 
 def better(a: ScaleTrial, b: ScaleTrial) -> ScaleTrial:
-    """Return the trial of lower loss per item; ties take ``a``. An item may have many codes."""
+    """Return for each item the trial of lower loss; ties take ``a``."""
     wins = b.loss < a.loss
 
     def pick(old: npt.NDArray[Any], new: npt.NDArray[Any]) -> npt.NDArray[Any]:

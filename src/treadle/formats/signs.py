@@ -16,7 +16,7 @@ from treadle.formats.format import F32Array
 
 @cache
 def even_signs() -> npt.NDArray[np.uint8]:
-    """Return [128]: the sign byte of each 7-bit code."""
+    """Return uint8 [128]: the sign byte of each 7-bit code, with an even number of ones."""
     code = np.arange(128, dtype=np.uint8)
     odd = np.bitwise_count(code) & np.uint8(1)
     return read_only(code | odd << np.uint8(7))
@@ -24,7 +24,7 @@ def even_signs() -> npt.NDArray[np.uint8]:
 
 @cache
 def plus_minus() -> npt.NDArray[np.int8]:
-    """Return [256, 8]: each byte's signs as 1 and -1."""
+    """Return int8 [256, 8]: the signs of each byte as 1 and -1."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return read_only(np.int8(1) - np.int8(2) * bits.astype(np.int8))
 
@@ -38,10 +38,10 @@ def read_only(a: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def take_off(
     x: F32Array, weights: F32Array | None, even: bool
 ) -> tuple[F32Array, npt.NDArray[np.uint8]]:
-    """Split float32 [n, block] into magnitudes, same shape, and sign bytes [n, block / 8].
+    """Split float32 [n, block] into magnitudes of the same shape, and sign bytes [n, block / 8].
 
     With ``even``, eight weights with an odd number of minus signs get the cheapest sign flipped;
-    that magnitude is returned negative. It will be coded as the smallest magnitude, s, which costs
+    its magnitude is returned negative. It will be coded as the smallest magnitude, s, which costs
     ``weights * (|x| + s) ** 2``, or less if |x| had no code nearby: about ``weights * |x| * (|x| +
     2 s)``. The mean magnitude of the eight serves as an estimate of 2 s.
     """

@@ -24,7 +24,8 @@ Q_LAYOUT = np.dtype([("d", "<f2"), ("qs", "u1", (16,))])  # of Q1_0 and Q2_0
 
 
 def ternary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Quantise with the largest magnitude as scale ``d``, and codes ``round(x / d) + 1``.
+    """Quantise float32 [n, block] with the largest magnitude as scale ``d``, and codes ``round(x /
+    d) + 1``; ``weights`` are ignored.
 
     A NaN makes the scale NaN; an infinity, or more than 65519, makes it infinite.
     """
@@ -46,12 +47,12 @@ GROUPS = (("qs", slice(0, 32), 5), ("qs", slice(32, 48), 5), ("qh", slice(0, 4),
 
 
 def powers(n: int) -> npt.NDArray[np.uint8]:
-    """Return [n, 1]: 1, 3, 9 ..., the factors that move each digit to the front."""
+    """Return [n, 1]: 1, 3, 9 ..., the factors that move each base-3 digit to the front."""
     return np.array([3**i for i in range(n)], np.uint8)[:, None]
 
 
 def read_thirds(blocks: Blocks) -> Any:
-    """Return codes."""
+    """Unpack TQ1_0 blocks [...] to codes 0..2, [..., 256]."""
     digits = []
     for field, part, n in GROUPS:
         rest = blocks[field][..., None, part] * powers(n)  # modulo 256
@@ -61,7 +62,7 @@ def read_thirds(blocks: Blocks) -> Any:
 
 
 def write_thirds(out: Blocks, found: RoundedBlocks) -> None:
-    """Write codes into blocks."""
+    """Pack codes 0..2, ``found.q`` [n, 256], into ``qs`` and ``qh`` of TQ1_0 blocks [n]."""
     first = 0
     for field, part, n in GROUPS:
         width = part.stop - part.start
@@ -73,8 +74,8 @@ def write_thirds(out: Blocks, found: RoundedBlocks) -> None:
 
 
 def front(k: Builder, v: Val) -> Val:
-    """Return the first digit of each byte: ``v * 3 >> 8``, by two comparisons, since the product
-    does not fit a byte.
+    """Emit the first base-3 digit of each byte: ``v * 3 >> 8``, by two comparisons, since the
+    product does not fit a byte.
     """
     one = k.const(1, v.ty)
     two = k.const(2, v.ty)
@@ -82,7 +83,7 @@ def front(k: Builder, v: Val) -> Val:
 
 
 def unpack_thirds(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..2, in order."""
+    """Emit ``Codes.unpack`` of TQ1_0: codes 0..2, in order."""
     qs = field("qs")
     qh = field("qh")
     large, small = (k.shuffle(qs, qs, range(*at)) for at in ((0, 32), (32, 48)))
@@ -113,7 +114,7 @@ read_apart, write_apart = in_bits(2, 32)
 
 
 def unpack_apart(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..3."""
+    """Emit ``Codes.unpack`` of TQ2_0: codes 0..3, in the order TWO_BITS."""
     return two_bits(k, field("qs"))
 
 
@@ -129,7 +130,9 @@ read_beside, write_beside = in_bits(2, 1)
 
 
 def unpack_beside(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0..3: each byte is copied, shifted, into four bytes, then masked to two bits."""
+    """Emit ``Codes.unpack`` of Q2_0: codes 0..3 in order. Each byte is copied, shifted, into four
+    bytes, then masked to two bits.
+    """
     qs = field("qs").to(u32)
     qs = qs | (qs << 6)
     qs = (qs | (qs << 12)) & 0x03030303
@@ -146,7 +149,8 @@ read_signs, write_signs = in_bits(1, 1)
 
 
 def binary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
-    """Quantise with the mean magnitude as scale, summed in order like ggml, and code 1 for x >= 0.
+    """Quantise float32 [n, 128] with the mean magnitude as scale, summed in order like ggml, and
+    code 1 for x >= 0; ``weights`` are ignored.
 
     A NaN makes the scale NaN; an infinity, or a mean beyond 65519, makes it infinite.
     """
@@ -156,12 +160,14 @@ def binary(x: F32Array, weights: F32Array | None) -> RoundedBlocks:
 
 
 def zero_and_two(blocks: Blocks) -> Any:
-    """Return codes 0 and 2: minus the offset 1 they are the signs."""
+    """Unpack Q1_0 blocks [...] to codes 0 and 2, [..., 128]: less the offset 1 they are the
+    signs.
+    """
     return read_signs(blocks) << np.uint8(1)
 
 
 def unpack_signs(k: Builder, field: Field) -> list[Val]:
-    """Return codes 0 and 2."""
+    """Emit ``Codes.unpack`` of Q1_0: codes 0 and 2, in order."""
     return [bit_spread(k, k.each(field("qs"), 8, 8), range(64), 1)]
 
 

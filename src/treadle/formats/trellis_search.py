@@ -1,11 +1,13 @@
 """Search of ik_llama.cpp's trellis formats: a row's scale, a step of each sub-block, and an index
 of each group of 4 or 8 weights, whose values are one of up to 65536 points.
 
-A row is ``w = d * ladder[step] * point[index]``. Points are computed from their indices and have no
-order, so the nearest one is found by comparing. Space is cut into cells; each point is listed in
-the few cells whose centres are nearest to it, and a group is compared with its own cell's list.
+A row is ``w = d * ladder[step] * point[index]``; a *rung* is a value of the ladder. Points are
+computed from their indices and have no order, so the nearest one is found by comparing. Space is
+cut into cells; each point is listed in the few cells whose centres are nearest to it, and a group
+is compared with its own cell's list.
 
-1. Each sub-block alone: some scales of either sign, with short lists; the best of them.
+1. Each sub-block alone: the best of some scales (of either sign, unless points are magnitudes),
+   with short lists.
 2. The row's d: some fractions of its largest scale; each sub-block takes the rung nearest to its
    own scale, with the points as found.
 3. The points again, with long lists, at the scales ``d * rung``; then rungs and d for these points.
@@ -44,7 +46,7 @@ class TrellisFit(NamedTuple):
 
 
 class PointLists(NamedTuple):
-    """The points near each cell."""
+    """For each cell, the points that are listed in it."""
 
     numbers: list[IntArray]  # of each cell: the points' numbers [m]
     factors: list[F32Array]  # [1 + dim, m]: -|p|^2 / 2, and p
@@ -52,8 +54,11 @@ class PointLists(NamedTuple):
 
 @dataclass(frozen=True)
 class PointCells:
-    """Nearest-point search among ``points`` [n, dim], in ``base ** dim`` cells of about equally
-    many points along each coordinate. A point is in ``short`` or ``long`` lists.
+    """Nearest-point search among ``points`` [n, dim], in ``base ** dim`` cells; along each
+    coordinate they have about equally many points.
+
+    Each point is listed in the ``short`` cells nearest to it for a quick search, in the ``long``
+    nearest ones for a careful search.
     """
 
     make: Callable[[], F32Array]  # computes the points, on first use
@@ -73,7 +78,7 @@ class PointCells:
         return np.quantile(self.points, shares, axis=0).astype(np.float32)
 
     def cell(self, u: F32Array) -> IntArray:
-        """Return cell numbers [n] of float32 [n, dim]."""
+        """Return the cell numbers [n] of ``u``, float32 [n, dim]."""
         found = np.zeros(len(u), np.int16)
         for j in range(u.shape[1]):
             digit = np.searchsorted(self.edges[:, j], u[:, j]).astype(np.int16)
@@ -82,7 +87,7 @@ class PointCells:
 
     @cached_property
     def lists(self) -> tuple[PointLists, PointLists]:
-        """Short and long lists."""
+        """The lists of the quick search, and of the careful one."""
         points = self.points
         n, dim = points.shape
         n_cells = self.base**dim
@@ -112,7 +117,8 @@ class PointCells:
         return listed(self.short), listed(self.long)
 
     def nearest(self, u: F32Array, weights: F32Array | None, careful: bool) -> IntArray:
-        """Return the points' numbers [n] of least weighted squared error to float32 [n, dim].
+        """Return point numbers [n] for ``u`` [n, dim]: of the points listed in its cell, that of
+        least weighted squared error.
 
         ``sum w (u - p)^2`` is least where ``sum w u p - sum w p^2 / 2`` is largest.
         """
@@ -146,19 +152,20 @@ class PointCells:
 class TrellisSearch:
     """The search for rows of a format; a sub-block chooses one of ``tables``.
 
-    ``magnitudes``: points are those of magnitudes, and signs are stored apart. ``scales`` are tried
-    for a sub-block: in units of the root of its mean square over that of the points.
+    ``magnitudes``: points are magnitudes, and signs are stored apart. ``scales`` are tried for each
+    sub-block, in units of its root mean square over that of the points.
     """
 
     group: int  # weights that share an index
     ladder: tuple[float, ...]  # rising
     tables: tuple[PointCells, ...]
     scales: tuple[float, ...]
-    moves: tuple[float, ...]  # of the ladder's end that the largest scale of a row may get
+    moves: tuple[float, ...]  # tried for d: a row's largest scale / (``end`` + move)
     magnitudes: bool = False
 
     def run(self, x: F32Array, weights: F32Array | None) -> TrellisFit:
-        """Return for each row of x [n, k] the numbers of least ``sum weights * (x - w) ** 2``.
+        """Return for each row of x [n, k] the quantised row w of least ``sum weights * (x - w) **
+        2``.
 
         A row with a NaN or an infinity gets a NaN scale.
         """
@@ -179,31 +186,31 @@ class TrellisSearch:
 
     @property
     def end(self) -> float:
-        """The rung of largest magnitude."""
+        """The value of the ladder of largest magnitude."""
         return max(self.ladder, key=abs)
 
     @cached_property
     def between(self) -> F64Array:
-        """Middles of neighbouring rungs."""
+        """Middles of neighbouring values of the ladder, [n_steps - 1]."""
         rungs = np.array(self.ladder)
         middles: F64Array = (rungs[1:] + rungs[:-1]) / 2
         return middles
 
     @cached_property
     def unit(self) -> float:
-        """Root of the mean square of the points' values."""
+        """Root mean square of the values of the first table's points."""
         return float(np.sqrt(np.square(self.tables[0].points).mean()))
 
 
 class SubBlockPoints(NamedTuple):
-    """The points chosen for sub-blocks, and two sums over their weights."""
+    """The points chosen for n sub-blocks, and two sums over each sub-block's weights."""
 
     codes: IntArray  # [n, groups of a sub-block]
     xy: F64Array  # [n]: of weight times point
     yy: F64Array  # [n]: of the point's square
 
     def replaced(self, where: npt.NDArray[np.bool_], by: SubBlockPoints) -> SubBlockPoints:
-        """Return these points, but the other ones of the sub-blocks that ``where`` [n] marks."""
+        """Return these points, with those of ``by`` in the sub-blocks that ``where`` [n] marks."""
         return SubBlockPoints(
             np.where(where[:, None], by.codes, self.codes),
             np.where(where, by.xy, self.xy),
@@ -221,7 +228,7 @@ class RowSearch:
         self.w = None if weights is None else weights.reshape(self.x.shape)
 
     def run(self) -> tuple[F64Array, IntArray, IntArray]:
-        """Return d [n], steps and codes."""
+        """Return d [n], steps [n, sub-blocks] (ladder indices), and codes by sub-block."""
         found = self.alone()
         d, steps = self.joined(found)
         rungs = np.array(self.how.ladder)
@@ -233,7 +240,9 @@ class RowSearch:
         return d, steps, found.codes
 
     def alone(self) -> SubBlockPoints:
-        """Return each sub-block's points at the best of some scales of its own."""
+        """Return each sub-block's points at the best of some scales, chosen without regard to the
+        row's d.
+        """
         square = np.square(self.x, dtype=np.float64)
         total = SUB if self.w is None else self.w.sum(axis=1, dtype=np.float64)
         spread = np.sqrt((square if self.w is None else square * self.w).sum(axis=1) / total)
@@ -248,7 +257,7 @@ class RowSearch:
         return best
 
     def joined(self, found: SubBlockPoints) -> tuple[F64Array, IntArray]:
-        """Return the d [n] that suits the points best, and its steps [n, sub-blocks]."""
+        """Return the d [n] of least error for these points, and the steps [n, sub-blocks]."""
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         at = np.abs(own).argmax(axis=1)[:, None]
         largest = np.take_along_axis(own, at, axis=1)[:, 0]
@@ -264,23 +273,29 @@ class RowSearch:
         return best, self.rungs(found, best)
 
     def rungs(self, found: SubBlockPoints, d: F64Array) -> IntArray:
-        """Return the best steps [n, sub-blocks] of the points with these d [n]."""
+        """Return the steps [n, sub-blocks], as ladder indices, of least error for these points and
+        d [n].
+        """
         own = _ratio(found.xy, found.yy).reshape(self.shape)
         steps: IntArray = np.searchsorted(self.how.between, own * _ratio(1.0, d)[:, None])
         return steps
 
     def sums(self, found: SubBlockPoints, rungs: F64Array) -> tuple[F64Array, F64Array]:
-        """Return sums over rows [n], of points times their rungs."""
+        """Return, for each row [n], the sums of weight times value, and of squared values; a value
+        is a point times its sub-block's rung [n, sub-blocks].
+        """
         xy = (found.xy.reshape(self.shape) * rungs).sum(axis=1)
         return xy, (found.yy.reshape(self.shape) * np.square(rungs)).sum(axis=1)
 
     def fitted(self, found: SubBlockPoints, rungs: F64Array, d: F64Array) -> F64Array:
-        """Return the best d [n] of points and rungs."""
+        """Return the d [n] of least error for these points and rungs; ``d`` where all values
+        are 0.
+        """
         xy, yy = self.sums(found, rungs)
         return np.where(yy > 0, _ratio(xy, yy), d)
 
     def encode(self, t: F64Array, careful: bool) -> SubBlockPoints:
-        """Return the best points of every sub-block at scales ``t`` [n]."""
+        """Return the best points of every sub-block at scales ``t`` [n * sub-blocks]."""
         group = self.how.group
         u = (self.x * _ratio(1.0, t)[:, None]).astype(np.float32).reshape(-1, group)
         w = None if self.w is None else self.w.reshape(u.shape)

@@ -33,7 +33,7 @@ class TensorRole:
 
 @dataclass(frozen=True)
 class RoleCondition:
-    """A condition on a tensor's role and position."""
+    """A condition on a tensor's role and position; conditions combine by ``&``, ``|`` and ``~``."""
 
     test: Callable[[TensorRole], bool]
 
@@ -52,12 +52,12 @@ Choices = tuple[Choice, ...]
 
 
 def first(part: int) -> RoleCondition:
-    """Return the condition: the first 1 / ``part`` of the layers."""
+    """Return the condition that the layer is among the first 1 / ``part`` of all."""
     return RoleCondition(lambda p: p.layer < p.n_layer // part)
 
 
 def below(n: int) -> RoleCondition:
-    """Return the condition: the first ``n`` layers."""
+    """Return the condition that the layer is among the first ``n``."""
     return RoleCondition(lambda p: p.layer < n)
 
 
@@ -162,7 +162,7 @@ WANTS_IMATRIX = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_
 
 @dataclass(frozen=True)
 class QuantMix:
-    """A row of the mix table."""
+    """A row of the mix table: the format of each tensor in a file quantised to this mix."""
 
     name: str
     base: str  # the format of matrices for which no choice holds
@@ -170,7 +170,9 @@ class QuantMix:
     choices: dict[str, Choices] = field(default_factory=dict)  # by role
 
     def format_for(self, role: str, place: TensorRole) -> str:
-        """Return the name of the format that this mix gives a matrix."""
+        """Return the name of the format for a matrix of this role: of the first choice whose
+        condition holds at ``place``, else the base format.
+        """
         return next(
             (fmt for fmt, when in self.choices.get(role, ()) if when.test(place)), self.base
         )
@@ -182,7 +184,7 @@ def role_of(name: str) -> str:
 
 
 def always(fmt: str) -> Choice:
-    """Return a choice without a condition."""
+    """Return a choice of ``fmt`` without a condition."""
     return fmt, ALWAYS
 
 
@@ -192,7 +194,7 @@ MORE_WITH_EXPERTS = ("Q5_K", EXPERTS8 & ~FALCON)
 
 
 def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
-    """Return a quantised mix: ``own`` choices on top of those common to all mixes."""
+    """Return a quantised mix: ``own`` choices, by role, on top of those common to all mixes."""
     attn_v = own.pop("attn_v", ())
     deeper: list[Choice] = []
     for fmt, when in (*attn_v, always(base)):
@@ -209,7 +211,9 @@ def mix(name: str, base: str, file_type: int, **own: Choices) -> QuantMix:
 
 
 def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, output: str) -> QuantMix:
-    """Return a mix of about 2 bits; ``more`` is the format of the most sensitive tensors."""
+    """Return a mix of about 2 bits. ``more``: the format of the most sensitive tensors; ``embd``:
+    of the embeddings; ``output``: of attention's output matrices.
+    """
     attn_output: Choices = (("Q5_K", EXPERTS8), always(output))
     choices = {
         "output": COARSE_OUTPUT,
@@ -223,12 +227,12 @@ def coarse_mix(name: str, base: str, file_type: int, more: str, embd: str, outpu
 
 
 def plain(name: str, file_type: int) -> QuantMix:
-    """Return an unquantised mix of one format."""
+    """Return an unquantised mix: all matrices in the one format ``name``."""
     return QuantMix(name, name, file_type)
 
 
 def narrow(fmt: str) -> Choice:
-    """Return a choice for dense models other than early Falcons."""
+    """Return a choice of ``fmt`` for all models but early Falcons and those with 8 experts."""
     return fmt, ~FALCON & ~EXPERTS8
 
 
@@ -362,7 +366,9 @@ def _other_rows() -> Iterable[QuantMix]:
 
 
 def _ik_rows() -> Iterable[QuantMix]:
-    """Mixes of ik_llama.cpp's formats; attn_v gets about one bit more, as in the others."""
+    """Yield the mixes of ik_llama.cpp's formats; attn_v gets about one bit more, as in the
+    others.
+    """
     for base, file_type, more in (
         ("IQ2_KS", 147, "IQ3_K"),
         ("IQ2_K", 138, "IQ3_K"),

@@ -40,7 +40,9 @@ NOT_SEEN = "MTP layers without importances"
 
 @dataclass(frozen=True)
 class TypeRule:
-    """A user's rule: matrices whose name ``pattern`` (searched) matches become ``format``."""
+    """A user's rule: matrices whose name contains a match of the regular expression ``pattern`` get
+    the format ``format``.
+    """
 
     pattern: str
     format: str
@@ -52,7 +54,7 @@ class TypeRule:
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """The output type of every tensor of a file."""
+    """The output format of every tensor of a file."""
 
     name: str  # of the mix
     file_type: int | None  # ``general.file_type``
@@ -60,7 +62,7 @@ class Recipe:
 
     @property
     def n_bytes(self) -> int:
-        """Return the output size of all tensors in bytes."""
+        """The output size of all tensors in bytes."""
         return sum(target.n_bytes for target in self.targets)
 
     @property
@@ -78,8 +80,8 @@ class Recipe:
 
     @property
     def instead(self) -> dict[tuple[str, str], list[OutputTensor]]:
-        """Matrices that got a fallback because the mix's format does not divide their rows, keyed
-        by the names of the mix's format and the fallback.
+        """Matrices that got a fallback because the blocks of the mix's format do not divide their
+        rows, keyed by the names of the mix's format and the fallback.
         """
         groups: dict[tuple[str, str], list[OutputTensor]] = {}
         for target in self.targets:
@@ -89,8 +91,8 @@ class Recipe:
         return groups
 
     def unheeded(self, imatrix: ImportanceMatrix) -> dict[str, list[str]]:
-        """Return tensors with importances whose format ignores them, by format name. Float formats
-        are left out: their rounding needs no importances.
+        """Return, by format, the names of tensors that ``imatrix`` has importances for, but whose
+        format ignores them. Float formats are left out: their rounding needs no importances.
         """
         groups: dict[str, list[str]] = {}
         for target in self.targets:
@@ -102,8 +104,8 @@ class Recipe:
 
     @property
     def trained(self) -> dict[str, list[OutputTensor]]:
-        """Non-expert matrices that become a format fit only for weights trained in it, by format
-        name.
+        """Non-expert matrices that become a format which is good only for weights trained in it
+        (``TRAINED``), by the format's name.
         """
         groups: dict[str, list[OutputTensor]] = {}
         for target in self.targets:
@@ -119,8 +121,8 @@ class Recipe:
 
 
 def find_mix(name: str) -> QuantMix:
-    """Return the mix called ``name``, in either case; a format that is no mix's name becomes a mix
-    of that format alone. Raises UnsupportedError, with the nearest names.
+    """Return the mix called ``name``, in upper or lower case. A format's name that is no mix's
+    gives a mix of that format alone. Raises UnsupportedError, with the nearest names.
     """
     wanted = ALIASES.get(name.upper(), name.upper())
     if wanted in MIXES:
@@ -139,7 +141,9 @@ def mix_names() -> list[str]:
 
 
 def parse_rule(text: str) -> TypeRule:
-    """Parse ``PATTERN=FORMAT``. Raises TreadleError if it is malformed."""
+    """Parse a rule ``PATTERN=FORMAT``. Raises TreadleError if it is malformed, UnsupportedError for
+    an unknown format.
+    """
     pattern, equals, fmt = text.rpartition("=")
     if not equals or not pattern or not fmt:
         raise TreadleError(f"'{text}' is not PATTERN=FORMAT, such as ffn_down=Q6_K")
@@ -151,7 +155,9 @@ def parse_rule(text: str) -> TypeRule:
 
 
 def format_by_name(name: str) -> Format:
-    """Return a format that GGUF files can have. Raises UnsupportedError."""
+    """Return the format called ``name``. Raises UnsupportedError if there is none, or GGUF does not
+    have it.
+    """
     fmt = by_name(name)
     if fmt.ggml_id not in FORMATS:
         raise UnsupportedError(f"GGUF has no weight format {fmt.name}")
@@ -170,15 +176,15 @@ def make_recipe(
 ) -> Recipe:
     """Choose a format for every tensor of ``gguf``.
 
-    Matrices get the format that ``mix`` gives. Where its blocks do not divide the rows, they get a
-    fallback (``FALLBACKS``), with a note. In layers that predict further tokens, the coarsest
-    formats become UNSEEN (llama.cpp stops there), because no program collects importances for these
-    layers. The mix is overridden by ``rules`` (the last match wins), ``output_type``,
-    ``embd_type``, and ``pure`` (the mix's base format for all other matrices); a format named so
-    must fit.
+    Matrices get the format that ``mix`` gives; where its blocks do not divide the rows, a fallback
+    (``FALLBACKS``), with a note. ``rules`` (the last match wins), ``output_type``, ``embd_type``
+    and ``pure`` (the mix's base format for all other matrices) override the mix; such a format must
+    fit.
 
-    Raises UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that
-    no matrix matches.
+    If ``imatrix`` has no importances for a tensor of a layer that predicts further tokens (no
+    program collects them), UNSEEN replaces the coarsest formats there; llama.cpp stops. Raises
+    UnsupportedError if a requested format cannot hold the rows, TreadleError for a rule that no
+    matrix matches.
     """
     if output_type is not None:
         tied = "output.weight" not in gguf.tensors  # then the embeddings are the output too
@@ -218,7 +224,7 @@ def make_recipe(
 
 
 def is_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Whether mixes and rules apply to a tensor."""
+    """Return whether mixes and rules apply to a tensor of this name and shape."""
     rows = prod(shape[:-1])  # a single row (a shared expert's gate) counts as a vector
     return len(shape) >= 2 and rows > 1 and name.endswith("weight") and not KEPT.search(name)
 
@@ -228,8 +234,8 @@ TRANSPOSED = {"gemma3": frozenset({"mm.input_projection.weight"})}
 
 
 def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
-    """Return matrices of a projector file that keep their format: llama.cpp cannot transpose
-    blocks.
+    """Return the names of a projector file's matrices that keep their format: llama.cpp cannot
+    transpose blocks.
     """
     projector_type = str(gguf.metadata.get("clip.projector_type", ""))
     blocks = format_by_name(mix.base).block > 1
@@ -237,7 +243,7 @@ def kept_in_projectors(gguf: GGUF, mix: QuantMix) -> frozenset[str]:
 
 
 def nearest(fmt: Format, k: int) -> Format:
-    """Return the format nearest to ``fmt`` whose blocks divide rows of ``k`` weights."""
+    """Return ``fmt``, or the first of its fallbacks whose blocks divide rows of ``k`` weights."""
     while k % fmt.block:
         fmt = by_name(FALLBACKS.get(fmt.name, LAST_RESORT))
     return fmt
@@ -263,7 +269,9 @@ def _exactly(tensor: Tensor, wanted: Format, gguf: GGUF) -> OutputTensor:
 
 
 class _TensorRoles:
-    """Finds the role of a tensor, and its index among the tensors of that role."""
+    """Callable: returns a tensor's role, and the ``TensorRole`` with its index among tensors of
+    that role.
+    """
 
     def __init__(self, gguf: GGUF, mix: QuantMix, imatrix: bool) -> None:
         meta = gguf.metadata
@@ -324,7 +332,7 @@ def _layer(name: str) -> int:
 
 
 def _largest(meta: Mapping[str, object], key: str, default: int) -> int:
-    """Return an integer value, or the largest of a per-layer array."""
+    """Return the integer of a metadata key, or the largest of a per-layer array."""
     value = meta.get(key, default)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return max((v for v in value if isinstance(v, int)), default=default)

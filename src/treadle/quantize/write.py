@@ -90,7 +90,7 @@ def write(
 def plan_shards(
     gguf: GGUF, recipe: Recipe, path: Path, imatrix: ImportanceMatrix | None = None
 ) -> list[Shard]:
-    """Return the new file's layout: its keys, and the place of each tensor."""
+    """Return the new file's layout: its metadata, and the place of each tensor."""
     metadata = kept_metadata(gguf_source(gguf))
     if recipe.file_type is not None:
         metadata["general.file_type"] = recipe.file_type
@@ -103,7 +103,8 @@ def plan_shards(
 
 def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
     """Return the recipe with every tensor that an adapter changes re-encoded, in its own format if
-    no other is requested. Raises UnsupportedError if the tensor's products have a scale factor.
+    no other is requested. Raises UnsupportedError for a tensor whose product's output has a scale
+    factor.
     """
     ranks = {name: low for adapter, _ in merged for name, low in adapter.ranks.items()}
     for entry in recipe.targets:
@@ -123,11 +124,13 @@ def with_merged(recipe: Recipe, merged: Merged) -> Recipe:
 
 
 def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.Change:
-    """Return the function that quantises rows, weighted by column importances if there are any."""
+    """Return the function that quantises rows of a tensor, with adapters added; importances of
+    columns, if there are any, weight the errors.
+    """
 
     @lru_cache(maxsize=2)
     def added(name: str) -> list[tuple[Floats, Floats]]:
-        """Return A of each adapter, and B times its scale."""
+        """Return, for each adapter of the tensor, its A, and its B times scale."""
         ranks = [(low, scale) for one, scale in merged if (low := one.ranks.get(name)) is not None]
         return [(low.a(), low.b() * np.float32(low.factor * scale)) for low, scale in ranks]
 
@@ -160,7 +163,9 @@ def _encode(entries: Mapping[str, Importances], merged: Merged = ()) -> writer.C
 
 
 def _product(a: Floats, b: Floats, at: int, end: int) -> Floats:
-    """Return rows ``at`` to ``end`` of B A; the rows of several experts follow each other."""
+    """Return rows ``at`` to ``end`` (exclusive) of B A; the rows of several experts follow each
+    other.
+    """
     if b.ndim == 2:
         return b[at:end] @ a
     m = b.shape[1]
@@ -191,14 +196,18 @@ def check_target(
     imatrix: ImportanceMatrix | None = None,
     merged: Merged = (),
 ) -> None:
-    """Raise FileError if the target exists, or is one of the files to be read."""
+    """Raise FileError if the target exists and ``overwrite`` is false, or it is one of the files to
+    be read.
+    """
     beside = [imatrix.path if imatrix else None, *(adapter.path for adapter, _ in merged)]
     read = [*gguf.paths, *files_of(*beside)]
     check_path(path, read, force=overwrite)
 
 
 def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
-    """Raise FileError if there are no weights, UnsupportedError if they are already quantised."""
+    """Raise FileError if the file has no weights, UnsupportedError if they are already quantised
+    and ``allow_requantize`` is false.
+    """
     if gguf.header_only:
         raise FileError("has only a header: there are no weights to quantize", path=gguf.path)
     for target in recipe.targets:
@@ -211,7 +220,7 @@ def check_sources(gguf: GGUF, recipe: Recipe, allow_requantize: bool) -> None:
 
 
 def check_importances(gguf: GGUF, recipe: Recipe, imatrix: ImportanceMatrix) -> None:
-    """Raise FileError for importances of another shape, or of another model altogether."""
+    """Raise FileError for importances of another shape, or for none of the file's tensors."""
     here = {t.tensor.name: t.tensor for t in recipe.targets}
     if not imatrix.entries.keys() & here.keys():
         raise FileError(
@@ -234,7 +243,7 @@ def _importance_shape(tensor: SourceTensor) -> tuple[int, int]:
 
 
 def _importance_keys(imatrix: ImportanceMatrix) -> dict[str, Any]:
-    """Return llama.cpp's keys that record the importance matrix in the file."""
+    """Return the metadata by which llama.cpp records the importance matrix in the file."""
     keys: dict[str, Any] = {}
     if imatrix.path is not None:
         keys["quantize.imatrix.file"] = str(imatrix.path)[:MAX_STRING]

@@ -1,5 +1,5 @@
-"""Builds a batch: one token for every decoding request (or the tokens to recompute after a draft
-was rejected in a layer state), then prompt chunks up to the step's budget.
+"""Builds a batch: the next token of every decoding request, with its draft (or the tokens to
+recompute after a draft was rejected in a layer state), then prompt chunks up to the step's budget.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Batch = list[tuple["Request", BatchItem]]
 
 
 class BatchBuilder:
-    """Builds batches from the running requests. ``cost_model`` predicts step times."""
+    """Builds batches from the running requests. ``cost_model`` predicts step times; ``media`` and
+    ``prompts`` encode what prompts need.
+    """
 
     def __init__(
         self,
@@ -40,7 +42,11 @@ class BatchBuilder:
         self.drafting = Drafting(queue.engine.max_tokens, queue.clock)
 
     def build(self) -> Batch:
-        """Return the items of the next batch, with their pages reserved."""
+        """Admit waiting requests, and return the items of the next batch, with their pages
+        reserved.
+
+        The batch is empty if no request can run now. If none will be able to, one of them fails.
+        """
         queue = self._queue
         self._media.begin_step()
         self._prompts.begin_step()
@@ -95,8 +101,8 @@ class BatchBuilder:
         return batch
 
     def _prompt_part(self, request: Request, n: int) -> BatchItem | None:
-        """Return the next part of a prompt, about ``n`` tokens; None if there is none that can run
-        now.
+        """Return the item that runs the next part of a prompt, about ``n`` tokens; None if none can
+        run now.
         """
         if request.seq is None:
             return None
@@ -110,8 +116,8 @@ class BatchBuilder:
         return BatchItem(request.seq, ids, int(last), request.queries() if last else ())
 
     def _until(self) -> float:
-        """Deadline for fetching pages from files: the target step time while requests decode, else
-        none.
+        """Return the clock time until which pages may be fetched from files: one target step time
+        from now while requests decode, else infinity.
         """
         queue = self._queue
         writing = any(request.answer.ids and not request.paused for request in queue.running)
@@ -119,7 +125,7 @@ class BatchBuilder:
 
     def _wanting(self) -> list[Request]:
         """Return the running requests that can process a token, by rank. Of requests that share a
-        sequence, only the one whose output is consumed fastest.
+        sequence, only the one with the fewest pieces that its caller has not taken.
         """
         found: dict[int, Request] = {}
         for request in list(self._queue.running):

@@ -1,5 +1,5 @@
 """Encoding of prompts between steps, in an encoder-decoder model: in slices, so that the tokens of
-other requests are not delayed by more than one.
+other requests are not delayed by more than one slice.
 
 Short prompts are encoded together: a run of few tokens spends most of its time on the encoder's
 weights. The first in the queue is always among them.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PromptGroup:
-    """Prompts that are being encoded together."""
+    """Prompts that are being encoded together; ``encoding`` runs one slice for each ``next``."""
 
     keys: list[EncodedKeys]
     encoding: Generator[None, None, None]
@@ -37,11 +37,13 @@ class EncoderQueue:
         self._current: PromptGroup | None = None
 
     def begin_step(self) -> None:
-        """Forget who waits: each step asks again, since requests end."""
+        """Clear the list of waiting requests: each step collects it anew, since requests end."""
         self._waiting.clear()
 
     def ready(self, request: Request) -> bool:
-        """Return whether an admitted request's prompt is encoded. If not, it is waited for."""
+        """Return whether an admitted request's prompt is encoded. If not, the request is added to
+        those that wait for it.
+        """
         assert request.seq is not None
         keys = request.seq.encoded
         if keys is None or keys.is_stored:
@@ -55,8 +57,8 @@ class EncoderQueue:
         return bool(self._waiting)
 
     def run_slice(self) -> list[tuple[Request, TreadleError]]:
-        """Encode for one slice of time. Return the requests whose prompt cannot be encoded, with
-        the error. The caller holds the engine's lock.
+        """Encode for one slice of time. Return the requests whose prompt cannot be encoded, each
+        with its error. The caller holds the engine's lock.
         """
         group = self._current
         # Pages of a prompt that nobody waits for may be another one's by now.
@@ -84,7 +86,9 @@ class EncoderQueue:
         return []
 
     def _begin(self) -> PromptGroup:
-        """Begin to encode the first prompt that is waited for, and others that fit the run."""
+        """Begin to encode the first prompt in the queue, and those after it that fit the same
+        run.
+        """
         encoder = self._engine.encoder
         assert encoder is not None
         prompts: list[tuple[tuple[int, ...], EncodedKeys]] = []
@@ -97,7 +101,7 @@ class EncoderQueue:
         return PromptGroup([keys for _, keys in prompts], encoder.encode(prompts))
 
     def _drop(self) -> None:
-        """Stop an encoding."""
+        """Stop the current encoding, if any."""
         if self._current is not None:
             self._current.encoding.close()
             self._current = None

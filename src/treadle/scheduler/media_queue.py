@@ -1,7 +1,7 @@
 """Encoding of pictures and sound between steps: rows that running requests need are computed in
-slices, so that other requests' tokens are not delayed by more than one.
+slices, so that other requests' tokens are not delayed by more than one slice.
 
-Small pictures of one shape are encoded together, whoever waits for them: a run of few patches
+Small pictures of one shape are encoded together, even for different requests: a run of few patches
 spends much of its time on the tower's weights. The first in the queue is always among them, so that
 none waits for long.
 """
@@ -48,13 +48,15 @@ class MediaQueue:
         self.seconds = 0.0  # of all slices
 
     def begin_step(self) -> None:
-        """Forget who waits: each step asks again, since requests end and caches fill."""
+        """Clear the list of waiting requests: each step collects it anew, since requests end and
+        the cache of rows fills.
+        """
         self._waiting.clear()
 
     def ready(self, request: Request, ids: list[int]) -> int:
         """Return how many of ``ids``, the request's next ones, can run now: all, or those before
-        the first row that is not encoded. That one is then waited for, and so are the request's
-        later ones.
+        the first picture or sound without rows. That one and the request's later ones are then
+        added to the queue.
         """
         media = self._engine.cache.media
         if not media.any_in(ids):
@@ -68,7 +70,7 @@ class MediaQueue:
 
     @property
     def row_s(self) -> float:
-        """Mean seconds of encoding per row; 0: nothing was encoded yet."""
+        """Mean seconds of encoding per row; 0 if nothing was encoded yet."""
         return self.seconds / self.n_rows if self.n_rows else 0.0
 
     @property
@@ -77,8 +79,8 @@ class MediaQueue:
         return bool(self._waiting)
 
     def run_slice(self) -> list[tuple[Request, TreadleError]]:
-        """Encode for one slice of time. Return the requests whose picture cannot be encoded, with
-        the error. The caller holds the engine's lock.
+        """Encode for one slice of time. Return the requests whose picture or sound cannot be
+        encoded, each with its error. The caller holds the engine's lock.
         """
         self._apart.intersection_update(self._waiting)
         group = self._current
@@ -111,7 +113,9 @@ class MediaQueue:
         return []
 
     def _begin(self) -> EncodingGroup:
-        """Begin to encode the first picture that is waited for, and small ones of its shape."""
+        """Begin to encode the first picture or sound in the queue, and small ones of its shape.
+        Raises TreadleError if no waiting request has its encoder.
+        """
         first, *others = self._waiting
         encoder = self._encoder_of(first)
         if encoder is None:
@@ -130,14 +134,16 @@ class MediaQueue:
         return EncodingGroup(entries, encoder.begin([each.prepared for each in encoders]))
 
     def _encoder_of(self, entry: MediaEntry) -> MediaEncoder | None:
-        """Return the encoder of one of the requests that wait: one that has only the ids, such as a
-        session's, may wait for another's.
+        """Return the encoder of ``entry`` from any request that waits for it: some, such as a
+        session's, have only the ids.
         """
         found = (request.media.get(entry) for request in self._waiting[entry])
         return next((encoder for encoder in found if encoder is not None), None)
 
     def _finish(self, entries: list[MediaEntry], rows: list[np.ndarray]) -> None:
-        """Give each its rows; those that nobody waits for any more are kept as others are."""
+        """Store each entry's rows, float32 [n_rows, width]; then trim the cache of rows to its
+        size.
+        """
         for entry, own in zip(entries, rows, strict=True):
             entry.rows = own
             self.n_rows += entry.n_rows
@@ -146,14 +152,14 @@ class MediaQueue:
         self._engine.cache.media.trim()
 
     def _drop(self) -> None:
-        """Stop an encoding that no request waits for any more."""
+        """Stop the current encoding, if any."""
         if self._current is not None:
             self._current.encoding.close()
             self._current = None
 
 
 def _from(entry: MediaEntry, request: Request) -> list[MediaEntry]:
-    """Return an entry that a request waits for, and those of its later ones that have no rows."""
+    """Return ``entry`` and the request's later pictures and sounds that have no rows."""
     own = list(request.media)
     later = own[own.index(entry) + 1 :] if entry in request.media else []
     return [entry, *(each for each in later if each.rows is None)]

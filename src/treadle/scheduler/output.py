@@ -1,4 +1,4 @@
-"""Output of one request: token ids are pushed, pieces of text are taken.
+"""Output of one request: the scheduler pushes token ids, the caller takes pieces of text.
 
 An output knows no engine and has no lock. One thread pushes; another may take.
 """
@@ -44,7 +44,9 @@ class Timings:
     media_s: float = 0.0  # encoding its pictures and sounds; in no other field
 
     def note_draft(self, n_drafted: int, n_accepted: int) -> None:
-        """Count one checked draft, whose first ``n_accepted`` tokens were right."""
+        """Count one checked draft of ``n_drafted`` tokens, of which the first ``n_accepted`` were
+        accepted.
+        """
         self.n_drafts += 1
         self.n_drafted += n_drafted
         self.n_accepted += n_accepted
@@ -58,7 +60,9 @@ class Timings:
 
     @property
     def decode_tok_s(self) -> float:
-        """Tokens per second after the first token (a result of prefill); sampling included."""
+        """Tokens per second, not counting the first, which is a result of prefill; sampling
+        included.
+        """
         return (
             (self.n_generated - 1) / self.decode_s
             if self.decode_s and self.n_generated > 1
@@ -70,13 +74,14 @@ class RequestOutput:
     """The growing output of one request.
 
     ``push`` takes each token id; ``take`` returns pieces of whole characters. Text that may begin a
-    stop string is held back. Finish reasons: "length" at ``max_tokens``, "context" at ``n_ctx``
-    tokens of prompt and output, "stop" at an end-of-generation token or a stop string.
+    stop string is held back. Finish reasons: "stop" at an end-of-generation token or a stop string,
+    "length" at ``max_tokens`` or where ``lines`` ends it, "context" at ``n_ctx`` tokens of prompt
+    and output.
 
     ``stop_filter``: selects the text that stop strings match, None for all of it; ``keeps_stop``:
     whether the final stop string is part of the output; ``shown``: control tokens that are spelled
-    out in the text; ``ends``: end tokens in addition to the vocabulary's; ``lines``: stops by
-    indentation or time.
+    out in the text; ``ends``: end tokens in addition to the vocabulary's; ``lines``: ends the
+    output by indentation or time.
     """
 
     def __init__(
@@ -135,7 +140,7 @@ class RequestOutput:
         return self.finish_reason is not None or self.error is not None
 
     def push(self, token: int | None, logprob: TokenLogprob | None = None) -> None:
-        """Append the next token; None ends the output, as at the end of a grammar."""
+        """Append the next token; None, or an end token, ends the output."""
         if self._decoder is None:
             self._decoder = self._decode()
         if token is None or self.is_end(token):
@@ -155,15 +160,19 @@ class RequestOutput:
             self._end(self._decoder, self._at_most)
 
     def is_end(self, token: int) -> bool:
-        """Whether a token ends the output; it is then not part of the output."""
+        """Return whether a token ends the output; it is then not part of the output."""
         return token in self.tokenizer.eog or token in self.ends
 
     def fail(self, error: BaseException) -> None:
-        """End with an error and no finish reason. Pieces pushed before can still be taken."""
+        """End the output with an error and no finish reason. Pieces pushed before can still be
+        taken.
+        """
         self.error = error
 
     def take(self) -> str | None:
-        """Return the next piece; None if there is none, for now or (``over``) for good."""
+        """Return the next piece of text; None if there is none now, or, if ``over``, none any
+        more.
+        """
         if self.pieces:
             piece, self.n_taken = self.pieces.popleft()
             return piece
@@ -172,12 +181,14 @@ class RequestOutput:
         return None
 
     def has_news(self) -> bool:
-        """Whether a piece can be taken, or the output has ended."""
+        """Return whether a piece can be taken, or the output has ended."""
         return bool(self.pieces) or self.finish_reason is not None or self.error is not None
 
     @property
     def over(self) -> bool:
-        """Whether everything was taken. The last piece is appended before ``done`` becomes true."""
+        """Whether the output is complete and every piece was taken. The last piece is appended
+        before ``done`` becomes true.
+        """
         return self.done and not self.pieces
 
     @property
@@ -186,7 +197,9 @@ class RequestOutput:
         return self._n_begun() if self.stopped_by else len(self.ids)
 
     def _n_begun(self) -> int:
-        """Number of tokens whose text starts before the end of the pieces given so far."""
+        """Return the number of tokens whose text starts before the end of the pieces emitted so
+        far.
+        """
         return bisect_left(self.starts, self._n_given)
 
     def _decode(self) -> StreamDecoder:
@@ -197,20 +210,22 @@ class RequestOutput:
         return StreamDecoder(self.tokenizer, shown=self.shown, start=begins)
 
     def _end(self, decoder: StreamDecoder, reason: str) -> None:
-        """Finish: emit the text held back, unless it completes a stop string. Bytes of a character
-        cut by a limit are dropped; bytes that the model ended with become U+FFFD.
+        """Finish: emit the text held back, unless it completes a stop string. An incomplete
+        character is dropped if a limit cut it; if the model ended with it, it becomes U+FFFD.
         """
         rest = decoder.flush() if reason == "stop" else ""
         stopped = self._give(rest, last=True)
         self.finish_reason = "stop" if stopped else reason
 
     def _matched(self, new: str, *, last: bool) -> str:
-        """Return the part of new text that stop strings may match, as far as it is decided."""
+        """Return the part of the text so far that stop strings may match, as ``stop_filter``
+        selects it from ``new``.
+        """
         return new if self._stop_filter is None else self._stop_filter.feed(new, last=last)
 
     def _give(self, new: str, *, last: bool = False) -> bool:
-        """Emit the part of pending and new text that may be shown; return whether a stop string
-        ended it.
+        """Emit the part of held-back and new text that can begin no stop string; return whether a
+        stop string ended the output.
         """
         text = self._pending + new
         stopped = False
@@ -234,16 +249,20 @@ class RequestOutput:
 
 
 class StopMatcher(Protocol):
-    """Selects the text that stop strings may match."""
+    """Protocol: selects the text that stop strings may match."""
 
     def feed(self, text: str, *, last: bool) -> str:
-        """Return the characters decided so far; those that must not match are replaced."""
+        """Return the characters of the text so far that are decided by now, and were not returned
+        before; those that must not match are replaced.
+        """
 
 
 class IndentStop:
-    """Indentation stop, for code completion. Ends the output at the first later line that is
-    indented by fewer than ``n_indent`` blanks. If ``most_ms`` is above 0, also at the end of the
-    first line that ends more than ``most_ms`` after the first token.
+    """Ends an output by indentation, for code completion: at the first later line, an empty one
+    included, that is indented by fewer than ``n_indent`` blanks.
+
+    If ``most_ms`` is above 0, also at the end of the first line that ends more than ``most_ms``
+    after the first piece of text.
     """
 
     def __init__(
@@ -256,7 +275,9 @@ class IndentStop:
         self._blanks: int | None = None  # indentation so far; None after it
 
     def end(self, new: str) -> int | None:
-        """Return the index in ``new``, the next piece, at which the output ends, or None."""
+        """Return the index in ``new``, the next piece of text, at which the output ends, or
+        None.
+        """
         now = self._clock()
         began = self._began = now if self._began is None else self._began
         for at, letter in enumerate(new):
@@ -275,7 +296,9 @@ class IndentStop:
 
 
 def stop_strings(stop: str | Iterable[str] | None) -> list[str]:
-    """Return the caller's ``stop`` as a list without empty strings. Raises TreadleError."""
+    """Return the caller's ``stop`` as a list without empty strings. Raises TreadleError for other
+    types.
+    """
     stop = () if stop is None else stop
     expected = "a str or a list of them"
     given = [stop] if isinstance(stop, str) else listed("stop", stop, expected)

@@ -1,8 +1,8 @@
 """Request queue and admission: a request waits until its whole prompt fits, then runs.
 
-A running request has a sequence. If pages run out, the running request of the lowest priority gives
-up its pages and waits again. The lists and the cache change only under the engine's lock; any
-thread may append to ``inbox``.
+A running request has a sequence. If pages run out, the running request of the lowest rank gives up
+its pages and waits again. The lists and the cache change only under the engine's lock; any thread
+may append to ``inbox``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONSIDERED = 32  # waiting requests whose prefixes are looked up in the cache
 
 
 class RequestQueue:
-    """The requests of one engine. ``clock`` returns seconds."""
+    """The waiting and running requests of one engine. ``clock`` returns seconds."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self.engine = engine
@@ -43,7 +43,9 @@ class RequestQueue:
     # -- arrival and removal -----------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Queue the new requests of ``inbox``; remove those that ended or were cancelled."""
+        """Move the new requests of ``inbox`` to the queue; remove those that ended or were
+        cancelled.
+        """
         while self.inbox:
             request = self.inbox.popleft()
             if request.cancelled or request.answer.done:
@@ -62,13 +64,15 @@ class RequestQueue:
                 self.fail(request, error)
 
     def fail(self, request: Request, error: TreadleError) -> None:
-        """End a request with an error."""
+        """End a request with an error, and remove it."""
         request.answer.fail(error)
         self._failed.append(request)
         self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """Remove a request. Its sequence stays cached for prompts with the same prefix."""
+        """Remove a request. Its sequence stays cached for prompts with the same prefix, or with its
+        session, without tokens that a cancelled request's caller has not seen.
+        """
         for queue in (self.waiting, self.running):
             if request in queue:
                 queue.remove(request)
@@ -94,7 +98,7 @@ class RequestQueue:
                 cache.truncate(seq, n)
 
     def told(self) -> list[Request]:
-        """Return the requests that failed since the last call."""
+        """Return the requests that failed since the last call of this method."""
         failed = self._failed
         self._failed = []
         return failed
@@ -102,9 +106,10 @@ class RequestQueue:
     # -- admission ---------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Admit waiting requests. Order: priority (grows with age), round-robin over keys, longest
-        cached prefix, arrival. Stop at the first request that does not fit, so that large prompts
-        are not starved.
+        """Admit waiting requests until one does not fit, so that large prompts are not starved.
+
+        Order: priority (more urgent with age), round-robin over keys, longest cached prefix,
+        arrival.
         """
         now = self.clock()
         for at, request in enumerate(self.waiting):
@@ -123,10 +128,11 @@ class RequestQueue:
                 break
 
     def _take_turns(self, now: float) -> None:
-        """Set the levels of requests that have a key. A key has the priority of its most urgent
-        request and ages since it was last served, so hundreds of old requests of one key do not
-        delay another key's first. Each request of a key, running ones
-        included, moves its next one back by one level.
+        """Set the levels of waiting requests that have a key, from the key as a whole.
+
+        A key has the priority of its most urgent request and ages since it was last served, so
+        hundreds of old requests of one key do not delay another key's first. Each request of a key,
+        running ones included, moves its next one back by one level.
         """
         of_key: dict[Hashable, list[Request]] = {}
         for request in sorted(self.waiting, key=lambda request: (request.level, request.number)):
@@ -141,15 +147,16 @@ class RequestQueue:
                 ahead = ahead + 1
 
     def closed(self, request: Request) -> bool:
-        """Fail a request whose session is closed. Return whether it was."""
+        """Return whether the request's session is closed; if so, fail the request."""
         if request.session is None or not request.session.closed:
             return False
         self.fail(request, TreadleError("the session is closed"))
         return True
 
     def _follows(self, request: Request) -> bool:
-        """Whether a running request is about to prefill the same next page, or to keep a layer
-        state at the end of the same system prompt, so that N equal prompts are read once.
+        """Return whether the request should wait for a running one, which is about to prefill the
+        same next page, or to keep a layer state at the end of the same system prompt: so N equal
+        prompts are computed once.
         """
         if not self.running or not request.reuse or request.source:
             return False
@@ -175,8 +182,8 @@ class RequestQueue:
         )
 
     def _start(self, request: Request) -> bool:
-        """Give the request a sequence with its cached prefix and reserve pages for the rest. Return
-        whether there was room.
+        """Give the request a sequence with its cached prefix, and reserve pages for the rest.
+        Return whether there was room; only then it runs.
         """
         session = request.session
         if session is None:  # ``seen`` counted another sequence's changes
@@ -202,7 +209,7 @@ class RequestQueue:
         return True
 
     def _place(self, request: Request) -> Sequence:
-        """Return the sequence that the request will use."""
+        """Return a sequence for the request: its session's, or a new one."""
         session = request.session
         cache = self.engine.cache
         if session is None and request.reuse and not request.source:
@@ -214,7 +221,8 @@ class RequestQueue:
         return seq
 
     def resume(self, request: Request) -> int:
-        """Make the request's sequence hold a prefix of its ids. Return the number left (>= 1).
+        """Make the request's sequence hold a prefix of the request's ids. Return the number of ids
+        that are left to run (>= 1).
 
         The sequence may differ from what the last step left: another request may have used the
         session, or a signal may have come after the batch ran and before its logits were used.
@@ -232,8 +240,9 @@ class RequestQueue:
         return len(ids) - len(seq.ids)
 
     def recall(self, request: Request, until: float) -> bool:
-        """Append the request's pages from page files to its sequence. Return whether that was
-        finished by ``until``. The first time, also record where and why prefix reuse stopped.
+        """Append pages of the request's prompt, found in page files, to its sequence. Return False
+        if the clock reached ``until`` before that was finished. The first time, also record where
+        and why prefix reuse stopped.
         """
         seq = request.seq
         cache = self.engine.cache
@@ -260,8 +269,10 @@ class RequestQueue:
         return True
 
     def secure(self, request: Request, n: int, *, by_rank: bool = True) -> bool:
-        """Reserve pages for ``n`` more tokens. If necessary, preempt running requests of lower
-        rank; unless ``by_rank``, only those of lower priority too.
+        """Reserve pages for ``n`` more tokens of a running request; return whether there was room.
+
+        If necessary, running requests of lower rank are preempted; unless ``by_rank``, only those
+        whose priority is lower too.
         """
         assert request.seq is not None
 
@@ -280,7 +291,7 @@ class RequestQueue:
                     return False
 
     def _reserve(self, request: Request, n: int) -> None:
-        """Reserve pages for ``n`` more tokens and, in an encoder-decoder model, for the encoder's
+        """Reserve pages for ``n`` more tokens, and in an encoder-decoder model for the encoder's
         rows, which requests with the same source share. Raises NoRoomError.
         """
         seq = request.seq
@@ -295,9 +306,10 @@ class RequestQueue:
         cache.reserve(seq, n)
 
     def take_pages(self, may: Callable[[Request], bool]) -> bool:
-        """Preempt one request, if any: a paused one first, else the lowest-ranked for which ``may``
-        is true. It waits again and recomputes what the cache has evicted by then. Return whether
-        one was found.
+        """Preempt one running request: a paused one first, else the lowest-ranked for which ``may``
+        is true; never one of a session. Return whether there was one.
+
+        It waits again, and recomputes what the cache has evicted by then.
         """
         own = [r for r in self.running if r.session is None and (r.paused or may(r))]
         if not own:
@@ -313,8 +325,8 @@ class RequestQueue:
         return True
 
     def refuse(self) -> None:
-        """Deadlock: no request can run, and none will free pages. Fail the first that lacks
-        some.
+        """Resolve a deadlock, in which no request can run and none will free pages: fail the first
+        one that lacks pages.
         """
         for request in (*self.running, *self.waiting):
             if request.short is not None and not request.paused:

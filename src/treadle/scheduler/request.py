@@ -33,11 +33,11 @@ Encoding = Generator[None, None, "list[np.ndarray]"]
 
 @dataclass(frozen=True, eq=False)
 class MediaEncoder:
-    """The way to encode one picture or sound.
+    """Encoder of one picture or sound of a request.
 
-    begin: begins the encoding of several ``prepared`` together.
-    shape: those of equal shapes can be encoded together, with the bits that each has alone.
-    n_patches: rows of the tower's inputs.
+    begin: begins to encode the ``prepared`` of several encoders together. prepared: the input of
+    ``begin``. shape: encoders of equal shapes can be used together; each result has the bits that
+    it has alone. n_patches: rows of the tower's inputs.
     """
 
     begin: Callable[[Seq[Any]], Encoding]
@@ -48,8 +48,8 @@ class MediaEncoder:
 
 @dataclass(frozen=True, eq=False)
 class MediaUsage:
-    """A picture or sound of a prompt. ``n_tokens``: its rows; ``size`` and ``resized``: height and
-    width as given, and as the model sees it, in pixels.
+    """A picture or sound of a prompt. ``n_tokens``: its rows in the prompt; ``size`` and
+    ``resized``: height and width as given, and as the model sees it, in pixels.
     """
 
     kind: str
@@ -59,10 +59,11 @@ class MediaUsage:
 
 
 class MediaPrompt(list[int]):
-    """Token ids of a prompt with rows of pictures or sounds.
+    """Token ids of a prompt, with rows of pictures or sounds.
 
-    ``encoders``: of each of its media, in the order of their first rows. ``usage``: of each, in
-    order. ``n_bytes``: memory that the prepared media hold until they are encoded.
+    ``encoders``: the encoder of each of its pictures and sounds, in the order of their first rows;
+    ``usage``: the same for their sizes. ``n_bytes``: memory that prepared inputs take until they
+    are encoded.
     """
 
     def __init__(
@@ -82,12 +83,15 @@ class Request:
     """One generation request.
 
     ``priority``: lower runs first. Requests of one ``client`` share its turn; None: a client of its
-    own. With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt
-    is computed, whatever session, cache and page files hold. ``media``: the pictures and sounds
-    in ``ids``, in the order of their first rows, each with its encoder. ``system_end``: the number
-    of ids up to the end of the system prompt, 0 if unknown: layer states are kept there.
-    ``source``: the ids that the encoder of an encoder-decoder model reads; ``ids`` are the
-    decoder's.
+    own. ``look_ahead``: pieces of output that may wait for the caller before the request pauses.
+    ``logprobs``: number of alternatives with log-probabilities, None for none. ``speculate``:
+    whether to draft. ``lora``: adapters to run with.
+
+    With a ``session``, tokens go to the session's sequence. Without ``reuse`` the whole prompt is
+    computed, whatever session, cache and page files hold. ``media``: the pictures and sounds in
+    ``ids``, in the order of their first rows, each with its encoder. ``system_end``: the number of
+    ids up to the end of the system prompt, 0 if unknown: layer states are kept there. ``source``:
+    the ids that the encoder of an encoder-decoder model reads; ``ids`` are the decoder's.
     """
 
     def __init__(
@@ -141,11 +145,11 @@ class Request:
         self.seq: Sequence | None = None  # set while it runs
         self.seen = -1  # ``n_changes`` of the sequence after the last step
         self.looked_at = False  # its logits are computed, and its next token is being sampled
-        self.short: NoRoomError | None = None  # why it cannot run
+        self.short: NoRoomError | None = None  # the pages that it lacks, if any
 
     @property
     def paused(self) -> bool:
-        """Whether it waits for the caller to take pieces."""
+        """Whether the request has stopped until its caller takes pieces."""
         return len(self.answer.pieces) >= self.look_ahead
 
     @property
@@ -155,26 +159,30 @@ class Request:
 
     @property
     def n_read(self) -> int:
-        """Number of prompt tokens that are already computed."""
+        """Number of prompt tokens that are computed, or known to be cached."""
         seq = self.seq  # read once: another thread may clear it
         n = max(self.n_known, 0) if seq is None else len(seq.ids)
         return min(n, self.answer.timings.n_prompt)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Sort key: if there is no room for both, the lower one runs."""
+        """Sort key, (level, number): if there is no room for two requests, the one with the lower
+        key runs.
+        """
         return self.level, self.number
 
     def look_up(self, cache: KVCache) -> int:
-        """Return how many of its tokens the cache has; looked up again only after ``n_known`` is
-        set to -1.
+        """Return how many of the request's tokens the cache has; ``n_known`` keeps the number until
+        it is set to -1.
         """
         if self.n_known < 0:
             self.n_known = cache.known(self.ids, self.lora) if self.reuse else 0
         return self.n_known
 
     def queries(self, n_rows: int = 1) -> tuple[LogitsQuery, ...]:
-        """Return the queries for the largest logits of the next rows."""
+        """Return the queries for the largest logits of the next ``n_rows`` rows; none if whole rows
+        are needed.
+        """
         query = self.sampler.query(n_rows)
         if self.n_top is not None and self.n_top <= N_TOP:
             if query is None or query.mask is None:
@@ -186,7 +194,9 @@ class Request:
         return () if query is None else (query,)
 
     def guess(self) -> Draft | None:
-        """Return draft tokens from its grammar or from repetition in its own tokens, or None."""
+        """Return a draft from the grammar or from repetition in the request's own tokens, or
+        None.
+        """
         room = self.room
         if self.lookup is None or room <= 0:
             return None
@@ -203,7 +213,9 @@ class Request:
 
     @property
     def room(self) -> int:
-        """Number of draft tokens that fit the page and the token limit; 0: no draft."""
+        """Number of draft tokens that fit the sequence's last page and the token limit; no draft if
+        it is 0 or less.
+        """
         if self.lookup is None or self.seq is None:
             return 0
         n = len(self.ids) - 1
@@ -211,8 +223,9 @@ class Request:
         return min(PAGE - 1 - n % PAGE, self.answer.n_left - 1, MOST - again)
 
     def is_decoding(self, left: int) -> bool:
-        """Whether it decodes, and the ``left`` ids missing from its sequence are the last one plus
-        those that a layer state must recompute because of a draft.
+        """Return whether the request decodes in this step, with ``left`` ids missing from its
+        sequence: the last id, and perhaps those that a layer state must recompute because a draft
+        was rejected.
         """
         if left == 1 or not self.answer.ids:
             return bool(self.answer.ids)
@@ -220,11 +233,13 @@ class Request:
         return seq is not None and seq.n_state > 0 and bool(seq.slots) and left <= MOST + 1
 
     def track(self, source: str) -> AcceptanceTracker:
-        """Return the acceptance tracker of a draft source for this request."""
+        """Return the acceptance tracker of this request's drafts from ``source``."""
         return self.tracks.setdefault(source, AcceptanceTracker())
 
     def take(self, rows: Seq[LogitsRow], draft: Seq[int]) -> None:
-        """Sample a token from each row up to the first that differs from the draft."""
+        """Sample a token from each row, up to the first that differs from the draft or ends the
+        output.
+        """
         assert len(rows) == 1 + len(draft)
         n = len(self.ids)
         for row, expected in zip(rows, (*draft, None), strict=True):
@@ -236,7 +251,7 @@ class Request:
             self.answer.timings.note_draft(len(draft), self.n_accepted)
 
     def choose(self, row: LogitsRow) -> None:
-        """Sample the next token from the logits of the last one."""
+        """Sample the next token from the logits of the last one, and push it to the output."""
         token = self._sample(row)
         measured = None
         if token is not None and not self.answer.is_end(token):
@@ -250,7 +265,7 @@ class Request:
         self.answer.push(token, measured)
 
     def _sample(self, row: LogitsRow) -> int | None:
-        """Sample a token; None if the grammar is complete and its end token is banned."""
+        """Return a sampled token; None if the grammar is complete and its end token is banned."""
         try:
             return self.sampler.choose(row, self.text_ids)
         except SamplingError:

@@ -5,8 +5,9 @@ There are no phases. A request has ids, and its sequence holds some of them. A s
 ones: the last id of decoding requests, and as much of the prompts as the budget allows. The logits
 of a request's last id give its next token.
 
-Any thread may call ``add`` and ``cancel``. One thread at a time calls ``step``, and only that one
-calls the engine. The lists of requests and the cache change under the engine's lock.
+Any thread may call ``add`` and ``cancel``. One thread at a time calls ``step``. The lists of
+requests and the cache change under the engine's lock, so that others (``Session.feed``,
+``Model.logits``) can use the engine between two steps.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ Allow = Callable[[], AbstractContextManager[object]]
 
 
 class Scheduler:
-    """Scheduler of one engine. ``clock`` returns seconds; ``target_s``: the longest a step should
-    take while a caller waits for a next token.
+    """Scheduler of one engine. ``clock`` returns seconds; ``target_s``: the longest that a step
+    should take while a caller waits for a next token.
     """
 
     def __init__(
@@ -59,14 +60,14 @@ class Scheduler:
         self.queue.inbox.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Cancel a request: no step after the current one computes for it. Any thread may call
-        this, and so may the garbage collector at any point, so it takes no lock.
+        """Cancel a request: no step after the current one computes for it. Takes no lock, so any
+        thread may call this, and the garbage collector at any point.
         """
         request.cancelled = True
         self.queue.inbox.append(request)
 
     def settle(self) -> None:
-        """Process the inbox, unless a step is running and will do so."""
+        """Process new, ended and cancelled requests, unless a step is running and will do so."""
         with interrupts_held():
             if self.engine.lock.acquire(blocking=False):
                 try:
@@ -75,9 +76,11 @@ class Scheduler:
                     self.engine.lock.release()
 
     def make_room(self, n: int) -> None:
-        """Preempt requests, which will recompute their tokens, until a new sequence has room for
-        ``n`` tokens or no more can be preempted. Raises ContextFullError if ``n`` is too many. The
-        caller holds the engine's lock until the room is used.
+        """Preempt requests until a new sequence has room for ``n`` tokens, or no more can be
+        preempted; they recompute their tokens later.
+
+        Raises ContextFullError if ``n`` tokens exceed the context. The caller holds the engine's
+        lock until the room is used.
         """
         cache = self.engine.cache
         cache.check_context(n)
@@ -92,13 +95,13 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether a step has nothing to do."""
+        """Whether a step has nothing to do: every request is paused, and none is new."""
         queue = self.queue
         return not queue.inbox and all(r.paused for r in chain(queue.running, queue.waiting))
 
     @property
     def token_s(self) -> float:
-        """Seconds of recent steps per prompt token; 0: not measured."""
+        """Seconds per prompt token of recent steps; 0 if none was measured."""
         return self._cost_model.token_s
 
     # -- a step ---------------------------------------------------------------------------------
@@ -109,8 +112,8 @@ class Scheduler:
         allow: Allow = nullcontext,
         meanwhile: Callable[[], object] | None = None,
     ) -> list[Request]:
-        """Run one batch. Return the requests that got a token or an end from it. ``meanwhile``: see
-        ``Engine.sample``.
+        """Run one batch. Return the requests that got a token, ended or failed. ``meanwhile`` is
+        called just before the device starts a run; see ``Engine.sample``.
 
         A caller that waits for its ``own`` request gives ``allow``, a context in which it may be
         interrupted: while the batch runs, and while the own token is sampled, last of all. All
@@ -174,7 +177,9 @@ class Scheduler:
     def _run(
         self, parts: list[BatchItem], meanwhile: Callable[[], object] | None
     ) -> Iterator[LogitsRow]:
-        """Return the logits rows of all parts, in order; several runs if one cannot take them."""
+        """Run all parts, in several runs if one cannot take them; return their logits rows in
+        order.
+        """
         observer = self.drafting.observer
         if len(parts) == 1:
             return iter(self.engine.sample(parts, observer, meanwhile))
@@ -193,8 +198,8 @@ class Scheduler:
     def _note(
         self, batch: Batch, waited: float, run: float, compiled: float
     ) -> tuple[list[Request], int]:
-        """Record the seconds of a run. Return the batch's decoding requests and the number of
-        prompt tokens processed.
+        """Record the seconds of a run, and of waiting and compiling before it. Return the batch's
+        decoding requests and the number of prompt tokens processed.
         """
         decoding = []
         n_read = 0
@@ -222,8 +227,8 @@ class Scheduler:
         return decoding, n_read
 
     def _take_back(self, batch: Batch) -> None:
-        """Truncate sequences to their requests' tokens, without rejected drafts. A layer state that
-        includes rejected tokens is not kept: the run's tokens are recomputed.
+        """Truncate the sequences of requests with drafts to their accepted tokens. A layer state
+        that includes rejected tokens is not kept: the run's tokens are recomputed.
         """
         for request, (seq, _, n_outputs, *_) in batch:
             if n_outputs > 1:
@@ -238,7 +243,9 @@ class Scheduler:
                     request.seen = seq.n_changes
 
     def _weigh(self, batch: Batch, seconds: float) -> None:
-        """Report the cost and gain of drafts to the controller, for a step without prompts."""
+        """Report the time and the accepted tokens of drafts to the controller, for a step without
+        prompts.
+        """
         writing = any(request.lookup is not None for request, _ in batch)
         if writing and all(part.n_outputs for _, part in batch):
             n_drafted = sum(len(part.ids) - 1 for _, part in batch)

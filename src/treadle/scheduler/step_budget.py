@@ -1,4 +1,6 @@
-"""Chunked-prefill budget: prompt tokens per step (time target), and fair sharing of them."""
+"""Chunked-prefill budget: prompt tokens per step, within a target time, and fair sharing of
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,24 +44,28 @@ class StepCost:
     def note(
         self, at: int, prefill: int, decode: int, context: int, seconds: float, reads: bool
     ) -> None:
-        """Record step number ``at``; ``reads``: whether it processed prompt tokens."""
+        """Record the seconds of step number ``at``; ``reads``: whether it processed prompt
+        tokens.
+        """
         seconds = max(seconds, 1e-6)  # a clock may stand still; relative errors divide by it
         self._steps[reads].append((at, 1.0, prefill, decode, context, seconds))
         self._fit = None
 
     def keep(self, *, is_long: bool) -> None:
-        """Keep steps twice as long as before if this one was too long, else as long as usual."""
+        """Set the number of steps after which a measurement is forgotten: doubled (up to
+        MOST_REMEMBERED) if the step was longer than the target, else REMEMBERED.
+        """
         self._n_remembered = min(2 * self._n_remembered, MOST_REMEMBERED) if is_long else REMEMBERED
 
     def forget(self, at: int) -> None:
-        """Drop the steps that are too old at step ``at``."""
+        """Drop the measurements that are too old at step number ``at``."""
         for steps in self._steps:
             while steps and steps[0][0] < at - self._n_remembered:
                 steps.popleft()
                 self._fit = None
 
     def seconds(self, prefill: int, decode: int, context: int) -> float | None:
-        """Predicted seconds of a step; None before any measurement."""
+        """Return the predicted seconds of a step; None before any measurement."""
         if self._fit is None:
             steps = [*self._steps[False], *self._steps[True]]
             if not steps:
@@ -103,16 +109,16 @@ class StepCostModel:
                 cost.forget(self._n_steps)
 
     def tokens(self, decode: int, context: int, before: int, most: int) -> int:
-        """Number of prompt tokens, up to ``most``, for a step with ``decode`` decoding tokens.
-        These have ``context`` tokens before them in all; each prompt token has about ``before``.
-        The step's total is a multiple of TILE.
+        """Return the number of prompt tokens, up to ``most``, for a step with ``decode`` decoding
+        tokens. These have ``context`` tokens before them in all; each prompt token has about
+        ``before``. The step's total is a multiple of TILE, unless ``most`` cuts it.
 
-        The result has the highest prefill throughput within the target time. A step may take up to
-        LONGEST times the target if throughput then grows more than time squared: on a slow machine
-        16 tokens may take 1.5 times as long as 8, and the prompt is finished sooner. Without
-        measurements the result is the minimum. It is at most about twice the largest step measured
-        in that plan, or in the next smaller one if it has none, so that a guess from few steps does
-        not cause a long one.
+        The result has the highest prefill throughput within the target time, or within 1.5 times a
+        step without prompt tokens if that is longer. A step may take up to LONGEST times the target
+        if throughput then grows more than time squared: on a slow machine 16 tokens may take 1.5
+        times as long as 8, and the prompt is finished sooner. Without measurements the result is
+        the minimum. It is at most about twice the largest step measured in that plan, or in the
+        next smaller one if it has none, so that a guess from few steps does not cause a long one.
         """
         least = LEAST - (decode + LEAST) % -TILE
         none = self._alone(decode, context)
@@ -138,7 +144,9 @@ class StepCostModel:
         return min(best, most)
 
     def _alone(self, decode: int, context: int) -> float | None:
-        """Seconds of a decode-only step, by its plan or the next larger one with measurements."""
+        """Return the seconds of a step without prompt tokens, by its plan or the next larger one
+        with measurements; None if there are none.
+        """
         plans = [size for size in self._sizes if size >= decode]
         known = (self._costs[p].seconds(-decode % TILE, decode, context) for p in (*plans, MANY))
         return next((seconds for seconds in known if seconds is not None), None)
@@ -146,8 +154,8 @@ class StepCostModel:
     def _numbers(
         self, decode: int, context: int, before: int, limit: float, least: int
     ) -> Iterator[int]:
-        """Yield candidate prompt-token counts, ascending: those that fit the plans for few tokens,
-        then the most that take ``limit`` seconds.
+        """Yield candidate numbers of prompt tokens, ascending: those that fit the plans for few
+        tokens, then the most that take ``limit`` seconds.
         """
         end = max(self._sizes, default=0) - decode + 1
         yield from range(least, end, TILE)
@@ -163,7 +171,8 @@ class StepCostModel:
 
 
 def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Non-negative least-squares coefficients, by relative error.
+    """Return the non-negative coefficients [n_columns] of ``times`` over ``rows`` of least relative
+    error.
 
     A small ridge term splits evenly between columns that the measurements cannot separate. A
     negative coefficient is dropped, and the rest is fitted again.
@@ -185,7 +194,7 @@ def _fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 
 
 class Shares:
-    """Deficit round robin over clients for prompt tokens."""
+    """Deficit round robin over clients: shares the prompt tokens of a step."""
 
     def __init__(self) -> None:
         self._order: deque[Hashable] = deque()  # clients with pending prompts, the next first
@@ -193,7 +202,8 @@ class Shares:
 
     def split(self, wanted: Iterable[tuple[Hashable, T, int]], budget: int) -> list[tuple[T, int]]:
         """Divide ``budget`` tokens among ``wanted`` (client, item, tokens), each client's items in
-        the given order. A turn cut short by the budget continues at the next call.
+        the given order; return (item, tokens). A turn cut short by the budget continues at the next
+        call.
         """
         queues: dict[Hashable, deque[tuple[T, int]]] = {}
         for client, what, n in wanted:
@@ -225,7 +235,9 @@ class Shares:
 
 
 class KeyShares:
-    """Round robin over keys, and over clients within each key, for prompt tokens."""
+    """Round robin over keys, and over clients within each key: shares the prompt tokens of a
+    step.
+    """
 
     def __init__(self) -> None:
         self._keys, self._clients = Shares(), dict[Hashable, Shares]()
@@ -233,7 +245,9 @@ class KeyShares:
     def split(
         self, wanted: Iterable[tuple[Hashable, Hashable, T, int]], budget: int
     ) -> list[tuple[T, int]]:
-        """Divide ``budget`` tokens among ``wanted`` (key, client, item, tokens)."""
+        """Divide ``budget`` tokens among ``wanted`` (key, client, item, tokens); return (item,
+        tokens).
+        """
         of_key: dict[Hashable, list[tuple[Hashable, T, int]]] = {}
         for key, client, what, n in wanted:
             of_key.setdefault(key, []).append((client, what, n))

@@ -1,5 +1,5 @@
-"""Cooperative stepping: one of the threads that wait for output steps the scheduler for all; there
-is no engine thread.
+"""Cooperative stepping: there is no engine thread. Of the threads that wait for output, one runs
+the scheduler's steps for all.
 
 A waiting thread steps if no other does. The others sleep until their own output has something or it
 is their turn to step. So a single caller never switches threads between two tokens, and concurrent
@@ -25,11 +25,7 @@ Enough = Callable[[], bool]
 
 
 class CooperativeStepper:
-    """Steps the scheduler in the threads that wait for output.
-
-    ``until(enough, own)`` returns when a step has made ``enough()`` true, or when the request
-    ``own`` is cancelled. Raises TreadleError if a sampler waits for a token of the step that called
-    it.
+    """Runs the scheduler's steps in the threads that wait for output.
 
     Ctrl-C in the stepping thread undoes the current run and is raised in that thread only. All
     requests except its own stay consistent, and another thread continues with them.
@@ -43,7 +39,9 @@ class CooperativeStepper:
         tell(self)
 
     def after_fork(self) -> None:
-        """Reset in a forked child, where other threads' requests may be half a step further."""
+        """Reset the locks in a forked child, where other threads' requests may be in the middle of
+        a step.
+        """
         if self._at_work != threading.get_ident() and (is_held(self._turn) or self._sleepers):
             self._turn = threading.Lock()
             self._at_work = 0
@@ -51,7 +49,12 @@ class CooperativeStepper:
             self.scheduler.engine.lock.lose()
 
     def until(self, enough: Enough, own: Request) -> None:
-        """Step, or wait for other threads to. Errors of a step or a signal handler propagate."""
+        """Return when steps have made ``enough()`` true, or when the request ``own`` is cancelled;
+        they run in this thread, or in another one while this one sleeps.
+
+        Errors of a step or a signal handler propagate. Raises TreadleError if a sampler waits for a
+        token of the step that called it.
+        """
 
         def over() -> bool:
             return own.cancelled or enough()
@@ -78,8 +81,10 @@ class CooperativeStepper:
 
     def step(self, meanwhile: Callable[[], object] | None = None) -> tuple[list[Request], bool]:
         """Run one step from a thread without a request of its own, such as a server's. Return the
-        requests that got output, and whether other threads stepped in the meantime. ``meanwhile``:
-        work to do while other threads step or the batch runs; see ``Engine.sample``.
+        requests that got output, and whether another thread was stepping at the call.
+
+        ``meanwhile`` is called while another thread steps, and just before the device starts a run;
+        see ``Engine.sample``.
         """
         others = not self._turn.acquire(blocking=False)
         if others:
@@ -94,7 +99,9 @@ class CooperativeStepper:
                 self._wake(successor=True)
 
     def _step(self, over: Enough, own: Request) -> bool:
-        """Step until ``over()``, unless another thread is stepping. Return whether it did."""
+        """Run steps until ``over()``, unless another thread is stepping. Return whether this thread
+        stepped.
+        """
         with interrupts_held() as held:
             if not self._turn.acquire(blocking=False):
                 return False

@@ -28,8 +28,8 @@ from treadle.tokenizer.vocab import TokenType, Vocab, joined, texts
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the byte of each of GPT-2's letters. A printable byte is its own letter; the others
-    have the next free one from U+0100.
+    """Return the byte that each of GPT-2's letters stands for. A printable byte is its own letter;
+    the others have the letters from U+0100 on.
     """
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printing]
@@ -44,8 +44,8 @@ LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
 class BpeTokenizer(Tokenizer):
-    """Byte-level BPE: words split by the family's expression, then merged pair by pair, as byte
-    letters.
+    """Byte-level BPE: text is split into words by the family's expressions; a word's bytes, as
+    letters, are merged pair by pair.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -71,18 +71,20 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        """The encoder of ``tokenizers``."""
+        """The encoder of the library ``tokenizers``, built on first use."""
         return _build(self.vocab, self._family)
 
     @cached_property
     def _lost(self) -> frozenset[int]:
-        """The bytes without a piece, which tokenizers drops without a word."""
+        """The bytes without a piece, which ``tokenizers`` drops silently."""
         never = {0xC0, 0xC1, *range(0xF5, 0x100)}  # in no UTF-8
         find = self._tokenizer.token_to_id
         return frozenset(b for c, b in BYTE_OF_LETTER.items() if b not in never and find(c) is None)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return the ids of text. A few vocabularies put a space before a text without one."""
+        """Return the ids of ``text``. If the vocabulary wants it, a text that starts without a
+        space gets one.
+        """
         if start and self.adds_space and text and not text.startswith(" "):
             text = f" {text}"
         merger = self._merger  # ``prepare`` may drop it in another thread
@@ -98,7 +100,7 @@ class BpeTokenizer(Tokenizer):
         return ids
 
     def _words(self, text: str) -> list[str]:
-        """Return the words of a text, in byte letters."""
+        """Return the words of a text, their bytes as letters."""
         if text.isascii() and self._ascii_splitter is not None:
             return [word.translate(LETTER_OF_BYTE) for word in self._ascii_splitter.split(text)]
         return [word for word, _ in self._splitter.pre_tokenize_str(text)]
@@ -113,19 +115,20 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _splitter(self) -> Any:
-        """The splitter of text into words of byte letters."""
+        """The library's splitter of text into words, with bytes as letters."""
         return _splitter(self._family)
 
     def _without_lost(self, text: str) -> str:
-        """Return ``text`` without characters that the vocabulary cannot spell completely. Those of
-        one byte stay: tokenizers drops them after it has split the text into words.
+        """Return ``text`` without characters that the vocabulary cannot spell completely, with a
+        warning. Characters of one byte stay: tokenizers drops them after it has split the text into
+        words.
         """
         lost = {each for each in set(text) if not self._lost.isdisjoint(each.encode())}
         self.warn_dropped(each for each in text if each in lost)
         return text.translate({ord(each): None for each in lost if not each.isascii()})
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the bytes of the piece's letters; its own UTF-8 if it was added as text."""
+        """Return the bytes that the piece's letters stand for; of other pieces, their UTF-8."""
         if self._kinds[token] == TokenType.NORMAL:
             try:
                 return raw.decode().translate(self._latin).encode("latin-1")
@@ -135,15 +138,17 @@ class BpeTokenizer(Tokenizer):
 
     @cached_property
     def _latin(self) -> dict[int, int]:
-        """Map from a letter to the character whose Latin-1 code is its byte; others map past
-        Latin-1.
+        """Map from a letter's code to the Latin-1 character of its byte; characters that are no
+        letters map past Latin-1, so that encoding them fails.
         """
         table = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
         return {c: 0x2FF for c in range(256)} | table
 
 
 def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
-    """Return the file's pre-tokenizer; if the key is missing, the best guess, with a warning."""
+    """Return name and rules of the file's pre-tokenizer; if the key is missing, a guess, with a
+    warning. Raises UnsupportedError for an unknown name.
+    """
     name = vocab.text(PRE, "")
     if not name:
         pieces = vocab.find(PRE_OF_PIECE)
@@ -162,7 +167,7 @@ def _family(vocab: Vocab) -> tuple[str, PreTokenizer]:
 
 
 class RankedMerger:
-    """Encoder of single words by the file's merges, without tables of ``tokenizers``. Raises
+    """Encoder of single words by the file's merges, without the library's tables. Raises
     LibraryNeeded if two pieces are spelt alike.
     """
 
@@ -174,8 +179,8 @@ class RankedMerger:
         self._never = frozenset(vocab.unspellable())
 
     def encode(self, word: bytes) -> list[int]:
-        """Return the ids of a word of byte letters. Raises LibraryNeeded for a letter without a
-        piece, FileError for a merge into something that is not a piece.
+        """Return the ids of a word of byte letters, in UTF-8. Raises LibraryNeeded for a letter
+        without a piece, FileError for a merge into something that is not a piece.
         """
         if self._ignore_merges:
             whole = self._pieces.get(word)
@@ -202,14 +207,16 @@ class RankedMerger:
 
 
 def _check_merges(vocab: Vocab) -> None:
-    """Raise FileError for a merge into more bytes than any piece has: tokenizers panics."""
+    """Raise FileError for a merge into more bytes than any piece has: ``tokenizers`` would
+    panic.
+    """
     longest = int(vocab.merges().offsets()[1].max(initial=0)) - 1
     if longest > int(vocab.sizes.max()):
         vocab.fail(MERGES, f"has a merge into {longest} bytes", "merges into known pieces")
 
 
 def _splitter(family: PreTokenizer) -> Any:
-    """Return the pre-tokenizer for ``tokenizers``."""
+    """Return the family's pre-tokenizer for the library ``tokenizers``."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
@@ -237,8 +244,9 @@ def merge_model(
     unk: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Return a model for ``tokenizers`` of the pieces that plain text may become. ``mark``: as in
-    ``texts``; ``unk``: id of text without a piece. Of pieces that are spelt alike the first wins.
+    """Return a BPE model for ``tokenizers`` of the pieces that plain text may become. ``mark``: see
+    ``texts``; ``unk``: id of text without a piece. Of pieces that are spelt alike the first wins;
+    merges that involve a control, unknown or unused piece are left out if the library refuses them.
 
     Raises Exception, as tokenizers does, for merges of, or into, something that is not a piece.
     """
@@ -270,10 +278,8 @@ def merge_model(
 
 
 def merge_pairs(merges: GGUFArray) -> list[tuple[str, str]]:
-    """Return the merges "left right" as pairs, in order of rank; a merge without a space is left
-    out.
-
-    Raises UnicodeDecodeError for one that is not UTF-8.
+    """Return the merges "left right" as pairs, in order of rank, without those that have no space.
+    Raises UnicodeDecodeError for a merge that is not UTF-8.
     """
     lines = joined(merges)
     marks = lines[(lines == 0x20) | (lines == 0x0A)]

@@ -24,7 +24,7 @@ NUL = "\0"  # occurs in no piece, while some have newlines
 
 class MergedTokenizer(SpmTokenizer):
     """Character-level BPE of lines; a character without a piece becomes byte pieces. A run of
-    newlines that is a piece is not split.
+    newlines is encoded apart from the text around it; if it is a piece, as that piece.
     """
 
     pre = "gemma4"
@@ -49,7 +49,7 @@ class MergedTokenizer(SpmTokenizer):
         self._kinds = vocab.types.astype("u1").tobytes()
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from tokenizers; ``start`` makes no difference here."""
+        """Return the ids of ``text``; ``start`` makes no difference here."""
         ids: list[int] = []
         # As in llama.cpp: otherwise newlines would be merged with the text around them.
         for part in filter(None, _LINES.split(text.replace(" ", "\u2581"))):
@@ -61,7 +61,7 @@ class MergedTokenizer(SpmTokenizer):
 
 
 class PlainMergedTokenizer(MergedTokenizer):
-    """Character-level BPE of lines that also merges runs of newlines (Sarvam)."""
+    """Character-level BPE of lines, where runs of newlines are merged like other text (Sarvam)."""
 
     whole_ends = False
     adds = False
@@ -78,6 +78,8 @@ def _build(vocab: Vocab) -> Any:
 
 
 def _pairs(vocab: Vocab) -> list[tuple[str, str]]:
-    """Return the merges, "left right", in order of rank."""
+    """Return the merges "left right" as pairs, in order of rank, without those that have no
+    space.
+    """
     lines = texts(vocab.merges(), NUL)
     return [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]

@@ -28,7 +28,7 @@ class UnspacedTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from tokenizers; ``start`` makes no difference here."""
+        """Return the ids of ``text``; ``start`` makes no difference here."""
         words = text.translate(_NO_SPACE).split(" ")
         if self._lowers:
             words = [word.lower() for word in words]

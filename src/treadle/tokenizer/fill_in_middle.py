@@ -1,4 +1,6 @@
-"""Fill-in-the-middle prompts, of the text before and after a gap, for models with tokens for it."""
+"""Fill-in-the-middle prompts, of the text before and after a gap, for models with tokens for
+them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ TOKENS = {
 
 
 def fim_token(tokenizer: Tokenizer, role: str) -> int | None:
-    """Return the token of a role in ``TOKENS``, or None."""
+    """Return the id of the token with a role of ``TOKENS``; None if the vocabulary has none."""
     older, *names = TOKENS[role]
     specials = tokenizer.vocab.specials
     for key in (role, older):
@@ -67,8 +69,10 @@ def infill_ids(
     files: Iterable[tuple[str, str]] = (),
 ) -> list[int]:
     """Return the ids of a prompt after which the model writes the text between ``before`` and
-    ``behind``. ``begun``: the beginning of that text; ``files``: other files of the project, by
-    name. Raises UnsupportedError if the vocabulary has no tokens for it.
+    ``behind``.
+
+    ``begun``: the beginning of that text; ``files``: name and text of other files of the project.
+    Raises UnsupportedError if the vocabulary has no tokens for it.
     """
     roles = ("fim_pre", "fim_suf", "fim_mid")
     marks = [token for role in roles if (token := fim_token(tokenizer, role)) is not None]

@@ -13,12 +13,15 @@ if TYPE_CHECKING:
 
 
 def has_vocabulary(gguf: GGUF) -> bool:
-    """Whether a file states that it has a vocabulary, of any kind."""
+    """Return whether a file states that it has a vocabulary, of any kind."""
     return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
 
 
 class NoVocabulary(Tokenizer):
-    """Tokenizer interface for requests of ids only."""
+    """Tokenizer of a model without a vocabulary, for requests of ids: no token has text, and
+    ``encode_plain`` raises UnsupportedError. Methods that look at pieces (``encode``, ``piece``) do
+    not work.
+    """
 
     of_text = None
 

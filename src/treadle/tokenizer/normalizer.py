@@ -1,10 +1,11 @@
 """Text normalization before a Unigram vocabulary splits it: steps, each named by a word.
 
-GGUF has three keys for it, and tokenizer.json knows more ways. If these three would read a text
-differently, ``treadle convert`` writes all steps in order to a key of treadle's own, such as
-"charsmap strip_right runs_marked always". The last word tells where a space mark is put in front:
-of every part of a text between special tokens, of the text alone, or of none. Byte vocabularies,
-and SentencePiece's BPE, have only the last word: a text that begins with a space gets no other one.
+GGUF has three keys for it; tokenizer.json allows more. Where GGUF's keys would give other tokens
+than tokenizer.json, ``treadle convert`` writes all steps in order to a key of treadle's own, such
+as "charsmap strip_right runs_marked always". The last word tells where a space mark is put in
+front: of every part of a text between special tokens, of the text alone, or of none. For byte-level
+BPE and SentencePiece's BPE the key has the last word only: a text that begins with a space gets no
+other.
 """
 
 from __future__ import annotations
@@ -40,20 +41,22 @@ BETWEEN: tuple[list[str], ...] = ([], [WORDS], [WHOLE], [WORDS, WHOLE])  # befor
 
 
 def usual_steps(charsmap: bool, removes: bool, adds: bool) -> list[str]:
-    """Return the steps of a file that has only GGUF's three keys."""
+    """Return the steps of a file that has only GGUF's three keys. ``charsmap``: it has a table;
+    ``removes``: extra white space is removed; ``adds``: a space mark is put in front.
+    """
     before = [CHARSMAP] * charsmap + ["strip", "runs"] * removes
     return [*before, WHOLE, "always" if adds else "never"]
 
 
 def is_sound(steps: Sequence[str]) -> bool:
-    """Whether these are known steps in an order that can be run."""
+    """Return whether all steps are known, and in an order that can be run."""
     n = next((i for i, step in enumerate(steps) if step not in NORMALIZERS), len(steps))
     return n < len(steps) and [*steps[n:-1]] in BETWEEN and steps[-1] in PREPENDS
 
 
 def normalizer(steps: Iterable[str], charsmap: bytes) -> Any:
-    """Return the steps before splitting, for ``tokenizers``, which raises Exception for a bad
-    table.
+    """Return the ``tokenizers`` normalizer that runs the steps before splitting; ``charsmap``: the
+    file's precompiled table. Raises Exception, as tokenizers does, for a damaged table.
     """
     from tokenizers import Regex, normalizers
     from tokenizers.normalizers import Precompiled, Replace, Sequence, Strip
@@ -73,7 +76,9 @@ def normalizer(steps: Iterable[str], charsmap: bytes) -> Any:
 
 
 def pre_tokenizer(steps: Sequence[str], prepend: str) -> Any:
-    """Return the splitting step, for ``tokenizers``."""
+    """Return the ``tokenizers`` pre-tokenizer that splits at spaces, as the steps say; ``prepend``,
+    one of PREPENDS: where a space mark is put in front.
+    """
     from tokenizers.pre_tokenizers import Metaspace, Sequence, WhitespaceSplit
 
     marks = Metaspace(MARK, prepend, split=WHOLE not in steps)

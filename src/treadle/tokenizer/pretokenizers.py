@@ -1,7 +1,7 @@
 """Pre-tokenizers of BPE families (GGUF's ``tokenizer.ggml.pre``): rules that split text into words.
 
 A row is one family: its regular expressions, applied one after another, each to what the earlier
-ones left whole. The expressions are those of the families' own tokenizer.json.
+ones left unsplit. The expressions are those of the families' own tokenizer.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
-    """Return the GPT-4 expression; ``digits`` matches a word of digits."""
+    """Return the GPT-4 expression. ``digits`` matches a word of digits, ``letters`` one letter;
+    ``marks``: a class of characters that are not punctuation.
+    """
     return (
         rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}"
         rf"| ?[^\s\p{{L}}{marks}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -40,8 +42,10 @@ def _gpt4(digits: str, letters: str = r"\p{L}", marks: str = "") -> str:
 
 
 def _cased(digits: str, suffix: str, but: str = "", end: str = r"[\r\n/]*") -> str:
-    """Return the GPT-4o expression: a word is capitals, then small letters; ``but`` excludes some
-    of them.
+    """Return the GPT-4o expression, whose words are capitals, then small letters.
+
+    ``digits`` matches a word of digits, ``suffix`` the end of a word, ``end`` the characters after
+    punctuation; ``but`` narrows the set of letters.
     """
     upper, lower = (rf"[\p{{{x}}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for x in (r"Lu}\p{Lt", "Ll"))
     return (

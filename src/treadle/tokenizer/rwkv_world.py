@@ -1,5 +1,5 @@
 """Vocabularies of RWKV's World models (``rwkv``): byte pieces, of which the longest match is taken.
-Files spell them as Python spells bytes, with escapes.
+Files spell the pieces as Python spells bytes, with escapes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEAD = 2  # bytes by which pieces are indexed
 
 
 class LongestTokenizer(Tokenizer):
-    """Greedy tokenizer: from the left of a text on, the longest piece that matches."""
+    """Greedy tokenizer: takes the longest piece that matches, from the left of the text on."""
 
     pre = "default"
 
@@ -25,7 +25,9 @@ class LongestTokenizer(Tokenizer):
 
     @cached_property
     def _pieces(self) -> tuple[dict[bytes, int], dict[bytes, list[int]]]:
-        """Ids of pieces; and, by their first bytes, their lengths, the longest first."""
+        """Ids by piece; and, by the first two bytes of pieces, the pieces' lengths, the longest
+        first.
+        """
         never = frozenset(self.vocab.unspellable())
         pieces = {
             self._bytes_of(token, raw): token
@@ -39,7 +41,7 @@ class LongestTokenizer(Tokenizer):
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
         """Return the ids of the longest pieces. A byte that begins no piece becomes the unknown
-        token; if there is none, the byte's character is left out.
+        token; if there is none, the byte's character is dropped, with a warning.
         """
         pieces, sizes = self._pieces
         data = text.encode()
@@ -83,7 +85,7 @@ class LongestTokenizer(Tokenizer):
 
 
 def _goes_on(byte: int) -> bool:
-    """Whether a byte continues a UTF-8 character."""
+    """Return whether a byte continues a UTF-8 character."""
     return byte & 0xC0 == 0x80
 
 

@@ -2,9 +2,9 @@
 
 ``tokenizers`` and ``sentencepiece`` build tables of a whole vocabulary before they encode a word:
 tens of milliseconds, a fifth of the start of a process that reads one short prompt. Here numpy
-looks for a few strings among the file's pieces, or sorts keys of all of them, which takes a tenth
-of that, and Python merges a few hundred characters in less time than the difference. Words of ASCII
-are found by Python's own expressions: then the library is not imported at all.
+searches the file's pieces for a few strings, or sorts keys of all of them, which takes a tenth of
+that time; Python then merges a few hundred characters in less time than is saved. Words of ASCII
+text are found by Python's own expressions, so that the library is not even imported.
 """
 
 from __future__ import annotations
@@ -45,32 +45,34 @@ _MASKS = np.array(
 
 
 class LibraryNeeded(Exception):
-    """Raised for a text that has something that only the library handles."""
+    """Raised for a text or a vocabulary that only the library can handle."""
 
 
 class ShortTexts:
-    """Decides which texts of one tokenizer are encoded without the library."""
+    """Decides which texts are encoded without the library: short ones, until MAX_TEXTS characters
+    were read; none of a small vocabulary.
+    """
 
     def __init__(self, n_pieces: int) -> None:
         self._n_left = MAX_TEXTS if n_pieces >= MIN_PIECES else 0
 
     @property
     def are_left(self) -> bool:
-        """Whether any text may be encoded without the library."""
+        """Whether any further text may be encoded without the library."""
         return self._n_left > 0
 
     def take(self, text: str) -> bool:
-        """Return whether ``text`` is; False from the first text on for which the library's tables
-        are worth their time.
+        """Count ``text``; return whether it is encoded without the library. False for the first
+        text that makes the library's tables worth their time, and for all after it.
         """
         self._n_left = self._n_left - len(text) if len(text) <= MAX_TEXT else 0
         return self.are_left
 
 
 class StringIndex:
-    """Finds strings in an array of a file: the first ``MAX_SCANS`` by a look at all of them, the
-    others by sorted keys. A string's key is made of its size, its first eight bytes and its last
-    eight.
+    """Finds strings in a string array of a file: the first ``MAX_SCANS`` by comparing with all,
+    further ones by sorted keys. A string's key is a hash of its size, first eight bytes and last
+    eight bytes.
 
     Raises LibraryNeeded if the array is empty.
     """
@@ -87,8 +89,8 @@ class StringIndex:
         self._found: dict[bytes, int | None] = {}
 
     def get(self, string: bytes) -> int | None:
-        """Return the index of a string, or None. Raises LibraryNeeded if several strings are
-        spelt so; once keys are sorted, if any two strings are alike.
+        """Return the index of a string, or None. Raises LibraryNeeded if the array has it several
+        times; once keys are sorted, if any string occurs twice.
         """
         if string in self._found:
             return self._found[string]
@@ -105,14 +107,16 @@ class StringIndex:
         return index
 
     def _scan(self, string: bytes) -> list[int]:
-        """Return the indices of strings of this size with the same first eight bytes."""
+        """Return the indices of the strings with the size of ``string`` and its first eight
+        bytes.
+        """
         likely = np.flatnonzero(self._sizes == len(string))
         first = self._words[self._starts[likely]] & _MASKS[min(len(string), 8)]
         indices: list[int] = likely[first == _first_bytes(string)].tolist()
         return indices
 
     def _search(self, string: bytes) -> list[int]:
-        """Return the indices of strings with the same key."""
+        """Return the indices of the strings with the key of ``string``."""
         keys, order = self._sorted_keys
         last = int.from_bytes(string[-8:], "little")
         key = _first_bytes(string) * int(_FIRST) + last * int(_LAST) + len(string) * int(_SIZE)
@@ -123,8 +127,8 @@ class StringIndex:
 
     @cached_property
     def _sorted_keys(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.intp]]:
-        """The keys of all strings, ascending, and the index of each. Raises LibraryNeeded if two
-        strings are alike.
+        """The keys of all strings, ascending, and the index of each. Raises LibraryNeeded if a
+        string occurs twice.
         """
         words = self._words
         starts = self._starts
@@ -150,9 +154,9 @@ def _first_bytes(string: bytes) -> int:
 
 class AsciiSplitter:
     """Splitter of ASCII text into words by a family's expressions, applied one after another, each
-    to what the earlier ones left whole: each match and each gap becomes a word.
+    to what the earlier ones left unsplit: each match and each gap becomes a word.
 
-    Raises LibraryNeeded for an expression that Python would read differently.
+    Raises LibraryNeeded for an expression that Python cannot match, or would match differently.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -170,8 +174,8 @@ class AsciiSplitter:
 
 
 def _in_ascii(pattern: str) -> str:
-    """Return an expression of Python that matches ASCII text as ``pattern`` does in ``tokenizers``.
-    Raises LibraryNeeded if there may be none.
+    """Return a Python expression that matches ASCII text as ``pattern`` does in ``tokenizers``.
+    Raises LibraryNeeded if it cannot be made.
     """
     made: list[str] = []
     in_set = False
@@ -205,10 +209,12 @@ def _parts(pattern: re.Pattern[str], word: str) -> list[str]:
 
 
 def merge(symbols: list[bytes], priority: Callable[[bytes, bytes], float | None]) -> list[bytes]:
-    """Merge neighbours until none can be merged. Of all pairs the one with the lowest ``priority``
-    comes first, of equal ones the leftmost; None: the pair is not merged. ``symbols`` is changed.
+    """Merge neighbours until none can be merged; return the symbols that are left. Changes
+    ``symbols``.
 
-    Byte pair encoding as in Sennrich et al. 2016 (arXiv:1508.07909), with a heap.
+    The pair with the lowest ``priority`` comes first, of equal ones the leftmost; a pair with
+    priority None is not merged. Byte pair encoding as in Sennrich et al. 2016 (arXiv:1508.07909),
+    with a heap.
     """
     n = len(symbols)
     before = list(range(-1, n - 1))

@@ -1,4 +1,6 @@
-"""Search for tokens that text may spell out whole: control tokens and user-defined pieces."""
+"""Search in text for tokens that it may spell as a whole: control tokens and user-defined
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 
 class SpecialTokenSplitter:
-    """Splits text at every occurrence of some pieces, leftmost first and the longest of those.
+    """Splits text at every occurrence of given pieces, leftmost first; of several, at the longest.
 
     Thousands of pieces (Gemma has over 6,000) make a slow regular expression. So the expression
     only finds the first two characters of any piece, and a dict does the rest.
@@ -30,7 +32,9 @@ class SpecialTokenSplitter:
         self._heads = re.compile("|".join(alternatives)) if alternatives else None
 
     def split(self, text: str) -> Iterator[str | int]:
-        """Yield the stretches of ``text`` between pieces (never empty) and the pieces' ids."""
+        """Yield the parts of ``text`` in order: text between pieces (never empty), and the pieces'
+        ids.
+        """
         done = at = 0
         while self._heads and (near := self._heads.search(text, at)):
             at = near.start()

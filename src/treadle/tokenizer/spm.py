@@ -49,7 +49,9 @@ _NORMALIZER = b"\x1a\x10\x0a\x08identity\x18\x00\x20\x00\x28\x01"
 
 
 class SpmTokenizer(Tokenizer):
-    """Scored pieces with U+2581 for a space, encoded by sentencepiece."""
+    """SentencePiece's BPE: scored pieces with U+2581 for a space, encoded by the library; short
+    texts by ScoredMerger.
+    """
 
     pre = "default"
 
@@ -94,7 +96,7 @@ class SpmTokenizer(Tokenizer):
 
     @cached_property
     def _processor(self) -> Any:
-        """The encoder of ``sentencepiece``."""
+        """The encoder of the library ``sentencepiece``, built on first use."""
         return _load(self.vocab, self._types, self._fallback)
 
     def _byte_pieces(self, types: npt.NDArray[np.int32]) -> dict[int, int]:
@@ -108,7 +110,9 @@ class SpmTokenizer(Tokenizer):
         return found
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return the ids of text; if it starts anew it gets the space that the file asks for."""
+        """Return the ids of ``text``; with ``start``, it gets the space in front that the file asks
+        for.
+        """
         # The space is put here and not by sentencepiece, which does not know what precedes the
         # text.
         if start and self.adds_space and not text.startswith(self._unspaced):
@@ -129,8 +133,8 @@ class SpmTokenizer(Tokenizer):
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the piece with its spaces, the byte it stands for, or U+FFFD for the unknown
-        token.
+        """Return the piece with spaces for U+2581; of a byte piece, the byte; of the unknown token,
+        U+FFFD.
         """
         kind = self._kinds[token]
         if kind == TokenType.BYTE:
@@ -141,10 +145,10 @@ class SpmTokenizer(Tokenizer):
 
 
 class ScoredMerger:
-    """Encoder of texts by the pieces' scores, without tables of ``sentencepiece``. Raises
-    LibraryNeeded for pieces that sentencepiece would not take as they are.
+    """Encoder of texts by the pieces' scores, without the library's tables.
 
-    ``types`` int32 [n]: TokenType of each piece.
+    ``types`` int32 [n]: TokenType of each piece. Raises LibraryNeeded for empty, too long or
+    duplicate pieces, which the library does not take as they are.
     """
 
     def __init__(self, vocab: Vocab, types: npt.NDArray[np.int32]) -> None:
@@ -160,7 +164,9 @@ class ScoredMerger:
         self._defined = SpecialTokenSplitter(dict(zip(names, defined, strict=True)))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text. Raises LibraryNeeded for a character that is not a piece."""
+        """Return the ids of a text. Raises LibraryNeeded for a character that is not a piece, and
+        where pieces of type UNUSED matter.
+        """
         ids: list[int] = []
         for part in self._defined.split(text.replace(" ", MARK)):
             if isinstance(part, int):
@@ -205,7 +211,7 @@ def _load(vocab: Vocab, types: npt.NDArray[np.int32], fallback: bool) -> Any:
 
 def _all_different(vocab: Vocab, types: npt.NDArray[np.int32]) -> GGUFArray:
     """Return the pieces, with another name for each that is empty, a duplicate or too long:
-    sentencepiece refuses these, and text cannot become them.
+    sentencepiece refuses these, and no text is encoded as them. Changes ``types``; adds warnings.
     """
     seen: set[bytes] = set()
     pieces = []
@@ -227,7 +233,8 @@ def model_proto(
 ) -> bytes:
     """Return the serialised sentencepiece ModelProto: BPE, identity normaliser, no dummy prefix.
 
-    When ``types`` int32 [n] has no UNKNOWN piece, one is added at the end with id n.
+    ``types`` int32 [n]: if no piece is UNKNOWN, one is added at the end with id n. ``fallback``:
+    whether characters without a piece become byte pieces.
     """
     starts, sizes = tokens.offsets()
     records = np.empty(vocab.n, _RECORD)
@@ -254,7 +261,7 @@ def model_proto(
 
 
 def _varints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Return protobuf varints of three bytes each, uint8 [n, 3]."""
+    """Return ``values`` as protobuf varints of three bytes each, uint8 [n, 3]."""
     digits = np.empty((len(values), 3), np.uint8)
     digits[:, 0] = values & 127 | 128
     digits[:, 1] = values >> 7 & 127 | 128
@@ -263,7 +270,9 @@ def _varints(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 def _outside(n_bytes: int, places: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of ``n_bytes`` without the ``size`` bytes at each place."""
+    """Return a mask, bool [n_bytes]: True for all bytes but the ``size`` bytes at each of
+    ``places``.
+    """
     mask = np.ones(n_bytes, np.uint8)
     windows(mask, size)[places] = np.zeros(1, f"V{size}")[0]
     return mask.view(np.bool_)

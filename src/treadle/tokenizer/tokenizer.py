@@ -45,8 +45,9 @@ _BY_PRE = {
 def load_tokenizer(gguf: GGUF) -> Tokenizer:
     """Return the tokenizer that an open model file describes.
 
-    Raises FileError (its arrays are missing, damaged or inconsistent) or UnsupportedError (a kind
-    of vocabulary or a pre-tokenizer that treadle does not support, or no vocabulary at all).
+    Raises FileError for arrays that are missing, damaged or inconsistent; UnsupportedError for a
+    kind of vocabulary or a pre-tokenizer that treadle does not support, or if there is no
+    vocabulary.
     """
     if "tokenizer.ggml.model" not in gguf.metadata:
         raise UnsupportedError(
@@ -66,9 +67,10 @@ def load_tokenizer(gguf: GGUF) -> Tokenizer:
 class Tokenizer(abc.ABC):
     """Converter of text to ids and back. Token ids are ints in [0, n_vocab).
 
-    ``bos eos eot unk pad sep`` are ids or None; ``eog`` are the ids that end generation;
-    ``add_bos``, ``add_eos``, ``add_sep``: tokens that the file wants around a text; ``warnings``:
-    doubtful facts about the file; ``model`` and ``pre`` are GGUF's names of the kind.
+    ``bos eos eot unk pad sep`` are ids or None; ``eog``: the ids that end generation; ``add_bos``,
+    ``add_eos``, ``add_sep``: tokens that the file wants around a text; ``warnings``: problems found
+    in the file; ``model`` and ``pre``: GGUF's names of the kind of vocabulary and of its
+    pre-tokenizer.
     """
 
     adds_space = False  # the tokenizer puts a space before a text
@@ -102,18 +104,19 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return the ids of text without a search for special tokens. ``start``: nothing precedes
-        it, or, with ``begins_anew``, a special token does.
+        """Return the ids of ``text``, without a search for special tokens. ``start``: the text
+        begins here, or, if ``begins_anew``, follows a special token, so that it may get a space in
+        front.
         """
 
     @abc.abstractmethod
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the bytes that the token, spelt ``raw``, adds to a text; of control tokens, their
-        names.
+        """Return the bytes that the token, spelt ``raw`` in the file, adds to a text; of control
+        tokens, their names.
         """
 
     def prepare(self) -> None:
-        """Build now what only some texts need, so that none of them waits for it later. Raises
+        """Build the library's tables now, so that no text waits for them later. Raises
         FileError.
         """
         return  # most kinds have nothing left to build
@@ -121,7 +124,9 @@ class Tokenizer(abc.ABC):
     # -- text to ids ----------------------------------------------------------------------
 
     def warn_beyond(self, n_rows: int) -> None:
-        """Warn of tokens that the model, with ``n_rows``, neither reads nor writes."""
+        """Warn if the vocabulary has more tokens than the model has rows of embeddings,
+        ``n_rows``.
+        """
         if self.n_vocab <= n_rows:
             return
         ends = [self.piece(token) for token in sorted(self.eog) if token >= n_rows][:4]
@@ -134,7 +139,9 @@ class Tokenizer(abc.ABC):
         warn(f"{name}: the vocabulary has {n} tokens but the model only {n_rows}: {lost}")
 
     def warn_dropped(self, characters: Iterable[str]) -> None:
-        """Warn of characters of a text that the vocabulary has no token for."""
+        """Warn of characters that were dropped from a text, since the vocabulary has no token for
+        them.
+        """
         different = dict.fromkeys(characters)
         shown = ", ".join(ascii(each) for each in islice(different, MAX_SHOWN))
         more = ", ..." if len(different) > MAX_SHOWN else ""
@@ -144,17 +151,19 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
         """Return the ids of ``text``.
 
-        ``bos``: None adds what the file wants around a text (and no second BOS to a text that
-        spells one), False adds nothing, True begins with BOS in any case. ``special``: control
-        tokens spelt in the text become those tokens; otherwise they are plain text, as untrusted
-        text must be. User-defined pieces are found either way.
+        ``bos``: None adds the tokens that the file wants around a text (and no second BOS to a text
+        that spells one), False adds nothing, True also adds a BOS that the file does not want, if
+        there is one. ``special``: control tokens spelt in the text become those tokens; otherwise
+        they are plain text, as untrusted text must be. User-defined pieces are found either way.
         """
         text = _without_surrogates(text)
         ids: list[int] = self._encode_split(self._splitter_at(special=special).split(text))
         return ids if bos is False else self._surround(ids, bos)
 
     def _encode_split(self, parts: Iterable[Any]) -> list[Any]:
-        """Return the ids of a text that was split at tokens, which stand in ``parts`` as ids."""
+        """Return the ids of a text that was split at tokens: ``parts`` are strings, and ids of
+        tokens.
+        """
         ids: list[Any] = []
         start = True
         for part in self._trimmed(parts):
@@ -167,15 +176,18 @@ class Tokenizer(abc.ABC):
         return ids
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the ids of a chat template's output, which spells control tokens, perhaps BOS."""
+        """Return the ids of a chat template's output: control tokens that it spells become those
+        tokens, and a BOS is added as by ``encode`` unless the text begins with one.
+        """
         spelt = self.bos is not None and text.startswith(self.piece(self.bos))
         return self.encode(text, bos=False if spelt else None, special=True)
 
     def encode_prompt_pieces(self, pieces: Sequence[tuple[str, bool] | T]) -> list[int | T]:
-        """Return the ids of a prompt in pieces; see ``encode_prompt``. A piece is text, and whether
-        control tokens and user-defined pieces that it spells become those tokens, or an object that
-        stands for other tokens, such as rows of a picture, and is kept as it is. Texts without
-        tokens are tokenized together with their neighbours.
+        """Return the ids of a prompt in pieces, with BOS as by ``encode_prompt``.
+
+        A piece is a text with a flag, whether control tokens and user-defined pieces that it spells
+        become those tokens; or an object, kept as it is, that stands for other tokens, such as rows
+        of a picture. Adjacent texts are tokenized as one.
         """
         parts: list[Any] = []
         for piece in pieces:
@@ -193,7 +205,7 @@ class Tokenizer(abc.ABC):
         return ids if spelt else self._surround(ids, None)
 
     def _trimmed(self, parts: Iterable[str | int]) -> Iterable[str | int]:
-        """Return ``parts`` without the white space that adjacent tokens drop."""
+        """Return ``parts`` without the white space around tokens that drop it."""
         left, right = self._trimming
         if not left and not right:
             return parts
@@ -218,7 +230,7 @@ class Tokenizer(abc.ABC):
         return [*first, *ids, *last]
 
     def _splitter_at(self, *, special: bool) -> SpecialTokenSplitter:
-        """Return the splitter of text at user-defined pieces and, with ``special``, at control
+        """Return the splitter of text at user-defined pieces and, if ``special``, at control
         tokens.
         """
         return self._all_specials if special else self._user_defined
@@ -234,8 +246,8 @@ class Tokenizer(abc.ABC):
         return SpecialTokenSplitter(defined | controls)
 
     def _spellings(self, *types: TokenType) -> dict[str, int]:
-        """Return the texts of tokens of these types. Pieces with U+2581 stand for a space of the
-        text around them, and are left to the encoder.
+        """Return the ids of tokens of these types by their text, without pieces that contain
+        U+2581: that stands for a space in the text, so the encoder finds them.
         """
         ids = self._ids(*types)
         texts = (raw.decode("utf-8", "replace") for raw in self.vocab.tokens.raws(ids))
@@ -258,12 +270,12 @@ class Tokenizer(abc.ABC):
 
     @property
     def of_text(self) -> Tokenizer | None:
-        """The tokenizer itself; None if no token has text."""
+        """The tokenizer itself; None if no token has text (``NoVocabulary``)."""
         return self
 
     def starts(self, ids: Iterable[int]) -> list[int]:
-        """Return the start of each id's text, in characters of the text that ``decode`` makes of
-        all. Tokens of one character start where it does.
+        """Return, for each id, the offset in characters at which its text starts in
+        ``decode(ids)``. Tokens that are parts of one character start where the character does.
         """
         decoder = StreamDecoder(self, start=True)
         result = []
@@ -282,23 +294,27 @@ class Tokenizer(abc.ABC):
         return data
 
     def all_token_bytes(self) -> list[bytes]:
-        """Return ``token_bytes`` of every token, [n_vocab]."""
+        """Return the ``token_bytes`` of every token, in order, [n_vocab]."""
         return [self._bytes_of(token, raw) for token, raw in enumerate(self.vocab.raws())]
 
     def piece(self, token: int) -> str:
-        """Return the token as the file spells it, for display: "▁the", "Ġthe", "<0x0A>"."""
+        """Return the token as the file spells it, for display: "▁the", "Ġthe", "<0x0A>". Raises
+        IndexError for an id outside the vocabulary.
+        """
         return self.vocab.raw(token).decode("utf-8", "replace")
 
     def is_control(self, token: int) -> bool:
-        """Whether the token stands for something other than text. Raises IndexError as ``piece``
-        does.
+        """Return whether the token is a control token, which adds no text. Raises IndexError for an
+        id outside the vocabulary.
         """
         if not 0 <= token < self.n_vocab:
             raise IndexError(f"token {token}: the vocabulary has {self.n_vocab} tokens")
         return self._kinds[token] == TokenType.CONTROL
 
     def is_special(self, token: int) -> bool:
-        """Whether ``encode`` splits text at this token, and so begins anew after it."""
+        """Return whether the token is a control token or a user-defined piece: ``encode`` with
+        ``special`` splits text at these.
+        """
         return token in self._cuts
 
     @cached_property
@@ -307,7 +323,7 @@ class Tokenizer(abc.ABC):
         return frozenset(controls).union(self._spellings(TokenType.USER_DEFINED).values())
 
     def cut(self, text: str) -> list[str | int]:
-        """Return ``text`` in parts, with the ids of control tokens that it spells."""
+        """Return ``text`` in parts: strings, and the ids of the control tokens that it spells."""
         parts: list[str | int] = []
         for part in self._all_specials.split(text):
             if isinstance(part, int) and not self.is_control(part):
@@ -319,14 +335,13 @@ class Tokenizer(abc.ABC):
         return parts
 
     def token_id(self, piece: str) -> int | None:
-        """Return the id of the piece that is spelt so in the file, or None."""
+        """Return the id of the piece that the file spells ``piece``, or None."""
         name = piece.encode()
         return self.vocab.find([name]).get(name) if name else None
 
 
 class StreamDecoder:
-    """Incremental decoder of ids; its joined output is what ``tokenizer.decode`` returns for all
-    ids.
+    """Incremental decoder of ids; its joined output is that of ``tokenizer.decode`` for all ids.
 
     A token may end inside a UTF-8 character (byte fallback, byte-level BPE); its bytes wait for the
     rest. Invalid UTF-8 becomes U+FFFD as in ``bytes.decode(errors="replace")``. ``special`` shows
@@ -353,8 +368,8 @@ class StreamDecoder:
         self.at = self._n = 0  # characters before the last token, and up to its end
 
     def push(self, token: int) -> str:
-        """Return the text that is complete with ``token``; often empty. Raises IndexError for an
-        absent id.
+        """Return the text that becomes complete with ``token``; often empty. Raises IndexError for
+        an id outside the vocabulary.
         """
         data = self._tokenizer.token_bytes(token)
         self.at = self._n
@@ -372,14 +387,18 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """Return the rest of an unfinished character: U+FFFD, or "". More ids may follow."""
+        """End an unfinished character: return U+FFFD, or "" if there is none. More ids may
+        follow.
+        """
         text = self._utf8.decode(b"", final=True)
         self._n += len(text)
         return text
 
 
 def _without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no encoding has, by U+FFFD, and pairs by their character."""
+    """Return ``text`` with pairs of surrogates replaced by their character, and lone ones, which no
+    encoding has, by U+FFFD.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -25,7 +25,7 @@ _SPACE = "▁"
 
 
 class UnigramTokenizer(Tokenizer):
-    """Splits a text into the pieces with the highest sum of scores."""
+    """Unigram tokenizer: splits a text into the pieces with the highest sum of scores."""
 
     adds_space = True
     pre = "default"
@@ -42,7 +42,7 @@ class UnigramTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk, self._steps)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from tokenizers; characters that no piece has become the unknown token."""
+        """Return the ids of ``text``; characters that no piece has become the unknown token."""
         if not text:
             return []
         if not start and not self.begins_anew:
@@ -51,13 +51,15 @@ class UnigramTokenizer(Tokenizer):
         return ids
 
     def _behind(self, text: str) -> list[int]:
-        """Return the ids of a part of a text other than its first, which gets no space mark."""
+        """Return the ids of a part of a text that follows a special token, and gets no space
+        mark.
+        """
         plain: Any = self._tokenizer.normalizer.normalize_str(text)
         words = pre_tokenizer(self._steps, "never").pre_tokenize_str(plain)
         return [piece.id for word, _ in words for piece in self._tokenizer.model.tokenize(word)]
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the piece with spaces for their marks; of a byte piece, the byte."""
+        """Return the piece with spaces for U+2581; of a byte piece, the byte."""
         if self._kinds[token] == TokenType.BYTE:
             return bytes([int(raw[3:5], 16)])
         control = self._kinds[token] == TokenType.CONTROL
@@ -89,7 +91,9 @@ def _build(vocab: Vocab, unk: int, steps: list[str]) -> Any:
 
 
 def _steps(vocab: Vocab) -> list[str]:
-    """Return the normalization steps, in words of ``normalizer.py``."""
+    """Return the normalization steps of the file, in words of ``normalizer.py``. Raises FileError
+    for unknown steps.
+    """
     flags = [vocab.flag(f"tokenizer.ggml.{key}", True) for key in _FLAGS]
     steps = usual_steps(_CHARSMAP in vocab.values, *flags)
     if not vocab.has(SPACES):

@@ -88,9 +88,9 @@ _EOG_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 class Vocab(MetadataReader):
     """Checked contents of a file's ``tokenizer.ggml.*`` keys; ids are positions in its arrays.
 
-    ``types`` int32 [n] (TokenType), ``scores`` float32 [n] or None, ``n`` pieces; ``specials`` maps
-    ``bos``, ``eos``, ``unk`` ... to ids; ``eog`` are the ids that end generation. Raises FileError
-    (keys missing, damaged, or inconsistent) and UnsupportedError (no vocabulary).
+    ``n``: number of pieces; ``types`` int32 [n] (TokenType); ``scores`` float32 [n] or None;
+    ``specials`` maps ``bos``, ``eos``, ``unk`` ... to ids; ``eog``: the ids that end generation.
+    Raises FileError (keys missing, damaged, or inconsistent) and UnsupportedError (no vocabulary).
     """
 
     def __init__(self, gguf: GGUF) -> None:
@@ -113,7 +113,7 @@ class Vocab(MetadataReader):
     # -- metadata -----------------------------------------------------------------------
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean of the metadata."""
+        """Return a boolean of the metadata. Raises FileError for another type."""
         value = self.values.get(key, default)
         if not isinstance(value, (bool, int)):
             self.fail(key, f"is {value!r}", "a boolean")
@@ -129,11 +129,15 @@ class Vocab(MetadataReader):
         return value
 
     def merges(self) -> GGUFArray:
-        """Return the BPE merges, each a string "left right"."""
+        """Return the BPE merges, each a string "left right". Raises FileError if the file has
+        none.
+        """
         return self._array("tokenizer.ggml.merges", ValueType.STRING)
 
     def _column(self, key: str, *types: ValueType) -> npt.NDArray[Any] | None:
-        """Return a numeric array with an entry for every token, or None if the file has none."""
+        """Return a numeric array [n], an entry for every token; None if the file has none. Raises
+        FileError if it is shorter.
+        """
         if key not in self.values:
             return None
         array = self._array(key, *types)
@@ -161,7 +165,9 @@ class Vocab(MetadataReader):
     # -- pieces -------------------------------------------------------------------------
 
     def raw(self, token: int) -> bytes:
-        """Return the bytes of a piece in the file; raise IndexError for a negative or absent id."""
+        """Return the bytes by which the file spells a piece. Raises IndexError for an id outside
+        the vocabulary.
+        """
         if not 0 <= token < self.n:
             raise IndexError(f"token {token}: the vocabulary has {self.n} tokens")
         return self.tokens.raw(token)
@@ -171,18 +177,20 @@ class Vocab(MetadataReader):
         return self.tokens.raws()
 
     def of_type(self, *types: TokenType) -> list[int]:
-        """Return the ids of these types, ascending."""
+        """Return the ids of all pieces of these types, ascending."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, types)).tolist()
         return ids
 
     def unspellable(self) -> list[int]:
-        """Return the ids that plain text never becomes, ascending: control tokens, the unknown one
-        (by its name) and unused pieces.
+        """Return the ids that plain text is never encoded as, ascending: control tokens, the
+        unknown token and unused pieces.
         """
         return self.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED)
 
     def find(self, names: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the ids of the pieces that are spelt exactly so; the first of duplicates."""
+        """Return the ids of the pieces that are spelt exactly as one of ``names``; of duplicates
+        the first.
+        """
         wanted = {name for name in names if name}
         longest = max(map(len, wanted), default=0)
         is_size = np.zeros(longest + 2, np.bool_)  # the last one stands for all longer pieces
@@ -199,7 +207,9 @@ class Vocab(MetadataReader):
         return found
 
     def trimming(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the ids of tokens that drop white space before them in a text, and after them."""
+        """Return two sets of token ids: those that drop white space before them in a text, and
+        after them.
+        """
         left, right = (frozenset(self.ids(key)) for key in (LSTRIP, RSTRIP))
         kept = _RSTRIP.get((self.arch, self.model))
         if kept is not None and LSTRIP not in self.values and RSTRIP not in self.values:
@@ -208,8 +218,8 @@ class Vocab(MetadataReader):
         return left, right
 
     def ids(self, key: str) -> list[int]:
-        """Return the ids that a key of treadle's own lists; [] if the file lacks it. Raises
-        FileError.
+        """Return the ids listed by the key ``key``, one of treadle's own; [] if the file lacks it.
+        Raises FileError.
         """
         if key not in self.values:
             return []
@@ -272,7 +282,7 @@ _NAMES = {
 
 
 def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
-    """Return all strings of an array, separated by newlines or ``mark``, as bytes."""
+    """Return all strings of an array, separated by ``mark``, as bytes, uint8 [n]."""
     if len(array) == 0:
         return np.empty(0, np.uint8)
     payload = array.payload.copy()
@@ -287,8 +297,8 @@ def joined(array: GGUFArray, mark: str = "\n") -> npt.NDArray[np.uint8]:
 
 
 def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
-    """Return all strings of an array as text, with U+FFFD for invalid UTF-8. Fast if none contains
-    ``mark``.
+    """Return all strings of an array as text, with U+FFFD for invalid UTF-8. It is fast if none
+    contains ``mark``.
     """
     lines = joined(array, mark).tobytes().decode("utf-8", "replace").split(mark)
     if len(lines) == len(array):
@@ -297,8 +307,8 @@ def texts(array: GGUFArray, mark: str = "\n") -> list[str]:
 
 
 def windows(buffer: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.void]:
-    """Return every run of ``size`` bytes of ``buffer``, overlapping, as void [len - size + 1]: a
-    view.
+    """Return a view of every run of ``size`` bytes of ``buffer``, overlapping: void [len - size +
+    1].
 
     Indexed by offsets, it reads or writes one record of ``size`` bytes at each of them.
     """

@@ -12,8 +12,8 @@ _UNKNOWN = " "  # internal name of the unknown token: no word has a space
 
 
 class WordPieceTokenizer(Tokenizer):
-    """WordPiece tokenizer: words in lower case, each split into the longest pieces from its left;
-    [CLS] before, [SEP] after.
+    """WordPiece tokenizer: each word is split into the longest pieces from its left; [CLS] before,
+    [SEP] after. Words are in lower case, unless the file says otherwise.
 
     Much of a text is lost by design (case, accents, spaces): ``decode`` returns readable text.
     """
@@ -29,12 +29,12 @@ class WordPieceTokenizer(Tokenizer):
         self._tokenizer = _build(vocab, self.unk)
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        """Return ids from tokenizers; words that no pieces form become the unknown token."""
+        """Return the ids of ``text``; words that no pieces form become the unknown token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
-        """Return the piece, with a space before it if it begins a word."""
+        """Return the bytes of the piece, with a space in front if it begins a word."""
         control = self._kinds[token] == TokenType.CONTROL
         return raw if control else raw.replace(_WORD_START.encode(), b" ", 1)
 

@@ -22,13 +22,11 @@ WORD = 8  # bytes that compiled code reads; a ninth signal writes past them
 
 
 class AbortFlag:
-    """``with AbortFlag() as flag``: signals that Python handles set the 8 bytes at ``address``, 0
-    before.
-
-    Python's handler still runs, as soon as it can.
+    """Context manager: while it is active, a signal that Python handles sets the 8 bytes at
+    ``address``, which are 0 otherwise. Python's own handler still runs, as soon as it can.
 
     ``address`` is 0 in threads other than the main one, where Python handles no signals, and on a
-    system without memory files: there signals are handled after the block's run ends.
+    system without memory files: there signals are handled after the run.
     """
 
     __slots__ = ("_usual", "_word", "address")
@@ -45,7 +43,7 @@ class AbortFlag:
 
     @property
     def rung(self) -> bool:
-        """Whether a signal has arrived."""
+        """Whether a signal has arrived since the block was entered."""
         return self._word is not None and bool(self._word.value[0])
 
     def __exit__(self, *_: object) -> None:
@@ -71,7 +69,7 @@ class _FlagBytes:
         os.close(self.file)
 
     def take(self) -> bytes:
-        """Return the signals' numbers and clear the flag."""
+        """Return the numbers of the signals that arrived, a byte each, and clear the flag."""
         numbers = self.value.tobytes().rstrip(b"\0")
         self.value[0] = 0
         os.lseek(self.file, 0, os.SEEK_SET)  # the next signal is written at the start

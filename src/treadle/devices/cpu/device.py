@@ -42,7 +42,7 @@ ROW_TABLE = "per_layer_token_embd.weight"
 class CpuProgram:
     """A plan prepared for the compiled loop: a STEP record for each step, and their arguments.
 
-    ``kernels``: the address of each of the table's.
+    ``kernels``: the addresses of ``table.kernels``, in the same order.
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class CpuProgram:
         self.part: ItemRangeStep | None = None
 
     def n_items(self, step: int) -> int:
-        """Return the items of a step in the next run; 1 if another step counts them."""
+        """Return the number of items of a step in the next run; 1 if an earlier step of the run
+        computes it.
+        """
         _, _, base, count, per, _ = self.records[step].tolist()
         if not count:
             return int(base)
@@ -79,9 +81,9 @@ class CpuProgram:
 
 
 class Cpu(Device):
-    """A team of ``n_threads`` threads, including the caller's.
+    """The CPU as a device: a team of ``n_threads`` threads, including the caller's.
 
-    ``progress``: see ``load_kernels``.
+    ``progress``: called while kernels are compiled; see ``load_kernels``.
     """
 
     takes_media: ClassVar[bool] = True
@@ -101,7 +103,7 @@ class Cpu(Device):
 
     @cached_property
     def table(self) -> TunedTable | None:
-        """The tuned parameters of this machine; None for the shipped ones."""
+        """The kernel parameters tuned on this machine; None for those shipped with treadle."""
         if not self._is_tuned:
             return None
         from treadle.devices.cpu.tuned_rows import tuned_row
@@ -147,7 +149,7 @@ class Cpu(Device):
         return plan
 
     def _is_scarce(self, gguf: GGUF) -> bool:
-        """Return whether memory is too small for the whole file; computed once."""
+        """Return whether available memory is too small for the model's files; computed once."""
         if self._scarce is None:
             from treadle.devices.cpu.residence import shortage
 

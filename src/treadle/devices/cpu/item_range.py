@@ -12,9 +12,9 @@ from treadle.devices.cpu.step_loop import STEP
 
 
 class ItemRangeStep:
-    """The STEP record of a part of a step, and its arguments; rewritten for each part.
+    """The STEP record that runs part of another step, and its arguments; rewritten for each part.
 
-    address: of the record. ``kernel``: address of the compiled ``ItemRange``.
+    ``address``: of the record. ``kernel``: address of the compiled ``ItemRange``.
     """
 
     def __init__(self, kernel: int) -> None:
@@ -24,7 +24,7 @@ class ItemRangeStep:
         self.address = int(self._record.ctypes.data)
 
     def set(self, step: np.void, items: range) -> None:
-        """Become the ``items`` of a STEP record; not while a run uses this one."""
+        """Make this the record of ``items`` of ``step``, a STEP record. No run may be using it."""
         self._args[:] = step["kernel"], step["args"], items.start
         args = int(self._args.ctypes.data)
         self._record[0] = (self._kernel, args, len(items), 0, 1, step["whole"])

@@ -2,10 +2,10 @@
 
 A read beyond the end of a truncated file raises SIGBUS in the thread that reads, most likely a
 worker in compiled code, without the GIL. So the handler is compiled too, like the kernels. If the
-address lies in a row of ``FAULTS`` (``files/mapping.py``), it maps zeros over the rest of the file,
-notes the address there, and returns; the read is done again. Code that used the data must call
-``check`` of the mapping. Any other SIGBUS goes to the previous handler, or ends the process as
-usual.
+address lies in a row of ``FAULTS`` (``files/mapping.py``), the handler maps zeros over the rest of
+the file, stores the address in the row, and returns; the processor repeats the read. Code that used
+the data must call ``check`` of the mapping. Any other SIGBUS goes to the previous handler, or ends
+the process as usual.
 
 Without faults this costs nothing.
 """
@@ -35,9 +35,8 @@ from treadle.system import SYSTEM
 
 
 class SignalLayout(NamedTuple):
-    """Signal constants and struct offsets of a system's 64-bit C library.
-
-    ``struct sigaction`` begins with the handler.
+    """Signal constants and struct offsets of a system's 64-bit C library; ``struct sigaction``
+    begins with the handler's address.
     """
 
     number: int  # of SIGBUS
@@ -67,8 +66,8 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Handler(Spec):
-    """The signal handler ``void (int, siginfo_t *, void *)``, in the registers of a kernel's first
-    three arguments.
+    """The signal handler ``void (int, siginfo_t *, void *)``, compiled as a kernel: its arguments
+    arrive in the registers of a kernel's first three.
 
     One call before installation, without a siginfo_t, gives it the address of its ``FIELDS``.
     """
@@ -104,7 +103,9 @@ class Handler(Spec):
             self._pass_on(k, own, info, context, code)
 
     def _mend(self, k: Builder, own: Val, row: Val, address: Val, stop: Val, mended: Any) -> None:
-        """Map zeros from the page of ``address`` on; earlier pages stay as they are."""
+        """Emit: map zeros from the page of ``address`` to ``stop``; earlier pages stay as they
+        are.
+        """
         at = address & -self.page
         args = [at, stop - at, k.const(PROT_READ, i32), k.const(self.map_flags, i32)]
         made = k.call_pointer(_field(k, own, "mmap", ptr), i64, [*args, k.const(-1, i32), k.i64(0)])
@@ -113,10 +114,10 @@ class Handler(Spec):
             mended.v = k.i64(1)
 
     def _pass_on(self, k: Builder, own: Val, info: Val, context: Val, code: Val) -> None:
-        """Call the previous handler, else let the default action end the process.
+        """Emit: call the previous handler, else let the default action end the process.
 
         A signal raised by the processor recurs when the instruction is run again; one sent by a
-        process is raised now.
+        process is raised anew.
         """
         number = _field(k, own, "signal").to(i32)
         previous = _field(k, own, "previous")
@@ -136,7 +137,7 @@ def _field(k: Builder, own: Val, name: str, ty: Any = i64) -> Val:
 
 
 class FaultHandler:
-    """This process's handler: compiled and initialised, not yet installed."""
+    """This process's SIGBUS handler: compiled and initialised; ``install`` makes it active."""
 
     def __init__(self, layout: SignalLayout) -> None:
         table = len(FAULTS), FAULTS.itemsize
@@ -156,10 +157,10 @@ class FaultHandler:
         self.memory.bytes.view(np.int64)[FIELDS.index(field)] = value
 
     def install(self) -> None:
-        """Install it in front of the current handler.
+        """Install the handler in front of the current one.
 
-        A handler installed after it stays in front: that one calls this one, and each would pass
-        the signal to the other.
+        Does nothing if another handler was installed after this one: that one calls this one, and
+        each would pass the signal to the other.
         """
         found = self._sigaction(None)
         now = _handler_of(found)
@@ -173,12 +174,12 @@ class FaultHandler:
         self._sigaction(made)
 
     def remove(self) -> None:
-        """Restore the previous handler."""
+        """Restore the previous handler, unless another one was installed since."""
         if _handler_of(self._sigaction(None)) == self.address:
             self._sigaction(self.before)
 
     def _sigaction(self, new: Any) -> Any:
-        """Return the current action for SIGBUS, and set ``new`` if it is given."""
+        """Return the current ``struct sigaction`` of SIGBUS, and set ``new`` unless it is None."""
         old = ctypes.create_string_buffer(self.layout.n_bytes)
         self.libc.sigaction(self.layout.number, new, old)
         return old
@@ -210,7 +211,8 @@ def _guard() -> FaultHandler | None:
 
 
 def guard_mappings() -> None:
-    """Make missing pages of files mapped by ``map_file`` zeros that ``check`` reports.
+    """Install the handler: missing pages of files mapped by ``map_file`` read as zeros, and
+    ``check`` of the mapping reports them.
 
     If the handler cannot be compiled, a warning says so once, and files are mapped unguarded.
     """

@@ -30,14 +30,16 @@ KERNEL = ctypes.CFUNCTYPE(
 def quantize_rows(
     fmt: Format, x: F32Array, weights: F32Array | None = None
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Do ``fmt.quantize_rows``; raises the errors of compiling a kernel."""
+    """Quantise float32 [..., k] like ``fmt.quantize_rows``, with a compiled search kernel if there
+    is one for the format. Raises CompileError and CacheError.
+    """
     aware = weights is not None
     spec = search_kernel(fmt, aware)
     return fmt.quantize_rows(x, weights, Searcher(spec) if spec else None)
 
 
 class Searcher:
-    """A compiled search for ``Format.quantize_rows``."""
+    """A compiled scale search, to be passed as ``search`` to ``Format.quantize_rows``."""
 
     def __init__(self, spec: SearchKernel) -> None:
         from treadle.jit.host import host_features
@@ -46,8 +48,8 @@ class Searcher:
         self.kernel = _linked(spec, self.isa)
 
     def __call__(self, x: F32Array, weights: F32Array | None) -> Any:
-        """Search the super-blocks of float32 ``[n, block]``; ``weights`` has the shape of ``x``, or
-        is None.
+        """Search the super-blocks of float32 ``[n, block]``; ``weights``: importances of the same
+        shape, or None. Returns scales and codes, not yet packed.
         """
         spec = self.spec
         lanes = self.isa.lanes

@@ -1,4 +1,4 @@
-"""Residency of a file's bytes: in memory or on disk, and in pages of which size.
+"""Memory residence of files: bytes in memory or only on disk, and in pages of which size.
 
 Linux keeps what a program wrote or read in pages of 4 KB or a few of them together. A program that
 maps a cold file and asks for huge pages, as treadle does, gets pages of 2 MB. When all weights are
@@ -27,7 +27,7 @@ HUGE = 2 << 20  # bytes
 
 
 def resident_bytes(path: Path) -> int | None:
-    """Return the bytes of a file that are in memory now; None if the system does not tell."""
+    """Return the bytes of a file that are in memory now; None if the system cannot tell."""
     n_bytes = path.stat().st_size
     if not n_bytes:
         return 0
@@ -37,7 +37,9 @@ def resident_bytes(path: Path) -> int | None:
 
 
 class Shortage(NamedTuple):
-    """A model's bytes, the bytes of memory available for it, and the limit that bounds these."""
+    """A model's bytes, the bytes of memory available for them (``for_it``), and the limit that
+    bounds these.
+    """
 
     n_bytes: int
     for_it: int
@@ -45,9 +47,9 @@ class Shortage(NamedTuple):
 
 
 def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) -> Shortage | None:
-    """Return the memory shortage for a model's files; None if memory holds all, or is unknown.
-
-    Pages of theirs that are already in memory count as available.
+    """Return the memory shortage for a model's files; None if memory holds all of them, or its
+    limits or the files' sizes are unknown. Pages of the files that are already in memory count as
+    available.
     """
     paths = list(paths)
     bounds = page_bounds(cgroup, proc)
@@ -64,9 +66,8 @@ def shortage(paths: Iterable[Path], cgroup: Path = CGROUP, proc: Path = PROC) ->
 
 
 def huge_bytes(path: Path) -> int | None:
-    """Return the bytes of a file in memory in 2 MB pages; None if the system does not tell.
-
-    It reads nothing from disk.
+    """Return the bytes of a file that are in memory in pages of 2 MB; None if the system cannot
+    tell. Reads nothing from disk.
     """
     if not path.stat().st_size or not PROC.exists():
         return None
@@ -89,8 +90,8 @@ def huge_bytes(path: Path) -> int | None:
 def read_anew(path: Path) -> int | None:
     """Drop a file's pages and read it again from disk, in huge pages if the system can.
 
-    Returns the bytes in such pages. Pages that another process has mapped stay as they are. Raises
-    OSError and FileError if the file cannot be read.
+    Returns the bytes in huge pages, as ``huge_bytes`` does. Pages that another process has mapped
+    stay as they are. Raises OSError and FileError if the file cannot be read.
     """
     with path.open("rb") as file:
         SYSTEM.drop_pages(file.fileno(), 0, 0)
@@ -103,12 +104,12 @@ def read_anew(path: Path) -> int | None:
 
 
 def _map(path: Path) -> MappedFile:
-    """Map the file like a model's."""
+    """Map a file as models' files are mapped."""
     return map_file(path, "a model's file")
 
 
 def peak_bytes(proc: Path = PROC) -> int | None:
-    """Return this process's peak memory use; None if the system does not tell."""
+    """Return this process's peak resident memory in bytes; None if the system cannot tell."""
     with contextlib.suppress(OSError):
         for line in (proc / "self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -117,7 +118,7 @@ def peak_bytes(proc: Path = PROC) -> int | None:
 
 
 def read_bytes(proc: Path = PROC) -> int | None:
-    """Return the bytes that this process had read from disks; None if the system does not tell."""
+    """Return the bytes that this process has read from disks; None if the system cannot tell."""
     with contextlib.suppress(OSError):
         for line in (proc / "self/io").read_text().splitlines():
             if line.startswith("read_bytes:"):
@@ -126,8 +127,8 @@ def read_bytes(proc: Path = PROC) -> int | None:
 
 
 def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
-    """Return the bytes of files that this process has mapped and that are in memory; None as
-    above.
+    """Return the bytes of ``paths`` that this process has mapped and that are in memory; None if
+    the system cannot tell.
     """
     names = {os.path.realpath(path) for path in paths}
     with contextlib.suppress(OSError):
@@ -137,10 +138,8 @@ def mapped_bytes(paths: Iterable[Path], proc: Path = PROC) -> int | None:
 
 
 def _mappings(proc: Path = PROC) -> list[tuple[list[str], dict[str, int]]]:
-    """Return this process's mappings from ``smaps``: the words of each first line, and its sizes in
-    bytes by name.
-
-    Raises OSError.
+    """Return this process's mappings from ``smaps``: for each, the words of its first line, and its
+    sizes in bytes by name ("Rss:"). Raises OSError.
     """
     found: list[tuple[list[str], dict[str, int]]] = []
     for line in (proc / "self/smaps").read_text("utf-8", "surrogateescape").splitlines():

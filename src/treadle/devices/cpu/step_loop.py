@@ -1,11 +1,11 @@
 """The compiled step loop that every thread of the team runs, from a plan's first step to its last.
 
-One word, ``claim``, holds the number of the current step (its *epoch*, ever growing) and its next
-item. A thread takes items by advancing that word with a compare-and-swap, which fails if the step
-is no longer current. The thread that finishes a step's last item moves the word to the next step.
-So a step ends when its items are done, not when all threads have arrived: a thread that is
-suspended or still waking up delays no other, as long as it holds no item. Steps of one item are run
-by the thread that finished the step before them, so no other thread needs to see them.
+One word, ``claim``, holds the number of the current step (its *epoch*, which only grows) and that
+step's next item. A thread takes items by advancing the word with a compare-and-swap, which fails if
+the step is no longer current. The thread that finishes a step's last item moves the word to the
+next step. So a step ends when its items are done, not when all threads have arrived: a thread that
+is suspended or still waking up delays no other, as long as it holds no item. Steps of one
+item are run by the thread that finished the step before them, so no other thread needs to see them.
 
 To stop a run (``abort_flag.py``), threads still take items but call no kernel, so the run ends at
 once.
@@ -72,9 +72,9 @@ TIMESPEC = 16  # bytes
 
 @dataclass(frozen=True)
 class StepLoop(Spec):
-    """The step loop as a kernel; ``args`` is the team and ``begin`` the role.
+    """The step loop as a kernel: ``args`` is the team's memory, ``begin`` the caller's role.
 
-    A WORKER works until it is told to stop. A CALLER publishes a job, works on it and returns at
+    A WORKER runs steps until STOP. A CALLER publishes a run (the *job*), works on it and returns at
     its end. STOP tells the workers to return.
     """
 
@@ -171,10 +171,11 @@ class _Loop:
         return self.k.load(self.step.v, ty, offset=8 * STEP_FIELDS.index(field), align=8)
 
     def _publish(self) -> None:
-        """Copy the fields that Python wrote at NEXT to the job.
+        """Emit: copy the fields that Python wrote at NEXT to the job, with the claim closed
+        meanwhile.
 
-        A thread that sees one of them also sees the claim closed. One that sees the claim open
-        again sees all of them, and everything that the caller wrote before.
+        A thread that sees one of the new fields also sees the claim closed. One that sees the claim
+        open again sees all of them, and everything that the caller wrote before.
         """
         k = self.k
         given = {
@@ -190,7 +191,7 @@ class _Loop:
         k.atomic_set(self.team + CLAIM, given["epoch"] << ITEM_BITS)
 
     def _wake(self) -> None:
-        """Wake sleeping workers.
+        """Emit: wake sleeping workers.
 
         A worker that checked too early either sees the generation change, or is counted as a
         sleeper here. The claim, or ``stop``, was written before.
@@ -208,7 +209,7 @@ class _Loop:
                     self._call("wake", [generation, k.i64(i32.n_bytes), k.i64(0)])
 
     def _enter(self, epoch: Val) -> None:
-        """Read a step not seen before, if there is one."""
+        """Emit: read the current step's record, or go to ``idle`` if the run has no step left."""
         k = self.k
         at = self.at
         first = self._job("epoch")
@@ -267,8 +268,8 @@ class _Loop:
         self.part.v = part.v
 
     def _execute(self, item: Val, n: Val) -> None:
-        """Run the claimed items. If they complete the step, run the steps of one item behind it,
-        and open the next one with several.
+        """Emit: run the claimed items; if they complete the step, run the steps of one item
+        behind it, and open the next one with several.
         """
         k = self.k
         at = self.at
@@ -314,7 +315,9 @@ class _Loop:
             k.call_pointer(self._step("kernel", ptr), None, args)
 
     def _idle(self) -> None:
-        """No step is left: the caller returns; a worker waits, first spinning."""
+        """Emit the end of a run: the caller returns; a worker spins, then sleeps until the next
+        run.
+        """
         k = self.k
         at = self.at
         wait = k.label("wait")
@@ -333,7 +336,7 @@ class _Loop:
         k.goto(at["poll"])
 
     def _stamp(self) -> None:
-        """When profiling, record the end of the step, which is the start of the next one."""
+        """Emit: when profiling, store the time at which the step ended and the next one starts."""
         k = self.k
         with k.if_(self._job("times") > 0):
             at = self._job("times", ptr) + (self.epoch.v + 1 - self.first.v) * TIMESPEC

@@ -1,6 +1,6 @@
-"""A plan's steps as the compiled loop reads them, before addresses are known.
+"""A plan's steps as arrays, before addresses are known: the input of the compiled loop.
 
-A word of the table is an offset from a base: nothing (the word is an integer), the arena, the run's
+Each argument word is an offset from a base: 0 (the word is an integer), the arena, the run's
 inputs, or one of the plan's constants. The table can be stored, and bound to other memory later.
 """
 
@@ -38,7 +38,9 @@ class StepTable:
 
 
 def step_table(plan: Plan, lanes: int) -> StepTable:
-    """Return the table of a plan, for vectors of ``lanes`` f32 values."""
+    """Return the step table of a plan for an instruction set with vectors of ``lanes`` f32
+    values.
+    """
     from treadle.kernels.spec import run_offset
     from treadle.plan.plan import Buffer, Const
 

@@ -1,7 +1,8 @@
-"""Plans on disk, beside the kernels: what a run needs of a plan that an earlier process has made.
+"""Plans on disk, beside the kernels: the parts of a lowered plan that a later process needs to run
+it.
 
 A stored plan is used as it is: no graph is built, nothing is lowered, and no module of a kernel is
-imported. Its steps are lowered only if somebody asks for them, to show or to profile them.
+imported. Its steps are lowered only on demand, to be shown or profiled.
 
 The name of a file is a hash of everything that the lowering reads: the model's file (its identity,
 size and times), the configuration, the cache's pools, the sizes of the plan, the machine's
@@ -48,9 +49,9 @@ LINE = 64
 
 
 class StoredPlan(Plan):
-    """A plan from disk. It has what runs need; ``steps`` lowers the plan.
+    """A plan read from disk, with all that runs need; reading ``steps`` lowers the plan.
 
-    ``table``: the steps as the device binds them; ``first_masked`` as of ``Plan``.
+    ``table``: the steps as the device binds them. ``lower`` returns the lowered plan.
     """
 
     def __init__(
@@ -79,12 +80,12 @@ class StoredPlan(Plan):
 
     @property
     def is_lowered(self) -> bool:
-        """Whether ``steps`` are there."""
+        """Whether ``steps`` have been lowered already."""
         return "steps" in self.__dict__
 
     @cached_property
     def steps(self) -> list[Any]:  # type: ignore[override]
-        """The plan's steps."""
+        """The plan's steps, lowered on first use."""
         plan = self._lower()
         self.__dict__.update(plan.__dict__)
         return plan.steps
@@ -105,7 +106,7 @@ class StoredPlan(Plan):
         return found
 
     def _lowered(self, name: str) -> Any:
-        """Return an attribute that is not stored."""
+        """Lower the plan; return its attribute ``name``, which is not stored."""
         self.steps  # noqa: B018
         return self.__dict__[name]
 
@@ -118,8 +119,9 @@ class StoredPlan(Plan):
 
 
 def plan_key(request: PlanRequest, variant: str, n_threads: int) -> str | None:
-    """Return the key of a plan; None if such plans are not stored: those with adapters or
-    control vectors, for hooks, of models that are not GGUF files, and all of them under
+    """Return the key of a plan: a hash of all that its lowering reads, and the name of its file.
+    None if such plans are not stored: with adapters, control vectors or hooks; of models that are
+    not unchanged GGUF files; with configurations of unknown types; and all of them under
     ``TREADLE_PLANS=0``.
     """
     if request.lowering is not None or os.environ.get("TREADLE_PLANS") == "0":
@@ -150,19 +152,22 @@ def _source_hash() -> str:
 
 
 def _pools(cache: KVCache) -> list[Pool | StatePool]:
-    """Return the pools of a cache; that of a tower has no states."""
+    """Return all pools of a cache: pages, an encoder's keys, and layer states, where it has
+    them.
+    """
     return [*cache.pools, *getattr(cache, "cross", ()), *getattr(cache, "states", ())]
 
 
 def _about(cells: Pool | StatePool) -> tuple[object, ...]:
-    """Return what a plan depends on of a pool."""
+    """Return the properties of a pool that plans depend on."""
     places = [cells.layer_off(layer) for layer in cells.layers]
     return type(cells).__name__, cells.spec, cells.n_bytes, cells.cell_bytes, places
 
 
 def _identity(gguf: GGUF) -> list[tuple[int, ...]] | None:
-    """Return the identities of a GGUF model's files; None if a file changed or a tensor was
-    replaced in memory, and for other kinds of models, whose tensors also depend on other files.
+    """Return device, inode, size and times of a GGUF model's files. None if a file changed or a
+    tensor was replaced in memory, and for other kinds of models, whose tensors also depend on other
+    files.
     """
     if type(gguf) is not GGUF or not gguf.is_in_place:
         return None
@@ -179,8 +184,8 @@ def _identity(gguf: GGUF) -> list[tuple[int, ...]] | None:
 
 
 def _described(value: Any) -> Iterator[str]:
-    """Yield texts that are the same in every process for equal values. Raises TypeError for a value
-    of an unknown kind.
+    """Yield strings that are equal in every process for equal values. Raises TypeError for a value
+    of an unknown type.
     """
     if is_dataclass(value):
         yield type(value).__name__
@@ -207,7 +212,7 @@ def _described(value: Any) -> Iterator[str]:
 
 
 def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -> StoredPlan | None:
-    """Return a stored plan; None if there is none, or it is damaged."""
+    """Return the plan stored under ``key``; None if there is none, or it is damaged."""
     try:
         data = (_folder() / f"{key}{SUFFIX}").read_bytes()
     except (OSError, CacheError):
@@ -242,7 +247,9 @@ def read_plan(key: str, gguf: GGUF, cache: KVCache, lower: Callable[[], Plan]) -
 
 
 def write_plan(plan: Plan, table: StepTable, gguf: GGUF, cache: KVCache) -> None:
-    """Store a plan, if all of its constants can be found again and a folder takes it."""
+    """Store a plan, if all of its constants can be found again or stored; a folder that cannot be
+    written to is ignored.
+    """
     computed: list[np.ndarray] = []
     constants = []
     for memory in table.constants:
@@ -304,7 +311,7 @@ def _dtype(given: Any) -> np.dtype[Any]:
 
 
 def _folder() -> Path:
-    """Return the folder of plans, in that of kernels. Raises CacheError."""
+    """Return the folder of stored plans, inside that of kernels. Raises CacheError."""
     return checked_folder(checked_folder() / "plans")
 
 
@@ -315,7 +322,9 @@ def _remove_oldest(folder: Path) -> None:
 
 
 def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
-    """Return where a later process finds a constant; None for one that was computed."""
+    """Return the place of a constant as a later process can find it: a model's file and offset, or
+    a pool. None for a constant that the lowering computed.
+    """
     for i, file in enumerate(gguf.mapped_files):
         if file.begin <= memory.address and memory.address + memory.n_bytes <= file.end:
             return ["file", i, memory.address - file.begin, memory.n_bytes]
@@ -326,7 +335,9 @@ def _place_of(memory: Any, gguf: GGUF, cache: KVCache) -> list[Any] | None:
 
 
 def _found(place: list[Any], gguf: GGUF, cache: KVCache, computed: HostMemory) -> Any:
-    """Return the memory of a constant that ``_place_of`` has described."""
+    """Return the memory of a constant at ``place``, as described by ``_place_of``; ``computed``:
+    the stored constants.
+    """
     kind, first, *rest = place
     if kind == "pool":
         return _pools(cache)[first].const.memory

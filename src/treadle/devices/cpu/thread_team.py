@@ -55,7 +55,7 @@ class HostMemory(DeviceMemory):
 
     @classmethod
     def of(cls, array: np.ndarray) -> HostMemory:
-        """Wrap memory that exists already."""
+        """Wrap the memory of ``array``, without a copy."""
         result = cls.__new__(cls)
         result.bytes = array
         result.n_bytes = array.nbytes
@@ -84,15 +84,15 @@ class _Shared:
         self.workers: list[threading.Thread] = []
 
     def set(self, field: str, value: int) -> None:
-        """Set a job field, while there are no workers; starting one publishes it."""
+        """Set a field of the job while no worker runs; starting a worker publishes it."""
         self.job[JOB_AT[field]] = value
 
     def work(self, role: int, scratch: HostMemory) -> None:
-        """Enter the compiled code; see ``StepLoop``."""
+        """Run the compiled loop in this thread, in a role of ``StepLoop``."""
         self.entry(self.memory.address, 0, role, 0, scratch.address)
 
     def dismiss(self) -> None:
-        """Stop the workers and wait until they have ended."""
+        """Stop the workers, and wait until they have ended."""
         self.work(STOP, self.memory)
         for worker in self.workers:
             if worker is not threading.current_thread():
@@ -144,7 +144,8 @@ class Team:
             workers.append(worker)
 
     def run(self, steps: int, n_steps: int, run: int, times: int = 0, alarm: int = 0) -> None:
-        """Run all of the ``n_steps`` STEP records at ``steps`` with the RUN_STATE at ``run``.
+        """Run ``n_steps`` STEP records from address ``steps`` on, with the RUN_STATE at address
+        ``run``.
 
         ``times``, unless 0, is the address of ``n_steps + 1`` timespecs: the start of each step,
         and the end. ``alarm``, unless 0, is the address of an abort flag of 8 bytes: once it is not
@@ -164,7 +165,9 @@ class Team:
 
 
 def step_times(times: np.ndarray) -> np.ndarray:
-    """Return the seconds of each step from ``run``'s ``times`` (int64 ``[n_steps + 1, 2]``)."""
+    """Return the seconds of each step, [n_steps], from ``Team.run``'s ``times``, int64 ``[n_steps +
+    1, 2]``.
+    """
     assert times.dtype.itemsize * 2 == TIMESPEC
     at = times[:, 0] + times[:, 1] * 1e-9
     return np.diff(at)

@@ -41,8 +41,8 @@ KINDS: dict[str, type[Matmul]] = {"gemm": Gemm, "matrix": MatrixGemm, "gemv": Ge
 
 @dataclass(frozen=True)
 class TunedRow:
-    """The tuned parameters of one instruction set on this machine; ``table`` is the one for
-    plans.
+    """The tuned parameters of one instruction set on this machine; ``table`` is the one that plans
+    use.
     """
 
     isa: str
@@ -53,19 +53,19 @@ class TunedRow:
 
     @property
     def formats(self) -> list[str]:
-        """The weight formats that it has parameters for."""
+        """The weight formats that the table has parameters for."""
         return list(_written(self.table))
 
 
 class _RefusedError(Exception):
-    """The reason why a file is not valid for this machine."""
+    """Raised, with the reason, for a file that is not valid for this machine."""
 
 
 def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow:
     """Return the parameters in use for ``isa`` (None: the instruction set in use here).
 
-    It never raises for a file's contents. Where nothing was ever tuned, it costs one check for a
-    folder.
+    A file that is not valid raises nothing: ``problem`` has the reason. Where nothing was ever
+    tuned, the call costs one check for a folder.
     """
     if isa is None:
         from treadle.isa import choose
@@ -92,7 +92,9 @@ def tuned_row(isa: Isa | None = None, *, proc: Path = topology.PROC) -> TunedRow
 
 
 def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
-    """Return the file that ``save`` writes. Raises CacheError if its folder cannot be used."""
+    """Return the path of the file that ``save`` writes. Raises CacheError if its folder cannot be
+    used.
+    """
     cache.checked_folder()
     path = path_of(isa, proc)
     if not os.access(cache.checked_folder(path.parent), os.W_OK | os.X_OK):
@@ -101,7 +103,8 @@ def check_place(isa: Isa, *, proc: Path = topology.PROC) -> Path:
 
 
 def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
-    """Store ``tables``, each overriding those before it and a valid existing file; return the file.
+    """Store the parameters of a valid existing file, overridden by each of ``tables`` in turn;
+    return the path.
 
     Raises CacheError for a folder that is refused or cannot be written to.
     """
@@ -123,8 +126,7 @@ def save(isa: Isa, *tables: TunedTable, proc: Path = topology.PROC) -> Path:
 
 
 def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
-    """Remove the file, whatever it holds; return its path, or None if there was none.
-
+    """Remove the file of ``isa``, whatever it holds; return its path, or None if there was none.
     Raises CacheError if it cannot be removed.
     """
     path = path_of(isa, proc)
@@ -138,15 +140,17 @@ def reset(isa: Isa, *, proc: Path = topology.PROC) -> Path | None:
 
 
 def path_of(isa: Isa, proc: Path = topology.PROC) -> Path:
-    """Return the file of one instruction set on this CPU. Raises CacheError without a home
-    directory.
+    """Return the path of the file for one instruction set on this CPU. Raises CacheError if there
+    is no home directory.
     """
     cpu = hashlib.sha256(topology.cpu_name(proc).encode()).hexdigest()[:8]
     return cache.tuned_folder() / f"{isa.name}-{cpu}.json"
 
 
 def _machine(isa: Isa, proc: Path) -> dict[str, str]:
-    """Return what a measurement depends on, as far as it is known."""
+    """Return the properties that measurements depend on: instruction set, CPU, versions and
+    sources.
+    """
     from treadle.jit.compile import compiler_versions
 
     return {
@@ -162,7 +166,7 @@ def _machine(isa: Isa, proc: Path) -> dict[str, str]:
 
 
 def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
-    """Return a file's table and its date. Raises _RefusedError, CacheError, OSError."""
+    """Return a file's table and its date. Raises _RefusedError, CacheError and OSError."""
     text = _owned(path)
     try:
         said = json.loads(text)
@@ -184,7 +188,9 @@ def _read(path: Path, isa: Isa, proc: Path) -> tuple[TunedTable, str]:
 
 
 def _owned(path: Path) -> bytes:
-    """Return the bytes of a file that only its user can have written."""
+    """Return the bytes of a file, if only its owner, this user, can have written it; else raise
+    _RefusedError.
+    """
     handle = os.open(path, os.O_RDONLY | SYSTEM.BINARY | getattr(os, "O_NOFOLLOW", 0))
     try:
         info = os.fstat(handle)
@@ -206,9 +212,8 @@ def _owned(path: Path) -> bytes:
 
 
 def _table(formats: Mapping[str, Mapping[str, Any]], isa: Isa) -> TunedTable:
-    """Parse a table written by ``_written``.
-
-    Raises ValueError, TypeError and AttributeError for anything that it cannot have written.
+    """Parse the JSON form that ``_written`` makes. Raises ValueError, TypeError and AttributeError
+    for anything else.
     """
     found: dict[str, dict[Any, Any]] = {name: {} for name in SHIPPED.items()}
     for w, row in formats.items():
@@ -232,8 +237,8 @@ def _tokens(value: str | int, least: int = 1) -> int:
 
 
 def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str, int]:
-    """Return a row's fields; each must be known to its kernel, with a value that a sweep may
-    produce.
+    """Return the parameters of one kernel; each must be known to it, with a value that a sweep may
+    produce. Raises ValueError.
     """
     kind = KINDS[op]
     swept = {name: vs for stage in SWEPT[op] for name, vs in stage.items()}
@@ -254,7 +259,7 @@ def _fields(op: str, said: Mapping[str, Any], isa: Isa, tokens: int) -> dict[str
 
 
 def _written(table: TunedTable) -> dict[str, dict[str, Any]]:
-    """Return a table in its JSON form: by format."""
+    """Return a table in its JSON form: parameters by weight format, then by kernel."""
     out: dict[str, dict[str, Any]] = {}
     for key, rows in table.items().items():
         for at, said in rows.items():

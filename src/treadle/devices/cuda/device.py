@@ -45,7 +45,7 @@ UNKNOWN = 1 << 20  # items assumed for a step whose number an earlier step compu
 class CudaMemory(DeviceMemory):
     """GPU memory, freed when it is garbage collected.
 
-    ``bytes``: the host's pinned copy of a run's inputs.
+    ``bytes``: pinned host memory of the same size for a run's inputs, if ``host``; else None.
     """
 
     def __init__(self, driver: Driver, n_bytes: int, *, host: bool = False) -> None:
@@ -110,7 +110,7 @@ class CudaProgram:
         return int(memory.address if memory else arg or 0)
 
     def graph(self, steps: range) -> Any:
-        """Return the graph of these steps, recorded on first use."""
+        """Return the driver's graph of these steps, recorded on first use."""
         if steps not in self._graphs:
             launches = self.launches[steps.start : steps.stop]
             made = self._graphs[steps] = self._driver.graph(self.upload, launches)
@@ -119,9 +119,10 @@ class CudaProgram:
 
 
 class Cuda(Device):
-    """The GPU behind ``driver``.
+    """The GPU behind ``driver`` as a device.
 
-    ``n_threads``: of the host, for work outside runs.
+    ``n_threads``: host threads for work outside runs. ``progress``: called while weights are
+    uploaded and kernels compiled.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Cuda(Device):
         return result
 
     def weights(self, name: str, array: np.ndarray) -> Const:
-        """Copy weights to the GPU in chunks, so that a mapped file is never requested all at
+        """Upload a tensor to the GPU, in chunks, so that a mapped file is never read all at
         once.
         """
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -170,8 +171,8 @@ class Cuda(Device):
         self.driver.copy(memory.address + to, memory.address + start, n_bytes)
 
     def scratch(self, n_bytes: int) -> CudaMemory:
-        """Return scratch memory of at least so many bytes, shared by all plans, as they run one
-        after another.
+        """Return scratch memory of at least ``n_bytes``; plans run one after another and share
+        it.
         """
         if self._scratch is None or self._scratch.n_bytes < n_bytes:
             self._scratch = CudaMemory(self.driver, n_bytes)
@@ -190,7 +191,9 @@ class Cuda(Device):
         return plan
 
     def _check_room(self, gguf: GGUF) -> None:
-        """Refuse a model whose weights do not fit, before the first one is uploaded."""
+        """Raise NoMemoryError if the model's weights do not fit, before the first one is
+        uploaded.
+        """
         if self._n_weights:
             return
         n_bytes = sum(tensor.n_bytes for tensor in gguf.tensors.values())
@@ -204,7 +207,7 @@ class Cuda(Device):
         self._n_weights = n_bytes
 
     def load(self, plan: Plan) -> dict[str, Any]:
-        """Return the plan's kernels by name, loading missing ones."""
+        """Load the plan's kernels that are missing; return all loaded kernels by name."""
         specs = {spec.name: spec for spec in plan.specs()}
         for done, (name, spec) in enumerate(specs.items()):
             if name not in self._loaded:
@@ -216,8 +219,8 @@ class Cuda(Device):
         return self._loaded
 
     def size(self, plan: Plan, step: Step) -> int:
-        """Return the blocks of a step's launch: enough for its maximum number of items, within the
-        GPU's limits.
+        """Return the number of blocks that a step is launched with: enough for its largest number
+        of items, within the GPU's limits.
         """
         grid = step.grid
         spec = step.spec
@@ -235,7 +238,9 @@ class Cuda(Device):
         return CudaProgram(self, plan, arena, inputs)
 
     def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
-        """Implement ``Device.run``. A run that was started cannot be stopped."""
+        """Implement ``Device.run``. A run that was started cannot be stopped: the result is always
+        True.
+        """
         if times is None:
             self.driver.start(program.graph(steps))
         else:
@@ -243,7 +248,9 @@ class Cuda(Device):
         return True
 
     def peak_rates(self) -> dict[str, float]:
-        """Measure the GPU's peak bytes a second; operations are not measured."""
+        """Measure the GPU's peak rate of memory accesses, ``bytes_s``; operations are not
+        measured.
+        """
         return {"bytes_s": copy_rate(self.driver)}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The GPU driver protocol, from which ``devices/cuda/device.py`` makes a device.
+"""Driver: the interface to one GPU, from which ``devices/cuda/device.py`` makes a device.
 
-``libcuda.py`` is the usual driver. ``tests/devices/cuda/emulated.py`` is one whose memory is this
-process's and whose kernels run on the CPU. An address is an integer: the first byte's place in the
+``libcuda.py`` has the usual driver. ``tests/devices/cuda/emulated.py`` has one whose memory is this
+process's and whose kernels run on the CPU. An address is an integer, the place of a byte in the
 GPU's memory.
 """
 
@@ -30,7 +30,9 @@ class CardFacts(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel with its size and its arguments, the same in every run; see ``launch_args.py``."""
+    """One kernel with its size and arguments, which are the same in every run; see
+    ``launch_args.py``.
+    """
 
     kernel: Any  # returned by ``load``
     blocks: int
@@ -45,16 +47,17 @@ class Launch(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A run's inputs: bytes copied from pinned memory to ``to``."""
+    """A run's inputs: ``data``, pinned host memory, is copied to address ``to``."""
 
     to: int
     data: np.ndarray
 
 
 class Driver(Protocol):
-    """One GPU. Methods may be called from any thread; work is done in the order of the calls.
+    """One GPU. Methods may be called from any thread; the GPU does the work in the order of the
+    calls.
 
-    Each raises DeviceError, with a readable message, if the driver fails.
+    Every method raises DeviceError, with a readable message, if the driver fails.
     """
 
     @property
@@ -66,46 +69,48 @@ class Driver(Protocol):
         """The instruction set that kernels are compiled for."""
 
     def code(self, spec: Spec, tally: CompileStats) -> bytes:
-        """Return a kernel in the form that ``load`` takes: from the cache, else compiled."""
+        """Return the code of a kernel in the form that ``load`` takes: from the cache, else
+        compiled.
+        """
 
     def load(self, spec: Spec, code: bytes) -> Any:
-        """Load a kernel for ``Launch.kernel``."""
+        """Load a kernel's code; return the handle for ``Launch.kernel``."""
 
     def alloc(self, n_bytes: int) -> int:
-        """Allocate memory of the GPU, uninitialised. Raises NoMemoryError."""
+        """Allocate GPU memory, uninitialised; return its address. Raises NoMemoryError."""
 
     def free(self, address: int) -> None:
         """Free memory from ``alloc``."""
 
     def pinned(self, n_bytes: int) -> np.ndarray:
-        """Return zeroed host memory that the GPU can read: uint8 ``[n_bytes]``."""
+        """Return zeroed, page-locked host memory: uint8 ``[n_bytes]``."""
 
     def unpin(self, data: np.ndarray) -> None:
         """Free memory from ``pinned``."""
 
     def clear(self, address: int, n_bytes: int) -> None:
-        """Fill with zeros."""
+        """Fill GPU memory with zeros; may return before it is done."""
 
     def write(self, address: int, data: np.ndarray) -> None:
-        """Copy uint8 from any host memory; done when this returns."""
+        """Copy uint8 from any host memory to the GPU; done when this returns."""
 
     def read(self, address: int, n_bytes: int) -> np.ndarray:
-        """Wait for all earlier work, then copy: uint8 ``[n_bytes]``."""
+        """Wait for all earlier work, then copy from the GPU: uint8 ``[n_bytes]``."""
 
     def copy(self, to: int, frm: int, n_bytes: int) -> None:
-        """Copy within the GPU's memory."""
+        """Copy ``n_bytes`` within the GPU's memory; may return before it is done."""
 
     def room(self) -> tuple[int, int]:
         """Return the free and the total bytes of the GPU's memory."""
 
     def graph(self, upload: Upload, launches: Sequence[Launch]) -> Any:
-        """Record an upload and a sequence of kernels, to be started as one."""
+        """Record an upload and a sequence of kernels as a graph, for ``start``."""
 
     def start(self, graph: Any) -> None:
-        """Run a graph, and wait for its end."""
+        """Run a recorded graph, and wait for its end."""
 
     def drop(self, graph: Any) -> None:
-        """Free a graph."""
+        """Free a recorded graph."""
 
     def timed(self, upload: Upload, launches: Sequence[Launch]) -> list[float]:
         """Run an upload and kernels one by one; return the seconds of each kernel."""
@@ -114,4 +119,4 @@ class Driver(Protocol):
         """Wait for all earlier work."""
 
     def close(self) -> None:
-        """Free everything. The driver must not be used afterwards."""
+        """Free all memory, kernels and graphs. The driver must not be used afterwards."""

@@ -1,4 +1,4 @@
-"""Facts of the GPU for ``treadle doctor``, and its peak copy rate for comparing speeds."""
+"""Properties of the GPU for ``treadle doctor``, and its peak copy rate for comparing speeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ COPIES = 10
 
 
 def copy_rate(driver: Driver) -> float:
-    """Return the bytes a second that a copy within the GPU reads and writes, taken together.
+    """Measure the rate of copies within the GPU's memory: bytes read plus bytes written, per
+    second.
 
     The bytes are random, as some GPUs copy zeros faster. Raises NoMemoryError.
     """
@@ -42,7 +43,9 @@ def _noise(n_bytes: int) -> Any:
 
 
 def told() -> dict[str, Any]:
-    """Return the first GPU as a section of ``treadle doctor``, or the reason why there is none."""
+    """Return the properties of the first GPU, by name, for ``treadle doctor``; or the reason why
+    there is none.
+    """
     try:
         from treadle.devices.cuda.libcuda import CudaDriver
 

@@ -1,8 +1,8 @@
 """Table of the GPU kernels that replace steps of a plan.
 
-A GPU's plan is the CPU's lowering for the GPU's instruction set. Hot ops have a kernel here, found
-by the ``op`` of the CPU's spec. Other ops run the CPU's kernel with one item per thread: correct,
-but slow.
+A GPU's plan is the CPU's lowering for the GPU's instruction set. Frequent ops have a GPU kernel
+here, found by the ``op`` of the CPU's spec. Other ops run the CPU's kernel with one item per
+thread: correct, but slow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 Swap = Callable[["Step", "Plan", "Isa"], "Step | None"]
 
-# ``module:function`` by op. The function returns the step's replacement, with the same label, the
-# same buffers read and written, and a spec of ``launch_args.PerBlock``; None: not for this step.
+# ``module:function`` by op. The function returns the step's replacement, with the same label and
+# the same buffers read and written; None: this step keeps its kernel. The replacement's spec is a
+# ``launch_args.PerBlock``, except for scans.
 SWAPS = {
     **dict.fromkeys(
         (
@@ -48,7 +49,9 @@ SWAPS = {
 
 
 def find_swap(op: str) -> Swap | None:
-    """Return the function that replaces steps of this ``op``, or None."""
+    """Return the function that replaces steps with this ``op``; None if they keep the CPU's
+    kernel.
+    """
     if op not in SWAPS:
         return None
     module, _, name = SWAPS[op].partition(":")
@@ -57,7 +60,9 @@ def find_swap(op: str) -> Swap | None:
 
 
 def swap(plan: Plan, isa: Isa) -> None:
-    """Replace the steps of a plan that have block kernels, if ``isa`` has thread blocks."""
+    """Replace, in place, the steps of a plan that have a GPU kernel, if ``isa`` has thread
+    blocks.
+    """
     if isa.simt is None:
         return
     for i, step in enumerate(plan.steps):

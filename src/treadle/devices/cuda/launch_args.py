@@ -1,7 +1,7 @@
 """Entry of a GPU kernel: distributes a step's items over threads or blocks.
 
-An entry has a kernel's arguments, except for the range of items. It computes their number from the
-step's grid, ``base * ceil(count / per)``, with ``count`` in memory. So the size of a launch is the
+An entry has a kernel's arguments, with the step's grid in place of the range of items: it computes
+their number, ``base * ceil(count / per)``, with ``count`` in memory. So the size of a launch is the
 same in every run.
 """
 
@@ -24,8 +24,8 @@ MOST_THREADS = 1024  # of a block, on every GPU
 
 
 class PerBlock(Spec):
-    """A kernel with one block per item: the fields of the kernel that it replaces, and the block's
-    size and shared memory.
+    """Base of GPU kernels with one block per item: adds the block's size and shared memory to the
+    fields of the CPU kernel that it replaces.
 
     ``build`` is called with a range of one item, and emits one thread's code for it.
     """
@@ -41,17 +41,19 @@ class PerBlock(Spec):
         return 0
 
     def scratch(self, lanes: int) -> int:
-        """Return 0: blocks use shared memory. Kernels with scratch launch fewer blocks."""
+        """Return 0: these kernels use shared memory. Kernels with scratch are launched with fewer
+        blocks.
+        """
         return 0
 
 
 def threads_of(spec: Spec) -> int:
-    """Return the threads of a block of this kernel."""
+    """Return the number of threads in a block of this kernel."""
     return spec.threads if isinstance(spec, PerBlock) else GENERIC_THREADS
 
 
 def shared_of(spec: Spec) -> int:
-    """Return the bytes of shared memory of a block of this kernel."""
+    """Return the bytes of shared memory in a block of this kernel."""
     return spec.shared_bytes if isinstance(spec, PerBlock) else 0
 
 
@@ -66,10 +68,11 @@ def emit_entry(
     per: Val,
     scratch: Val,
 ) -> None:
-    """Emit one thread's code of a launch: a loop over its own items, or its block's.
+    """Emit one thread's code of a launch: a loop over the thread's items, or over the block's items
+    for a ``PerBlock`` kernel.
 
-    ``count``: address of the number, i64; null means 1. ``scratch``: of all threads, contiguous,
-    ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
+    ``count``: address of the grid's count, i64; null means 1. ``scratch``: of all threads,
+    contiguous, ``spec.scratch(isa.lanes)`` bytes each, rounded up to 64.
     """
     assert isa.simt is not None, isa.name
     simt = isa.simt
@@ -102,7 +105,7 @@ GPU_SOURCES = ("devices.cuda",)
 
 @lru_cache(maxsize=1)
 def gpu_source_hash() -> str:
-    """Return a hash of every source that affects a GPU kernel's code: ``source_hash`` and this
-    folder's.
+    """Return a hash of every source that affects a GPU kernel's code: those of CPU kernels, and of
+    this folder.
     """
     return sha256(f"{source_hash()}\0{hash_of_sources(*GPU_SOURCES)}".encode()).hexdigest()

@@ -34,7 +34,8 @@ LOG_BYTES = 8192
 
 
 class CudaDriver:
-    """The GPU with this ordinal as ``treadle.devices.cuda.driver.Driver``.
+    """The GPU number ``ordinal`` through NVIDIA's driver; implements
+    ``devices/cuda/driver.Driver``.
 
     Raises DeviceError if there is no such GPU, or it is too old.
     """
@@ -101,7 +102,9 @@ class CudaDriver:
         return device.value, facts
 
     def _enter(self) -> None:
-        """Make the context the calling thread's."""
+        """Make the GPU's context the calling thread's. Raises DeviceError after ``close``, and in a
+        forked process.
+        """
         if self._closed:
             raise DeviceError("the model is closed, and its GPU memory is freed")
         if os.getpid() != self._pid:
@@ -111,7 +114,7 @@ class CudaDriver:
         self._call("cuCtxSetCurrent", self._context)
 
     def _row(self) -> Isa:
-        """Return the best instruction set for the GPU."""
+        """Return the best instruction set for the GPU. Raises DeviceError if the GPU is too old."""
         found = row(*self.facts.capability)
         if found is None:
             has = ".".join(map(str, self.facts.capability))
@@ -124,7 +127,7 @@ class CudaDriver:
     # -- kernels ----------------------------------------------------------------------------------
 
     def code(self, spec: Spec, tally: CompileStats) -> bytes:
-        """Return PTX, which the driver compiles to machine code and caches."""
+        """Return a kernel's PTX; the driver compiles it to machine code and caches that."""
         from treadle.devices.cuda.ptx import emit_ptx
 
         return emit_ptx(spec, self.isa, tally).encode()

@@ -77,7 +77,9 @@ CONSTANTS = {
 
 
 class Library:
-    """The driver's functions by name; an error code is raised as an exception."""
+    """The driver's functions, called by name; an error code is raised as DeviceError or
+    NoMemoryError.
+    """
 
     def __init__(self, found: Any) -> None:
         self._functions: dict[str, Callable[..., int]] = {}
@@ -95,7 +97,7 @@ class Library:
             raise self.error(name, code)
 
     def error(self, name: str, code: int) -> DeviceError:
-        """Return the exception for the driver's error ``code``."""
+        """Return the exception for the error ``code`` of function ``name``."""
         told = []
         for of in ("cuGetErrorName", "cuGetErrorString"):
             text = c_char_p()
@@ -108,7 +110,7 @@ class Library:
 
 
 def find_library() -> Library:
-    """Load this machine's driver. Raises DeviceError if there is none."""
+    """Load this machine's GPU driver. Raises DeviceError if there is none."""
     for name in NAMES:
         try:
             found = ctypes.CDLL(name)

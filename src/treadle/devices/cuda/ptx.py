@@ -25,7 +25,7 @@ SHIFT = re.compile(
 
 
 def trace(spec: Spec, isa: Isa) -> str:
-    """Return the kernel's LLVM IR, with an entry for launches (``launch_args.py``)."""
+    """Return the kernel's LLVM IR, inside an entry for launches (``launch_args.py``)."""
     k, given = begin(spec, isa, (ptr, ptr, ptr, i64, i64, ptr), "ptx_kernel")
     emit_entry(k, isa, spec, *given)
     k.ret()
@@ -35,9 +35,8 @@ def trace(spec: Spec, isa: Isa) -> str:
 def _told(text: str) -> str:
     """Return a function's IR with facts added that LLVM does not infer.
 
-    Addresses that kernels read from memory point to buffers in the GPU's global memory; only those
-    in local variables may not. A shift of a byte vector, which LLVM would do byte by byte, becomes
-    one of words.
+    Addresses that kernels read from memory are marked as global, except those in local variables. A
+    shift of a byte vector, which LLVM would do byte by byte, becomes a shift of words and a mask.
     """
     variables = set(SLOT.findall(text))
 

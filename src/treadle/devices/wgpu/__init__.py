@@ -1,4 +1,16 @@
-"""WGSL kernels, printed from the specs of a plan's steps; ``devices/wgpu/device.py`` runs them.
+"""GPUs through WebGPU: each step of a plan of the CPU's lowering as one or more WGSL shaders.
 
-There is one file for each group of kernels, as in ``kernels/``; ``dispatch.py`` has the table.
+::
+
+    device.py     Wgpu: the device; makes pipelines, and encodes and submits runs
+    dispatch.py   which op has which shader
+    shader.py     Shader (a WGSL text) and Dispatch (its use for a step); common WGSL functions
+    memory.py     buffers, and weights that are uploaded on first use
+    row.py        the traits of the instruction set that plans are lowered for
+    weights.py    WGSL that reads weight formats
+    pages.py      WGSL that reads and writes KV pages
+    products.py   shaders of matrix products: gemv, gemm, gate and up
+    attention.py  shaders of rope and KV store, attention, and its merge
+    rows.py       shaders on rows or single values: embedding, norms, activations, sums
+    top.py        shaders of the largest logits
 """

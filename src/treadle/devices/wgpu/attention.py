@@ -117,7 +117,9 @@ fn main() {
 
 
 def rope(step: Step) -> list[Dispatch]:
-    """Rotate queries in place; rotate keys and store keys and values in their pages."""
+    """Return the dispatch that rotates queries in place, rotates keys, and stores keys and values
+    in their pages: a workgroup for each head of a token.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, RopeStore)
@@ -252,7 +254,9 @@ fn main() {
 
 
 def attention(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for each head of each token of each item."""
+    """Return the dispatch of attention: a workgroup for each head of each token of each work item.
+    Raises UnsupportedError for kinds of attention without a shader.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, Attention)
@@ -336,7 +340,9 @@ fn main() {
 
 
 def merge(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for each head of each token of each merge."""
+    """Return the dispatch that merges partial results: a workgroup for each head of each token of a
+    merge.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, Merge)

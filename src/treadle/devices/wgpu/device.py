@@ -66,8 +66,8 @@ class WgpuProgram:
         device.gpu.queue.write_buffer(self._args, 0, table)
 
     def _value(self, arg: Any) -> int:
-        """Return an argument as a word: a buffer's offset in the arena; for a pair, plus an
-        offset.
+        """Return an argument as a word: a buffer's offset in the arena, in words, or an integer;
+        for a pair, the sum of both.
         """
         if isinstance(arg, tuple):
             return self._value(arg[0]) + int(arg[1])
@@ -90,12 +90,13 @@ class WgpuProgram:
         return device.gpu.create_bind_group(layout=layout, entries=entries)
 
     def count(self, name: str) -> int:
-        """Return a count of RUN_STATE from the host's copy of the inputs."""
+        """Return a count of RUN_STATE by name, from the host's copy of the inputs."""
         return int(self._words[run_offset(name) // 8])
 
 
 class Wgpu(Device):
-    """The adapter that WebGPU chooses. ``progress``: see ``load_kernels``.
+    """The adapter that WebGPU chooses, as a device. ``progress``: called while shaders are
+    compiled.
 
     Raises DeviceError if the package or an adapter is missing.
     """
@@ -126,14 +127,14 @@ class Wgpu(Device):
         return f"{_source_hash()}\0{self.name}\0{self._kind}"
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Report progress."""
+        """Report progress: ``done`` of ``total`` parts of ``what``."""
         if self._progress:
             self._progress(what, done, total)
 
     # -- memory -----------------------------------------------------------------------------------
 
     def create(self, n_bytes: int, usage: str = STORAGE) -> Any:
-        """Create a zeroed buffer of whole words."""
+        """Create a zeroed buffer of at least ``n_bytes``, in whole words. Raises NoMemoryError."""
         size = max(round_up(n_bytes, WORD), WORD)
         if usage == STORAGE and size > self.most + WORD:
             raise NoMemoryError(
@@ -152,7 +153,7 @@ class Wgpu(Device):
         return Const(name, GpuWeights(self, name, array), array)
 
     def _copy(self, memory: Any, to: int, start: int, n_bytes: int) -> None:
-        """Copy through another buffer, as WebGPU cannot copy within one."""
+        """Copy within a buffer through another one, as WebGPU cannot copy within one."""
         if not n_bytes:
             return
         between = self.create(n_bytes)
@@ -170,7 +171,9 @@ class Wgpu(Device):
         return plan
 
     def pipeline(self, call: Dispatch) -> tuple[Any, Any]:
-        """Return a shader's pipeline, and the layout of its bindings."""
+        """Return a shader's pipeline, and the layout of its bindings; compiled on first use. Raises
+        DeviceError.
+        """
         text = call.shader.text
         shader = call.shader
         if text not in self._pipelines:
@@ -199,7 +202,9 @@ class Wgpu(Device):
         return WgpuProgram(self, plan, arena, inputs)
 
     def _run(self, program: Any, steps: range, times: list[float] | None, stoppable: bool) -> bool:
-        """Implement ``Device.run``. A run that was submitted cannot be stopped."""
+        """Implement ``Device.run``. A run that was submitted cannot be stopped: the result is
+        always True.
+        """
         inputs = program.inputs
         self.gpu.queue.write_buffer(inputs.buffer, 0, inputs.bytes)
         chosen = program.steps[steps.start : steps.stop]
@@ -215,7 +220,9 @@ class Wgpu(Device):
         return True
 
     def _submit(self, encoder: Any) -> None:
-        """Submit and wait: a read queued after the commands returns when they are done."""
+        """Submit commands and wait: a read queued after them returns when they are done. Raises
+        DeviceError.
+        """
         try:
             self.gpu.queue.submit([encoder.finish()])
             self.gpu.queue.read_buffer(self.unused[0], 0, WORD)
@@ -223,7 +230,7 @@ class Wgpu(Device):
             raise DeviceError(f"{self.name}: {error}") from error
 
     def _timed(self, ready: WgpuProgram, steps: list[Any]) -> list[float]:
-        """Return the seconds of each step.
+        """Run steps and return the seconds of each.
 
         They are measured by the adapter's clock if it has one, else by the host's, with each step
         submitted separately.
@@ -291,8 +298,8 @@ def _package() -> Any:
 
 @contextmanager
 def _a_folder_for_displays() -> Iterator[None]:
-    """Set the folder in which Vulkan's drivers look for a display; they print an error without
-    one.
+    """Set XDG_RUNTIME_DIR, in which Vulkan's drivers look for a display, if it is missing: they
+    print an error without it.
     """
     name = "XDG_RUNTIME_DIR"
     if name in os.environ:
@@ -318,7 +325,9 @@ def find_adapter(wgpu: Any) -> Any:
 
 
 def told() -> dict[str, Any]:
-    """Return the adapter as lines of ``treadle doctor``, or the reason why there is none."""
+    """Return the adapter's properties, by name, for ``treadle doctor``; or the reason why there is
+    none.
+    """
     try:
         adapter = find_adapter(_package())
     except DeviceError as error:
@@ -332,5 +341,5 @@ def told() -> dict[str, Any]:
 
 @cache
 def _source_hash() -> str:
-    """Return a hash of all sources that can change a result: the shaders' and this file."""
+    """Return a hash of all sources of this folder: any of them can change a result."""
     return hash_of_sources("devices.wgpu")

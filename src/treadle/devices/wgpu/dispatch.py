@@ -1,4 +1,4 @@
-"""Table of the ops that the wgpu device supports, with their shaders."""
+"""Table of the ops that the wgpu device supports, with the functions that make their dispatches."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ STORAGE = "STORAGE|COPY_SRC|COPY_DST"
 
 
 class GpuMemory(DeviceMemory):
-    """A buffer. ``bytes``: the host's copy of a run's inputs, which each run uploads."""
+    """A buffer. ``bytes``: the host's copy of a run's inputs, uploaded before each run; None unless
+    ``host``.
+    """
 
     def __init__(self, device: Wgpu, n_bytes: int, *, host: bool = False) -> None:
         self._device = device
@@ -53,7 +55,7 @@ class GpuMemory(DeviceMemory):
 
 
 class BufferSlice:
-    """Some rows of a tensor in their own buffer, uploaded when a plan first binds it."""
+    """Some rows of a tensor in a buffer of their own, uploaded when a plan first binds it."""
 
     def __init__(self, device: Wgpu, data: np.ndarray) -> None:
         self._device = device
@@ -67,7 +69,9 @@ class BufferSlice:
         return self._buffer
 
     def _upload(self) -> Any:
-        """Upload with one extra word, as a shader assembles words from two."""
+        """Create and fill the buffer, with one extra word: a shader assembles unaligned words from
+        two.
+        """
         data = self._data
         buffer = self._device.create(data.nbytes + WORD)
         for at in range(0, data.nbytes, CHUNK):
@@ -78,8 +82,8 @@ class BufferSlice:
 
 
 class GpuWeights(DeviceMemory):
-    """A tensor of the file, in one buffer, or if it exceeds the binding limit, in several of whole
-    rows.
+    """A tensor of the model's file, in one buffer; or in several of whole rows each, if it exceeds
+    the binding limit.
     """
 
     bytes = None
@@ -99,12 +103,14 @@ class GpuWeights(DeviceMemory):
 
     @property
     def buffer(self) -> Any:
-        """The whole tensor, in one buffer."""
+        """The whole tensor, in one buffer. Raises NoMemoryError if it exceeds the binding limit."""
         ((part, _, _),) = self.parts(self._array.nbytes)
         return part.buffer
 
     def parts(self, row_bytes: int) -> list[tuple[BufferSlice, int, int]]:
-        """Return each part, its first row, and its number of rows."""
+        """Return the tensor's buffers, each with its first row and number of rows. Raises
+        NoMemoryError if a row exceeds the binding limit.
+        """
         if row_bytes not in self._parts:
             n_rows = self._array.nbytes // row_bytes
             most = self._device.most // row_bytes

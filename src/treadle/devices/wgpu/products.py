@@ -182,7 +182,9 @@ def _bring(name: str) -> str:
 
 
 def gemv(step: Step) -> list[Dispatch]:
-    """Dispatch gemv for as many tokens as the spec has."""
+    """Return the dispatches of a product for at most ``spec.nr`` tokens, one for each part of each
+    matrix.
+    """
     spec: Any = step.spec
     minimum = layout_of(spec.w, step.label).minimum
     more = ("NR", spec.nr), ("LANES", LANES), ("ROWS", ROWS), ("MINIMUM", minimum)
@@ -192,7 +194,9 @@ def gemv(step: Step) -> list[Dispatch]:
 
 
 def gemm(step: Step) -> list[Dispatch]:
-    """Dispatch gemm for any number of tokens."""
+    """Return the dispatches of a product for any number of tokens, one for each part of each
+    matrix.
+    """
     spec: Any = step.spec
     body = reading(spec.w, step.label, "w") + TILES + _bring("w") + GEMM
     return _products(step, spec, body, _constants(step, spec), lambda rows: _tiles(spec, rows))
@@ -222,7 +226,9 @@ def _products(
 
 
 def gated(step: Step) -> list[Dispatch]:
-    """Dispatch both matrices at once: they have the same size, and so do their parts."""
+    """Return the dispatches of gate and up products with their activation: one for each pair of
+    parts, since both matrices have the same size.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, Gated)

@@ -1,5 +1,5 @@
-"""The wgpu device's row of ``isa/`` for the lowering; only its traits count, as kernels are
-WGSL.
+"""The row of ``isa/`` that plans of the wgpu device are lowered for. Only its traits count, since
+the kernels are WGSL.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ UPS = {"swiglu_clamped": "return clamp(x, -7.0, 7.0) + 1.0;"}
 
 
 def activation(fn: str, label: str) -> str:
-    """Return WGSL of ``f(x)``, the activation, and ``g(x)``, applied to the value that it gates."""
+    """Return WGSL of ``f(x)``, the activation ``fn``, and ``g(x)``, applied to the value that it
+    gates. Raises UnsupportedError, with the step's label, for other functions.
+    """
     if fn not in FUNCTIONS:
         raise UnsupportedError(f"{label}: {fn}; the wgpu device supports {', '.join(FUNCTIONS)}")
     up = UPS.get(fn, "return x;")
@@ -45,7 +47,9 @@ def activation(fn: str, label: str) -> str:
 
 
 def plain_row(act: ActivationLayout, label: str) -> int:
-    """Return the words between rows of activations, which must be plain f32."""
+    """Return the words between rows of activations. Raises UnsupportedError unless they are plain
+    f32.
+    """
     if act.kind != "f32" or act.group != 1:
         what = f"activations of {act.kind} in groups of {act.group}"
         raise UnsupportedError(f"{label}: {what} are not supported")
@@ -53,7 +57,9 @@ def plain_row(act: ActivationLayout, label: str) -> int:
 
 
 def embed(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup a token. A part skips tokens whose rows are in another buffer."""
+    """Return the dispatches of the embedding, one for each part of the table, with a workgroup for
+    each token. A part skips tokens whose rows are in another one.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, Embed)
@@ -87,7 +93,9 @@ fn main() {
 
 
 def row_constants(k: int, label: str) -> tuple[tuple[str, Any], ...]:
-    """Return K and UNITS; rows must be whole quads."""
+    """Return the WGSL constants K and UNITS of rows of ``k`` values. Raises UnsupportedError unless
+    ``k`` is a multiple of 4.
+    """
     if k % 4:
         raise UnsupportedError(f"{label}: rows of {k} values, expected a multiple of 4")
     return ("K", k), ("UNITS", units(k))
@@ -123,7 +131,7 @@ fn main() {
 
 
 def norm(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup a row."""
+    """Return the dispatch of a norm: a workgroup for each row."""
     spec = step.spec
     given = step.args
     assert isinstance(spec, Norm)
@@ -156,13 +164,15 @@ def norm(step: Step) -> list[Dispatch]:
 
 
 def _rows(step: Step) -> Any:
-    """Return one workgroup per unit of the step's grid count."""
+    """Return a ``Dispatch.groups``: one workgroup for each row, of which the step's grid has the
+    count.
+    """
     name = step.grid.count
     return lambda count: (count(name), 1, 1)
 
 
 def _values(step: Step, k: int) -> Any:
-    """Return one thread for each of ``k`` values of each row."""
+    """Return a ``Dispatch.groups``: one thread for each of ``k`` values of each row."""
     name = step.grid.count
 
     def groups(count: Count) -> Groups:
@@ -187,7 +197,9 @@ fn main() {
 
 
 def pack(step: Step) -> list[Dispatch]:
-    """Dispatch one thread a value."""
+    """Return the dispatch of an activation function and copy to plain rows: a thread for each
+    value.
+    """
     spec = step.spec
     given = step.args
     assert isinstance(spec, Pack)
@@ -236,7 +248,7 @@ fn main() {
 
 
 def column_norm(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for each head of a token."""
+    """Return the dispatch of norms of heads, in place: a workgroup for each head of a token."""
     spec = step.spec
     given = step.args
     assert isinstance(spec, ColumnNorm)
@@ -262,7 +274,7 @@ fn main() {
 
 
 def softcap(step: Step) -> list[Dispatch]:
-    """Dispatch one thread a logit."""
+    """Return the dispatch that caps logits, in place: a thread for each logit."""
     spec = step.spec
     given = step.args
     assert isinstance(spec, Softcap)
@@ -281,7 +293,7 @@ fn main() {
 
 
 def add(step: Step) -> list[Dispatch]:
-    """Dispatch one thread a value."""
+    """Return the dispatch that adds two buffers: a thread for each value."""
     spec = step.spec
     assert isinstance(spec, Add)
     args = {name: step.args[name] for name in ("x", "h", "out", "stride")}
@@ -308,7 +320,9 @@ fn main() {
 
 
 def add_rows(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup a sequence."""
+    """Return the dispatch that adds position or type embeddings, in place: a workgroup for each
+    sequence.
+    """
     spec = step.spec
     assert isinstance(spec, AddRows)
     constants = (
@@ -343,7 +357,9 @@ fn main() {
 
 
 def add_directions(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for the rows of a LORA record."""
+    """Return the dispatch that adds control vectors, in place: a workgroup for the rows of a LORA
+    record.
+    """
     spec = step.spec
     assert isinstance(spec, AddDirections)
     constants = (
@@ -384,7 +400,7 @@ fn main() {
 
 
 def pooling(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup a sequence."""
+    """Return the dispatch that pools each sequence's states: a workgroup for each sequence."""
     spec = step.spec
     assert isinstance(spec, Pooling)
     constants = (

@@ -66,8 +66,9 @@ fn max_of(t: u32, v: f32) -> f32 {
 class Shader:
     """One kernel's WGSL text.
 
-    ``body`` has ``fn main`` and its helper functions; ``constants`` become WGSL constants.
-    ``reads`` are bindings of weights and pages; ``writes`` those of written pages, as atomic words.
+    ``body`` has ``fn main`` and its helper functions; ``constants`` become WGSL constants; ``args``
+    name the members of ``a``. ``reads`` are bindings of weights and pages; ``writes`` those of
+    written pages, as atomic words.
     """
 
     name: str
@@ -98,7 +99,9 @@ class Shader:
 
 
 def literal(value: Any) -> str:
-    """Return a WGSL literal: integers are u32, floats f32 with all their digits."""
+    """Return a WGSL literal: integers are u32 (negative ones i32), floats f32 with all their
+    digits.
+    """
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -109,11 +112,11 @@ def literal(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One dispatch of a step.
+    """One dispatch of a step: a shader with its arguments and size.
 
-    ``args``: buffers of the plan, or words. ``groups`` returns the workgroups for a run's counts; a
-    0 means no dispatch. ``consts``: the bindings by name, None for one that the shader does not
-    read; for weights split over several buffers, the part.
+    ``args``: buffers of the plan, or words. ``groups`` returns the numbers of workgroups for a
+    run's counts; if one is 0, nothing is dispatched. ``consts``: weights and pages by binding name,
+    None for one that the shader does not read; for weights split over several buffers, one of them.
     """
 
     shader: Shader
@@ -126,10 +129,10 @@ Printer: TypeAlias = "Callable[[Step], list[Dispatch]]"
 
 
 def fold(n: int) -> Groups:
-    """Return ``n`` workgroups in two dimensions; ``folded`` in WGSL recovers the index."""
+    """Return ``n`` workgroups as two dimensions; ``folded`` in WGSL computes the index."""
     return min(n, FOLD), -(-n // FOLD), 1
 
 
 def field(name: str, index: int = 0) -> int:
-    """Return the word offset of a RUN_STATE field, for the index-th pool or rope table."""
+    """Return the offset in words of a RUN_STATE field; ``index``: of the pool or rope table."""
     return run_offset(numbered(name, index)) // WORD

@@ -263,7 +263,9 @@ def _shader(step: Step, body: str, args: tuple[str, ...]) -> Shader:
 
 
 def top(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for each slice of each record."""
+    """Return the dispatch of the top logits of slices: a workgroup for each slice of each SAMPLED
+    record.
+    """
     assert isinstance(step.spec, TopLogitsKernel)
     args = {name: step.args[name] for name in ("x", "out", "stride", "n")}
     args["slices"] = n_slices = slices(args["n"])
@@ -275,7 +277,9 @@ def top(step: Step) -> list[Dispatch]:
 
 
 def join_top(step: Step) -> list[Dispatch]:
-    """Dispatch one workgroup for each record; there are at most as many slices as threads."""
+    """Return the dispatch that joins the slices' top logits: a workgroup for each SAMPLED record, a
+    thread for each slice.
+    """
     assert isinstance(step.spec, JoinTop)
     args = {"partials": step.args["partials"], "out": step.args["out"]}
     args["slices"] = slices(step.args["n"])

@@ -1,11 +1,12 @@
-"""Shader code that reads weights: for each format, two functions of a row's u-th 32 values.
+"""WGSL that reads weights: for each format, two functions of the u-th 32 values of a row.
 
 ``W_scale`` returns (d, m), ``W_codes`` the four codes of the i-th quad; a weight is ``d * code -
-m``. The blocks are those of the file. Where a block is no whole number of words (Q4_0's 18 bytes,
-Q8_0's 34, Q6_K's 210), a word that begins at an odd half is assembled from two. So weights are
-uploaded as they are mapped, and nothing is packed on the host.
+m``. The blocks are those of the file. Where a block's size is not a multiple of 4 bytes (Q4_0's 18
+bytes, Q8_0's 34, Q6_K's 210), a word that begins in the middle of another is assembled from two. So
+weights are uploaded as they are mapped, and nothing is packed on the host.
 
-In these texts W is the binding's name, K the values of a row, UNITS its parts of 32.
+In these texts W is the binding's name, K the number of values in a row, UNITS its number of parts
+of 32.
 """
 
 from __future__ import annotations
@@ -157,8 +158,8 @@ LAYOUTS = {
 
 
 def layout_of(fmt: str, label: str) -> WgslFormat:
-    """Return a format's WGSL code. Raises UnsupportedError, with the step's label, if there is
-    none.
+    """Return a weight format's WGSL code. Raises UnsupportedError, with the step's label, if there
+    is none.
     """
     if fmt not in LAYOUTS:
         have = ", ".join(LAYOUTS)
@@ -167,7 +168,9 @@ def layout_of(fmt: str, label: str) -> WgslFormat:
 
 
 def reading(fmt: str, label: str, *names: str) -> str:
-    """Return the read functions of these bindings, all of one format."""
+    """Return the WGSL functions that read the bindings ``names``, all of one weight format. Raises
+    UnsupportedError as ``layout_of`` does.
+    """
     text = layout_of(fmt, label).text
     return BYTES + "".join(
         text.replace("W_", f"{name}_").replace("W[", f"{name}[") for name in names
@@ -175,5 +178,5 @@ def reading(fmt: str, label: str, *names: str) -> str:
 
 
 def units(k: int) -> int:
-    """Return the number of parts of 32 values in a row."""
+    """Return the number of parts of 32 values in a row of ``k``, the last one perhaps shorter."""
     return -(-k // UNIT)

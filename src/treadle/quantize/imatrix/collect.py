@@ -44,7 +44,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class ActivationTap:
-    """An observation point: after plan step ``step``, ``buffer`` holds rows in layout ``act``."""
+    """A point where activations are read: after step number ``step`` of the tapped plan, ``buffer``
+    holds rows of f32 in layout ``act``.
+    """
 
     step: int
     act: ActivationLayout
@@ -57,11 +59,12 @@ class ActivationTap:
 
 @dataclass(frozen=True, eq=False)
 class ExpertShare:
-    """The routing of the kept rows of ``buffer`` to experts, known after step ``step``.
+    """The routing to experts of the rows that were kept of ``buffer``; known after step number
+    ``step``.
 
-    ``tiles``: the sorted tiles of each expert's rows, which index ``rows`` (token ids) if that is
-    given; or, if ``tokens`` is not 0, the chosen experts, where each run of ``tokens`` entries
-    shares a row.
+    ``tiles``: each expert's rows, sorted into tiles, as indices into ``rows`` (token ids), or of
+    tokens if ``rows`` is None. If ``tokens`` is not 0: the chosen experts, where each run of
+    ``tokens`` entries shares a row.
     """
 
     step: int
@@ -76,7 +79,9 @@ class ExpertShare:
     def of_experts(
         self, read: Callable[[Buffer], npt.NDArray[np.uint8]], n_tokens: int
     ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield each expert with the indices of the rows that it multiplies."""
+        """Yield each expert with the indices of the rows that it multiplies, int64 [n]. ``read``
+        returns the bytes of a buffer; ``n_tokens``: tokens of the run.
+        """
         tiles = read(self.tiles).view(self.tiles.dtype)
         if self.tokens:
             chosen = tiles[: n_tokens * self.n_used]
@@ -90,7 +95,10 @@ class ExpertShare:
 
 @dataclass(eq=False)
 class Collector:
-    """Accumulates an entry per tensor over all that runs through it."""
+    """Sums of squared inputs, ``entries`` by tensor, of all windows that it has run.
+
+    ``with_output``: include the output matrix.
+    """
 
     engine: Engine
     with_output: bool = False
@@ -98,7 +106,8 @@ class Collector:
     _plans: dict[int, _TappedPlan] = field(default_factory=dict)  # by the engine's plan
 
     def run(self, window: list[int], pool: ThreadPoolExecutor) -> None:
-        """Run one window of tokens through the model, as a sequence of its own.
+        """Run a window of token ids through the model, as a sequence of its own, and add to
+        ``entries``.
 
         Raises ContextFullError if the window does not fit, TreadleError for activations that are
         not finite.
@@ -188,12 +197,12 @@ def collect(
     with_output: bool = False,
     progress: Progress | None = None,
 ) -> ImportanceMatrix:
-    """Run a text's windows, int32 ``[n_windows, n_ctx]``, and sum the squared inputs of every
-    matrix.
+    """Run a text's windows, int32 ``[n_windows, n_ctx]``, and return the importance matrix: sums of
+    the squared inputs of every matrix.
 
-    Each window is a sequence of its own, its first token replaced by ``bos`` if the model has one.
-    ``with_output``: include the output matrix, which llama.cpp leaves out by default.
-    ``progress(done, total)`` counts tokens.
+    Each window is a sequence of its own; unless ``bos`` is None, it replaces the first token.
+    ``with_output``: include the output matrix, which llama.cpp leaves out by default. ``dataset``:
+    the text's name. ``progress(done, total)`` counts tokens. Raises as ``Collector.run`` does.
     """
     collector = Collector(engine, with_output)
     with ThreadPoolExecutor(engine.device.n_threads, "imatrix") as pool:
@@ -213,7 +222,7 @@ def collect(
 
 
 class _TappedPlan:
-    """A compiled copy of a plan with taps and its own memory."""
+    """A copy of a plan with tap steps, prepared for the device, with an arena of its own."""
 
     def __init__(self, plan: Plan, run: RunInputs, device: Device) -> None:
         self.source = plan  # kept alive, so that its id() is not reused
@@ -223,7 +232,9 @@ class _TappedPlan:
         self.program = device.ready(self.plan, self._arena, run.memory)
 
     def rows(self, tap: ActivationTap, n: int, head: int = 0) -> npt.NDArray[np.float32]:
-        """Return the rows at the tap, float32 ``[n, K]``: a view, valid until the next step."""
+        """Return the first ``n`` rows at the tap, float32 ``[n, K]``, of one of its heads: a view,
+        valid until the next step runs.
+        """
         at = self.plan.offsets[tap.buffer] + head * tap.buffer.row_bytes
         rows = self._arena.read(at, n * tap.act.row_bytes)
         return rows.view(np.float32).reshape(n, -1)[:, : tap.act.k]
@@ -234,7 +245,7 @@ class _TappedPlan:
 
 
 def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare]]:
-    """Return the plan's steps with tap steps inserted, and the taps."""
+    """Return the plan's steps with tap steps inserted, and the taps in order."""
     tensors: dict[Buffer, list[str]] = {}  # weight names, by the activations they multiply
     counts: dict[Buffer, str] = {}
     maker = {made: step for step in plan.steps for made in step.writes}
@@ -284,7 +295,9 @@ def _with_taps(plan: Plan) -> tuple[list[Step], list[ActivationTap | ExpertShare
 
 
 def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) -> ExpertShare:
-    """Return the routing of the rows in ``buffer`` that ``product`` multiplies."""
+    """Return the routing of the rows in ``buffer`` that the experts' product ``product``
+    multiplies; it is known after step ``known``, whose index is ``at``.
+    """
     spec = product.spec
     assert isinstance(spec, Matmul)
     names = dict.fromkeys(w[0].name for w in product.args["w"])
@@ -303,9 +316,10 @@ def _share(at: int, buffer: Buffer, product: Step, known: Step, n_experts: int) 
 def _split(
     step: Step, made: Buffer, sort: Step | None
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Split a kernel that makes ``made`` from products into one that writes plain floats and one
-    that packs them, because products must not run twice. ``sort``: the step that sorted the rows by
-    expert.
+    """Split a gate-and-up step, which writes ``made``, into one that writes f32 and one that packs
+    these, because products must not run twice. Return both, and layout and buffer of the f32 rows.
+
+    ``sort``: the step that sorted the rows by expert, None without experts.
     """
     spec = step.spec
     assert isinstance(spec, Gated)
@@ -331,7 +345,9 @@ def _split(
 
 
 def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Return the step, and one that writes ``made`` again as plain floats unless it already is."""
+    """Return ``step``, and a step that writes the activations ``made`` again in f32, unless they
+    are f32 already; then layout and buffer of the f32 rows.
+    """
     spec: Any = step.spec
     assert {"act", "group", "k"} <= {f.name for f in fields(spec)}, spec.name
     act = ActivationLayout("f32", spec.k)
@@ -354,7 +370,9 @@ def _tap(step: Step, made: Buffer) -> tuple[list[Step], ActivationLayout, Buffer
 def _tap_heads(
     step: Step, spec: PackHeads, act: ActivationLayout
 ) -> tuple[list[Step], ActivationLayout, Buffer]:
-    """Do the same as ``_tap`` for heads, without the attention score scale."""
+    """Return ``step``, which packs heads, and a step that packs them in f32, without the attention
+    score scale; then layout and buffer of the f32 rows.
+    """
     n_rows = step.args["head_bytes"] // spec.layout().row_bytes
     tap = Buffer(f"{step.label}.tap", spec.heads, act.n_bytes(n_rows), "u1")
     again = Step(
@@ -367,7 +385,7 @@ def _tap_heads(
 
 
 def _squares(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Return the sum over rows of their squares, float64 ``[K]``."""
+    """Return the sums of the squares of each column of float32 ``[n, K]``: float64 ``[K]``."""
     with np.errstate(over="ignore", invalid="ignore"):
         total: npt.NDArray[np.float64] = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
     return total

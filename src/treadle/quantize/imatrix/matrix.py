@@ -1,7 +1,7 @@
-"""The importance matrix as a file: llama.cpp's GGUF layout, and the older binary one.
+"""The importance matrix, and its files: llama.cpp's GGUF layout, and the older binary one.
 
-A weight matrix of K columns has the sum over tokens of the square of each of its K inputs, and the
-number of tokens. A tensor of several experts has a row of sums and a count for each expert.
+For a weight matrix of K columns it has, summed over tokens, the square of each of the K inputs, and
+the number of tokens. A tensor of several experts has a row of sums and a count for each expert.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ImatrixEntry:
     counts: npt.NDArray[np.float64]  # tokens [n_expert]
 
     def weights(self) -> npt.NDArray[np.float32]:
-        """Return mean squares, float32 [n_expert, K]; 1 for an expert that no token chose."""
+        """Return the mean squares, float32 [n_expert, K]; 1 for an expert that no token chose."""
         seen = self.counts[:, None] > 0
         mean = self.sums / np.where(seen, self.counts[:, None], 1.0)
         return np.where(seen, mean, 1.0).astype(np.float32)
@@ -46,7 +46,7 @@ class ImatrixEntry:
 
 @dataclass(frozen=True, eq=False)
 class ImportanceMatrix:
-    """Entries by the name of the weight tensor, and the texts that they come from."""
+    """Entries by the name of the weight tensor, and the names of the texts that they come from."""
 
     entries: Mapping[str, ImatrixEntry]
     datasets: tuple[str, ...] = ()
@@ -55,7 +55,9 @@ class ImportanceMatrix:
     path: Path | None = field(default=None)
 
     def __add__(self, other: ImportanceMatrix) -> ImportanceMatrix:
-        """Return the sum over both texts. Raises FileError if they are not of the same model."""
+        """Return the sums over the texts of both. Raises FileError if a tensor has another shape in
+        the other.
+        """
         entries = dict(self.entries)
         for name, entry in other.entries.items():
             own = entries.get(name)
@@ -76,7 +78,7 @@ class ImportanceMatrix:
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write llama.cpp's GGUF layout, whole or not at all. Raises FileError."""
+        """Write a file in llama.cpp's GGUF layout, whole or not at all. Raises FileError."""
         writer = GGUFWriter(path)
         writer.add("general.type", KIND)
         writer.add("imatrix.datasets", list(self.datasets), ValueType.STRING)
@@ -91,7 +93,7 @@ class ImportanceMatrix:
 
 
 def read(path: str | os.PathLike[str]) -> ImportanceMatrix:
-    """Read an importance matrix of either layout.
+    """Read an importance matrix from a file of either layout.
 
     Raises FileError for a file that is neither, or whose numbers cannot be sums of squares.
     """
@@ -169,8 +171,8 @@ def _checked(
 def _from_binary(reader: _Reader) -> ImportanceMatrix:
     """Read the layout of ``imatrix.dat``: little-endian int32 and float32, without a magic.
 
-    ``n_entries``; then per entry ``len, name, n_calls, n_values, values``, where values are mean
-    squares times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
+    It has ``n_entries``; then per entry ``len, name, n_calls, n_values, values``, where values are
+    mean squares times ``n_calls``; then, in later files, ``n_chunks, len, name of the text``.
     """
     entries: dict[str, ImatrixEntry] = {}
     for _ in range(reader.integer("number of entries", MAX_ENTRIES)):
@@ -192,11 +194,11 @@ def _from_binary(reader: _Reader) -> ImportanceMatrix:
 
 
 class _Reader(FileReader):
-    """Reads the older layout, from front to back."""
+    """Reader of the older layout, from front to back."""
 
     def integer(self, what: str, most: int = (1 << 31) - 1) -> int:
-        """Read an int32 from 0 to ``most``; the format has no magic, so the file may be another
-        kind.
+        """Read an int32. Raises FileError unless it is from 0 to ``most``: the format has no magic,
+        so the file may be of another kind.
         """
         value = int.from_bytes(self.take(4, what), "little", signed=True)
         if not 0 <= value <= most:

@@ -1,10 +1,9 @@
-"""Attention by warps: each takes every WARPS-th page of an item's keys, with its own online
-softmax.
+"""Attention by warps: each warp takes every WARPS-th page of an item's keys, with its own online
+softmax. At the end the warps' results are merged.
 
-At the end the warps' results are merged. A lane has one key of the page for the scores, as pages
-store keys transposed, then some dims of the values. So only the softmax's sums cross lanes. A
-page's warp depends on its position in the sequence only: a query's sums depend neither on its tile
-nor on an item's first key.
+A lane computes the score of one key of the page, as pages store keys transposed, then some dims of
+the values. So only the softmax's sums cross lanes. The warp of a page depends only on the page's
+position in the sequence: a query's sums depend neither on its tile nor on an item's first key.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MOST_SHARED = 48 << 10  # bytes of shared memory that a launch may use without a
 
 @dataclass(frozen=True)
 class SimtAttention(PerBlock, Attention):
-    """``Attention``; queries in f32. Items: work items x head groups."""
+    """GPU kernel of ``Attention``, with f32 queries. Items: work items x head groups."""
 
     op: ClassVar[str] = "simt_attention"
 
@@ -48,20 +47,20 @@ class SimtAttention(PerBlock, Attention):
 
     @property
     def columns(self) -> int:
-        """Dims of a value that a lane has."""
+        """Dims of a value that a lane computes."""
         return -(-self.dims_v // 32)
 
     @property
     def at_once(self) -> int:
-        """Query rows that are processed together."""
+        """Query rows that a block processes together."""
         n = max(1, min(self.rows, MOST_ROWS, SUMS // self.columns))
         while n > 1 and self.bytes_of(n) > MOST_SHARED:
             n -= 1
         return n
 
     def bytes_of(self, n: int) -> int:
-        """Return the shared memory for ``n`` rows: queries, weights of a page's keys, the warps'
-        results.
+        """Return the bytes of shared memory for ``n`` query rows: the queries, the weights of a
+        page's keys, and the warps' results.
         """
         return 4 * n * (self.head_dim + WARPS * (PAGE + self.dims_v + 2))
 
@@ -83,7 +82,7 @@ class SimtAttention(PerBlock, Attention):
 
 
 class ItemRows:
-    """The code for ``n`` rows of an item, from ``first`` on."""
+    """Builds the code for ``n`` query rows of an item, from row ``first`` on."""
 
     def __init__(
         self, spec: SimtAttention, block: ThreadBlock, item: AttentionItem, first: int, n: int
@@ -153,7 +152,7 @@ class ItemRows:
                 k.store(self.q + d * 4, q, offset=4 * r * spec.head_dim, align=4)
 
     def _scores(self, home: Val, first: Val) -> list[Val]:
-        """Return the scores of this lane's key with each row; -infinity if it is masked."""
+        """Emit the score of this lane's key with each row, [n]; -infinity if the key is masked."""
         k = self.k
         spec = self.spec
         lane = self.block.lane
@@ -214,12 +213,16 @@ class ItemRows:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _column(self, vector: int) -> Val:
-        """Return the first dim of this lane's ``vector``-th vector, at most that of the last."""
+        """Emit the first dim of this lane's ``vector``-th vector of values; past the end, that of
+        the last vector.
+        """
         at = (self.block.lane + 32 * vector) * self.width
         return self.k.min(at, self.spec.dims_v - self.width)
 
     def _add_values(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """Add P V to O. Keys past the last one are not read, as they are undefined."""
+        """Emit: add P V of a page to O. Keys past the last one are not read, as they are
+        undefined.
+        """
         k = self.k
         spec = self.spec
         width = self.width
@@ -243,7 +246,9 @@ class ItemRows:
         self._by_fours(n_keys, add)
 
     def _add_latent(self, home: Val, n_keys: Val, o: list[list[Var]]) -> None:
-        """Add P V to O if values are the first dims of the keys, which are stored transposed."""
+        """Emit: add P V of a page to O, where values are the first dims of the keys (latent
+        attention), which are stored transposed.
+        """
         k = self.k
         spec = self.spec
         fmt = spec.page.keys.fmt
@@ -265,14 +270,16 @@ class ItemRows:
         self._by_fours(n_keys, add)
 
     def _weights(self, j: Val, n: int) -> list[Val]:
-        """Return each row's weights of ``n`` keys from the j-th on."""
+        """Emit each row's softmax weights of ``n`` keys from the j-th on, from shared memory."""
         return [
             self.k.load(self.p + j * 4, f32 * n, offset=4 * r * PAGE, align=4 * n)
             for r in range(len(self.rows))
         ]
 
     def _by_fours(self, n_keys: Val, add: Callable[[Val, int], None]) -> None:
-        """Call ``add(j, n)`` for the keys of a page in order, four at a time, then singly."""
+        """Emit loops that call ``add(j, n)`` for the keys of a page in order, four at a time, then
+        singly.
+        """
         k = self.k
         fours = n_keys // 4 * 4
         with k.loop(fours, step=4) as j:
@@ -281,7 +288,7 @@ class ItemRows:
             add(j, 1)
 
     def _keep(self, m: list[Var], total: list[Var], o: list[list[Var]]) -> None:
-        """Store this warp's results in shared memory."""
+        """Emit: store this warp's O, maximum and sum of each row in shared memory."""
         k = self.k
         spec = self.spec
         for r in range(len(self.rows)):
@@ -297,7 +304,9 @@ class ItemRows:
                 k.store(at, whole, offset=4 * spec.dims_v + 4, align=4)
 
     def _join(self) -> None:
-        """Merge the warps' results, a thread for each value."""
+        """Emit: merge the warps' results, and store them; a thread computes every n_threads-th
+        value.
+        """
         k = self.k
         spec = self.spec
         n = len(self.rows)
@@ -329,7 +338,9 @@ class ItemRows:
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return an attention step with TileAttention, or with SimtAttention where that does not fit;
+    None for spans, chosen keys, pages in packed formats, and unaligned rows.
+    """
     spec = step.spec
     assert isinstance(spec, Attention)
     packed = spec.page.keys.fmt.packed or spec.page.values.fmt.packed

@@ -35,7 +35,9 @@ WIDE = 128  # most dims of a value that one warp sums
 
 
 def fits(spec: Attention, simt: Simt) -> bool:
-    """Return whether this kernel supports these heads and number of rows."""
+    """Return whether TileAttention supports the spec's heads, number of rows, page format and
+    biases.
+    """
     dims = spec.head_dim, spec.dims_v // split_of(spec.dims_v)
     sizes = not any(d % ROWS or d > simt.tile_dims for d in dims)
     kinds = {spec.page.keys.fmt, spec.page.values.fmt}
@@ -46,13 +48,13 @@ def fits(spec: Attention, simt: Simt) -> bool:
 
 
 def split_of(dims_v: int) -> int:
-    """Return the number of warps that share a value's dims."""
+    """Return the number of warps that share the dims of a value: 1 or 2."""
     return 1 if dims_v <= WIDE else 2
 
 
 @dataclass(frozen=True)
 class TileAttention(PerBlock, Attention):
-    """``Attention`` by tiles: a block of threads for each work item and group of heads."""
+    """GPU kernel of ``Attention`` by matrix instructions. Items: work items x head groups."""
 
     op: ClassVar[str] = "simt_tile_attention"
 
@@ -62,17 +64,17 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def columns(self) -> int:
-        """Dims of a value that a warp has."""
+        """Dims of a value that a warp computes."""
         return self.dims_v // split_of(self.dims_v)
 
     @property
     def key_pitch(self) -> int:
-        """Bytes of one dim of a page's keys in shared memory."""
+        """Bytes between two dims of a page's keys in shared memory."""
         return 2 * PAGE + PAD
 
     @property
     def value_pitch(self) -> int:
-        """Bytes of one key's value in shared memory."""
+        """Bytes between the values of two keys in shared memory."""
         return 2 * self.dims_v + PAD
 
     @property
@@ -90,12 +92,12 @@ class TileAttention(PerBlock, Attention):
 
     @property
     def stages(self) -> int:
-        """Number of pages in shared memory."""
+        """Number of pages that shared memory holds."""
         return 1 if self.wide else 2
 
     @property
     def query_pitch(self) -> int:
-        """Bytes of a query row in shared memory."""
+        """Bytes between two query rows in shared memory."""
         return 2 * self.head_dim + PAD
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -109,7 +111,7 @@ class TileAttention(PerBlock, Attention):
 
 
 class LaneRow:
-    """One of a lane's two rows of its warp: the running maximum and sum."""
+    """One of the two query rows that a lane works on: its place, running maximum and sum."""
 
     def __init__(self, spec: TileAttention, item: AttentionItem, r: Val) -> None:
         k = item.k
@@ -124,7 +126,7 @@ class LaneRow:
 
 
 class CudaAttentionTile:
-    """The code of one item."""
+    """Builds the code of one item."""
 
     def __init__(self, spec: TileAttention, block: ThreadBlock, item: AttentionItem) -> None:
         self.spec = spec
@@ -181,14 +183,16 @@ class CudaAttentionTile:
         return self.block.shared + n % self.spec.stages * self.spec.stage_bytes
 
     def _narrow(self, a: Val, b: Val) -> Val:
-        """Pack two values into 32 bits."""
+        """Emit two f32 values rounded to the pages' 16-bit type, in one u32."""
         k = self.k
         both = k.insert(k.insert(k.zero(f32 * 2), a, 0), b, 1)
         narrow = k.isa.narrow_bf16 if self.narrow_bf16 else k.isa.narrow_f16
         return narrow(k, both).bits(u32 * 1)
 
     def _query(self, dim: Val | int) -> list[Val]:
-        """Return 16 dims of the warp's 16 rows, as the left operand of a product."""
+        """Emit 16 dims, from ``dim`` on, of the warp's 16 query rows, as the left operand of a
+        matrix instruction.
+        """
         k = self.k
         result = []
         factor = 1.0 if self.spec.softcap else math.LOG2_E  # capped scores are scaled later
@@ -200,7 +204,9 @@ class CudaAttentionTile:
         return result
 
     def _put_queries_away(self) -> None:
-        """Store the rows' queries in shared memory, by the first of the warps that share them."""
+        """Emit: store the rows' queries in shared memory, by the first of the warps that share
+        them.
+        """
         k = self.k
         pitch = self.spec.query_pitch
         to = self.q + self.block.lane // 4 * pitch + self.pair * 2
@@ -209,7 +215,8 @@ class CudaAttentionTile:
                 k.store(to + i % 2 * 8 * pitch + dim * 2, part, offset=i // 2 * 16, align=4)
 
     def _bring(self, page: Val, stage: Val) -> None:
-        """Load a page's keys and values into shared memory, 16 bytes per thread at a time.
+        """Emit: load a page's keys and values into stage ``stage`` of shared memory, 16 bytes per
+        thread at a time.
 
         Values of keys past the last one are undefined, so they become zeros.
         """
@@ -242,7 +249,9 @@ class CudaAttentionTile:
     def _bring_piece(
         self, part: Val, side: PageSide, at: Val, to: Val, scale: tuple[Val, int]
     ) -> None:
-        """Load 8 values of keys or values at ``part``, from the ``at``-th on."""
+        """Emit: load 8 keys or values at ``part``, from the ``at``-th on, to ``to``; ``scale``: the
+        index of their first scale, and the number of scales (q8_0 pages).
+        """
         k = self.k
         if not side.fmt.scaled:
             self.block.simt.copy_async(k, to, part + at * 2)
@@ -254,7 +263,7 @@ class CudaAttentionTile:
         k.store(to, k.isa.narrow_f16(k, codes * d), align=16)
 
     def _matrices(self, at: Val, pitch: int) -> list[Val]:
-        """Return the right operands of two products: 16 rows of 16 columns at ``at``,
+        """Emit the right operands of two matrix instructions: 16 rows of 16 columns at ``at``,
         transposed.
         """
         lane = self.block.lane
@@ -262,7 +271,7 @@ class CudaAttentionTile:
         return self.block.simt.load_matrix_t(self.k, place)
 
     def _scores(self, queries: list[list[Val]], keys: Val) -> list[list[Val]]:
-        """Return Q K^T of a page, by groups of 8 keys, in the layout of ``mma``."""
+        """Emit Q K^T of a page, by groups of 8 keys, in the layout of ``mma``."""
         k = self.k
         spec = self.spec
         lane = self.block.lane
@@ -278,8 +287,8 @@ class CudaAttentionTile:
         return sums
 
     def _weights(self, first: Val, scores: list[list[Val]], o: list[list[Var]]) -> list[list[Val]]:
-        """Return 2**(S - m) of a page, 16 keys at a time, as left operands; rescale earlier
-        sums.
+        """Emit 2**(S - m) of a page, 16 keys at a time, as left operands; rescale O and the sums so
+        far.
         """
         k = self.k
         weights: list[list[Val]] = [[] for _ in scores]
@@ -323,7 +332,7 @@ class CudaAttentionTile:
         return k.select(seen, score, k.const(float("-inf"), f32))
 
     def _add_values(self, weights: list[list[Val]], values: Val, o: list[list[Var]]) -> None:
-        """Add P V of a page to O."""
+        """Emit: add P V of a page to O."""
         k = self.k
         spec = self.spec
         pitch = self.spec.value_pitch

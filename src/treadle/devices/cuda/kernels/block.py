@@ -14,7 +14,9 @@ Op = Callable[[Val, Val], Val]
 
 
 class ThreadBlock:
-    """One thread of a block of ``n_threads``, while its code is built."""
+    """A block of ``n_threads`` threads, while the code of one of them is built: its indices, and
+    reductions.
+    """
 
     def __init__(self, k: Builder, isa: Isa, n_threads: int) -> None:
         assert isa.simt is not None, isa.name
@@ -27,7 +29,9 @@ class ThreadBlock:
         self.warp = self.tid // isa.simt.warp
 
     def over_warp(self, v: Val, op: Op) -> Val:
-        """Reduce the warp's values by ``op``, in a fixed tree: the same bits in every lane."""
+        """Emit the reduction of the warp's values by ``op``, in a fixed tree: the same bits in
+        every lane.
+        """
         lanes = self.simt.warp // 2
         while lanes:
             v = op(v, self.simt.shuffle(self.k, v, lanes))
@@ -35,9 +39,11 @@ class ThreadBlock:
         return v
 
     def over_block(self, values: Sequence[Val], op: Op, room: Val) -> list[Val]:
-        """Reduce each of ``values`` over the block by ``op``: the same bits in every thread.
+        """Emit the reduction of each of ``values`` over the block by ``op``: the same bits in every
+        thread.
 
-        ``room``: ``reduce_bytes`` of shared memory that no thread has read since a barrier.
+        ``room``: address of ``reduce_bytes`` of shared memory that no thread has read since the
+        last barrier, as it is overwritten at once.
         """
         k = self.k
         n = len(values)
@@ -58,7 +64,7 @@ class ThreadBlock:
         return result
 
     def reduce_bytes(self, n: int = 1) -> int:
-        """Return the shared memory that ``over_block`` needs for ``n`` values."""
+        """Return the bytes of shared memory that ``over_block`` needs for ``n`` values."""
         return 4 * n * self.n_warps
 
 
@@ -68,5 +74,7 @@ def plus(a: Val, b: Val) -> Val:
 
 
 def instead(kind: type[T], spec: Spec, **other: Any) -> T:
-    """Return a spec of ``kind`` with the fields of ``spec``, which it replaces."""
+    """Return a spec of type ``kind`` with the fields of ``spec``, and ``other`` fields in
+    addition.
+    """
     return kind(**{field.name: getattr(spec, field.name) for field in fields(spec)}, **other)

@@ -1,6 +1,6 @@
-"""GPU gate and up products with their activation.
+"""GPU kernel of the gate and up products with their activation.
 
-The first half of a tile's rows are of the gate's matrix, the second half the same rows of the up
+The first half of a tile's rows are rows of the gate matrix, the second half the same rows of the up
 matrix. So a thread has both sums, and no more memory is needed.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimtGated(PerBlock, Gated):
-    """``Gated`` with bf16 or f32 activations and results.
+    """GPU kernel of ``Gated``, with bf16 or f32 activations and results.
 
     Items: strips of ``8 mr`` rows of both matrices x chunks of tokens.
     """
@@ -81,7 +81,7 @@ class SimtGated(PerBlock, Gated):
                         self._write(k, frame, token, row, ACTIVATIONS[self.fn].gate(k, gate, up))
 
     def _bias(self, k: Builder, frame: Frame, s: int, expert: Val | None) -> Val:
-        """Return the address of a matrix's biases."""
+        """Emit the address of a matrix's biases: ``s`` is 0 for gate, 1 for up."""
         all_of: Val = frame.each("bias", s)
         return all_of if expert is None else all_of + expert * frame.each("pitch", s) * 4
 
@@ -93,7 +93,9 @@ class SimtGated(PerBlock, Gated):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a gate-and-up step with SimtGated; None for int8 activations, or layouts that are not
+    plain rows.
+    """
     spec = step.spec
     assert isinstance(spec, Gated)
     plain = all(act == ActivationLayout(act.kind, act.k) for act in (spec.layout(), spec.result()))

@@ -29,14 +29,16 @@ ABREAST = 8  # strips with consecutive items, so that both operands stay in the 
 
 
 def shape_of(spec: Matmul) -> CudaTileShape:
-    """Return the tile of a product with ``16 mr`` rows and ``nr`` tokens in it."""
+    """Return the tile shape of a product: ``16 mr`` rows by ``nr`` tokens, two planes for f32."""
     return CudaTileShape(16 * spec.mr, spec.nr, 2 if spec.act == "f32" else 1)
 
 
 def in_order(
     k: Builder, frame: Frame, spec: Matmul, strips: Callable[[], Val]
 ) -> Callable[[Val], StripShare]:
-    """Map items to shares: ABREAST strips with one chunk of tokens, then with the next."""
+    """Return the function that maps an item to its share: ABREAST strips with one chunk of tokens,
+    then the same strips with the next chunk. Products of experts or heads keep the CPU's order.
+    """
     if spec.experts or spec.heads:
         return shares(k, frame, spec, strips)
     n = strips()
@@ -58,7 +60,7 @@ def in_order(
 
 @dataclass(frozen=True)
 class SimtGemm(PerBlock, Gemm):
-    """``Gemm`` of any number of tokens, with bf16 or f32 activations.
+    """GPU kernel of ``Gemm`` for any number of tokens, with bf16 or f32 activations.
 
     Items: strips of ``16 mr`` rows x chunks of tokens.
     """
@@ -110,7 +112,9 @@ class SimtGemm(PerBlock, Gemm):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a gemm step with SimtGemm; None for int8 activations, or layouts that are not plain
+    rows.
+    """
     spec = step.spec
     assert isinstance(spec, Gemm)
     if spec.layout() != ActivationLayout(spec.act, spec.k) or spec.act == "q8":
@@ -122,13 +126,16 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
 def tile_of(spec: Matmul) -> tuple[int, int]:
     """Return the tile as (rows / 16, tokens): LARGE or SMALL.
 
-    It depends on the plan's ``mr`` alone, so that results that must be bit-identical use one tile.
+    It depends on ``spec.mr``, which the plan sets, alone: products that must be bit-identical have
+    the same ``mr``, so they use the same tile.
     """
     return LARGE if spec.mr == LARGE[0] else SMALL
 
 
 def in_tiles(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
-    """Return the step with a tiled kernel: an item has the tokens of one tile, or an expert's."""
+    """Return ``step`` with the tiled kernel ``other`` in place of ``spec``: an item has the tokens
+    of one tile, or of an expert.
+    """
     result = with_items(step, spec, other, isa)
     if spec.experts:
         return result

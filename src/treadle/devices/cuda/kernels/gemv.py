@@ -1,5 +1,5 @@
-"""GPU gemv: a group of a warp's lanes multiplies each row, one unit of blocks per lane at a
-time.
+"""GPU gemv: a group of a warp's lanes multiplies each row; a lane takes one unit of weights
+(``weights.py``) at a time.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ LARGE_BLOCK = 256
 
 @dataclass(frozen=True)
 class SimtGemv(PerBlock, Gemv):
-    """``Gemv`` with ``mr`` rows for each group of lanes; activations are f32 for all weight
-    formats.
+    """GPU kernel of ``Gemv``, with ``mr`` rows for each group of lanes; activations are f32 for all
+    weight formats.
 
-    A warp is one group, or several where rows have fewer units than lanes. Lane i takes the units
-    i, i + n and so on; then the lanes' sums are added in a tree.
+    A group is a warp, or part of it where rows have fewer units than lanes. Lane i of n takes the
+    units i, i + n and so on; then the lanes' sums are added in a tree.
     """
 
     op: ClassVar[str] = "simt_gemv"
@@ -53,7 +53,7 @@ class SimtGemv(PerBlock, Gemv):
 
     @property
     def unit(self) -> int:
-        """Values that a lane processes at once."""
+        """Weights that a lane processes at once."""
         return unit_of(self.fmt, self.k)
 
     @property
@@ -102,7 +102,7 @@ class SimtGemv(PerBlock, Gemv):
                     self._store(k, frame, y, seg, [mine.first], totals[i : i + 1])
 
     def _total(self, k: Builder, v: Val) -> Val:
-        """Return the sum over a group's lanes, in each of them."""
+        """Emit the sum of ``v`` over a group's lanes, in each of them."""
         assert k.isa.simt is not None
         step = self.group // 2
         while step:
@@ -119,7 +119,9 @@ class SimtGemv(PerBlock, Gemv):
         sums: list[list[Var]],
         n: int,
     ) -> None:
-        """Add the products of unit ``u``, which has ``n`` values of each row."""
+        """Emit: add the products of unit ``u``, which has ``n`` weights of each row, to
+        ``sums``.
+        """
         if self.fmt.codes is None:
             self._add_floats(k, rows, tokens, u, sums, n)
         else:
@@ -140,7 +142,8 @@ class SimtGemv(PerBlock, Gemv):
     def _add_codes(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any
     ) -> None:
-        """Add the products of codes; a large block is processed one SPAN at a time, in a loop.
+        """Emit: add the products of unit ``u``, for formats with codes; a large block is processed
+        one SPAN at a time, in a loop.
 
         Unrolled, the assembler would first load the whole block and spill registers.
         """
@@ -155,7 +158,7 @@ class SimtGemv(PerBlock, Gemv):
     def _add_runs(
         self, k: Builder, rows: list[BlockAddress], tokens: list[Val], u: Val, sums: Any, first: int
     ) -> None:
-        """Add the products of a unit's codes from ``first`` on, a SPAN at most."""
+        """Emit: add the products of at most SPAN codes of unit ``u``, from number ``first`` on."""
         codes = rows[0].codes
         span = range(first, first + SPAN)
         units = [read_runs(k, row.block(u, self.unit // self.fmt.block), self.unit) for row in rows]
@@ -187,14 +190,14 @@ class SimtGemv(PerBlock, Gemv):
                     one.v = total
 
     def _x(self, k: Builder, token: Val, u: Val, at: int, n: int) -> list[Val]:
-        """Return ``n`` activations, a multiple of 4, from number ``at`` of unit ``u`` on."""
+        """Emit ``n`` activations, a multiple of 4, from number ``at`` of unit ``u`` on."""
         p = token + u * (4 * self.unit)
         fours = [k.load(p, f32 * 4, offset=4 * (at + i), align=16) for i in range(0, n, 4)]
         return [k.extract(v, i) for v in fours for i in range(4)]
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a gemv step with SimtGemv."""
     spec = step.spec
     assert isinstance(spec, Gemv)
     other = replace(instead(SimtGemv, spec), mr=rows_together(spec.fmt, spec.nr))
@@ -202,13 +205,13 @@ def swap(step: Step, plan: Plan, isa: Isa) -> Step:
 
 
 def rows_together(fmt: Format, tokens: int) -> int:
-    """Return ``mr`` for so many tokens."""
+    """Return ``mr``, the rows of a group of lanes, for a product of ``tokens`` tokens."""
     return TOGETHER if tokens < 4 and fmt.block < LARGE_BLOCK else 1
 
 
 def with_items(step: Step, spec: Matmul, other: Matmul, isa: Isa) -> Step:
-    """Return the step with another kernel of the same product, and the number of items that fits
-    it.
+    """Return ``step`` with the kernel ``other`` of the same product in place of ``spec``, and as
+    many items as that kernel needs.
     """
     strips = spec.strips
     heights = step.args["rows"]

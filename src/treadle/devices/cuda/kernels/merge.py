@@ -1,4 +1,6 @@
-"""GPU merge of the partial results of split attention, one block per group of heads."""
+"""GPU merge of the partial results of split attention, a block for each merge and group of
+heads.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimtMerge(PerBlock, Merge):
-    """``Merge``, summing in the same order: a thread for each value. Items: merges x head
-    groups.
+    """GPU kernel of ``Merge``, summing in the same order: a thread for each value. Items: merges x
+    head groups.
     """
 
     op: ClassVar[str] = "simt_merge"
@@ -69,5 +71,5 @@ class SimtMerge(PerBlock, Merge):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a merge step with SimtMerge."""
     return replace(step, spec=instead(SimtMerge, step.spec))

@@ -27,13 +27,15 @@ PLAIN = ("f32", "bf16")  # kinds of activations whose rows are plain arrays
 
 @dataclass(frozen=True)
 class SimtNorm(PerBlock, Norm):
-    """``Norm``. The row is read twice, the second time from the L1 cache. Items: rows."""
+    """GPU kernel of ``Norm``. The row is read twice, the second time from the L1 cache. Items:
+    rows.
+    """
 
     op: ClassVar[str] = "simt_norm"
 
     @property
     def threads(self) -> int:
-        """Threads of a block: up to four vectors of values for each."""
+        """Threads of a block: one for about four vectors of values, 64 to 512."""
         return min(512, max(64, round_up(self.k // (4 * WIDTH), 64)))
 
     @property
@@ -91,7 +93,7 @@ class SimtNorm(PerBlock, Norm):
             fill(block, act, to)
 
     def _sum(self, block: ThreadBlock, row: Val, width: int, of: Callable[[Val], Val]) -> Val:
-        """Return this thread's part of the row's sum."""
+        """Emit this thread's part of the row's sum of ``of(value)``."""
         k = block.k
         total = k.var(k.zero(f32 * width))
         with k.loop(self.k, start=block.tid * width, step=block.n_threads * width) as at:
@@ -101,7 +103,7 @@ class SimtNorm(PerBlock, Norm):
 
 @dataclass(frozen=True)
 class SimtPack(PerBlock, Pack):
-    """``Pack``. Items: rows times slices."""
+    """GPU kernel of ``Pack``. Items: rows x slices."""
 
     op: ClassVar[str] = "simt_pack"
 
@@ -136,12 +138,12 @@ class SimtPack(PerBlock, Pack):
 
 
 def _floats(k: Builder, row: Val, at: Val, width: int) -> Val:
-    """Load ``width`` values of a row from ``at`` on, a multiple of ``width``."""
+    """Emit a load of ``width`` values of a row from ``at`` on, a multiple of ``width``."""
     return k.load(row + at * 4, f32 * width, align=4 * width)
 
 
 def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> None:
-    """Store values of a row of plain activations, from the ``at``-th on."""
+    """Emit: store values ``v`` in a row of plain activations, from the ``at``-th on."""
     width = v.ty.lanes
     if act.kind == "f32":
         k.store(row + at * 4, v, align=4 * width)
@@ -150,7 +152,7 @@ def store_act(k: Builder, act: ActivationLayout, row: Val, at: Val, v: Val) -> N
 
 
 def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
-    """Store zeros past a row of plain activations, up to a whole block of BLOCK values."""
+    """Emit: store zeros past a row of plain activations, up to a multiple of BLOCK values."""
     k = block.k
     rest = round_up(act.k, BLOCK) - act.k
     if rest:
@@ -159,12 +161,16 @@ def fill(block: ThreadBlock, act: ActivationLayout, row: Val) -> None:
 
 
 def is_plain(act: ActivationLayout) -> bool:
-    """Return whether ``store_act`` can write this layout."""
+    """Return whether ``store_act`` can write this layout: rows of f32 or bf16, one after
+    another.
+    """
     return act.kind in PLAIN and act.group == 1
 
 
 def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a norm step with SimtNorm; None for layouts that are not plain rows, and unaligned
+    rows.
+    """
     spec = step.spec
     assert isinstance(spec, Norm)
     fits = is_plain(spec.layout()) or spec.add or spec.rows
@@ -172,7 +178,9 @@ def swap_norm(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a pack step with SimtPack; None for layouts that are not plain rows, and unaligned
+    rows.
+    """
     spec = step.spec
     assert isinstance(spec, Pack)
     fits = is_plain(spec.layout()) and aligned(step)
@@ -180,6 +188,6 @@ def swap_pack(step: Step, plan: Plan, isa: Isa) -> Step | None:
 
 
 def aligned(step: Step) -> bool:
-    """Return whether every row and column begins at a multiple of WIDTH values."""
+    """Return whether all rows and columns of the step begin at a multiple of WIDTH values."""
     places = ("stride", "up", "apart_stride", "out_stride", "k_column", "v_column")
     return not any((step.args.get(name) or 0) % WIDTH for name in places)

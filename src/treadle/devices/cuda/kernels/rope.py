@@ -25,7 +25,9 @@ WARPS = 4
 
 
 class Dim(NamedTuple):
-    """One of a head's values, held by a lane; ``inside`` is None if all lanes hold one."""
+    """One of a head's values, held by a lane; ``at``: its index in the head; ``inside``: whether
+    the lane holds one, None if all lanes do.
+    """
 
     at: Val
     value: Val
@@ -34,7 +36,7 @@ class Dim(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtRopeStore(PerBlock, RopeStore):
-    """``RopeStore``. Items: tokens x n_head_kv."""
+    """GPU kernel of ``RopeStore``. Items: tokens x n_head_kv."""
 
     op: ClassVar[str] = "simt_rope"
 
@@ -44,7 +46,7 @@ class SimtRopeStore(PerBlock, RopeStore):
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes of the rotated key's values."""
+        """Bytes of shared memory for the rotated key."""
         return round_up(4 * self.head_dim, 16)
 
     def build(self, k: Builder, isa: Isa, frame: Frame) -> None:
@@ -86,7 +88,9 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _turned(
         self, block: ThreadBlock, x: Val, table: Val, weight: Val, scale: float
     ) -> list[Dim]:
-        """Return one head's values, normed and rotated."""
+        """Emit one head's values, normed and rotated. ``x``, ``table``, ``weight``: addresses of
+        the values, the cosines and sines, and the norm's weights.
+        """
         k = block.k
         half = self.rope_dims // 2
         dims = self.head_dim
@@ -131,7 +135,9 @@ class SimtRopeStore(PerBlock, RopeStore):
     def _keep(
         self, block: ThreadBlock, x: Val, home: Val, place: Val, dims: int, *, transposed: bool
     ) -> None:
-        """Store a key or a value in its page's format, one block of dims at a time."""
+        """Emit: store a key (``transposed``) or a value in its page's format, one block of dims at
+        a time.
+        """
         k = block.k
         side = self.page.keys if transposed else self.page.values
         fmt = side.fmt
@@ -155,7 +161,7 @@ class SimtRopeStore(PerBlock, RopeStore):
 
 
 def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | None]]:
-    """Return the lanes' indices from ``begin`` to ``end``, 32 at a time, each with a validity
+    """Emit this lane's indices from ``begin`` to ``end``, 32 lanes at a time, each with a validity
     flag.
 
     Past the end, the last index is repeated. The flag is None if all lanes are valid.
@@ -169,7 +175,7 @@ def _lanes(block: ThreadBlock, begin: int, end: int) -> list[tuple[Val, Val | No
 
 
 def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
-    """Return the factor by which an RMS norm multiplies a head."""
+    """Emit the factor by which an RMS norm multiplies a head of ``n`` values."""
     k = block.k
     total = block.k.const(0.0, f32)
     for _, v, inside in values:
@@ -180,7 +186,7 @@ def _gain(block: ThreadBlock, values: list[Dim], n: int, eps: float) -> Val:
 
 
 def _store(k: Builder, to: Val, values: list[Dim]) -> None:
-    """Store each lane's values of an array at ``to``."""
+    """Emit: store each lane's values of an array that begins at ``to``."""
     for at, v, inside in values:
         n_bytes = v.ty.n_bytes
         if inside is None:
@@ -191,7 +197,7 @@ def _store(k: Builder, to: Val, values: list[Dim]) -> None:
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a rope step with SimtRopeStore; None for page formats with a Hadamard rotation."""
     spec = step.spec
     assert isinstance(spec, RopeStore)
     # Formats with a Hadamard rotation have no GPU kernel.

@@ -1,4 +1,4 @@
-"""GPU routing: a token's experts, by a warp; and the sort of rows by expert, a thread for each
+"""GPU routing: a warp chooses a token's experts; a thread for each expert sorts the rows by
 expert.
 """
 
@@ -24,7 +24,9 @@ WARP = 32
 
 
 class RoutedExpert(NamedTuple):
-    """A candidate expert, as lanes exchange it."""
+    """A candidate expert, as lanes exchange it: its rank (the score that it is chosen by), index
+    and probability.
+    """
 
     rank: Val
     expert: Val  # i32
@@ -33,7 +35,7 @@ class RoutedExpert(NamedTuple):
 
 @dataclass(frozen=True)
 class SimtRoute(PerBlock, Route):
-    """``Route`` with at most 32 groups, and 32 experts for a token. Items: tokens.
+    """GPU kernel of ``Route``, with at most 32 groups, and 32 experts for a token. Items: tokens.
 
     A lane has every 32nd expert, one group, and later one of the chosen experts.
     """
@@ -89,11 +91,11 @@ class SimtRoute(PerBlock, Route):
             k.store(frame.weights + place, made, align=4)
 
     def _places(self, block: ThreadBlock, values: list[Val]) -> list[tuple[Val, Val]]:
-        """Return each of a lane's values with its expert's index."""
+        """Return each of a lane's values with the index of its expert."""
         return [(v, block.lane + WARP * i) for i, v in enumerate(values)]
 
     def _shares(self, block: ThreadBlock, scores: list[Val]) -> list[Val]:
-        """Return the probabilities ``p`` of a lane's experts."""
+        """Emit the probabilities of a lane's experts from their scores."""
         k = block.k
         if self.gating != SOFTMAX:
             return [gate(k, self.gating, score) for score in scores]
@@ -109,8 +111,8 @@ class SimtRoute(PerBlock, Route):
         return [power * share for power in powers]
 
     def _beside(self, block: ThreadBlock, left: list[Var], top: Val) -> Val:
-        """Return the best expert's weight relative to the remaining experts with a score near its
-        own.
+        """Emit the best expert's softmax weight among those remaining experts whose score is near
+        its own.
         """
         k = block.k
         total = k.const(0.0, f32)
@@ -122,7 +124,7 @@ class SimtRoute(PerBlock, Route):
         return 1.0 / (block.over_warp(total, plus) + 1.0)
 
     def _of_best_groups(self, block: ThreadBlock, ranks: list[Val]) -> list[Val]:
-        """Return the ranks, with minus infinity in groups that are not among the best."""
+        """Emit the ranks, with minus infinity in groups that are not among the best."""
         k = block.k
         per = self.n // self.n_groups
         lowest = block.k.const(float("-inf"), f32)
@@ -149,7 +151,9 @@ class SimtRoute(PerBlock, Route):
         ]
 
     def _take(self, block: ThreadBlock, left: list[Var], p: list[Val]) -> RoutedExpert:
-        """Remove and return the best remaining expert; of equal ones, the first."""
+        """Emit: remove the best remaining expert from ``left``, and return it; of equal ones, the
+        first.
+        """
         k = block.k
         best = RoutedExpert(k.const(float("-inf"), f32), k.const(0, i32), p[0])
         for (share, at), rank in zip(self._places(block, p), left, strict=True):
@@ -174,7 +178,9 @@ class SimtRoute(PerBlock, Route):
 
 @dataclass(frozen=True)
 class SimtSort(PerBlock, Sort):
-    """``Sort``: each thread reads all choices, and keeps those of its expert. One item."""
+    """GPU kernel of ``Sort``: each thread reads all choices, and keeps those of its expert. One
+    item.
+    """
 
     op: ClassVar[str] = "simt_sort"
 
@@ -232,13 +238,15 @@ class SimtSort(PerBlock, Sort):
 
 
 def swap_route(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a route step with SimtRoute; None for more than 32 groups or chosen experts, and for
+    routers that also score experts which every token uses (``Route.sinks``).
+    """
     assert isinstance(step.spec, Route)
     fits = max(step.spec.n_used, step.spec.n_groups) <= WARP and not step.spec.sinks
     return replace(step, spec=instead(SimtRoute, step.spec)) if fits else None
 
 
 def swap_sort(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a sort step with SimtSort; None for more experts than a block has threads."""
     assert isinstance(step.spec, Sort)
     return replace(step, spec=instead(SimtSort, step.spec)) if step.spec.n <= MOST_THREADS else None

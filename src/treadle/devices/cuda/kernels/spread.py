@@ -1,7 +1,7 @@
-"""CPU kernels run on the GPU with one block per item.
+"""The CPU's kernels run on the GPU with one block per item; and scans, with one thread per item.
 
 The block's threads share the iterations of loops marked as parallel (``Builder.shared_loop``).
-Recurrences use one thread for each column of a state.
+Scans (recurrences over tokens) get items of one column of a state, so that a thread has one column.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 class SpreadKernel(PerBlock):
-    """Runs the CPU kernel that is the next base class, with the same items."""
+    """Mixin: runs the CPU kernel that is the next base class with a block of threads per item;
+    items are the same.
+    """
 
     n_threads: ClassVar[int] = 128
 
@@ -62,7 +64,7 @@ class SpreadKernel(PerBlock):
 
 
 def spread(kind: type[Spec], n_threads: int) -> type[Spec]:
-    """Return a subclass of ``kind`` that runs with a block of so many threads per item."""
+    """Return a subclass of the CPU spec ``kind`` that runs with blocks of ``n_threads`` threads."""
     own = {"op": f"simt_{kind.op}", "n_threads": n_threads, "__doc__": kind.__doc__}
     return type(f"Simt{kind.__name__}", (SpreadKernel, kind), own)
 
@@ -78,7 +80,7 @@ SPREAD = {kind.op: spread(kind, 128) for kind in ROWS} | {
 
 @dataclass(frozen=True)
 class SimtMamba2(Mamba2):
-    """``Mamba2``. Items: sequences x heads x columns."""
+    """``Mamba2`` with one column per item. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_mamba2"
 
@@ -89,7 +91,7 @@ class SimtMamba2(Mamba2):
 
 @dataclass(frozen=True)
 class SimtDelta(Delta):
-    """``Delta``. Items: sequences x heads x columns."""
+    """``Delta`` with one column per item. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_delta"
 
@@ -100,7 +102,7 @@ class SimtDelta(Delta):
 
 @dataclass(frozen=True)
 class SimtChannelDelta(ChannelDelta):
-    """``ChannelDelta``. Items: sequences x heads x columns."""
+    """``ChannelDelta`` with one column per item. Items: sequences x heads x columns."""
 
     op: ClassVar[str] = "simt_channel_delta"
 
@@ -111,7 +113,7 @@ class SimtChannelDelta(ChannelDelta):
 
 @dataclass(frozen=True)
 class SimtSelective(Selective):
-    """``Selective``. Items: sequences x channels."""
+    """``Selective`` with one channel per item. Items: sequences x channels."""
 
     op: ClassVar[str] = "simt_selective"
 
@@ -121,7 +123,7 @@ class SimtSelective(Selective):
 
 
 def swap(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a step with its CPU kernel spread over blocks (``SPREAD``)."""
     return replace(step, spec=instead(SPREAD[step.spec.op], step.spec))
 
 
@@ -134,7 +136,7 @@ SCANS = {
 
 
 def swap_scan(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a scan's step with one column or channel per item."""
     spec = step.spec
     assert isinstance(spec, (Scan, Selective))
     made: Scan | Selective = instead(SCANS[spec.op], spec)

@@ -1,5 +1,4 @@
-"""GPU gemm tile: the part of a product that a block of threads computes with matrix
-instructions.
+"""A tile of a matrix product, computed by a block of threads with matrix instructions.
 
 Weight rows are unpacked to bf16 in shared memory, SPAN values of K at a time, rows of x are copied
 next to them, and each warp multiplies its part of both. There are two stages: while one is
@@ -39,10 +38,10 @@ THREADS = 32 * WARPS
 
 @dataclass(frozen=True)
 class CudaTileShape:
-    """A tile of ``rows`` by ``tokens``.
+    """A tile of ``rows`` weight rows by ``tokens``.
 
-    A thread unpacks a row's SPAN, so with fewer rows the threads cover more of K: ``parts`` of SPAN
-    values, whose sums are added at the end.
+    A thread unpacks one row's SPAN, so with fewer rows the threads cover more of K: ``parts`` of
+    SPAN values, whose sums are added at the end.
     """
 
     rows: int
@@ -55,8 +54,8 @@ class CudaTileShape:
 
     @property
     def pitch(self) -> int:
-        """Bytes between rows: 16 more than a power of two, so that eight rows lie in different
-        banks.
+        """Bytes between rows in shared memory: 16 more than a power of two, so that eight rows lie
+        in different banks.
         """
         return 2 * SPAN * self.parts + PIECE
 
@@ -74,7 +73,7 @@ class CudaTileShape:
 
     @property
     def shared_bytes(self) -> int:
-        """Bytes for two stages, or for the sums of all parts, which reuse them."""
+        """Bytes of shared memory for two stages, or for the sums of all parts, which reuse them."""
         return max(2 * self.stage, 4 * self.rows * self.tokens * self.parts)
 
     @property
@@ -84,7 +83,9 @@ class CudaTileShape:
 
 
 class BlockTile:
-    """One tile: the rows from ``row_of``, by the tokens with activations from ``x_of``."""
+    """Builds the code of one tile: ``row_of(r)`` is the address of its r-th weight row, ``x_of(t)``
+    that of the activations of its t-th token.
+    """
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class BlockTile:
                     self._dot(k.i64(0), few)
 
     def _step(self, s: Val, next_part: int, full: int, period: int) -> None:
-        """Multiply the stage of step ``s`` and fill the other stage for the next one.
+        """Emit: multiply the stage of step ``s`` of K, and fill the other stage for the next step.
 
         After the last step, the other stage is filled with unused values.
         """
@@ -178,14 +179,16 @@ class BlockTile:
             self._store(other, read)
 
     def _meet(self) -> None:
-        """Wait until every thread's copies and stores are visible to all."""
+        """Emit: wait until every thread's copies and stores are visible to all."""
         self.simt.wait(self.k, 0)
         self.simt.barrier(self.k)
 
     # -- a stage ----------------------------------------------------------------------------------
 
     def _copy(self, stage: Val, s: Val, n: int) -> None:
-        """Copy the first ``n`` values of x in step ``s`` as bf16; past K, x has zeros."""
+        """Emit: copy the first ``n`` values of x in step ``s`` to the stage as bf16. Past K, x has
+        zeros.
+        """
         k = self.k
         shape = self.shape
         each = round_up(n, DEEP) // FLOATS
@@ -205,7 +208,7 @@ class BlockTile:
         self.simt.commit(k)
 
     def _unpack(self, stage: Val, s: Val, part: int) -> None:
-        """Unpack this thread's weights of step ``s``.
+        """Emit: unpack this thread's weights of step ``s`` into the stage.
 
         ``part``: the part of a large block, unless the thread's position determines it.
         """
@@ -219,7 +222,9 @@ class BlockTile:
                 self._store(stage, self._read(s, own, SPAN))
 
     def _read(self, s: Val, part: int, n: int) -> list[tuple[int, list[Val] | CodeRun]]:
-        """Read runs of weights, each with the index of its first value within the thread's SPAN."""
+        """Emit the loads of ``n`` weights of step ``s``; return runs of them, each with the index
+        of its first value within the thread's SPAN.
+        """
         k = self.k
         fmt = self.fmt
         first = s * (SPAN * self.shape.parts) + self.part * SPAN
@@ -258,7 +263,9 @@ class BlockTile:
         return [k.fma(v, run.scale, run.minimum) for v in whole]
 
     def _put(self, to: Val, plane: int, values: list[Val]) -> None:
-        """Store FLOATS values as bf16, and their remainders in the next plane."""
+        """Emit: store FLOATS values as bf16 at ``to``, and their remainders ``plane`` bytes further
+        on.
+        """
         k = self.k
         v = k.zero(f32 * FLOATS)
         for i, value in enumerate(values):
@@ -271,7 +278,7 @@ class BlockTile:
     # -- products ---------------------------------------------------------------------------------
 
     def _dot(self, stage: Val, n: int) -> None:
-        """Add the products of the first ``n`` values of this warp's part."""
+        """Emit: add the products of the first ``n`` values of this warp's part to its sums."""
         k = self.k
         shape = self.shape
         simt = self.simt
@@ -317,7 +324,7 @@ class BlockTile:
             yield row, token, total
 
     def pairs(self) -> Iterator[tuple[Val, Val, Val, Val]]:
-        """Yield row, token, and the sums of this row and of the same row in the tile's second
+        """Yield row, token, and two sums: of this row, and of the same row in the tile's second
         half.
         """
         if self.shape.parts == 1:
@@ -333,8 +340,8 @@ class BlockTile:
     def _totals(self, times: int) -> Iterator[tuple[Val, Val, list[Val]]]:
         """Yield row, token, and sums over all parts.
 
-        Rows are those of the first of ``times`` equal shares; the sums are those of the row in
-        every share.
+        The tile's rows are divided into ``times`` equal shares; ``row`` is an index within a share,
+        and the sums are those of this row in each share.
         """
         k = self.k
         shape = self.shape
@@ -362,7 +369,7 @@ class BlockTile:
             yield row, token, totals
 
     def sixteen(self, i: int) -> Iterator[tuple[Val, Val, Val]]:
-        """Yield the sums of the warp's i-th group of 16 rows."""
+        """Yield row, token and sum of this thread's results in the warp's i-th group of 16 rows."""
         g = self.lane // 4
         t = self.lane % 4
         for j, four in enumerate(self.sums[i]):

@@ -59,13 +59,15 @@ class SampledRecord(NamedTuple):
 
 
 def look_at(k: Builder, frame: Frame, i: Val) -> SampledRecord:
-    """Load the i-th record."""
+    """Emit the load of the i-th SAMPLED record of the run."""
     record = load_record(k, frame.run("sampled", ptr) + i * SAMPLED.itemsize, SAMPLED)
     return SampledRecord(record["row"], record["mask"], record["first"] > 0, record["total"] > 0)
 
 
 class _TopBlock(ThreadBlock):
-    """A block whose threads have N_TOP keys each, ``WIDTH`` per vector, in ``keys``."""
+    """A block whose threads have N_TOP keys (logits as ordered integers) each, in ``keys``,
+    ``WIDTH`` per vector.
+    """
 
     def __init__(self, k: Builder, isa: Isa) -> None:
         super().__init__(k, isa, THREADS)
@@ -73,7 +75,7 @@ class _TopBlock(ThreadBlock):
         self.keys: list[Var] = [k.var(never) for _ in range(N_TOP // WIDTH)]
 
     def count(self, reaches: Callable[[Val], Val]) -> Val:
-        """Return how many of this thread's keys satisfy ``reaches``."""
+        """Emit the number of this thread's keys that satisfy ``reaches``."""
         k = self.k
         one = k.const(1, i32 * WIDTH)
         total = k.zero(i32 * WIDTH)
@@ -82,7 +84,7 @@ class _TopBlock(ThreadBlock):
         return k.sum(total)
 
     def largest(self) -> Val:
-        """Return the block's largest key."""
+        """Emit the block's largest key."""
         k = self.k
         top = self.keys[0].v
         for key in self.keys[1:]:
@@ -90,7 +92,9 @@ class _TopBlock(ThreadBlock):
         return self.over_block([k.reduce(top, k.max)], k.max, self.shared)[0]
 
     def least_wanted(self) -> Val:
-        """Return the N_TOP-th largest key; the search treats keys as unsigned numbers."""
+        """Emit the N_TOP-th largest key of the block; the search treats keys as unsigned
+        numbers.
+        """
         k = self.k
         bits = self.k.var(self.k.const(0, u32))
         with k.loop(32) as b:
@@ -103,11 +107,11 @@ class _TopBlock(ThreadBlock):
         return (bits.v ^ (1 << 31)).bits(i32)
 
     def choose(self, looked: SampledRecord, id_at: Callable[[Val], Val], to: Val) -> Val:
-        """Write the N_TOP largest keys to ``to`` in their original order, followed by their ids;
-        return the largest.
+        """Emit: write the N_TOP largest keys to ``to`` in their original order, followed by their
+        ids; return the largest.
 
-        With ``only``, write just the keys that equal the largest. ``id_at`` returns the id of a
-        thread's i-th key.
+        If ``looked.only``, only the keys that equal the largest are written. ``id_at`` returns the
+        id of this thread's i-th key.
         """
         k = self.k
         top = self.largest()
@@ -146,7 +150,7 @@ class _TopBlock(ThreadBlock):
         return top
 
     def sum_up(self, value: Val) -> Val:
-        """Return the sum of the threads' ``value`` in f64, valid in the first thread."""
+        """Emit the sum of the threads' ``value`` in f64, valid in the first thread."""
         k = self.k
         here = self.shared + EACH
         k.store(here + self.tid * 8, value)
@@ -158,7 +162,7 @@ class _TopBlock(ThreadBlock):
 
 
 class _PerTopBlock(PerBlock):
-    """A kernel with one ``_TopBlock`` per item."""
+    """Mixin: a kernel with one ``_TopBlock`` per item."""
 
     @property
     def threads(self) -> int:
@@ -171,7 +175,7 @@ class _PerTopBlock(PerBlock):
 
 @dataclass(frozen=True)
 class SimtTop(_PerTopBlock, TopLogitsKernel):
-    """``TopLogitsKernel``. Items: SAMPLED records x slices."""
+    """GPU kernel of ``TopLogitsKernel``. Items: SAMPLED records x slices."""
 
     op: ClassVar[str] = "simt_top"
 
@@ -199,7 +203,9 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 k.store(out, total, offset=TOTAL)
 
     def _load(self, block: _TopBlock, row: Val, n: Val) -> None:
-        """Load the thread's ``n`` keys; -infinity's key past them."""
+        """Emit: load the thread's ``n`` logits as keys; keys past them stay at the lowest,
+        NEVER.
+        """
         k = block.k
         index = block.k.const(range(WIDTH), i32 * WIDTH)
         for i, key in enumerate(block.keys):
@@ -209,7 +215,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
                 key.v = k.select(here, found, key.v)
 
     def _rule_out(self, block: _TopBlock, mask: Val, n: Val) -> None:
-        """Replace keys without a mask bit by -infinity's, except keys of NaN and +infinity, which
+        """Emit: set keys without a mask bit to NEVER, except those of NaN and +infinity, which
         signal an error.
         """
         k = block.k
@@ -225,7 +231,7 @@ class SimtTop(_PerTopBlock, TopLogitsKernel):
 
 @dataclass(frozen=True)
 class SimtJoinTop(_PerTopBlock, JoinTop):
-    """``JoinTop``. Items: SAMPLED records."""
+    """GPU kernel of ``JoinTop``. Items: SAMPLED records."""
 
     op: ClassVar[str] = "simt_top_join"
 
@@ -267,10 +273,10 @@ class SimtJoinTop(_PerTopBlock, JoinTop):
 
 
 def swap_top(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return a top-logits step with SimtTop."""
     return replace(step, spec=instead(SimtTop, step.spec))
 
 
 def swap_join(step: Step, plan: Plan, isa: Isa) -> Step | None:
-    """Replace a step; listed in ``devices/cuda/kernel_table.py``."""
+    """Return the step that joins top logits with SimtJoinTop."""
     return replace(step, spec=instead(SimtJoinTop, step.spec))

@@ -1,6 +1,7 @@
-"""Reading weights in a GPU thread: some blocks of a row, as floats.
+"""Weights read by one GPU thread: some blocks of a row, as floats.
 
-A *unit* is read by one thread at once: a block of codes, or several small ones, or a few floats.
+A *unit* is the weights that a thread reads at once: a block of codes, or several small ones, or a
+few floats.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ MAGIC_BITS = 0x4B000000  # the bits of MAGIC
 
 
 def unit_of(fmt: Format, k: int) -> int:
-    """Return the number of weights that a thread unpacks at least at once: whole blocks that divide
-    a row of ``k``.
-    """
+    """Return the number of weights in a unit: whole blocks, which divide a row of ``k``."""
     if fmt.codes is None:
         return FLOATS
     n = max(1, LEAST // fmt.block)
@@ -32,10 +31,9 @@ def unit_of(fmt: Format, k: int) -> int:
 
 @dataclass
 class CodeRun:
-    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) +
-    minimum``.
+    """Codes that share a scale, and perhaps a minimum: ``w = scale * (code - offset) + minimum``.
 
-    ``fours`` are words of four codes, each with the number of its first value.
+    ``fours``: words of four codes, each with the index of its first code in the unit.
     """
 
     scale: Val
@@ -44,7 +42,7 @@ class CodeRun:
 
 
 def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
-    """Read the codes of the unit that begins at ``at``."""
+    """Emit the loads of the codes of the unit that begins at ``at``; return them in order."""
     fmt = at.fmt
     codes = at.codes
     blocks = [at.block(i) for i in range(unit // fmt.block)]
@@ -67,13 +65,15 @@ def read_runs(k: Builder, at: BlockAddress, unit: int) -> list[CodeRun]:
 
 
 def four_floats(k: Builder, word: Val, offset: int) -> list[Val]:
-    """Return the four codes of a word, minus ``offset``, exactly."""
+    """Emit the four codes of a word as f32, minus ``offset``, exactly."""
     wide = ((word >> 8 * i if i else word) & 0xFF for i in range(4))
     return [(v | MAGIC_BITS).bits(f32) - (MAGIC + offset) for v in wide]
 
 
 def read_floats(k: Builder, at: BlockAddress, row: int, n: int) -> list[Val]:
-    """Read the first ``n`` floats of the unit that begins at ``at``; ``row``: values in a row."""
+    """Emit the loads of the first ``n`` weights of the unit of floats that begins at ``at``;
+    ``row``: the number of values in a row.
+    """
     load = at.fmt.load
     assert load is not None, at.fmt.name
     size = at.fmt.dtype.itemsize
