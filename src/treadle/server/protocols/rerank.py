@@ -54,7 +54,7 @@ async def rerank(request: HttpRequest) -> Response:
 
 
 async def cohere_rerank(request: HttpRequest) -> Response:
-    """``POST /v2/rerank``: the same scores, in the format of Cohere's client."""
+    """``POST /v2/rerank``: the documents' scores for a query, in the format of Cohere's client."""
     service = service_of(request)
     body = await read_json(request)
     body.pop("texts", None)  # Text Embeddings Inference's field

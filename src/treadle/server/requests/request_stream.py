@@ -67,7 +67,7 @@ class Progress:
 
 @dataclass
 class StreamPiece:
-    """What one output has produced since its previous piece. The last piece has a
+    """New text and tokens of one output, since its previous piece. The last piece has a
     ``finish_reason``. If progress is requested, pieces with ``progress`` alone come before the
     first token.
     """

@@ -415,7 +415,7 @@ async def delete(request: HttpRequest) -> Response:
 
 
 async def delete_model(request: HttpRequest) -> Response:
-    """``DELETE /models?model=NAME``: the same as ``DELETE /api/delete``, in llama.cpp's form."""
+    """``DELETE /models?model=NAME``, llama.cpp's: remove a downloaded model, or a further name."""
     service = service_of(request)
     check_library(service)
     await remove(service, name_in(dict(request.query_params)))
