@@ -106,8 +106,8 @@ _FACTORY = _Factory()
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:
-    """Return an ``__init__`` that compiles the real one of ``cls`` at its first call, and puts it
-    in its own place.
+    """Return an ``__init__`` that at its first call compiles the real one of ``cls``, sets it as
+    ``cls.__init__``, and calls it.
     """
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:
