@@ -1,7 +1,8 @@
 """Warnings about a caller's request, routed to that caller.
 
 Python's warnings go to the process, but a server has many concurrent callers, each with its own
-warnings. ``warnings_to`` redirects those of the current thread; by default they are Python's.
+warnings. ``warnings_to`` redirects those of the current context (a thread or an asyncio task); by
+default they are Python's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ _TOLD: ContextVar[Callable[[str], object] | None] = ContextVar(
 
 
 def warn(message: str) -> None:
-    """Warn the current caller."""
+    """Warn the caller of the current request: by the function that ``warnings_to`` has set, else by
+    ``warnings.warn``.
+    """
     tell = _TOLD.get()
     if tell is None:
         warnings.warn(message, UserWarning, stacklevel=3)
@@ -27,7 +30,7 @@ def warn(message: str) -> None:
 
 @contextmanager
 def warnings_to(tell: Callable[[str], object]) -> Iterator[None]:
-    """Pass warnings of this thread to ``tell``."""
+    """Within the block, pass the message of each warning of this context to ``tell``."""
     before = _TOLD.set(tell)
     try:
         yield

@@ -57,8 +57,10 @@ def _made(cls: Any, frozen: bool, eq: bool, kw_only: bool) -> Any:
 
 @contextmanager
 def _bases_as_if_not_frozen(cls: Any, frozen: bool) -> Iterator[None]:
-    """Frozen classes inherit from frozen ones only. The standard decorator holds that, but compiles
-    two methods for each frozen class, which all can share: so it does not learn of it.
+    """Mark the dataclass bases of ``cls`` as not frozen within the block, so that the standard
+    decorator can make ``cls`` as one that is not frozen: for a frozen class it would compile two
+    methods, which all frozen classes share here. Raises TypeError unless ``cls`` and its bases are
+    all frozen or none.
     """
     own = [vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if _is_dataclass(base)]
     if any(params.frozen != frozen for params in own):
@@ -74,8 +76,9 @@ def _bases_as_if_not_frozen(cls: Any, frozen: bool) -> Iterator[None]:
 
 @contextmanager
 def _annotations_hidden(cls: Any) -> Iterator[None]:
-    """The standard decorator searches each annotation that is a text three times for ``ClassVar``
-    and its like. Here only those of class variables are left to it.
+    """Replace the string annotations of ``cls`` by ``object`` within the block, except those with
+    ``ClassVar`` or ``InitVar``: the standard decorator searches each string three times for these.
+    The fields get their own types afterwards.
     """
     given = vars(cls).get("__annotations__", {})
     texts = {name: of for name, of in given.items() if isinstance(of, str) and "Var" not in of}
@@ -93,7 +96,7 @@ def _is_dataclass(cls: type) -> bool:
 
 
 class _Factory:
-    """Marker for a default that is made by a factory for each object."""
+    """Marker in the signature of ``__init__``: the default is made by a factory for each object."""
 
     def __repr__(self) -> str:
         return "<factory>"
@@ -103,7 +106,9 @@ _FACTORY = _Factory()
 
 
 def _late_init(cls: Any, frozen: bool) -> Any:
-    """Return an ``__init__`` that compiles the class's own and puts it in its place."""
+    """Return an ``__init__`` that at its first call compiles the real one of ``cls``, sets it as
+    ``cls.__init__``, and calls it.
+    """
 
     def __init__(self: Any, *given: Any, **named: Any) -> None:
         _compile_init(cls, frozen)(self, *given, **named)
@@ -120,7 +125,9 @@ def _compile_init(cls: Any, frozen: bool) -> Any:
 
 
 class _Signature:
-    """The signature of a dataclass, for ``inspect`` and ``help``."""
+    """Descriptor for ``__signature__`` of a dataclass, computed when ``inspect`` or ``help`` reads
+    it.
+    """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         from inspect import signature
@@ -136,7 +143,9 @@ _SIGNATURE = _Signature()
 
 
 def _init(cls: Any, frozen: bool) -> Any:
-    """Compile ``__init__`` for a class with its fields."""
+    """Return the compiled ``__init__`` of ``cls``, from its fields; with ``frozen`` it sets them by
+    ``object.__setattr__``.
+    """
     names: dict[str, Any] = {"_set": object.__setattr__, "_FACTORY": _FACTORY}
     positional = ["self"]
     keyword = list[str]()

@@ -28,10 +28,10 @@ LATER = 0.01
 
 
 class HasLocks(Protocol):
-    """An object with locks."""
+    """An object that repairs its own locks in a forked child."""
 
     def after_fork(self) -> None:
-        """Called in a forked child."""
+        """Free the locks, or mark them as lost; called in every forked child."""
 
 
 _TOLD: WeakSet[HasLocks] = WeakSet()
@@ -39,12 +39,16 @@ _LOCKS: WeakSet[threading.Lock] = WeakSet()
 
 
 def tell(owner: HasLocks) -> None:
-    """Register an object: its ``after_fork`` is called in every forked child, while it exists."""
+    """Register ``owner``: its ``after_fork`` is called in every forked child, while the object
+    exists.
+    """
     _TOLD.add(owner)
 
 
 def free_lock() -> threading.Lock:
-    """Return a lock that is free in a forked child, for data that is consistent at any point."""
+    """Return a lock that is reset to free in every forked child, for data that is consistent at any
+    point.
+    """
     result = threading.Lock()
     _LOCKS.add(result)
     return result
@@ -65,8 +69,8 @@ def declare_harmless(thread: threading.Thread) -> None:
 
 
 def may_fork() -> bool:
-    """Return whether a child that is forked now may go on computing: no other thread can hold a
-    lock that it needs. Threads of libraries that Python does not know are not counted, such as
+    """Return whether a child that is forked now may go on computing: the system can fork, and all
+    other threads are declared harmless. Threads that Python does not know are not counted, such as
     those of BLAS, which ends them before a fork.
     """
     mine = threading.current_thread()
@@ -95,7 +99,9 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
         tell(self)
 
     def lose(self) -> None:
-        """Mark the lock as lost, from an ``after_fork``: another thread's work is unfinished."""
+        """Mark the lock as lost, in an ``after_fork``: later acquires raise ForkedError, because
+        the work of the parent's thread that held it is unfinished.
+        """
         self.__class__ = _LostLock
 
     def after_fork(self) -> None:
@@ -104,7 +110,9 @@ class UseLock(_thread.RLock):  # type: ignore[misc]  # final only in typeshed
 
 
 class _LostLock(UseLock):  # type: ignore[misc]
-    """A lock that cannot be acquired any more. Its holder may release it."""
+    """A lock marked as lost: a blocking acquire raises ForkedError, another one fails. Its holder
+    may release it.
+    """
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         if blocking:
@@ -115,7 +123,9 @@ class _LostLock(UseLock):  # type: ignore[misc]
 
 
 def is_held(lock: threading.Lock | threading.RLock) -> bool:
-    """Whether a thread of the parent held the lock; for use in an ``after_fork``."""
+    """Return whether another thread holds the lock; in an ``after_fork`` that is a thread of the
+    parent.
+    """
     if lock.acquire(blocking=False):
         lock.release()
         return False
@@ -124,7 +134,9 @@ def is_held(lock: threading.Lock | threading.RLock) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class _Fork:
-    """Locks and signal state that the forking thread holds during a fork."""
+    """State that the forking thread keeps during a fork: its deferred signals, and whether it holds
+    ``uncut``.
+    """
 
     signals: interrupts_held
     uncut: bool
@@ -134,8 +146,9 @@ _forking: dict[int, _Fork] = {}  # by thread
 
 
 def _before_fork() -> None:
-    """Wait for other threads' imports, because a half-initialised C module cannot be imported
-    again. A fork within an import does not wait: others may wait for that import.
+    """Wait up to ``WAIT`` seconds for calls under ``uncut``, and for other threads' imports,
+    because a half-initialised C module cannot be imported again. A fork within an import does not
+    wait for imports: others may wait for that one.
 
     Python would print and drop an exception of a signal handler in here or at the start of
     ``_forked``, and the locks would never be released. So signals are deferred until the fork is
@@ -167,7 +180,9 @@ def _forked() -> None:
 
 
 def _act(number: int) -> None:
-    """Raise the signal after other modules' fork hooks, which it must not interrupt."""
+    """Raise signal ``number`` in this process after ``LATER`` seconds: other modules' fork hooks
+    must not be interrupted by it. Runs in a thread of its own.
+    """
     time.sleep(LATER)
     _signal.raise_signal(number)
 
@@ -199,7 +214,9 @@ def _forget_imports() -> None:
 
 
 def _importing() -> dict[str, int | None]:
-    """Return the importing thread of each module whose lock is in use."""
+    """Return the id of the importing thread, by module, for each module lock in use; None for a
+    lock without an owner.
+    """
     return {name: getattr(there(), "owner", None) for name, there in [*_module_locks().items()]}
 
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Disable the garbage collector in a block. Imports create a hundred thousand objects, none of
-    them garbage: collecting takes 9 ms of a start. JSON of five million lists is parsed in a
-    quarter of the time.
+    """Disable Python's cyclic garbage collector within the block, and enable it at the end, even if
+    it was off before. Imports create a hundred thousand objects, none of them garbage: collecting
+    takes 9 ms of a start. JSON of five million lists is parsed in a quarter of the time.
     """
     gc.disable()
     try:

@@ -17,14 +17,18 @@ WHY = {
 
 
 def why(error: OSError | ValueError) -> str:
-    """Reason that a file cannot be opened, read or written, without its path and the errno."""
+    """Return the reason why a file cannot be opened, read or written, without its path and the
+    errno.
+    """
     if isinstance(error, OSError):
         return WHY.get(error.errno or 0) or error.strerror or str(error)
     return "its name holds a NUL byte" if "null byte" in str(error) else str(error)
 
 
 def scaled(number: float, unit: str = "", *, base: int = 1000) -> str:
-    """Format a number with a prefix: 1.5e9 and "B/s" give ``1.5 GB/s``; base 1024: Ki, Mi."""
+    """Format a number with a prefix and a unit: 1.5e9 and "B/s" give ``1.5 GB/s``; with base 1024
+    the prefixes are Ki, Mi, ...
+    """
     prefixes = ("", "k", "M", "G", "T", "P") if base == 1000 else ("", "Ki", "Mi", "Gi", "Ti", "Pi")
     power = 0
     while abs(number) >= base and power < len(prefixes) - 1:

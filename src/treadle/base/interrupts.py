@@ -22,8 +22,8 @@ Handlers = list[tuple[int, Any]]
 
 
 def in_main_interpreter() -> bool:
-    """Whether this is Python's main interpreter. Signals cannot be deferred in others, whose first
-    thread ``threading`` also calls the main one.
+    """Return whether this is Python's main interpreter. Signals cannot be deferred in others, whose
+    first thread ``threading`` also calls the main one.
     """
     import ctypes
 
@@ -34,9 +34,11 @@ def in_main_interpreter() -> bool:
 
 
 class interrupts_held:  # lowercase: reads as a statement about a block
-    """A block that defers signals until its end.
+    """Context manager that defers the signals ``HELD`` until its end. Only those with a Python
+    handler are deferred, and only in the main thread: in others it does nothing.
 
-    ``let`` delivers them at safe points in it, ``allow`` within nested blocks.
+    ``let`` delivers deferred signals at a safe point of the block; ``allow`` makes a nested block
+    in which signals are delivered at once.
     """
 
     __slots__ = ("_arrived", "_usual")
@@ -54,7 +56,7 @@ class interrupts_held:  # lowercase: reads as a statement about a block
         self.release()
 
     def hold(self) -> None:
-        """Defer signals from here on."""
+        """Defer signals from here on: set handlers that only note them."""
         try:
             for number, _ in self._usual:
                 _signal.signal(number, self._note)
@@ -63,8 +65,8 @@ class interrupts_held:  # lowercase: reads as a statement about a block
             raise
 
     def release(self) -> None:
-        """Restore the handlers and deliver the deferred signals. An exception of a handler is
-        raised after all are restored.
+        """Restore the handlers and deliver the deferred signals. An exception raised by a handler
+        meanwhile is raised after all handlers are restored.
         """
         i = 0
         raised = None
@@ -93,7 +95,9 @@ class interrupts_held:  # lowercase: reads as a statement about a block
         return [number for number, _ in arrived]
 
     def let(self) -> None:
-        """Deliver deferred signals now, if any; this usually raises an exception."""
+        """Call the handlers of the deferred signals now, in order of arrival; they usually
+        raise.
+        """
         if self._arrived:
             number, frame = self._arrived.pop(0)
             try:
@@ -102,7 +106,9 @@ class interrupts_held:  # lowercase: reads as a statement about a block
                 self.let()
 
     def allow(self) -> interrupts_allowed:
-        """Return a block in which signals are delivered at once."""
+        """Return a context manager, for use in this block, within which signals are delivered at
+        once.
+        """
         return interrupts_allowed(self)
 
     def _note(self, number: int, frame: Any) -> None:
@@ -110,7 +116,9 @@ class interrupts_held:  # lowercase: reads as a statement about a block
 
 
 class interrupts_allowed:  # lowercase as above
-    """A block within ``interrupts_held`` that delivers signals."""
+    """Context manager within ``interrupts_held``: delivers deferred signals at its start, and
+    signals that arrive in the block at once.
+    """
 
     __slots__ = ("_deferred",)
 

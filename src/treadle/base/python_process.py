@@ -12,10 +12,9 @@ from treadle.errors import TreadleError
 
 
 def interpreter() -> str:
-    """Return the path of a Python interpreter.
-
-    Where this program is not Python (a server that embeds it), that is the one set with
-    ``multiprocessing.set_executable``, or the installation's. Raises TreadleError if there is none.
+    """Return the path of a Python interpreter for a child process: the one that was set with
+    ``multiprocessing.set_executable``; else this program, if it is Python; else (in a program that
+    embeds Python) that of the installation. Raises TreadleError if there is none.
     """
     spawn = sys.modules.get("multiprocessing.spawn")
     named = os.fsdecode(spawn.get_executable() or "") if spawn else ""
@@ -35,15 +34,19 @@ def interpreter() -> str:
 
 
 def detached() -> dict[str, Any]:
-    """Return the settings of a child process that Ctrl-C in the terminal does not reach."""
+    """Return keyword arguments of ``subprocess.Popen`` for a child that Ctrl-C in the terminal does
+    not reach.
+    """
     flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", None)  # of Windows
     return {"start_new_session": True} if flags is None else {"creationflags": flags}
 
 
 def import_path() -> list[str]:
-    """Return this process's import path, and treadle's folder in case an import hook found it.
+    """Return the folders of this process's import path, for a child's PYTHONPATH, and treadle's
+    folder in case an import hook found it.
 
-    The working directory is left out: it may have changed, and may hold anything.
+    The working directory ("" in ``sys.path``) is left out: it may have changed, and may hold
+    anything.
     """
     root = str(Path(__file__).parents[2])
     return [os.path.abspath(p) for p in [*sys.path, root] if isinstance(p, str) and p]

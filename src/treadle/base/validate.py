@@ -18,7 +18,9 @@ from treadle.errors import TreadleError
 
 
 def as_integer(value: object) -> int | None:
-    """Return ``value`` as an int, if it is one; numpy's integers are, True and False are not."""
+    """Return ``value`` as an int if it is one, else None. numpy's integers count, True and False do
+    not.
+    """
     try:
         if isinstance(value, bool):  # an int to Python, but a mistake here
             return None
@@ -28,13 +30,15 @@ def as_integer(value: object) -> int | None:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether ``value`` is an int or a float, also numpy's; True and False are not."""
+    """Return whether ``value`` is an int or a float, numpy's included; True and False are not."""
     kinds = (int, float, np.integer, np.floating)
     return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def number_between(value: object, least: float, most: float) -> float | None:
-    """Return ``value`` as a float, if it is a number from ``least`` to ``most``; NaN is none."""
+    """Return ``value`` as a float if it is a number from ``least`` to ``most``, else None; None for
+    NaN.
+    """
     try:
         number = float(value) if is_number(value) else nan
     except OverflowError:  # an int of hundreds of digits
@@ -43,8 +47,8 @@ def number_between(value: object, least: float, most: float) -> float | None:
 
 
 def whole_between(value: object, least: float, most: float) -> int | None:
-    """Return ``value`` as an int, if it is a whole number from ``least`` to ``most``; 5.0 is one,
-    as in JSON.
+    """Return ``value`` as an int if it is a whole number from ``least`` to ``most``, else None. 5.0
+    is whole, as in JSON.
     """
     if not is_number(value) or not least <= value <= most:
         return None
@@ -53,19 +57,21 @@ def whole_between(value: object, least: float, most: float) -> int | None:
 
 
 def one_of(value: object, choices: Collection[str]) -> str | None:
-    """Return ``value``, if it is one of the ``choices``."""
+    """Return ``value`` if it is one of the ``choices``, else None."""
     return value if isinstance(value, str) and value in choices else None
 
 
 def text_list(value: object) -> list[str] | None:
-    """Return a string, or a list of strings, as a list."""
+    """Return a string as a list of one, and a list of strings as it is; None for other values."""
     texts = [value] if isinstance(value, str) else value
     fits = isinstance(texts, list) and all(isinstance(each, str) for each in texts)
     return texts if fits else None  # type: ignore[return-value]
 
 
 def integer(name: str, value: object) -> int:
-    """Return ``value`` as an int; numpy's integers are accepted. Raises TreadleError."""
+    """Return ``value`` as an int; numpy's integers are accepted. Raises TreadleError, with
+    ``name``, for other values.
+    """
     number = as_integer(value)
     if number is None:
         raise TreadleError(f"{name}={value!r:.40}: expected an integer")
@@ -94,12 +100,14 @@ def flag(name: str, value: object) -> bool:
 
 
 def is_flag(value: object) -> bool:
-    """Whether it is True or False, or an integer 0 or 1."""
+    """Return whether ``value`` is True or False, or an integer 0 or 1."""
     return isinstance(value, bool | int | np.bool_ | np.integer) and value in (0, 1)
 
 
 def iterated(name: str, values: Any, expected: str = "a list") -> Iterator[Any]:
-    """Iterate over ``values``. Raises TreadleError for text, bytes and mappings."""
+    """Return an iterator over ``values``. Raises TreadleError, with ``name`` and ``expected``, for
+    text, bytes, mappings, and values that cannot be iterated.
+    """
     try:
         if isinstance(values, (str, bytes, bytearray, Mapping)):
             raise TypeError
@@ -109,12 +117,16 @@ def iterated(name: str, values: Any, expected: str = "a list") -> Iterator[Any]:
 
 
 def listed(name: str, values: Any, expected: str = "a list") -> list[Any]:
-    """Return ``values`` as a list; see ``iterated``."""
+    """Return ``values`` as a list. Raises TreadleError for text, bytes, mappings, and values that
+    cannot be iterated.
+    """
     return list(iterated(name, values, expected))
 
 
 def token_ids(values: Any) -> list[int]:
-    """Return ``values`` as a list of token ids."""
+    """Return ``values`` as a list of token ids. Raises TreadleError unless it is a list of
+    integers.
+    """
     ids = listed("token ids", values)
     if all(type(id) is int for id in ids):  # fast path: a prompt may have 100,000 ids
         return ids

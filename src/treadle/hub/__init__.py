@@ -30,7 +30,9 @@ _NAME = ("HubName", "parse")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name: the cache is read by programs that download nothing."""
+    """Import a public name when it is first used: programs that only read the cache import no
+    more.
+    """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{'name' if name in _NAME else 'fetch'}"), name)

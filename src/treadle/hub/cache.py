@@ -21,8 +21,8 @@ DEFAULT_REVISION = "main"
 
 
 def cache_folder() -> Path:
-    """Return huggingface_hub's cache folder, by its rules: a name on this machine is looked up
-    without importing huggingface_hub, which takes longer than the search.
+    """Return huggingface_hub's cache folder, by its rules (HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME).
+    huggingface_hub is not imported: that takes longer than to look up a model.
     """
     given = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if not given:
@@ -33,12 +33,16 @@ def cache_folder() -> Path:
 
 
 def repository(repo: str) -> Path:
-    """Return the folder of a repository in the cache, whether it exists or not."""
+    """Return the folder of the repository ``repo`` (OWNER/REPO) in the cache, whether it exists or
+    not.
+    """
     return cache_folder() / (PREFIX + repo.replace("/", "--"))
 
 
 def snapshot(name: HubName) -> Path | None:
-    """Return the folder of a revision's downloaded files, or None."""
+    """Return the folder ``snapshots/COMMIT`` with the downloaded files of the name's revision, None
+    if there is none.
+    """
     folder = repository(name.repo)
     revision = name.revision or DEFAULT_REVISION
     try:
@@ -50,7 +54,9 @@ def snapshot(name: HubName) -> Path | None:
 
 
 def files(name: HubName) -> dict[str, int]:
-    """Return path (within the repository) and bytes of each file that was downloaded whole."""
+    """Return the files of the name's revision that were downloaded whole: path within the
+    repository to bytes.
+    """
     folder = snapshot(name)
     if folder is None:
         return {}
@@ -59,7 +65,8 @@ def files(name: HubName) -> dict[str, int]:
 
 
 def is_whole(name: HubName, found: Mapping[str, int]) -> bool:
-    """Whether ``found``, the files of one folder, are a Hugging Face folder with all its weights.
+    """Return whether ``found`` (path to bytes) has a Hugging Face folder with all its weights, at
+    the folder of ``name``.
 
     An interrupted download leaves only some of its shards.
     """
@@ -74,8 +81,8 @@ def is_whole(name: HubName, found: Mapping[str, int]) -> bool:
 
 
 def indexed_shards(index: Path) -> set[str] | None:
-    """Return the names of the files that an index of safetensors lists; None if it cannot be
-    read.
+    """Return the names of the weight files that the safetensors index ``index`` lists; None if it
+    cannot be read.
     """
     try:
         return set(map(str, json.loads(index.read_bytes())["weight_map"].values()))

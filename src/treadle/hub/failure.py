@@ -11,7 +11,9 @@ LOGIN = "log in with 'hf auth login', or set HF_TOKEN (a token: {site}/settings/
 
 
 def explain(error: Exception, name: HubName) -> FileError:
-    """Return a FileError that explains a failed request; local disk errors are not handled here."""
+    """Return a FileError that explains a failed request about ``name``, with what to do. Errors of
+    the local disk are not handled here.
+    """
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
@@ -40,7 +42,7 @@ def explain(error: Exception, name: HubName) -> FileError:
 
 
 def is_unreached(error: Exception) -> bool:
-    """Whether no answer came at all.
+    """Return whether the server gave no answer, or its connection was lost.
 
     The HTTP library is the hub's own choice, so its exceptions are recognised by their names.
     """
@@ -49,13 +51,15 @@ def is_unreached(error: Exception) -> bool:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an error's message; the name of its class if it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def similar(name: HubName) -> str:
-    """Return a suggestion: the owner's repositories whose names are most like this one."""
+    """Return a suggestion for a repository that does not exist: up to 3 of the owner's repositories
+    with similar names, as the end of a message; "" for none.
+    """
     from huggingface_hub import HfApi
 
     owner, _, repo = name.repo.partition("/")

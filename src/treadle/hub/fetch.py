@@ -57,19 +57,21 @@ def download(
     to_run: bool = True,
     projector: bool | None = False,
 ) -> Path:
-    """Return the local path of the model that ``hf:`` names, downloading what is not here yet.
+    """Return the local path of the model that ``ref`` (``hf:...``) names, downloading what is not
+    here yet.
 
     A file: every shard of a split model is fetched, and the first one's path is returned. A
     repository, or a folder or a type (``:Q4_K_M``) in it: the best GGUF model that fits into free
     memory, or one that was downloaded before; without GGUF files, the folder of the safetensors.
+
     ``say`` is called with what was chosen and why; ``progress`` with a stage, the bytes done and
-    the bytes in all. ``to_run``: safetensors must fit into free memory. ``projector``: download the
-    model's projector file too, if its repository has one: None: with a new model; True: also if the
-    model was downloaded before without it.
+    the bytes in all. ``to_run``: safetensors must fit into free memory. ``projector``: whether to
+    download the model's projector file too, if its repository has one; None: only with a new model;
+    True: also for a model that was downloaded before without it.
 
     Raises FileError if there is no such model (it lists those there are), if none fits, or without
-    network or permission; UnsupportedError, before any download, for an architecture that treadle
-    lacks.
+    network or permission; UnsupportedError, before any download, if a GGUF model that is to be
+    chosen has an architecture that treadle lacks (a file named in full is not checked).
     """
     name = parse(ref)
     stored = cache.files(name)
@@ -112,7 +114,9 @@ def fetch_file(
     say: Say,
     projector: bool | None,
 ) -> Path:
-    """Download a file that the user named, with all its shards; settings as ``download``."""
+    """Download the GGUF file that the user named, with all its shards, and return the path of the
+    first. ``stored``: the files here, path to bytes; the other arguments as in ``download``.
+    """
     here = stored.keys() >= set(name.shards())
     model = RepositoryModel(tuple(name.shards()), 0, *tag_of(name.path))
     lacks = projector is not False and find_projector(stored, model) is None
@@ -134,7 +138,7 @@ def fetch_missing_projector(
     name: HubName, model: RepositoryModel, progress: ProgressCallback | None, say: Say
 ) -> None:
     """Download the projector of a model that was downloaded without one. Where the hub cannot be
-    asked, ``say`` tells so: the model itself is there, and most models have no projector.
+    reached, only ``say`` so: the model itself is here, and most models have no projector.
     """
     try:
         files = sizes_of(look_up(name))
@@ -151,7 +155,9 @@ def fetch_projector(
     progress: ProgressCallback | None,
     say: Say,
 ) -> None:
-    """Download the projector of a model, if the repository has one."""
+    """Download the projector of ``model``, if the repository's ``files`` (path to bytes) have
+    one.
+    """
     found = find_projector(files, model)
     if found is not None:
         say(f"{name.root}: {found}, {size(files[found])}, with which the model reads pictures")
@@ -181,12 +187,13 @@ def download_projector(
 
 
 def sizes_of(info: Any) -> dict[str, int]:
-    """Return path and bytes of each file of a repository."""
+    """Return the files of a repository, path to bytes, from the hub's data ``info`` about it."""
     return {s.rfilename: s.size or 0 for s in info.siblings or ()}
 
 
 def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel | None:
-    """Return the best of the models on this machine; None if the choice is unclear.
+    """Return the best of the downloaded models ``offers`` that ``name`` fits; None if there is
+    none, or if they are of several models.
 
     It is taken even if memory is short now: mapped, it runs from the disk, and the user does not
     expect another download.
@@ -196,8 +203,9 @@ def choose_here(name: HubName, offers: list[RepositoryModel]) -> RepositoryModel
 
 
 def choose(name: HubName, offers: list[RepositoryModel], n_beside: int = 0) -> RepositoryModel:
-    """Return the model to take; raise FileError, with a list, if none fits or the choice is
-    unclear. ``n_beside``: bytes of memory that its projector takes.
+    """Return the model in ``offers`` to download: the best that fits into free memory, less
+    ``n_beside`` bytes for its projector; one whose type was named is taken even if it does not fit.
+    Raises FileError, with a list, if none fits or the offers are of several models.
     """
     wanted = tagged(offers, name.tag)
     same = one_model(wanted, name.repo)
@@ -222,13 +230,13 @@ def choose(name: HubName, offers: list[RepositoryModel], n_beside: int = 0) -> R
 
 
 def free_bytes() -> int | None:
-    """Return the memory that a model may take, in bytes; None if the system does not tell."""
+    """Return the bytes of free memory that a model may take; None if the system does not tell."""
     bound = usable_memory()
     return bound.free_bytes if bound else None
 
 
 def reason(name: HubName, chosen: RepositoryModel, offers: list[RepositoryModel]) -> str:
-    """Return a message: what was chosen, why, and how to name another."""
+    """Return a message for the user: which model was chosen, why, and how to name another."""
     text = f"{name}: {chosen.paths[0]}, {size(chosen.n_bytes)}"
     if len(chosen.paths) > 1:
         text += f" in {len(chosen.paths)} files"
@@ -248,7 +256,7 @@ def reason(name: HubName, chosen: RepositoryModel, offers: list[RepositoryModel]
 
 
 def choices(name: HubName, offers: list[RepositoryModel]) -> str:
-    """Return a list of a few models with their sizes, and how to name one."""
+    """Return a text for an error: up to ``SHOWN`` models with their sizes, and how to name one."""
     several = len({offer.stem for offer in offers}) > 1 or not all(o.tag for o in offers)
     shown = [f"{o.paths[0] if several else o.tag} ({size(o.n_bytes)})" for o in offers]
     form = f"{name.root}/FILE" if several else f"{name.root}:{offers[0].tag}"
@@ -256,7 +264,9 @@ def choices(name: HubName, offers: list[RepositoryModel]) -> str:
 
 
 def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
-    """Return the files below the folder that the user named, if one was named."""
+    """Return those of ``files`` (path to bytes) that are below the folder in ``name``; all without
+    one.
+    """
     folder = f"{name.path}/" if name.path else ""
     return {path: n for path, n in files.items() if path.startswith(folder)}
 
@@ -265,7 +275,9 @@ def within(name: HubName, files: Mapping[str, int]) -> dict[str, int]:
 
 
 def look_up(name: HubName) -> Any:
-    """Return the hub's data of a repository: its files with their sizes, its architecture."""
+    """Return the hub's data about a repository: its files with their sizes, its architecture.
+    Raises FileError.
+    """
     from huggingface_hub import HfApi
 
     try:
@@ -275,7 +287,9 @@ def look_up(name: HubName) -> Any:
 
 
 def check_architecture(name: HubName, said: Any) -> None:
-    """Raise UnsupportedError for a model that cannot be run, before gigabytes are downloaded."""
+    """Raise UnsupportedError if treadle lacks the architecture in ``said``, the hub's data about a
+    GGUF model, so that no gigabytes are downloaded for nothing.
+    """
     arch = said.get("architecture") if isinstance(said, dict) else None
     if isinstance(arch, str) and arch not in (*ARCHS, "clip"):  # clip: the hub read an mmproj file
         raise UnsupportedError(
@@ -285,8 +299,8 @@ def check_architecture(name: HubName, said: Any) -> None:
 
 
 def check_disk(name: HubName, n_bytes: int) -> None:
-    """Raise FileError for a download that the disk has no room for. What an interrupted download
-    has left need not be downloaded again.
+    """Raise FileError if the cache's disk has no room for ``n_bytes`` more, less the parts that
+    interrupted downloads have left.
     """
     n_bytes -= sum(
         size_of(part) for part in cache.repository(name.repo).glob(f"blobs/*{INCOMPLETE}")
@@ -309,8 +323,8 @@ def fetch(
     progress: ProgressCallback | None,
     n_bytes: int = 0,
 ) -> Path:
-    """Download files of a repository, unless they are here; return the first one's path.
-    ``n_bytes``: of all, 0 if unknown.
+    """Download the files ``paths`` of a repository, unless they are here; return the first one's
+    path. ``n_bytes``: of all of them, 0 if unknown. Raises FileError; OSError for the local disk.
     """
     from huggingface_hub import errors, hf_hub_download
 
@@ -340,7 +354,9 @@ def fetch(
 
 
 def near(name: HubName) -> str:
-    """Return a suggestion: models of the repository most like the named one, else a few."""
+    """Return a suggestion for a file that does not exist: the repository's GGUF files with similar
+    names, else a few of them; "" if the hub cannot be asked.
+    """
     try:
         files = [s.rfilename for s in look_up(name).siblings or ()]
     except TreadleError:  # a suggestion only: the first error is the one to show
@@ -362,7 +378,10 @@ def fetch_folder(
     say: Say,
     to_run: bool,
 ) -> Path:
-    """Download a Hugging Face folder, which is used as it is: configuration, tokenizer, weights."""
+    """Download a Hugging Face folder (configuration, tokenizer, safetensors) and return its path.
+    ``files``: path to bytes; ``to_run``: the weights must fit into free memory. Raises FileError if
+    they do not, or if the folder has no configuration and safetensors.
+    """
     prefix = f"{name.path}/" if name.path else ""
     files = {path.removeprefix(prefix): n for path, n in files.items()}
     top = [path for path in files if "/" not in path]
@@ -393,7 +412,9 @@ def fetch_folder(
 
 
 def reporter(name: str, progress: ProgressCallback | None) -> Any:
-    """Return a class for huggingface_hub in place of tqdm's; it only reports to ``progress``."""
+    """Return a class to pass as huggingface_hub's ``tqdm_class``: it draws no bar, but calls
+    ``progress`` with "downloading ``name``", the bytes done, and the bytes in all.
+    """
 
     class Report:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_: Any) -> None:

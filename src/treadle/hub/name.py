@@ -16,7 +16,9 @@ NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository of the hub, or the file, folder or type in it that the user named."""
+    """A parsed name: a repository of the hub, or the file, folder or type in it that the user
+    named.
+    """
 
     repo: str  # OWNER/REPO
     path: str = ""  # file or folder within the repository; "": none named
@@ -31,11 +33,15 @@ class HubName:
 
     @property
     def root(self) -> str:
-        """The repository, as a user types it."""
+        """The name of the repository as a user types it, with the revision:
+        ``hf:OWNER/REPO@REVISION``.
+        """
         return f"hf:{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
     def shards(self) -> list[str]:
-        """Return the paths of all shards of a split model; of any other file, its own path."""
+        """Return the paths of all shards if ``path`` is a shard of a split model, else ``[path]``.
+        Raises FileError for a shard number out of range.
+        """
         match = SHARD.fullmatch(self.path)
         if match is None:
             return [self.path]
@@ -50,7 +56,9 @@ class HubName:
 
 
 def parse(ref: str) -> HubName:
-    """Parse a typed name; raise FileError, with the valid forms, if it has none of them."""
+    """Parse a name ``hf:...``, or a web page's address after ``hf:``. Raises FileError, with the
+    valid forms, for other texts.
+    """
     rest = ref.removeprefix("hf:")
     for website in WEBSITES:
         rest = rest.removeprefix(website)

@@ -55,15 +55,18 @@ class RepositoryModel:
 
     @property
     def needs(self) -> int:
-        """Bytes of memory to run it: weights, KV cache of 4096 tokens, the program.
+        """Estimated bytes of memory to run the model: weights, KV cache of 4096 tokens, the
+        program.
 
-        An estimate: a file's name does not tell the number of KV heads.
+        A file's name does not tell the number of KV heads.
         """
         return int(self.n_bytes * (1 + ROOM_SHARE)) + ROOM
 
     @property
     def label(self) -> str:
-        """Name that a user would give it: its type, or else its file."""
+        """The shortest name for the user: the type of weights, or the file if its name has no
+        type.
+        """
         return self.tag or self.paths[0]
 
 
@@ -103,8 +106,8 @@ def find_projector(files: Mapping[str, int], model: RepositoryModel) -> str | No
 
 
 def projectors_near(files: Mapping[str, int], folder: str, model: str = "") -> list[str]:
-    """Return the projector files in a folder and in those above it, the most likely one for a
-    model's file first.
+    """Return the projector files of a repository that are in ``folder`` or above it, the most
+    likely one for the model file ``model`` first.
     """
     at = PurePosixPath(folder)
     near = [path for path in files if PurePosixPath(path).parent in (at, *at.parents)]
@@ -112,7 +115,9 @@ def projectors_near(files: Mapping[str, int], folder: str, model: str = "") -> l
 
 
 def tag_of(path: str) -> tuple[str, str]:
-    """Return the type that a path states, in capitals, and the rest, which names the model."""
+    """Return the type of weights in a file's name ("Q4_K_M", "" if there is none), and the rest of
+    the name, which is the same for one model in many types.
+    """
     match = SHARD.fullmatch(path)
     bare = match["stem"] if match else path[: -len(".gguf")]
     found = [m["tag"].upper() for m in TAG.finditer(bare)]
@@ -122,14 +127,16 @@ def tag_of(path: str) -> tuple[str, str]:
 
 
 def rank(offer: RepositoryModel) -> int:
-    """Return the place of its type in QUALITY, then LARGER; an unknown type comes last."""
+    """Return the place of the model's type in ``QUALITY``, then ``LARGER``, 0 for the best; an
+    unknown type comes last.
+    """
     return RANKS.get(ALIASES.get(offer.tag, offer.tag), len(RANKS))
 
 
 def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]:
-    """Return the models of the type that a user names, in any letter case; Q4_K stands for Q4_K_M.
+    """Return the models of type ``tag``, in any letter case; Q4_K stands for Q4_K_M.
 
-    No type, or Ollama's "latest", stands for all.
+    "" and Ollama's "latest" stand for all types.
     """
     if tag in ("", "latest"):
         return list(offers)
@@ -139,7 +146,9 @@ def tagged(offers: Iterable[RepositoryModel], tag: str) -> list[RepositoryModel]
 
 
 def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]:
-    """Return the offers of a repository's only model, or of the one it is named for; else none."""
+    """Return ``offers`` if they are of one model; of several models, those of the one that the
+    repository ``repo`` is named for, [] if there is none.
+    """
     stems = {offer.stem for offer in offers}
     if len(stems) > 1:
         name = PurePosixPath(repo).name.lower()
@@ -149,9 +158,11 @@ def one_model(offers: list[RepositoryModel], repo: str) -> list[RepositoryModel]
 
 
 def best(offers: list[RepositoryModel], n_free: int | None) -> RepositoryModel | None:
-    """Return the best that fits into ``n_free`` bytes of memory (None: unknown); None if none does.
+    """Return the best of ``offers`` that fits into ``n_free`` bytes of memory (None: unknown); None
+    if none does.
 
-    ``offers`` are of one model. A single one is taken whatever its type.
+    ``offers`` are of one model. A single one is taken whatever its type. Of several, types larger
+    than Q8_0 are taken only if there are no others, and types below 3 bits never.
     """
     fit = [offer for offer in offers if n_free is None or offer.needs <= n_free]
     if len(offers) == 1:

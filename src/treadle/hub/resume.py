@@ -41,9 +41,9 @@ INCOMPLETE = ".incomplete"
 class UnfinishedDownload:
     """An interrupted download of one file of a model.
 
-    ref: name that resumes it; paths: all files of the model, in its repository; n_bytes: of these
-    files in all, 0 if unknown; part: the file with the bytes that have arrived; note: the file
-    about it.
+    ref: name that resumes it; paths: all files of the model, in its repository; n_bytes: of all
+    these files, 0 if unknown; part: the local file with the bytes so far; note: the JSON file with
+    these facts.
     """
 
     ref: str
@@ -65,12 +65,12 @@ class UnfinishedDownload:
 def fetch_blob(
     name: HubName, path: str, paths: Sequence[str], n_bytes: int, report: type[Any]
 ) -> None:
-    """Download one file into the cache's blobs, continuing an interrupted download of it. Small
-    files, and those that are there, are left to huggingface_hub.
+    """Download one file into the cache's blobs, continuing an interrupted download. Left to
+    huggingface_hub: small and very large files, files that are there, offline mode.
 
     ``paths``, ``n_bytes``: the model's files, and their bytes in all, for the note. ``report``: a
-    class in place of tqdm's. Raises huggingface_hub's errors, and FileError if the bytes are not
-    those that the hub announced.
+    class in place of tqdm's. Raises huggingface_hub's errors, and FileError if the bytes of a
+    continued file do not have the SHA-256 that the hub announced.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
@@ -106,8 +106,9 @@ def fetch_blob(
 
 
 def receive(url: str, part: Path, size: int, bar: Any) -> bool:
-    """Append the missing bytes of a file of ``size`` bytes to ``part``; return whether it held some
-    before. A lost connection is tried again while bytes arrive.
+    """Append the missing bytes of the file at ``url``, which has ``size`` bytes, to ``part``;
+    return whether ``part`` held some before. A lost connection is retried until ``ATTEMPTS`` in a
+    row brought nothing. ``bar``: tqdm-like.
     """
     if size_of(part) > size:
         part.unlink()
@@ -134,8 +135,8 @@ def receive(url: str, part: Path, size: int, bar: Any) -> bool:
 
 
 def receive_once(url: str, part: Path, size: int, bar: Any) -> None:
-    """Append what one request brings to ``part``; a server that ignores the range sends all of it,
-    and then the file begins anew.
+    """Request the bytes of the file that ``part`` lacks, and append them. If the server ignores the
+    range and sends the whole file, ``part`` is written anew.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -193,12 +194,16 @@ def sha256_of(path: Path) -> str:
 
 
 def notes_folder() -> Path:
-    """Return the folder of the notes. Raises CacheError without a home directory."""
+    """Return the folder of the notes about unfinished files. Raises CacheError without a home
+    directory.
+    """
     return own_cache() / "downloads"
 
 
 def write_note(name: HubName, paths: Sequence[str], n_bytes: int, part: Path) -> Path | None:
-    """Write the note about an unfinished file; None if it cannot be written."""
+    """Write the note about the unfinished file ``part``, and return its path; None if it cannot be
+    written.
+    """
     # A projector is downloaded before its model, which the name means.
     is_file = paths[0].lower().endswith(".gguf") and not is_projector_name(paths[0])
     about = {
@@ -220,7 +225,7 @@ def write_note(name: HubName, paths: Sequence[str], n_bytes: int, part: Path) ->
 
 
 def unfinished_downloads() -> Iterator[UnfinishedDownload]:
-    """Yield the interrupted downloads in the present cache folder."""
+    """Yield the interrupted downloads whose parts are in the present cache folder."""
     blobs = cache.cache_folder()
     try:
         notes = sorted(notes_folder().glob("*.json"))

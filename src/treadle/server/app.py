@@ -128,12 +128,12 @@ PUBLIC = ("/", "/health", "/v1/health")  # Ollama clients probe / to find out if
 
 
 def paths(path: str) -> tuple[str, ...]:
-    """Return a path with and without ``/v1``: clients' base URLs come in both forms."""
+    """Return the path with ``/v1`` and without it: clients' base URLs come in both forms."""
     return (path, path.removeprefix("/v1") if path.startswith("/v1/") else f"/v1{path}")
 
 
 def build_app(service: Service) -> Starlette:
-    """Build the ASGI application of one service."""
+    """Build the ASGI application of a server of one model: all protocols, and the web page."""
     page = static.page_routes() if service.settings.page else []
     routes = [*page]
     for method, table in (("POST", POST), ("GET", GET), ("DELETE", DELETE)):
@@ -145,8 +145,9 @@ def build_app(service: Service) -> Starlette:
 
 
 def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlette:
-    """Build the application of these routes behind the checks of every request. ``service``: a
-    Service, or the router's.
+    """Build an ASGI application of ``routes`` behind the checks of every request: API keys, hosts,
+    origins. ``service``: a Service, SpeechService or RouterService. ``page``: those of the routes
+    that need no key.
     """
     middleware = [Middleware(RequestGuard, service=service, page=page)]
     if service.settings.allow_origins:
@@ -176,12 +177,14 @@ def guarded_app(service: Any, routes: list[Route], page: list[Route]) -> Starlet
 
 
 async def missing(request: HttpRequest) -> Response:
-    """Refuse a path that clients know and treadle does not implement."""
+    """Refuse (501) a path that clients know and treadle does not implement."""
     raise not_yet(request.url.path)
 
 
 def error_response(path: str, problem: ApiError) -> Json:
-    """Return the error response in the format of the path's protocol."""
+    """Return an error in the format of the protocol that ``path`` belongs to: Anthropic's,
+    Ollama's, or OpenAI's for all others.
+    """
     own = path.removeprefix("/v1")
     if own.startswith("/messages"):
         value = anthropic.error_dict(problem)
@@ -198,7 +201,7 @@ async def _refuse(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _refuse_http(request: HttpRequest, error: Exception) -> Response:
-    """Answer a path that does not exist (404), or not with this method (405)."""
+    """Answer an unknown path (404), or a method that the path does not have (405)."""
     assert isinstance(error, HTTPException)
     what = {404: "unknown path", 405: "method not allowed for this path"}
     message = what.get(error.status_code, str(error.detail))
@@ -208,7 +211,9 @@ async def _refuse_http(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _gone(request: HttpRequest, error: Exception) -> Response:
-    """Return status 499, as nginx logs it; the client has left, so only the log shows it."""
+    """Return status 499, as nginx logs it, for a request whose client has left: only the log shows
+    it.
+    """
     return Response(status=499)
 
 
@@ -216,7 +221,9 @@ async def _gone(request: HttpRequest, error: Exception) -> Response:
 
 
 class RequestGuard:
-    """Outermost ASGI middleware: checks access, sets request ids, writes the log."""
+    """ASGI middleware around all routes: checks keys, hosts and origins, sets request ids, counts
+    open requests, and writes the access log.
+    """
 
     def __init__(self, app: ASGIApp, service: Any, page: list[Route]) -> None:
         self._app = app
@@ -226,7 +233,9 @@ class RequestGuard:
         self._public = {*PUBLIC, *(route.path for route in page)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one HTTP request."""
+        """Check one HTTP request and pass it to the application; set its id, and log it at its end.
+        A WebSocket is closed.
+        """
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1000})
@@ -269,8 +278,9 @@ class RequestGuard:
                 self._write_line(scope, name, status, time.perf_counter() - began)
 
     def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Find the key of a request, and count the request for it. Raises ApiError for one that is
-        not allowed.
+        """Find the API key of a request, check that the request is allowed, and count it for the
+        key's limits. Stores the key's name and number in ``scope``. Raises ApiError (401, 403,
+        429).
         """
         keys = self._service.keys
         key = keys.find(headers) if keys else None
@@ -290,7 +300,9 @@ class RequestGuard:
         charge_tokens.set(partial(keys.charge, key))
 
     def _write_line(self, scope: Scope, name: str, status: int, seconds: float) -> None:
-        """Write a request's line of the log."""
+        """Write the log line of a finished request; ``name``: its id, ``seconds``: since its
+        arrival.
+        """
         with_text = self._service.settings.log_text
         line = log_line(scope, name, status, seconds)
         if scope.get("treadle.owner"):
@@ -302,7 +314,10 @@ class RequestGuard:
         log(**line)
 
     def check(self, scope: Scope, headers: Headers, key: ApiKey | None) -> None:
-        """Raise ApiError for a request that is not allowed. ``key``: the one that it has."""
+        """Raise ApiError for a request that is not allowed: without a valid key where keys are
+        demanded, else with an unknown Host or Origin. ``key``: the one in its headers. Public paths
+        are always allowed.
+        """
         if scope["path"] in self._public:
             return
         if self._service.keys:
@@ -335,8 +350,9 @@ class RequestGuard:
 
     def _may(self, origin: str, host: str) -> bool:
         """Return whether a web page of this origin may call. Any page can send simple requests to a
-        server on loopback, and only the browser keeps the response from it. Applications that are
-        not web pages (``file:``, ``vscode-webview:``) may call.
+        server on loopback, and only the browser keeps the response from it. So http(s) pages may
+        call only from this server's own host; applications that are no web pages may (``file:``,
+        ``vscode-webview:``).
         """
         allowed = self._service.settings.allow_origins
         if origin in allowed or "*" in allowed:
@@ -346,14 +362,15 @@ class RequestGuard:
 
 
 def known_hosts(service: Any) -> frozenset[str]:
-    """Return the host names of this server, in lower case."""
+    """Return the host names by which clients may call this server, in lower case."""
     own = {"localhost", socket.gethostname(), *service.settings.hosts}
     return frozenset(name.lower() for name in own.union(service.settings.allow_hosts))
 
 
 def is_known(host: str, hosts: frozenset[str]) -> bool:
-    """Return whether the Host header names this server. A page that resolves its own name to this
-    machine (DNS rebinding) sends that name; IP addresses cannot be rebound, so all are accepted.
+    """Return whether the Host header ``host`` names this server, by a name in ``hosts``, a name
+    below ``.localhost``, or an IP address. A page that resolves its own name to this machine (DNS
+    rebinding) sends that name; IP addresses cannot be rebound.
     """
     try:
         name = (urlsplit(f"//{host}").hostname or "").lower()
@@ -369,21 +386,21 @@ def is_known(host: str, hosts: frozenset[str]) -> bool:
 
 
 def is_local(scope: Scope) -> bool:
-    """Return whether a request came by a UNIX socket, which no web page can reach."""
+    """Return whether a request came through a UNIX socket, which no web page can reach."""
     server = scope.get("server")
     return server is not None and server[1] is None
 
 
 def request_id(given: str) -> str:
-    """Return the client's own id if it is short and plain, else a new one."""
+    """Return the client's own ``X-Request-Id`` if it is short and plain, else a new random id."""
     if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII):
         return given
     return secrets.token_hex(8)
 
 
 def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, Any]:
-    """Return the log record of a request, without prompts or output. Seconds count from its
-    arrival.
+    """Return the log record of a request, without prompts or output. ``name``: its id; ``status`` 0
+    means that the client left first (499); ``seconds``: since its arrival.
     """
     line: dict[str, Any] = {
         "id": name,
@@ -419,8 +436,9 @@ def log_line(scope: Scope, name: str, status: int, seconds: float) -> dict[str, 
 
 
 def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
-    """Return the error fields for the log: agents often replace the server's message by their own.
-    ``text`` includes the message, which may quote parts of the request.
+    """Return the fields of an error for the log, which matter because agents often replace the
+    server's message by their own. ``text``: include the message, which may quote parts of the
+    request.
     """
     told = {"code": problem.code or problem.type, "param": problem.param, **problem.more}
     told |= {"message": problem.message} if text else {}
@@ -428,12 +446,14 @@ def told_of(problem: ApiError, *, text: bool) -> dict[str, Any]:
 
 
 def ending(answer: RequestOutput) -> str:
-    """Return why an output ended, as /metrics names it."""
+    """Return why an output ended, in the words of /metrics: its finish reason, "error" or
+    "abort".
+    """
     return answer.finish_reason or ("error" if answer.error else "abort")
 
 
 def said(stream: RequestStream, model: Model) -> dict[str, Any]:
-    """Return prompts and outputs of a request, for logs with ``log_text``."""
+    """Return the prompts and outputs of a request as text, for logs with ``log_text``."""
     return {
         "prompts": [prompt_text(ids, model) for ids in stream.generation.prompts],
         "written": [model.detokenize(output.answer.ids) for output in stream.outputs],

@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 
     from treadle.api.model import Model
 
-RENEW_S = 10.0  # between two looks at the files of TLS
+RENEW_S = 10.0  # seconds between two checks of the TLS files
 LAST_S = 2.0  # for connections to close after their requests were aborted
-SWITCH_S = 0.0005  # of ``sys.setswitchinterval``
+SWITCH_S = 0.0005  # seconds, for ``sys.setswitchinterval``
 
 
 class UvicornLogHandler(logging.Handler):
     """Writes uvicorn's log records as JSON lines of the server's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record, with its traceback if there is one."""
+        """Write one record as a JSON line, with its traceback if there is one."""
         log(level=record.levelname.lower(), message=self.format(record))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers. At ``unix`` sockets it serves without TLS: nobody
-    else can read them.
+    """uvicorn without its own signal handlers. UNIX sockets in ``unix`` are served without TLS:
+    nobody else can read them.
     """
 
     unix: Sequence[socket.socket] = ()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to serve at all sockets."""
+        """Begin to serve at ``sockets`` (TCP) and at the UNIX sockets."""
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
         made = partial(Connection, self.config, self.server_state, self.lifespan.state)
@@ -63,9 +63,11 @@ class _Server(uvicorn.Server):
 
 
 class ServerProcess:
-    """One server, from its socket to its end. ``ready(url)`` is called once it can serve.
+    """One server, from its listening sockets to its end. ``ready(urls)`` is called once it can
+    serve, with the addresses, one a line.
 
-    ``service`` is a Service, or the router's, whose application ``build`` makes.
+    ``service``: a Service, SpeechService or RouterService, whose ASGI application ``build`` makes.
+    ``grace_s``: seconds that running requests get after a signal.
     """
 
     def __init__(
@@ -101,7 +103,9 @@ class ServerProcess:
         self._n_signals = 0
 
     async def run(self, listeners: Listeners) -> None:
-        """Serve until ``stop``. Raises the error that keeps the model from being served."""
+        """Serve at ``listeners`` until a signal. Raises the error that keeps the model from being
+        served.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
@@ -129,7 +133,9 @@ class ServerProcess:
                 watching.cancel()
 
     async def _renew(self) -> None:
-        """Use a renewed certificate for new connections."""
+        """Every ``RENEW_S`` seconds, load the TLS files again if they have changed, for new
+        connections.
+        """
         while self.tls is not None:
             await asyncio.sleep(RENEW_S)
             try:
@@ -156,7 +162,9 @@ class ServerProcess:
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        """Refuse new requests with 503 until running ones have ended, or ``grace_s`` is over."""
+        """Wait until open requests have ended, or ``grace_s`` is over; then abort the rest and end
+        the server. Requests that arrive meanwhile are refused with 503.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.grace_s
         while self.service.n_open and loop.time() < end:
@@ -168,8 +176,9 @@ class ServerProcess:
 def serve(
     model: Model, settings: ServerSettings, port: int, grace_s: float, ready: Callable[[str], None]
 ) -> None:
-    """Serve ``model`` until a signal. ``ready`` is called with the addresses, one a line. Raises
-    TreadleError if it cannot listen or compile, or for wrong files of TLS or keys.
+    """Serve ``model`` until a signal; running requests then get ``grace_s`` seconds. ``ready`` is
+    called with the addresses, one a line. Raises TreadleError if it cannot listen or compile, or
+    for wrong files of TLS or keys.
     """
     run_service(Service(model, settings), build_app, port, grace_s, ready)
 
@@ -181,7 +190,9 @@ def run_service(
     grace_s: float,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve a Service, or a SpeechService, as ``serve`` does; ``build`` makes its application."""
+    """Serve a Service or SpeechService until a signal, and close it; ``build`` makes its ASGI
+    application. The other arguments, and errors, as of ``serve``.
+    """
     listeners: Listeners | None = None
     # The engine thread needs the GIL after each run: the default 5 ms would be a tenth of a step.
     sys.setswitchinterval(SWITCH_S)

@@ -50,7 +50,7 @@ Handler = Callable[[HttpRequest], Awaitable[Response]]
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """Return each file's bytes and media type, by its path below ``page/``."""
+    """Return the web page's files: bytes and media type, by path below ``page/``."""
 
     def walk(folder: Traversable, above: str) -> Iterator[tuple[str, tuple[bytes, str]]]:
         for each in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -63,7 +63,7 @@ def page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def page_routes() -> list[Route]:
-    """Return the routes of the page at ``/`` and of its files."""
+    """Return the routes of the page: ``/`` and one for each of its files."""
     files = page_files()
     routes = [
         Route(f"/{FOLDER}/{name}", _sending(*file)) for name, file in files.items() if name != INDEX

@@ -28,15 +28,17 @@ HEAD = b'{"id":"%b' % NAMED.encode()  # the beginning of each answer
 
 @dataclass(frozen=True)
 class InputLine:
-    """An input line and its number; blank lines are counted but skipped."""
+    """A line of the input file, without white space at its ends, and its number from 1; blank lines
+    are counted but skipped.
+    """
 
     number: int
     raw: bytes
 
     @property
     def id(self) -> str:
-        """Return the answer's id, by which a resumed job finds it: a hash of the number and the
-        bytes.
+        """The id of the line's answer, by which a resumed job finds it: a hash of the number and
+        the bytes.
         """
         digest = hashlib.sha256(b"%d\n%b" % (self.number, self.raw)).hexdigest()
         return f"{NAMED}{digest[:32]}"
@@ -44,7 +46,9 @@ class InputLine:
 
 @dataclass(frozen=True)
 class LineJob:
-    """The request of a line. ``simple``: in treadle's short form, and answered in it."""
+    """The request of a line. ``simple``: the line is in treadle's short form, and so is its
+    answer.
+    """
 
     url: str
     body: dict[str, Any]
@@ -53,8 +57,8 @@ class LineJob:
 
 
 def read_lines(file: BinaryIO) -> Iterator[InputLine]:
-    """Yield the lines that are not blank; one that is longer than any body may be is truncated.
-    Raises TreadleError for a line of more than ``ENDLESS`` bytes.
+    """Yield the lines that are not blank. A line longer than the largest allowed body is truncated,
+    and so refused when it is parsed. Raises TreadleError for a line of more than ``ENDLESS`` bytes.
     """
     number = 0
     while raw := file.readline(MAX_MEDIA_BODY + 2):
@@ -72,7 +76,9 @@ def read_lines(file: BinaryIO) -> Iterator[InputLine]:
 
 
 def read_job(line: InputLine, most: int = MAX_BODY) -> LineJob:
-    """Parse the request of a line of at most ``most`` bytes. Raises ApiError."""
+    """Parse the request of a line. Raises ApiError for a line of more than ``most`` bytes, an
+    invalid one, and one that asks for a stream.
+    """
     if len(line.raw) > most:
         raise ApiError(413, f"the line is longer than {most >> 20} MiB", code="too_large")
     given = parse(line.raw)
@@ -107,7 +113,9 @@ def read_job(line: InputLine, most: int = MAX_BODY) -> LineJob:
 
 
 def custom_id_of(line: InputLine) -> str | None:
-    """Return the line's ``custom_id``, even if the rest of the line is wrong."""
+    """Return the line's ``custom_id``, even if the rest of the request is invalid; None without
+    one.
+    """
     try:
         name = parse(line.raw).get("custom_id")
     except ApiError:
@@ -116,7 +124,7 @@ def custom_id_of(line: InputLine) -> str | None:
 
 
 def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
-    """Return the output line of an answer, with its newline."""
+    """Return the output line for an answer, with its newline. ``body``: the response body."""
     head = {"id": line.id, "custom_id": job.custom_id}
     if job.simple:
         (choice,) = body["choices"]
@@ -130,7 +138,9 @@ def answered(line: InputLine, job: LineJob, body: Mapping[str, Any]) -> bytes:
 
 
 def failed(line: InputLine, job: LineJob | None, problem: ApiError) -> bytes:
-    """Return the output line of a request that was refused or, without a job, not parsed."""
+    """Return the output line for a request that was refused, or not even parsed (``job`` is
+    None).
+    """
     head = {"id": line.id, "custom_id": job.custom_id if job else custom_id_of(line)}
     if job is not None and not job.simple:
         response = {"status_code": problem.status, "request_id": line.id, "body": problem.as_dict()}

@@ -1,4 +1,4 @@
-"""Answers lines with a model in this process; bodies are read as the server reads them."""
+"""Answers lines with a model in this process; request bodies are read as the server reads them."""
 
 from __future__ import annotations
 
@@ -50,19 +50,25 @@ ANSWERS: dict[str, Callable[[Service, dict[str, Any]], Awaitable[dict[str, Any]]
 
 
 class LocalAnswers:
-    """Answers lines with a service. ``defaults``: values of fields that a body lacks."""
+    """Answers lines with ``service``, in this process. ``defaults``: values of fields that a body
+    lacks.
+    """
 
     def __init__(self, service: Service, defaults: Mapping[str, Any]) -> None:
         self.service, self.defaults = service, dict(defaults)
         self._n_in_hand = 0
 
     async def ready(self) -> None:
-        """Wait until the plans are compiled. Raises the error that makes the model unusable."""
+        """Start the engine thread, and wait until the plans are compiled. Raises the error that
+        makes the model unusable.
+        """
         self.service.engine.start()
         await asyncio.wrap_future(self.service.engine.warmed)
 
     async def answer(self, line: InputLine) -> OutputLine:
-        """Return the output line. Raises TreadleError if the model can no longer be used."""
+        """Return the output line for an input line: an answer, or an error. Raises TreadleError if
+        the model can no longer be used.
+        """
         job: LineJob | None = None
         self._n_in_hand += 1
         most = self.service.bodies.most

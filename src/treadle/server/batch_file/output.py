@@ -21,7 +21,9 @@ FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | SYSTEM.BINARY
 
 
 class Output:
-    """The output file; ``path`` "-" is standard output, which cannot be resumed."""
+    """The output file, locked against a second job; ``path`` "-" is standard output, which cannot
+    be resumed.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,8 +44,8 @@ class Output:
                 raise TreadleError(f"{self.path}: another treadle batch is writing to it")
 
     def skip(self, lines: Iterator[InputLine]) -> None:
-        """Skip the ``lines`` that are already answered. Raises FileError if the file holds answers
-        to other requests.
+        """Take from ``lines`` those that the file already answers, and cut off an incomplete last
+        answer. Raises FileError if the file holds answers to other requests.
         """
         if self.path == "-" or not _is_file(self._fd):
             return
@@ -78,8 +80,8 @@ class Output:
             )
 
     def _check_cut(self, raw: bytes) -> None:
-        """Raise FileError unless the last line may be the beginning of an answer: other files may
-        lack a last newline too. A disk that lost its cache leaves zeros.
+        """Raise FileError unless the last line, ``raw``, may be the beginning of an answer: other
+        files may lack a last newline too. A disk that lost its cache leaves zeros.
         """
         begun = raw.rstrip(b"\0")[: len(HEAD)]
         if not HEAD.startswith(begun):
@@ -90,8 +92,8 @@ class Output:
             )
 
     def append(self, data: bytes) -> None:
-        """Write a line. Raises OSError with the file's name; a part of the line may have been
-        written.
+        """Write ``data``, a line with its newline. Raises OSError with the file's name; a part of
+        the line may have been written.
         """
         view = memoryview(data)
         try:
@@ -125,6 +127,8 @@ def open_input(path: str) -> BinaryIO:
 
 
 def check_apart(source: str, target: str) -> None:
-    """Raise TreadleError if the output is the same file as the input."""
+    """Raise TreadleError if the output path ``target`` is the same file as the input path
+    ``source``.
+    """
     if "-" not in (source, target) and os.path.exists(target) and os.path.samefile(source, target):
         raise TreadleError(f"{target}: the output must not be the input file")

@@ -22,7 +22,9 @@ MAX_LINES = 256 << 20  # bytes of lines being answered; one larger line is answe
 
 @dataclass(frozen=True)
 class OutputLine:
-    """A line of the output; ``failed``: it is an error instead of an answer."""
+    """A line of the output. ``n_tokens``: generated tokens; ``failed``: it holds an error, not an
+    answer.
+    """
 
     data: bytes
     n_tokens: int = 0
@@ -33,7 +35,9 @@ Answer = Callable[[InputLine], Awaitable[OutputLine]]
 
 
 class AsyncLines:
-    """Lines for an event loop, read by their own thread, which may block on a pipe."""
+    """Iterator of lines for an event loop. A thread of its own reads them, because ``lines`` may
+    block on a pipe.
+    """
 
     def __init__(self, lines: Iterator[InputLine]) -> None:
         self._lines, self._loop = lines, asyncio.get_running_loop()
@@ -57,7 +61,7 @@ class AsyncLines:
                 return
 
     async def next(self) -> InputLine | None:
-        """Return the next line; None at the end."""
+        """Return the next line, None at the end. Raises the error of the iterator."""
         self._asked.release()
         found = await self._queue.get()
         if isinstance(found, BaseException):
@@ -68,8 +72,8 @@ class AsyncLines:
 async def work(
     lines: Iterator[InputLine], answer: Answer, write: Callable[[OutputLine], None]
 ) -> None:
-    """Answer all lines, and ``write`` each answer in input order. Stops at an error of ``answer``
-    or ``write``, and raises it.
+    """Answer all lines, many at once, and ``write`` each answer in input order. Stops at the first
+    error of ``lines``, ``answer`` or ``write``, and raises it.
     """
     order: asyncio.Queue[asyncio.Task[OutputLine] | None] = asyncio.Queue(AHEAD)
     slots = asyncio.Semaphore(IN_HAND)

@@ -39,8 +39,8 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """An error response with ``status``. ``param`` names the wrong field; ``more`` are further keys
-    of the error object.
+    """An error response with HTTP ``status``. ``param`` names the wrong field; ``more`` are further
+    keys of the error object. Folders of served files are removed from ``message``.
     """
 
     def __init__(
@@ -65,7 +65,9 @@ class ApiError(Exception):
         self.more = more
 
     def as_dict(self) -> dict[str, Any]:
-        """Return OpenAI's error object."""
+        """Return OpenAI's error object: ``{"error": {"message", "type", "param", "code",
+        ...}}``.
+        """
         known = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": {**known, **self.more}}
 
@@ -77,9 +79,10 @@ class GoneError(Exception):
 def too_long(
     n_prompt: int, n_ctx: int, n_most: int | None = None, *, at_least: bool = False
 ) -> ApiError:
-    """Return the error for a prompt that exceeds the context; prompts are never cut silently. The
-    first words are those of Anthropic's API: agents look for them, and shorten their conversation.
-    ``n_most``: the most tokens allowed, if less than ``n_ctx``.
+    """Return the error (400) for a prompt that exceeds the context; prompts are never cut silently.
+    ``n_most``: the most tokens allowed, if less than ``n_ctx``. ``at_least``: ``n_prompt`` is a
+    lower bound. The first words are those of Anthropic's API: agents look for them, and shorten the
+    prompt.
     """
     n_most = n_ctx if n_most is None else n_most
     shown = f"at least {n_prompt}" if at_least else str(n_prompt)
@@ -96,8 +99,8 @@ def too_long(
 
 @contextmanager
 def within(where: str) -> Iterator[None]:
-    """Prefix errors raised in the block with ``where``, a part of the body, and set it as
-    ``param``.
+    """Prefix the messages of ApiError and TreadleError raised in the block with ``where``, a part
+    of the body, and set it as ``param``; both become ApiError.
     """
     try:
         yield
@@ -110,7 +113,9 @@ def within(where: str) -> Iterator[None]:
 
 @contextmanager
 def named(names: Mapping[str, str]) -> Iterator[None]:
-    """Rewrite field names in errors raised in the block: ``names`` maps our names to a client's."""
+    """Rewrite field names in errors raised in the block. ``names``: the client's names by
+    treadle's.
+    """
     try:
         yield
     except (ApiError, TreadleError) as error:
@@ -126,7 +131,9 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
-    """Return a 503 error: no room now, retry in ``retry_s`` seconds."""
+    """Return a 503 error with ``Retry-After``: there is no room now, retry in ``retry_s``
+    seconds.
+    """
     return ApiError(
         503,
         message,
@@ -137,7 +144,9 @@ def busy(message: str, retry_s: float = RETRY_S) -> ApiError:
 
 
 def timed_out(timeout_s: float) -> ApiError:
-    """Return the error for a request whose time limit is over."""
+    """Return the 504 error for a request that took longer than its limit of ``timeout_s``
+    seconds.
+    """
     return ApiError(504, f"not done within {timeout_s:g} s", code="timeout")
 
 
@@ -147,7 +156,9 @@ def not_yet(what: str) -> ApiError:
 
 
 def problem_of(error: BaseException) -> ApiError:
-    """Return the API error for an exception of the library. Internal errors show no detail."""
+    """Return the ApiError for any exception: 400 for the client's mistakes, 500 for problems of
+    files and devices, 503 without room. Internal errors show only the exception's class.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoRoomError):

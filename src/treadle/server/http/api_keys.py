@@ -1,6 +1,6 @@
 """API keys: who may call, under which name, and how much.
 
-A file of keys has one a line, as llama.cpp's. Behind a key its fields may stand::
+A file of keys has one a line, as llama.cpp's. After a key, fields may follow::
 
     sk-7f3a...
     sk-91bc...  name=alice  requests=4  tokens-per-minute=20000  models=chat,code
@@ -24,7 +24,7 @@ from treadle.server.http.api_errors import ApiError
 from treadle.server.http.file_watch import FileWatch
 
 MAX_FILE = 1 << 20  # bytes
-LOOK_S = 1.0  # at most so often it is checked whether the file has changed
+LOOK_S = 1.0  # seconds between two checks whether the file has changed
 MINUTE_S = 60.0
 RETRY_S = 2  # Retry-After where it is unknown when a request will end
 
@@ -36,14 +36,14 @@ charge_tokens: ContextVar[Callable[[int], object]] = ContextVar(
 
 # Header by which a router tells an engine the name of a request's key.
 OWNER_HEADER = "x-treadle-owner"
-ASKED_HEADER = "x-treadle-asked"  # of requests of the router itself, which no log needs
-CHARGES = "/treadle/charges"  # path at which it asks for the tokens of each
+ASKED_HEADER = "x-treadle-asked"  # marks the router's own requests, which are not logged
+CHARGES = "/treadle/charges"  # path at which a router asks for the tokens of each key
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One key and its limits; None is no limit. ``tokens_per_minute`` counts prompts and answers
-    when they end. ``models``: those that it may use, by name; empty for all.
+    """One key and its limits; None is no limit. ``tokens_per_minute`` counts tokens of prompts and
+    outputs, when a request ends. ``models``: names of the models that the key may use; empty: all.
     """
 
     secret: bytes
@@ -54,11 +54,11 @@ class ApiKey:
     models: tuple[str, ...] = ()
 
     def may_use(self, *names: str) -> bool:
-        """Return whether the key may use a model that has these names."""
+        """Return whether the key may use the model that has these names (its name and aliases)."""
         return not self.models or any(name in self.models for name in names)
 
     def check(self, *names: str) -> None:
-        """Raise ApiError if the key may not use a model that has these names."""
+        """Raise ApiError (403) if the key may not use the model that has these names."""
         if not self.may_use(*names):
             raise ApiError(
                 403,
@@ -99,7 +99,7 @@ FIELDS: Mapping[str, tuple[Callable[[str], Any], str]] = {  # reader, and what i
 
 
 def read_keys(path: Path) -> list[ApiKey]:
-    """Read a file of keys. Raises FileError that names the line; none shows a key."""
+    """Read a file of keys. Raises FileError that names the line; no message shows a key."""
     try:
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE + 1)
@@ -132,7 +132,9 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def _read_line(words: list[str], name: str) -> ApiKey:
-    """Read a line's words. Raises ValueError."""
+    """Return the key of a line's ``words``: the secret, then FIELD=VALUE. ``name``: the key's name
+    if the line gives none. Raises ValueError.
+    """
     if words[0].partition("=")[0].lower().replace("_", "-") in FIELDS:
         raise ValueError("the line begins with a field: expected the key first")
     given: dict[str, Any] = {"name": name}
@@ -160,24 +162,28 @@ current_key: ContextVar[ApiKey | None] = ContextVar("current_key", default=None)
 
 
 class TokenCharges:
-    """Tokens that an engine has computed for each key, by its name, until its router takes them."""
+    """In an engine of a router: numbers of tokens computed, by name of the API key, until the
+    router takes them.
+    """
 
     def __init__(self) -> None:
         self._n_tokens: dict[str, int] = {}
 
     def add(self, owner: str, n_tokens: int) -> None:
-        """Count tokens."""
+        """Add ``n_tokens`` to the count of the key named ``owner``."""
         self._n_tokens[owner] = self._n_tokens.get(owner, 0) + n_tokens
 
     def take(self) -> dict[str, int]:
-        """Return all counts, and begin anew."""
+        """Return all counts by name of the key, and reset them."""
         taken = self._n_tokens
         self._n_tokens = {}
         return taken
 
 
 class Allowance:
-    """A token bucket: ``per_minute`` units each minute, as many at once. It may be overdrawn."""
+    """A token bucket: it gains ``per_minute`` units each minute, holds at most as many, and starts
+    full. It may be overdrawn. ``now``: seconds of any steady clock.
+    """
 
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
@@ -185,12 +191,12 @@ class Allowance:
         self._at = now
 
     def wait_s(self, n: float, now: float) -> float:
-        """Return the seconds until ``n`` units are there; 0 if they are."""
+        """Return the seconds until the bucket has ``n`` units; 0 if it has them now."""
         self._fill(now)
         return max(n - self._left, 0.0) * MINUTE_S / self.per_minute
 
     def take(self, n: float, now: float) -> None:
-        """Use ``n`` units, even if fewer are there."""
+        """Take ``n`` units, even if the bucket has fewer: it is then overdrawn."""
         self._fill(now)
         self._left -= n
 
@@ -201,8 +207,8 @@ class Allowance:
 
 
 class KeyUse:
-    """The use of one key so far, which stays when the file is read again. ``number``: the key's
-    place in the order of their first appearance, by which keys take turns.
+    """The use of one key so far; it survives a new reading of the key file. ``number``: 0 for the
+    key that was seen first, and so on; requests of different numbers share the engine fairly.
     """
 
     def __init__(self, number: int) -> None:
@@ -211,7 +217,9 @@ class KeyUse:
         self._allowances: dict[str, Allowance] = {}
 
     def allowance(self, what: str, per_minute: int | None, now: float) -> Allowance | None:
-        """Return the allowance for ``what``; None for no limit."""
+        """Return the bucket for ``what`` ("requests" or "tokens"), a new one if the limit has
+        changed; None without a limit.
+        """
         if per_minute is None:
             return None
         found = self._allowances.get(what)
@@ -221,24 +229,26 @@ class KeyUse:
 
 
 class RequestLease:
-    """One request in the count of its key. ``end`` it, once or more often."""
+    """One request counted as open for its key. Call ``end`` when it ends; further calls do
+    nothing.
+    """
 
     def __init__(self, use: KeyUse) -> None:
         self._use: KeyUse | None = use
         use.n_open += 1
 
     def end(self) -> None:
-        """Take the request out of the count."""
+        """Take the request out of the key's count of open requests. Idempotent."""
         if self._use is not None:
             self._use.n_open -= 1
             self._use = None
 
 
 class KeyRing:
-    """The keys of a server: those of the command line, and those of a file, which is read again
-    when it changes. Without keys everyone on this machine may call. Raises FileError and
-    TreadleError. ``tell`` is called with the reason if a changed file cannot be used: the former
-    keys then stay.
+    """The API keys of a server: those of the command line (``options``), and those of a ``file``,
+    which is read again when it changes. Without keys everyone on this machine may call. ``tell``
+    gets a message if a changed file cannot be used: the former keys then stay. Raises FileError for
+    the first reading.
     """
 
     def __init__(
@@ -278,8 +288,9 @@ class KeyRing:
                 self._tell(f"{error}; the former keys stay in use")
 
     def find(self, given: Mapping[str, str]) -> ApiKey | None:
-        """Return the key that a request's headers have, by their names in small letters; None for
-        none. Compares with all keys, each in constant time.
+        """Return the key in a request's headers (``authorization: Bearer KEY`` or ``x-api-key``),
+        None without a valid one. ``given``: headers by names in lower case. Compares with all keys,
+        each in constant time.
         """
         self.refresh()
         scheme, _, said = given.get("authorization", "").partition(" ")
@@ -290,12 +301,14 @@ class KeyRing:
         return found[0] if found else None
 
     def turn(self, key: ApiKey) -> int | None:
-        """Return the number by which keys take turns; None if there is only one."""
+        """Return the number by which the requests of keys share the engine fairly; None if there is
+        only one key.
+        """
         return self._uses[key.secret].number if len(self.keys) > 1 else None
 
     def begin(self, key: ApiKey) -> RequestLease:
-        """Count a request that begins. Raises ApiError, status 429, if a limit does not allow it;
-        it is then not counted.
+        """Count a request that begins, and return its lease. Raises ApiError (429), and counts
+        nothing, if a limit of the key does not allow it.
         """
         use = self._uses[key.secret]
         now = self._clock()
@@ -311,20 +324,20 @@ class KeyRing:
         return RequestLease(use)
 
     def charge_by_name(self, charges: Mapping[str, int]) -> None:
-        """Count the tokens of several keys, by their names."""
+        """Charge numbers of tokens to several keys, by the keys' names."""
         for key in self.keys:
             if key.name in charges:
                 self.charge(key, charges[key.name])
 
     def charge(self, key: ApiKey, n_tokens: int) -> None:
-        """Count tokens that a request has read and written."""
+        """Charge tokens that a request has read and written to the key's tokens per minute."""
         now = self._clock()
         tokens = self._uses[key.secret].allowance("tokens", key.tokens_per_minute, now)
         if tokens is not None:
             tokens.take(n_tokens, now)
 
     def __len__(self) -> int:
-        """Return the number of keys; 0: none is demanded."""
+        """Return the number of keys; 0 means that no key is demanded."""
         return len(self.keys)
 
     def __iter__(self) -> Iterator[ApiKey]:

@@ -1,7 +1,8 @@
 """Table-driven reading of body fields: each row is a field's name and its reader.
 
-Fields in no table are ignored: clients send many that are meant for other servers. A known field
-that cannot be honoured is an error, so nothing that a client requests is dropped silently.
+Fields in no table are not read: clients send many that are meant for other servers. A known field
+that cannot be honoured is an error (``refused``), or a warning in the answer
+(``requests/ignored_fields.py``), so nothing that a client requests is dropped silently.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NAMES = {dict: "an object", list: "an array", str: "a string", bool: "a boolean
 
 
 def wrong(name: str, value: Any, expected: str) -> ApiError:
-    """Return the error for a field of the wrong type or out of its range."""
+    """Return the error (400) for a field of the wrong type or out of its range."""
     found = _NAMES.get(type(value), type(value).__name__)
     if validate.is_number(value):
         found = f"{value:g}" if isinstance(value, float) else f"{str(value)[:24]}"
@@ -32,8 +33,8 @@ def wrong(name: str, value: Any, expected: str) -> ApiError:
 
 
 def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[str, Any]:
-    """Read the fields of a table that a body has; null counts as absent. ``where`` is a prefix of
-    field names in errors.
+    """Return the values of those fields of ``table`` that ``body`` has, by name; null counts as
+    absent. ``where``: a prefix of field names in errors. Raises ApiError.
     """
     return {
         name: read(where + name, body[name])
@@ -43,7 +44,9 @@ def read_fields(body: Mapping[str, Any], table: Table, where: str = "") -> dict[
 
 
 def of_type(kind: type[T], expected: str) -> Callable[[str, Any], T]:
-    """Return a reader of values of one JSON type."""
+    """Return a reader for values of the Python type ``kind``; it raises ApiError for other
+    values.
+    """
 
     def read(name: str, value: Any) -> T:
         if not isinstance(value, kind):
@@ -60,7 +63,7 @@ array: Callable[[str, Any], list[Any]] = of_type(list, "an array")
 
 
 def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
-    """Return a reader of objects whose fields ``table`` reads."""
+    """Return a reader for a JSON object, whose fields the readers of ``table`` read."""
 
     def read(name: str, value: Any) -> dict[str, Any]:
         return read_fields(mapping(name, value), table, f"{name}.")
@@ -69,7 +72,9 @@ def object_of(table: Table) -> Callable[[str, Any], dict[str, Any]]:
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
-    """Return a reader of integers from ``low`` to ``high``; 5.0 counts as one, as in JSON."""
+    """Return a reader for integers from ``low`` to ``high``; 5.0 counts as an integer, as in
+    JSON.
+    """
 
     def read(name: str, value: Any) -> int:
         found = validate.whole_between(value, low, high)
@@ -81,7 +86,7 @@ def whole(low: int, high: int = 2**31 - 1) -> Callable[[str, Any], int]:
 
 
 def number(low: float, high: float) -> Callable[[str, Any], float]:
-    """Return a reader of numbers from ``low`` to ``high``."""
+    """Return a reader for numbers from ``low`` to ``high``, as floats."""
 
     def read(name: str, value: Any) -> float:
         found = validate.number_between(value, low, high)
@@ -93,7 +98,7 @@ def number(low: float, high: float) -> Callable[[str, Any], float]:
 
 
 def one_of(*values: str) -> Callable[[str, Any], str]:
-    """Return a reader of strings that must be one of ``values``."""
+    """Return a reader for strings that must be one of ``values``."""
 
     def read(name: str, value: Any) -> str:
         found = validate.one_of(value, values)
@@ -105,7 +110,7 @@ def one_of(*values: str) -> Callable[[str, Any], str]:
 
 
 def texts(name: str, value: Any) -> list[str]:
-    """Read a string, or an array of strings, as a list."""
+    """Read a string, or an array of strings, as a list. Raises ApiError for other values."""
     found = validate.text_list(value)
     if found is None:
         raise wrong(name, value, "a string or an array of strings")
@@ -113,7 +118,9 @@ def texts(name: str, value: Any) -> list[str]:
 
 
 def refused(reason: str, *harmless: Any) -> Reader:
-    """Return a reader of a known but unsupported field; only the ``harmless`` values pass."""
+    """Return a reader for a known but unsupported field: it raises ApiError with ``reason``, except
+    for the ``harmless`` values, which ask for what happens anyway.
+    """
 
     def read(name: str, value: Any) -> Any:
         if any(value == fine and type(value) is type(fine) for fine in harmless):

@@ -16,7 +16,9 @@ SPARE = 256  # file descriptors reserved for things other than connections
 
 
 def most_open() -> int:
-    """Return how many connections this process may hold, after raising its limit on open files."""
+    """Return how many connections this process may hold, after raising its limit on open files as
+    far as the system allows.
+    """
     n_files = SYSTEM.most_files()
     return 1 << 20 if n_files is None else max(n_files - SPARE, SPARE)
 
@@ -50,7 +52,9 @@ class Connection(H11Protocol):
             self._head = self.loop.call_later(HEAD_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes of a head, a body, or the next request; update the head timeout."""
+        """Parse bytes of a head, a body, or the next request; run the head timeout while a head is
+        awaited.
+        """
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             _stop(self._head)
@@ -64,7 +68,9 @@ class Connection(H11Protocol):
         """
 
     def pause_writing(self) -> None:
-        """Start the stall timeout: the client does not read what was sent."""
+        """Start the stall timeout: the client does not read what was sent, and the buffer is
+        full.
+        """
         super().pause_writing()
         _stop(self._stalled)
         self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)

@@ -1,4 +1,4 @@
-"""Notices that a file has changed."""
+"""Detects that a file has changed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import os
 
 
 class FileWatch:
-    """The state in which a file was last seen."""
+    """The state (time, size, inode) in which a file was last seen."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._seen = self._state()
 
     def has_changed(self) -> bool:
-        """Return whether the file differs from when this was last asked. One that is missing has
-        not changed: it is about to be replaced.
+        """Return whether the file differs from its state at the previous call, or at the
+        construction. A missing file counts as unchanged: it is about to be replaced.
         """
         state = self._state()
         if state is None or state == self._seen:

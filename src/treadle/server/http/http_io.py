@@ -41,8 +41,9 @@ ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def encode(value: Any) -> bytes:
-    """Encode as JSON on one line. Lone surrogates, which UTF-8 lacks, become question marks. Raises
-    ValueError for NaN and infinity, which JSON lacks.
+    """Return ``value`` as JSON on one line, in UTF-8. Lone surrogates, which UTF-8 lacks, become
+    question marks; Unicode's line ends are escaped. Raises ValueError for NaN and infinity, which
+    JSON lacks.
     """
     made = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if not made.isascii():
@@ -52,14 +53,16 @@ def encode(value: Any) -> bytes:
 
 
 def event(value: Any, name: str = "") -> bytes:
-    """Return a server-sent event."""
+    """Return a server-sent event with ``value`` as JSON in its data; ``name``: the event's type, if
+    any.
+    """
     head = b"event: " + name.encode() + b"\n" if name else b""
     return head + b"data: " + encode(value) + b"\n\n"
 
 
 def encode_large(value: Any, depth: int = 5) -> bytes:
-    """Encode as ``encode`` does, part by part: json's encoder holds the GIL until it is done, which
-    may take seconds.
+    """Return the same bytes as ``encode``, encoded part by part down to ``depth`` levels: json's
+    encoder holds the GIL until it is done, which may take seconds.
     """
     if depth and isinstance(value, dict):
         made = [encode(key) + b":" + encode_large(each, depth - 1) for key, each in value.items()]
@@ -70,7 +73,7 @@ def encode_large(value: Any, depth: int = 5) -> bytes:
 
 
 class Response:
-    """A response, as ASGI sends it. A ``body`` of None has an unknown length."""
+    """An ASGI response. ``body`` None: a length that is not known beforehand, for streams."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class Response:
 
 
 class Json(Response):
-    """A JSON response."""
+    """A JSON response of known length, encoded when it is constructed."""
 
     def __init__(
         self, value: Any, status: int = 200, headers: Mapping[str, str] | None = None
@@ -114,8 +117,9 @@ class Json(Response):
 
 
 class Bodies:
-    """Counts bytes of the large bodies being read. Small ones are not counted, so slow senders of
-    large bodies block only other large ones.
+    """The total of bytes of the large request bodies being read (over 64 KiB), and its bound. Small
+    bodies are not counted, so slow senders of large ones block only other large ones. ``most``:
+    bytes of one.
     """
 
     n_bytes = 0
@@ -125,8 +129,9 @@ class Bodies:
 
     @contextmanager
     def weighing(self) -> Iterator[Callable[[int], None]]:
-        """Yield a function to call with the length of one body so far; it raises ApiError if all
-        large bodies together are too large. At the block's end the body no longer counts.
+        """Yield a function to call with the number of bytes of one body read so far; it raises
+        ApiError (503) if all large bodies together exceed ``MAX_BODIES``. After the block the body
+        no longer counts.
         """
         held = 0
 
@@ -146,7 +151,10 @@ class Bodies:
 async def read_body(
     request: HttpRequest, weigh: Callable[[int], None], most: int = MAX_BODY
 ) -> bytes:
-    """Return the whole body. Raises ApiError if it is too large, compressed, or late."""
+    """Return the whole body of a request. ``weigh`` is called with the bytes so far; ``most``:
+    bytes allowed. Raises ApiError if the body is too large, compressed or late, GoneError if the
+    client left.
+    """
     packed = request.headers.get("content-encoding", "identity")
     if packed.lower() != "identity":
         raise ApiError(
@@ -181,12 +189,14 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: HttpRequest) -> dict[str, Any]:
-    """Return the body as a JSON object, whatever its content type. Raises ApiError."""
+    """Return the body as a JSON object, whatever its content type. Raises ApiError and
+    GoneError.
+    """
     return _object(await read_any(request))
 
 
 async def read_any(request: HttpRequest) -> Any:
-    """Return the body as a JSON value. Raises ApiError."""
+    """Return the body as any JSON value. Raises ApiError and GoneError."""
     bodies: Bodies = request.app.state.service.bodies
     with bodies.weighing() as weigh:
         raw = await read_body(request, weigh, bodies.most)
@@ -195,7 +205,9 @@ async def read_any(request: HttpRequest) -> Any:
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises ApiError that says where it is broken."""
+    """Return a JSON object from the bytes of a body. Raises ApiError that says where it is
+    broken.
+    """
     return _object(parse_any(raw))
 
 
@@ -206,7 +218,7 @@ def _object(found: Any) -> dict[str, Any]:
 
 
 def parse_any(raw: bytes) -> Any:
-    """Parse a JSON value. Raises ApiError as ``parse`` does."""
+    """Return a JSON value from the bytes of a body. Raises ApiError as ``parse`` does."""
     try:
         # .NET and PowerShell write a byte order mark first.
         said = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
@@ -229,7 +241,7 @@ def _no_number(name: str) -> None:
 
 @asynccontextmanager
 async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterator[None]:
-    """Call ``leave`` at once if the client disconnects within the block."""
+    """Call ``leave`` at once if the client disconnects while the block runs."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -246,7 +258,9 @@ async def watched(receive: Receive, leave: Callable[[], object]) -> AsyncIterato
 
 
 def seconds_of(request: HttpRequest) -> float:
-    """Return the time limit in the request's header, in seconds. Raises ApiError."""
+    """Return the seconds in the request's header ``X-Request-Timeout``, infinity without it. Raises
+    ApiError.
+    """
     said = request.headers.get("x-request-timeout")
     if said is None:
         return math.inf
@@ -260,14 +274,14 @@ def seconds_of(request: HttpRequest) -> float:
 
 
 def utc(seconds: float | None = None) -> str:
-    """Return a Unix time, by default the present one, as RFC 3339."""
+    """Return a Unix time, by default the present one, as RFC 3339 text in UTC."""
     when = time.time() if seconds is None else seconds
     return datetime.fromtimestamp(when, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 async def result(request: HttpRequest, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of ``work``, which is cancelled if the client disconnects. Raises ApiError
-    if the header's time limit ends first.
+    """Return the result of ``work``, which is cancelled if the client disconnects (GoneError).
+    Raises ApiError (504) if the time limit of ``X-Request-Timeout`` is over first.
     """
     try:
         seconds = seconds_of(request)

@@ -17,8 +17,8 @@ ALL_INTERFACES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # and this machine's own
 
 
 def socket_path(host: str) -> str | None:
-    """Return the path of a UNIX socket, given as ``unix:PATH`` or as a path that ends in ``.sock``
-    (llama.cpp's form); None for a TCP host.
+    """Return the path of a UNIX socket if ``host`` is ``unix:PATH`` or a path that ends in
+    ``.sock`` (llama.cpp's form); None for a TCP host.
     """
     if host.startswith(UNIX):
         path = host.removeprefix(UNIX)
@@ -27,7 +27,7 @@ def socket_path(host: str) -> str | None:
 
 
 class Listeners:
-    """The listening sockets of a server. ``close`` it.
+    """The listening sockets of a server, at ``hosts``. Call ``close`` at the end.
 
     With port 0 the first TCP host takes any free port, and the others take the same one. Raises
     TreadleError if one of ``hosts`` cannot be listened on; none is then left open.
@@ -54,7 +54,7 @@ class Listeners:
             self._files.append((os.path.abspath(path), os.stat(path)))
 
     def urls(self, *, tls: bool, prefix: str = "") -> list[str]:
-        """Return the address for clients of each socket, TCP first: ``http://HOST:PORT`` or
+        """Return the addresses for clients, TCP first: ``http(s)://HOST:PORT`` with ``prefix``, and
         ``unix:PATH``.
         """
         tcp = [address_of(each, "https" if tls else "http") + prefix for each in self.tcp]
@@ -83,8 +83,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_at_file(path: str) -> socket.socket:
-    """Return a listening UNIX socket, which only this user may open. A socket file that no process
-    listens to any more is replaced. Raises TreadleError.
+    """Return a listening UNIX socket at ``path`` that only this user may open. A socket file that
+    no process listens to any more is replaced. Raises TreadleError.
     """
     try:
         with suppress(FileNotFoundError):
@@ -109,7 +109,9 @@ def _remove_stale(path: str) -> None:
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """Return the URL of a TCP socket for clients on this machine."""
+    """Return the URL of a TCP socket for clients on this machine: loopback for a socket on all
+    interfaces.
+    """
     host, port = listener.getsockname()[:2]
     host = ALL_INTERFACES.get(host, host)
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

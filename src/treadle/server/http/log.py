@@ -7,10 +7,10 @@ import sys
 import time
 from typing import Any
 
-COMMON: dict[str, Any] = {}  # fields of every line: an engine of several names its model
+COMMON: dict[str, Any] = {}  # fields of every line: a router's engine has its model's name
 
 
 def log(**line: Any) -> None:
-    """Write a line, with the time."""
+    """Write one line of JSON: the time, the fields ``COMMON``, and these."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     print(json.dumps({"time": now, **COMMON, **line}), file=sys.stderr, flush=True)

@@ -19,14 +19,16 @@ _PARAMETER = re.compile(r';\s*(name|filename)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))
 
 @dataclass(frozen=True)
 class FormPart:
-    """A field of a form. filename: None unless it is a file."""
+    """A field of a form: its bytes, a view of the body. filename: None unless it is a file."""
 
     name: str
     data: memoryview
     filename: str | None = None
 
     def text(self) -> str:
-        """Return the value of a field that is not a file. Raises ApiError."""
+        """Return the value of a field that is not a file. Raises ApiError if it is too long or not
+        UTF-8.
+        """
         if len(self.data) > MOST_TEXT:
             raise ApiError(
                 400, f"{self.name}: more than {MOST_TEXT >> 10} KiB of text", param=self.name
@@ -38,8 +40,8 @@ class FormPart:
 
 
 def read_form(content_type: str, body: bytes) -> list[FormPart]:
-    """Return the parts of a body, in order; they are views of it. Raises ApiError for another
-    content type, and for a damaged body.
+    """Return the parts of a form's body, in order; their data are views of ``body``. Raises
+    ApiError for a content type that is no form (415), and for a damaged body.
     """
     found = _BOUNDARY.search(content_type)
     if not content_type.lower().startswith("multipart/form-data") or found is None:

@@ -16,7 +16,9 @@ _SEGMENTS = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 
 def read_prefix(text: str) -> str:
-    """Return a prefix as ``/a/b``, without the slash at its end; "" for none. Raises ValueError."""
+    """Return a prefix in the form ``/a/b``, without a slash at its end; "" for none. Raises
+    ValueError.
+    """
     prefix = text.rstrip("/")
     if prefix and (not _SEGMENTS.fullmatch(prefix) or {".", ".."} & set(prefix.split("/"))):
         raise ValueError(f"{text!r}: expected /NAME, of letters, digits, '.', '_', '~' and '-'")
@@ -24,8 +26,9 @@ def read_prefix(text: str) -> str:
 
 
 class PathPrefix:
-    """ASGI middleware that serves ``app`` below ``prefix``, and answers 404 elsewhere. The prefix
-    alone is redirected to its folder, whose page names its files by relative addresses.
+    """ASGI middleware that serves ``app`` below the path ``prefix``, and answers 404 elsewhere, by
+    ``refuse(path, error)``. The prefix without a slash is redirected to that with one, because the
+    page names its files by relative addresses.
     """
 
     def __init__(self, app: ASGIApp, prefix: str, refuse: Callable[[str, ApiError], Json]) -> None:
@@ -34,7 +37,9 @@ class PathPrefix:
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Strip the prefix from the request's path and pass the request to ``app``, or refuse
+        it.
+        """
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path: str = scope["path"]

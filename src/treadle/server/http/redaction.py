@@ -11,7 +11,9 @@ _NAMES: dict[str, str] = {}  # the served files' names by their paths
 
 
 def hide(path: str | os.PathLike[str]) -> None:
-    """Register a file: messages name it without its folder, however its path is spelt."""
+    """Register a served file: ``without_paths`` then names it without its folder, however its path
+    is spelt.
+    """
     given = os.fspath(path)
     name = os.path.basename(os.path.abspath(given))
     for spelt in (given, os.path.abspath(given), os.path.realpath(given)):
@@ -20,7 +22,7 @@ def hide(path: str | os.PathLike[str]) -> None:
 
 
 def without_paths(message: str) -> str:
-    """Return a message without the folders of the served files."""
+    """Return the message with the paths of registered files shortened to their names."""
     for path in sorted(_NAMES, key=len, reverse=True):
         if path in message:
             message = message.replace(path, _NAMES[path])
@@ -29,7 +31,7 @@ def without_paths(message: str) -> str:
 
 def without_folders(message: str, path: str = "") -> str:
     """Return a message about files, devices or compilers without any absolute folder. ``path``: the
-    file that it is about, whose name may have spaces.
+    file that the message is about, whose name may have spaces.
     """
     if path:
         message = message.replace(path, os.path.basename(path))

@@ -18,9 +18,9 @@ class _EncryptedKeyError(Exception):
 
 
 class TlsFiles:
-    """A server's TLS context. ``certificate``: a PEM file with the server's certificate, and behind
-    it those of the authorities that signed it; ``key``: a PEM file with its private key, by default
-    in the same file. Raises FileError.
+    """A server's TLS ``context`` and its files. ``certificate``: a PEM file with the server's
+    certificate, followed by those of the authorities that signed it; ``key``: a PEM file with its
+    private key, by default in the certificate's file. Raises FileError.
     """
 
     def __init__(self, certificate: Path, key: Path | None = None) -> None:
@@ -32,8 +32,8 @@ class TlsFiles:
         self._load(self.context)
 
     def refresh(self) -> None:
-        """Read the files again if they have changed, for the connections that follow. Raises
-        FileError; the former certificate then stays in use.
+        """Load the files again if they have changed, for later connections. Raises FileError if
+        they cannot be used; the former certificate then stays in use.
         """
         if any([watch.has_changed() for watch in self._watches]):  # each notes its own change
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure must not half-load
@@ -67,7 +67,9 @@ class TlsFiles:
 
 
 def _check_pem(path: Path, mark: bytes, what: str, option: str) -> None:
-    """Raise FileError if a file cannot be read, or does not have ``what`` in PEM form."""
+    """Raise FileError if the file cannot be read, or does not contain ``mark``, the PEM line of
+    ``what``. ``option``: the command-line option for the message.
+    """
     try:
         text = path.read_bytes()
     except OSError as error:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 
 def reuse(output: OutputStream) -> dict[str, Any]:
-    """Return the ``PrefixHit``: the cached part of a prompt, and where and why reuse stopped;
-    ``state`` only for models whose layers keep one.
+    """Return how much of the output's prompt was cached (tokens from ``memory`` and from
+    ``files``), and where (``left_at``) and ``why`` reuse stopped; ``state`` only for models whose
+    layers keep one.
     """
     use = output.answer.timings.cache
     told = {"memory": use.memory, "files": use.files, "left_at": use.left_at, "why": use.why}
@@ -23,8 +24,8 @@ def reuse(output: OutputStream) -> dict[str, Any]:
 
 
 def timings(output: OutputStream) -> dict[str, Any]:
-    """Return timings of one output under llama.cpp's names, in milliseconds. ``cache``, and
-    ``media_...`` of a prompt with pictures or sounds, are treadle's own.
+    """Return timings of one output under llama.cpp's names, in milliseconds. ``cache`` and the
+    ``media_...`` fields of a prompt with pictures or sounds are treadle's own.
     """
     t = output.answer.timings
     media = output.answer.media
@@ -48,8 +49,9 @@ def timings(output: OutputStream) -> dict[str, Any]:
 
 
 def media_usage(media: Iterable[MediaUsage]) -> dict[str, list[dict[str, Any]]]:
-    """Return ``images`` and ``sounds`` of a prompt: tokens of each, and sizes. ``resized_...`` is
-    the size in which the model sees a picture: coordinates that it names may be of that.
+    """Return ``images`` and ``sounds`` of a prompt, {} without any: tokens of each, and pixels or
+    seconds. ``resized_...``: the size in which the model sees a picture; coordinates in its output
+    may be of that size.
     """
     made: dict[str, list[dict[str, Any]]] = {}
     for each in media:
@@ -71,7 +73,9 @@ def media_usage(media: Iterable[MediaUsage]) -> dict[str, list[dict[str, Any]]]:
 
 
 def media_tokens(media: Iterable[MediaUsage]) -> dict[str, int]:
-    """Return OpenAI's counts of a prompt's tokens that are rows of pictures and of sounds."""
+    """Return OpenAI's ``image_tokens`` and ``audio_tokens``: how many of a prompt's tokens stand
+    for pictures and for sounds.
+    """
     made: dict[str, int] = {}
     for each in media:
         name = f"{each.kind}_tokens"
@@ -80,13 +84,15 @@ def media_tokens(media: Iterable[MediaUsage]) -> dict[str, int]:
 
 
 def warnings(stream: RequestStream) -> dict[str, list[str]]:
-    """Return warnings about ignored fields and about schema parts that are not enforced."""
+    """Return ``{"warnings": [...]}`` about ignored fields and about schema parts that are not
+    enforced; {} without any.
+    """
     found = [*stream.generation.ignored, *stream.generation.planned.warnings]
     return {"warnings": found} if found else {}
 
 
 def _piece(output: OutputStream) -> str:
-    """Return the text of the first prompt token that was not cached."""
+    """Return the text of the first prompt token that was not cached; "" if all were."""
     token = output.answer.timings.cache.token
     tokenizer = output.answer.tokenizer
     if token is not None and token >= tokenizer.n_vocab:  # a row of a picture or sound

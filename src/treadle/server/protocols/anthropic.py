@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages``, and ``/v1/messages/count_tokens``."""
+"""Anthropic's ``/v1/messages`` and ``/v1/messages/count_tokens``."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ SIGNATURE = "treadle"
 
 
 def _format(name: str, value: Any) -> dict[str, Any]:
-    """Read a JSON schema for answers, as OpenAI's ``response_format``."""
+    """Return a JSON schema for the answer as OpenAI's ``response_format``. Raises ApiError."""
     form = mapping(name, value)
     kind = one_of("json_schema")(f"{name}.type", form.get("type"))
     return {"type": kind, "schema": mapping(f"{name}.schema", form.get("schema"))}
 
 
 def _thread(name: str, value: Any) -> Any:
-    """Refuse server-side conversations: Anthropic's SDKs request one, and then send only new
-    messages. With this error code they send the whole conversation.
+    """Refuse a server-side conversation (400): Anthropic's SDKs request one, and then send only new
+    messages. After this error code they send the whole conversation.
     """
     why = "conversations are not stored: send all messages, without this field"
     code = "thread_unsupported_request"
@@ -95,7 +95,7 @@ TYPES = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Return Anthropic's error object."""
+    """Return an error as Anthropic's error object."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     made = {"type": TYPES.get(error.status, other), "message": error.message}
     if "details" in error.more:
@@ -105,7 +105,9 @@ def error_dict(error: ApiError) -> dict[str, Any]:
 
 @named(NAMES)
 def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/v1/messages``. Raises ApiError and
+    TreadleError.
+    """
     given = read_fields(body, FIELDS)
     if "max_tokens" not in given:
         raise ApiError(400, "max_tokens: required", param="max_tokens")
@@ -126,7 +128,9 @@ def read_messages(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _form(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the format of the answer, as OpenAI's ``response_format``. Raises ApiError for two."""
+    """Return the answer's format as OpenAI's ``response_format``, from the newer or the older
+    field; None without one. Raises ApiError if both are given.
+    """
     forms = (given.get("output_config", {}).get("format"), given.get("output_format"))
     if all(forms):
         raise two_forms("output_format", "output_config.format")
@@ -135,7 +139,9 @@ def _form(given: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a body's conversation and tools in OpenAI's chat format."""
+    """Return a body's conversation, tools and answer format as a body of OpenAI's chat completions.
+    Raises ApiError.
+    """
     given = read_fields(body, FIELDS)
     if not given.get("messages"):
         raise ApiError(400, "messages: required", param="messages")
@@ -158,7 +164,9 @@ def chat_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def count(service: Service, body: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a body's conversation, even if it exceeds the context."""
+    """Return the number of prompt tokens of a body's conversation, even if it exceeds the context.
+    Raises ApiError and TreadleError.
+    """
     prompt = conversation_prompt(chat_of(body), service)
     return len(chat_ids(prompt, service.model, service.addresses, bounded=False))
 
@@ -208,8 +216,8 @@ def _text(name: str, block: Any) -> str:
 
 
 def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Convert a message to OpenAI's format: tool results become messages of their own, tool calls a
-    list next to the content.
+    """Return one message as messages in OpenAI's format: tool results become messages of their own,
+    tool calls a list besides the content. ``name``: its place in the body.
     """
     role = message.get("role")
     content = message.get("content")
@@ -243,14 +251,18 @@ def _messages(name: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _content(said: list[str | PlacedPart]) -> str | list[dict[str, Any] | PlacedPart]:
-    """Return texts and pictures as the content of a chat message."""
+    """Return texts and pictures as the content of a chat message: one string, or a list of
+    parts.
+    """
     if any(isinstance(each, PlacedPart) for each in said):
         return [text_part(each) if isinstance(each, str) else each for each in said]
     return "\n".join(each for each in said if isinstance(each, str))
 
 
 def _read(name: str, block: Any) -> str:
-    """Return a block's text. Raises ApiError for blocks that are not text."""
+    """Return the text of a content block. ``name``: its place in the body. Raises ApiError for
+    blocks that are not text.
+    """
     own = mapping(name, block)
     kind = own.get("type")
     source = own.get("source")
@@ -271,8 +283,8 @@ def _read(name: str, block: Any) -> str:
 
 
 def _parts(name: str, block: Any) -> list[dict[str, Any] | PlacedPart]:
-    """Convert a block of a tool result to parts of chat content. Parts that are not text stay as
-    they are.
+    """Return a block of a tool result as parts of chat content; blocks that are not text are kept
+    unchanged as placed parts. ``name``: its place in the body.
     """
     own = mapping(name, block)
     source = own.get("source") if own.get("type") == "document" else None
@@ -303,7 +315,7 @@ def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def messages(request: HttpRequest) -> Response:
-    """``POST /v1/messages``."""
+    """``POST /v1/messages``: answer a conversation, whole or as a stream of events."""
     service = service_of(request)
     body = await read_json(request)
     stream = await service.begin(request, read_messages, body)
@@ -321,14 +333,14 @@ async def messages(request: HttpRequest) -> Response:
 
 
 async def count_tokens(request: HttpRequest) -> Response:
-    """``POST /v1/messages/count_tokens``."""
+    """``POST /v1/messages/count_tokens``: the number of prompt tokens of a conversation."""
     service = service_of(request)
     body = await read_json(request)
     return Json({"input_tokens": await service.prepare(count, service, body)})
 
 
 def _message(service: Service, of: OutputStream) -> dict[str, Any]:
-    """Return a message object without any output yet."""
+    """Return Anthropic's message object, with an empty content."""
     return {
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
@@ -342,8 +354,8 @@ def _message(service: Service, of: OutputStream) -> dict[str, Any]:
 
 
 def _usage(of: OutputStream) -> dict[str, Any]:
-    """Return token counts, and the prompt's pictures; ``input_tokens`` excludes cached tokens,
-    because clients add them up.
+    """Return token counts, and the prompt's pictures and sounds; ``input_tokens`` excludes cached
+    tokens, because clients add both up.
     """
     t = of.answer.timings
     return {
@@ -368,7 +380,7 @@ def _stop(stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
 
 
 def _blocks(parts: list[OutputPiece]) -> list[dict[str, Any]]:
-    """Return the content blocks of a whole answer."""
+    """Return the content blocks of a whole answer; ``parts``: its parsed output."""
     blocks: list[dict[str, Any]] = []
     for part in parts:
         if part.kind == "arguments":
@@ -386,7 +398,7 @@ _TEXTS = {"reasoning": "thinking", "content": "text"}  # the key of a block's te
 
 
 def _opening(part: OutputPiece) -> dict[str, Any]:
-    """Return an empty block of the kind of ``part``."""
+    """Return an empty content block of the kind of ``part``: tool_use, thinking or text."""
     if part.call is not None:
         return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
     if part.kind == "reasoning":
@@ -403,8 +415,8 @@ def _delta(part: OutputPiece) -> dict[str, Any]:
 
 
 def _closing(index: int, kind: str) -> bytes:
-    """Return the end events of the open block, or nothing if there is none. Reasoning first gets
-    its signature, which clients send back with it.
+    """Return the events that end the open content block number ``index``; b"" if none is open
+    (``kind`` ""). Reasoning gets a signature before its end, which clients send back with it.
     """
     if not kind:
         return b""

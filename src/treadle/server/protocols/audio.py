@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 async def refuse(request: HttpRequest) -> NoReturn:
-    """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: ``speech.transcriptions``
-    answers them for a speech model.
+    """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: refused (400). The server
+    of a speech model answers them (``speech/transcriptions.py``).
     """
     raise ApiError(
         400,

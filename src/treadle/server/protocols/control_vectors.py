@@ -1,4 +1,4 @@
-"""``/control-vectors``: the default strengths of requests, as ``/lora-adapters`` has scales."""
+"""``/control-vectors``: default strengths of control vectors, for requests that name none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from treadle.server.requests.service import service_of
 
 
 async def show(request: HttpRequest) -> Response:
-    """``GET /control-vectors``: each with its default strength and its layers."""
+    """``GET /control-vectors``: the loaded vectors, each with its default strength and its
+    layers.
+    """
     engine = service_of(request).model.engine
     scales = dict(engine.cache.lora)
     n_adapters = len(engine.adapters)
@@ -30,7 +32,9 @@ async def show(request: HttpRequest) -> Response:
 
 
 async def change(request: HttpRequest) -> Response:
-    """``POST /control-vectors``: set the strengths of later requests; vectors not named get 0."""
+    """``POST /control-vectors``: set the default strengths, ``{NAME: STRENGTH}``; vectors not named
+    get 0.
+    """
     engine = service_of(request).model.engine
     body = await read_any(request)
     engine.cache.lora = adapter_scales(None, strengths("body", body), engine)

@@ -1,4 +1,6 @@
-"""OpenAI's ``/v1/embeddings`` and llama.cpp's ``/embedding``."""
+"""OpenAI's ``/v1/embeddings`` and llama.cpp's ``/embedding``; the reading of inputs and the
+computing of vectors, which other endpoints use too.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,14 @@ READ: Table = {
 
 
 def _is_cut(name: str, value: Any) -> bool:
-    """Read whether long inputs are truncated: a boolean, or Cohere's "none" or "end"."""
+    """Read whether long inputs are truncated: true or false, or Cohere's "none" or "end"."""
     if isinstance(value, str):
         return one_of("none", "end")(name, value.lower()) == "end"
     return flag(name, value)
 
 
 def _side(name: str, value: Any) -> str:
-    """Read the side to truncate; only "right" is supported."""
+    """Read the side at which inputs are truncated; only "right" is supported."""
     return one_of("right")(name, value.lower() if isinstance(value, str) else value)
 
 
@@ -84,8 +86,8 @@ NATIVE: Table = {**READ, **TRUNCATE, "embd_normalize": whole(NOTHING)}
 
 
 async def embeddings(request: HttpRequest) -> Response:
-    """``POST /v1/embeddings``. A body with ``content`` and no ``input`` is handled as
-    ``/embedding``.
+    """``POST /v1/embeddings``: a vector for each input. A body with ``content`` and no ``input`` is
+    answered as by ``/embedding``.
     """
     service = service_of(request)
     body = await read_json(request)
@@ -95,7 +97,7 @@ async def embeddings(request: HttpRequest) -> Response:
 
 
 async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole response body. Raises ApiError and TreadleError."""
+    """Return the response body of ``/v1/embeddings``. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     if given.get("pooling") == "none":
         raise ApiError(
@@ -130,8 +132,8 @@ async def embeddings_answer(service: Service, body: dict[str, Any]) -> dict[str,
 
 
 async def native_embedding(request: HttpRequest) -> Response:
-    """``POST /embedding``, llama.cpp's: a list of objects with a list of vectors, of each token if
-    ``pooling`` is "none".
+    """``POST /embedding``, llama.cpp's: a list of objects, each with a list of vectors: one, or
+    with ``pooling`` "none" one for each token.
     """
     return await _native(request, service_of(request), await read_json(request))
 
@@ -155,8 +157,8 @@ async def _native(request: HttpRequest, service: Service, body: dict[str, Any]) 
 
 
 def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
-    """Return the token limit at which inputs are truncated; None: refuse long ones. Raises
-    ApiError.
+    """Return the number of tokens to which inputs are truncated; None: longer inputs are errors.
+    Raises ApiError.
     """
     asked = given.get("truncate_prompt_tokens")
     if asked is None:
@@ -167,7 +169,9 @@ def most_tokens(model: Model, given: Mapping[str, Any]) -> int | None:
 
 
 def embedder_of(model: Model, given: Mapping[str, Any]) -> Embedder:
-    """Return an embedder with the requested options. Raises ApiError and TreadleError."""
+    """Return an embedder with the options in ``given``: pooling, dimensions, adapters. Raises
+    ApiError and TreadleError.
+    """
     pooling = given.get("pooling")
     own = model.config.pooling
     free = pooling == "none" or (own, pooling) == ("none", "mean")
@@ -197,9 +201,9 @@ async def embed(
     *,
     most: int | None = None,
 ) -> tuple[np.ndarray, int]:
-    """Return vectors, float32 ``[n_texts, n]``, and the number of tokens processed. Runs alternate
-    with steps of the scheduler. ``most``: the token limit for truncation. Raises ApiError and
-    TreadleError.
+    """Return vectors, f32 ``[n_texts, n]``, and the number of tokens processed. ``value``: the
+    inputs, in the field ``name``; ``most``: tokens to which each is truncated. Batches alternate
+    with steps of the scheduler. Raises ApiError and TreadleError.
     """
     texts = await service.prepare(_read, value, service.model, embedder, name, most)
     made = [np.zeros((0, embedder.n), np.float32)]
@@ -213,7 +217,7 @@ async def embed(
 async def embed_tokens(
     service: Service, value: Any, embedder: Embedder, most: int | None
 ) -> list[np.ndarray]:
-    """Return a vector for each token of each input, float32 ``[n_tokens, n_embd]``, not pooled."""
+    """Return for each input the vectors of its tokens, f32 ``[n_tokens, n_embd]``, not pooled."""
     result = []
     for ids in await service.prepare(_read, value, service.model, embedder, "content", most):
         began = time.perf_counter()
@@ -225,9 +229,9 @@ async def embed_tokens(
 def _read(
     value: Any, model: Model, embedder: Embedder, name: str, most: int | None
 ) -> list[list[int]]:
-    """Return the ids of inputs: a string, a list of ids and strings, llama.cpp's object of a
-    ``prompt_string`` or of ``content`` parts, or a list of these. The embedder's prompt precedes
-    each string.
+    """Return the token ids of each input. ``value``: a string, a list of ids and strings,
+    llama.cpp's object of a ``prompt_string`` or of ``content`` parts, or a list of these. The
+    embedder's prompt precedes each string. Raises ApiError.
     """
     several = isinstance(value, list) and not any(type(item) is int for item in value)
     items = value if several else [value]
@@ -246,7 +250,9 @@ def _read(
 
 
 def _text_of(name: str, item: Mapping[str, Any]) -> str:
-    """Return the text of an input that is an object. Raises ApiError."""
+    """Return the text of an input that is an object of ``prompt_string`` or ``content`` parts.
+    Raises ApiError for pictures and sounds.
+    """
     parts = item.get("content")
     if isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):
         return str(item["prompt_string"])

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/v1/stream``: answers that are read again after a broken connection."""
+"""llama.cpp's ``/v1/stream``: kept answers, which clients read again after a broken connection."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_IDS = 1024  # in one lookup
 
 
 async def resume(request: HttpRequest) -> Response:
-    """``GET /v1/stream?conv_id=ID&from=N``: the bytes from ``N`` on of the conversation's answer,
-    while it is written and some time after.
+    """``GET /v1/stream?conv_id=ID&from=N``: the bytes of the conversation's answer from offset
+    ``N`` on, while it is being written and some minutes after.
     """
     service = service_of(request)
     kept = service.kept_streams.find(service.owner_of(request), id_of(request))
@@ -32,7 +32,9 @@ async def resume(request: HttpRequest) -> Response:
 
 
 async def look_up(request: HttpRequest) -> Response:
-    """``POST /v1/streams/lookup``: the state of the streams of ``conversation_ids``."""
+    """``POST /v1/streams/lookup``: state, size and times of the kept answers of
+    ``conversation_ids``.
+    """
     service = service_of(request)
     body = await read_json(request)
     ids = array("conversation_ids", body.get("conversation_ids"))
@@ -55,14 +57,14 @@ async def look_up(request: HttpRequest) -> Response:
 
 
 async def stop(request: HttpRequest) -> Response:
-    """``DELETE /v1/stream?conv_id=ID``: end the conversation's answer, and forget it."""
+    """``DELETE /v1/stream?conv_id=ID``: cancel the conversation's answer, and forget it."""
     service = service_of(request)
     service.kept_streams.drop(service.owner_of(request), id_of(request))
     return Response(status=204)
 
 
 def id_of(request: HttpRequest) -> str:
-    """Return the conversation that a request names. Raises ApiError."""
+    """Return the conversation's id in a request's ``conv_id``. Raises ApiError without one."""
     name = request.query_params.get("conv_id")
     if not name:
         raise ApiError(400, "conv_id: required", param="conv_id")

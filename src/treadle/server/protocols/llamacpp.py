@@ -1,4 +1,6 @@
-"""llama.cpp's own endpoints: ``/completion``, ``/infill``, tokens, templates and state."""
+"""llama.cpp's own endpoints: ``/completion``, ``/infill``, tokens, templates, health and
+properties.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ MOST_NAMES = 256  # of ``response_fields``
 
 
 def _names(name: str, value: Any) -> list[str]:
-    """Read a bounded list of names; each event of a stream looks them all up."""
+    """Read a list of at most ``MOST_NAMES`` names: each last event of a stream looks them all
+    up.
+    """
     found = texts(name, value)
     if len(found) > MOST_NAMES:
         raise ApiError(400, f"{name}: {len(found)} names, at most {MOST_NAMES}", param=name)
@@ -68,7 +72,7 @@ def _names(name: str, value: Any) -> list[str]:
 
 
 def _n_probs(name: str, value: Any) -> int:
-    """Read ``logprobs``, another name of ``n_probs``; true means 1."""
+    """Read ``logprobs``, another name of ``n_probs``: a number of alternatives; true means 1."""
     return whole(0, MAX_TOP)(name, int(value) if isinstance(value, bool) else value)
 
 
@@ -84,7 +88,9 @@ COMPLETION: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/completion``. Raises ApiError and
+    TreadleError.
+    """
     given = read_fields(body, COMPLETION)
     generation = read_asked({"n": given.get("n_cmpl"), **body}, service.model, service.defaults)
     generation.prompts = [read_prompt(each, service.model) for each in several(body.get("prompt"))]
@@ -110,7 +116,9 @@ INFILL: Table = {
 
 
 def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the request of ``/infill``: a completion of a fill-in-the-middle prompt."""
+    """Return the generation request of a body of ``/infill``: a completion of a fill-in-the-middle
+    prompt. Raises ApiError and TreadleError.
+    """
     given = read_fields(body, INFILL)
     model = service.model
     before = given.get("input_prefix", "")
@@ -129,14 +137,16 @@ def read_infill(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 async def infill(request: HttpRequest) -> Response:
-    """``POST /infill``."""
+    """``POST /infill``: text between ``input_prefix`` and ``input_suffix``."""
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_infill, body))
 
 
 async def completion(request: HttpRequest) -> Response:
-    """``POST /completion``, llama.cpp's: no choices; several prompts give a list of results."""
+    """``POST /completion``: llama.cpp's result object for a raw prompt; several prompts or outputs
+    give a list of results.
+    """
     service = service_of(request)
     body = await read_json(request)
     return await _completed(request, service, await service.begin(request, read_completion, body))
@@ -154,9 +164,9 @@ async def _completed(request: HttpRequest, service: Service, stream: RequestStre
 
 
 def _whole(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return an answer or a stream's last event, restricted to the requested ``response_fields``. A
-    nested field, such as ``timings/prompt_n``, keeps this name as its key; ``prompt`` is there only
-    if requested.
+    """Return a whole result, or a stream's last event, restricted to the requested
+    ``response_fields``. A nested field such as ``timings/prompt_n`` has this path as its key;
+    ``prompt`` is there only if requested.
     """
     tokens = stream.is_streamed or stream.generation.more["tokens"]
     result = {**said(piece, tokens=tokens), **final_fields(service, stream, piece)}
@@ -189,8 +199,8 @@ async def _chunks(service: Service, stream: RequestStream) -> AsyncIterator[byte
 
 
 async def tokenize(request: HttpRequest) -> Response:
-    """``POST /tokenize``: ``content``, a string or strings and ids mixed; ``add_special`` and
-    others.
+    """``POST /tokenize``: token ids of ``content``, a string, or a list of strings and ids.
+    Options: ``add_special``, ``parse_special``, ``with_pieces``.
     """
     service, body = service_of(request), await read_json(request)
     table: Table = dict.fromkeys(("add_special", "parse_special", "with_pieces"), flag)
@@ -220,7 +230,7 @@ async def tokenize(request: HttpRequest) -> Response:
 
 
 def _piece(service: Service, token: int) -> str | list[int]:
-    """Return a token's text, or its bytes if they are part of a character."""
+    """Return a token's text, or the list of its bytes if they are no whole characters."""
     raw = service.model.tokenizer.token_bytes(token)
     try:
         return raw.decode("utf-8")
@@ -229,7 +239,7 @@ def _piece(service: Service, token: int) -> str | list[int]:
 
 
 async def detokenize(request: HttpRequest) -> Response:
-    """``POST /detokenize``: text of ``tokens``."""
+    """``POST /detokenize``: the text of the ids in ``tokens``."""
     service = service_of(request)
     body = await read_json(request)
     ids = array("tokens", body.get("tokens"))
@@ -239,7 +249,7 @@ async def detokenize(request: HttpRequest) -> Response:
 
 
 async def apply_template(request: HttpRequest) -> Response:
-    """``POST /apply-template``: the prompt of ``messages``."""
+    """``POST /apply-template``: ``messages``, rendered with the chat template, as text."""
     service = service_of(request)
     body = await read_json(request)
     return Json({"prompt": await service.prepare(conversation_text, body, service)})
@@ -249,7 +259,9 @@ async def apply_template(request: HttpRequest) -> Response:
 
 
 async def health(request: HttpRequest) -> Response:
-    """``GET /health``: 200 once the plans are compiled."""
+    """``GET /health``: 200 once the plans are compiled; 503 while loading or stopping, 500 after an
+    error.
+    """
     engine = service_of(request).engine
     if service_of(request).draining:
         raise busy("the server is stopping")
@@ -261,7 +273,9 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def props(request: HttpRequest) -> Response:
-    """``GET /props``."""
+    """``GET /props``: the server's properties: context, slots, sampling defaults, template,
+    modalities.
+    """
     service = service_of(request)
     model = service.model
     tokenizer = model.tokenizer
@@ -309,8 +323,8 @@ PROPS: Table = {"default_generation_settings": object_of({"params": mapping})}
 
 
 async def change_props(request: HttpRequest) -> Response:
-    """``POST /props``: with ``--props`` the sampling defaults of later requests, in the form in
-    which ``GET /props`` has them.
+    """``POST /props``: set the sampling defaults of later requests, in the form of ``GET /props``.
+    Needs ``--props``.
     """
     service = service_of(request)
     if not service.settings.props:

@@ -1,4 +1,6 @@
-"""llama.cpp's response format: that of ``/completion``, and ``__verbose`` of other endpoints."""
+"""llama.cpp's result object: that of ``/completion``, and ``__verbose`` in responses of OpenAI's
+endpoints.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ STOP_TYPES = {"length": "limit", "context": "limit"}
 
 
 def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
-    """Return the fields of a piece of output, with its ``tokens`` if requested."""
+    """Return the fields of a result for a new piece of output. ``tokens``: include its token
+    ids.
+    """
     result: dict[str, Any] = {
         "index": piece.output.index,
         "content": piece.content,
@@ -36,7 +40,9 @@ def said(piece: StreamPiece, *, tokens: bool = True) -> dict[str, Any]:
 
 
 def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return the final fields of an answer, or of a stream's last event."""
+    """Return the fields that only a whole result or a stream's last event has: settings, stop
+    reason, timings.
+    """
     answer = piece.output.answer
     word = piece.output.answer.stopped_by
     kind = STOP_TYPES.get(str(piece.finish_reason), "word" if word else "eos")
@@ -64,12 +70,14 @@ def final_fields(service: Service, stream: RequestStream, piece: StreamPiece) ->
 
 
 def _is_full(service: Service, answer: RequestOutput) -> bool:
-    """Return whether prompt and output fill the context."""
+    """Return whether prompt and output together fill the context."""
     return answer.timings.n_prompt + len(answer.ids) >= room(service.model)
 
 
 def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict[str, Any]:
-    """Return the ``__verbose`` field of a final answer if the request asked for it."""
+    """Return ``{"__verbose": ...}``, llama.cpp's whole result, for the end of an answer if the
+    request asked for it, else {}.
+    """
     if not stream.generation.more["verbose"]:
         return {}
     prompt = prompt_text(stream.generation.prompts[piece.output.prompt], service.model)
@@ -77,7 +85,7 @@ def verbose(service: Service, stream: RequestStream, piece: StreamPiece) -> dict
 
 
 def sampling_dict(sampling: Sampling) -> dict[str, Any]:
-    """Return sampling settings as JSON values: without infinity and callables."""
+    """Return sampling settings as JSON values: a custom sampler is left out, -inf becomes false."""
     result = dataclasses.asdict(dataclasses.replace(sampling, custom=None))
     del result["custom"]
     result["samplers"] = list(sampling.samplers)

@@ -1,4 +1,4 @@
-"""llama.cpp's ``/lora-adapters``: the default LoRA scales of requests."""
+"""llama.cpp's ``/lora-adapters``: default scales of LoRA adapters, for requests that name none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from treadle.server.requests.service import service_of
 
 
 async def show(request: HttpRequest) -> Response:
-    """``GET /lora-adapters``."""
+    """``GET /lora-adapters``: the loaded adapters, each with its number and default scale."""
     engine = service_of(request).model.engine
     scales = dict(engine.cache.lora)
     return Json(
@@ -23,7 +23,9 @@ async def show(request: HttpRequest) -> Response:
 
 
 async def change(request: HttpRequest) -> Response:
-    """``POST /lora-adapters``: set the scales of later requests; adapters not named get 0."""
+    """``POST /lora-adapters``: set the default scales, ``[{"id", "scale"}, ...]``; adapters not
+    named get 0.
+    """
     engine = service_of(request).model.engine
     body = await read_any(request)
     engine.cache.lora = adapter_scales(adapters("body", body), None, engine)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 async def metrics(request: HttpRequest) -> Response:
-    """``GET /metrics``."""
+    """``GET /metrics``: the server's metrics as Prometheus' text; 501 without ``--metrics``."""
     service = service_of(request)
     if not service.settings.metrics:
         raise ApiError(501, "start the server with --metrics", code="not_enabled")
@@ -32,7 +32,7 @@ async def metrics(request: HttpRequest) -> Response:
 
 
 def exposition(service: Service) -> bytes:
-    """Return the text that Prometheus reads."""
+    """Return the server's metrics as Prometheus' text."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -41,13 +41,13 @@ def exposition(service: Service) -> bytes:
 
 
 class _Families:
-    """Prometheus collector of one service."""
+    """Prometheus collector of one Service: reads its counters when Prometheus asks."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family with its current value."""
+        """Yield every metric family with its current values."""
         from prometheus_client.core import (
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -106,7 +106,9 @@ class _Families:
 
 
 def _labels(key: str, name: str) -> tuple[list[str], list[str]]:
-    """Return label names and values: vLLM's families name the model, llama.cpp's do not."""
+    """Return label names and values of the metric ``key``: vLLM's metrics have the model's
+    ``name``, llama.cpp's have no labels.
+    """
     return (["model_name"], [name]) if key.startswith("vllm:") else ([], [])
 
 
@@ -114,7 +116,9 @@ Values = dict[str, tuple[str, float]]  # description and value by name
 
 
 def counters(service: Service) -> Values:
-    """Return values that only grow; Prometheus appends ``_total`` to each name."""
+    """Return description and value, by name, of metrics that only grow; Prometheus appends
+    ``_total`` to each name.
+    """
     t = service.stats
     read = t.n_prompt - t.n_cached + t.n_embedded
     preempted = service.engine.scheduler.queue.n_preempted
@@ -161,7 +165,7 @@ def counters(service: Service) -> Values:
 
 
 def gauges(service: Service) -> Values:
-    """Return current values."""
+    """Return description and value, by name, of metrics that rise and fall."""
     t = service.stats
     outputs = list(service.engine.outputs.values())
     running = sum(output.request.seq is not None for output in outputs)

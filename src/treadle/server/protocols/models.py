@@ -1,4 +1,4 @@
-"""``/v1/models``: the one served model, under any name."""
+"""``/v1/models`` of a server with one model, which answers under any name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """Return OpenAI's object, with llama.cpp's ``meta``."""
+    """Return OpenAI's object of the served model, with llama.cpp's ``meta``."""
     model = service.model
     tensors = service.model.gguf.tensors.values()
     return {
@@ -39,20 +39,22 @@ def describe(service: Service) -> dict[str, Any]:
 
 
 def describe_for_llamacpp(service: Service) -> dict[str, Any]:
-    """Return llama.cpp's entry of ``models``: Ollama's, with ``multimodal`` among its capabilities
-    if the model reads more than text.
+    """Return llama.cpp's entry of ``models``: Ollama's entry, with the capability "multimodal" if
+    the model reads more than text.
     """
     media = ["multimodal"] if service.model.modalities else []
     return {**ollama.describe(service), "capabilities": [*ollama.capabilities(service), *media]}
 
 
 def describe_for_anthropic(service: Service) -> dict[str, Any]:
-    """Return Anthropic's object."""
+    """Return Anthropic's object of the served model."""
     return anthropic_model(service.name, service.created, room(service.model))
 
 
 def anthropic_model(name: str, created: int, most_tokens: int | None) -> dict[str, Any]:
-    """Return Anthropic's object of a model. ``created``: Unix time."""
+    """Return Anthropic's object of a model. ``created``: Unix time; ``most_tokens``: of a
+    prompt.
+    """
     return {
         "type": "model",
         "id": name,
@@ -64,12 +66,16 @@ def anthropic_model(name: str, created: int, most_tokens: int | None) -> dict[st
 
 
 def is_anthropics(request: HttpRequest) -> bool:
-    """Return whether an Anthropic client sent it: the path is the same, the format another."""
+    """Return whether a request comes from an Anthropic client, by its headers: the path of OpenAI's
+    list is the same, the format another.
+    """
     return "anthropic-version" in request.headers
 
 
 async def models(request: HttpRequest) -> Response:
-    """``GET /v1/models``."""
+    """``GET /v1/models``: a list with the served model, in OpenAI's and llama.cpp's form, or for
+    Anthropic's clients in theirs.
+    """
     service = service_of(request)
     if is_anthropics(request):
         data = [describe_for_anthropic(service)]
@@ -80,7 +86,9 @@ async def models(request: HttpRequest) -> Response:
 
 
 async def one_model(request: HttpRequest) -> Response:
-    """``GET /v1/models/NAME``: any name means this model; an empty one gives the list."""
+    """``GET /v1/models/NAME``: the served model, whatever the name; an empty name gives the
+    list.
+    """
     if not request.path_params["name"]:
         return await models(request)
     of = describe_for_anthropic if is_anthropics(request) else describe

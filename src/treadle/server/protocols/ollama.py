@@ -55,10 +55,10 @@ if TYPE_CHECKING:
 
     from treadle.api.model import Model
 
-Say = Callable[[ParsedOutput], dict[str, Any]]  # from output to its fields in the response
+Say = Callable[[ParsedOutput], dict[str, Any]]  # parsed output -> its fields in the response
 SPOKEN = "0.12.11"  # Ollama's first with log-probabilities
 EFFORTS = ("low", "medium", "high", "max")
-NEVER = "9999-12-31T23:59:59Z"  # when a model ends that stays loaded
+NEVER = "9999-12-31T23:59:59Z"  # expiry of a model that stays loaded
 NOTHING = ParsedOutput("", "", [])
 _IMAGE = re.compile(r"(?:prompt\.)?((?:messages\[\d+\]\.)?images\[\d+\])(?:\.data)?")
 
@@ -79,12 +79,14 @@ FIELDS: Table = {
 
 
 def error_dict(error: ApiError) -> dict[str, Any]:
-    """Return Ollama's error object."""
+    """Return an error as Ollama's error object."""
     return {"error": error.message}
 
 
 def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
-    """Read settings: Ollama has them in ``options``, and streams by default."""
+    """Return the generation request of a body without its prompt: Ollama has the settings in
+    ``options``, and streams by default. Raises ApiError and TreadleError.
+    """
     given = read_fields(body, FIELDS)
     options = dict(given.get("options", {}))
     if options.get("num_predict") in (0, -2):  # both mean: up to the context's end
@@ -101,7 +103,9 @@ def _asked(service: Service, body: Mapping[str, Any]) -> GenerationRequest:
 
 
 def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``format`` as a schema; "json" yields to a schema in ``options``."""
+    """Return Ollama's ``format`` as ``{"json_schema": ...}``; {} if it is "json" and ``options``
+    have a schema. Raises ApiError for two different schemas.
+    """
     other = next((key for key in ("json_schema", "guided_json") if options.get(key)), None)
     if form == "json":
         return dict(ANY_OBJECT) if other is None else {}
@@ -113,7 +117,9 @@ def _format(form: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _images_named() -> Iterator[None]:
-    """Name pictures in errors as Ollama's bodies have them."""
+    """Rename pictures in errors of the block to their places in Ollama's body:
+    ``messages[0].images[1]``.
+    """
     try:
         yield
     except ApiError as error:
@@ -126,7 +132,9 @@ def _images_named() -> Iterator[None]:
 
 @named({"json_schema": "format"})
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the request of ``/api/chat``. Raises ApiError and TreadleError."""
+    """Return the generation request of a body of ``/api/chat``. Raises ApiError and
+    TreadleError.
+    """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)
     messages = [_given(f"messages[{i}]", each) for i, each in enumerate(given.get("messages", []))]
@@ -138,8 +146,9 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _given(name: str, message: Any) -> dict[str, Any]:
-    """Convert to a chat message: images, among which may be sounds, become parts of its content,
-    before the text; those of a tool result after it.
+    """Return Ollama's message as a chat message: ``images``, which may be sounds too, become parts
+    of its content, before the text; those of a tool result after it. ``name``: its place in the
+    body.
     """
     result = dict(mapping(name, message))
     pictures = array(f"{name}.images", result.pop("images", None) or [])
@@ -157,7 +166,10 @@ def _given(name: str, message: Any) -> dict[str, Any]:
 
 @named({"json_schema": "format"})
 def read_generate(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the request of ``/api/generate``: the prompt is one chat message, unless ``raw``."""
+    """Return the generation request of a body of ``/api/generate``: the prompt is one chat message,
+    with ``raw`` it is used unchanged, and with ``suffix`` it is a fill-in-the-middle prompt. Raises
+    ApiError and TreadleError.
+    """
     given = read_fields(body, FIELDS)
     generation = _asked(service, body)
     prompt = given.get("prompt", "")
@@ -191,7 +203,9 @@ def _raw_ids(prompt: str, images: list[Any], model: Model) -> list[int]:
 
 
 def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert ``think`` to variables of reasoning models' templates."""
+    """Return Ollama's ``think`` as fields for the chat template: whether to reason, and the effort.
+    Raises ApiError.
+    """
     think = body.get("think")
     if think is None or think == "":
         return {}
@@ -203,7 +217,9 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def chat(request: HttpRequest) -> Response:
-    """``POST /api/chat``."""
+    """``POST /api/chat``: answer a conversation; without messages only report that the model is
+    loaded.
+    """
     service = service_of(request)
     body = await read_json(request)
     if body.get("messages") in (None, []):  # the client wants the model loaded
@@ -212,7 +228,9 @@ async def chat(request: HttpRequest) -> Response:
 
 
 async def generate(request: HttpRequest) -> Response:
-    """``POST /api/generate``."""
+    """``POST /api/generate``: continue or answer a prompt; without one only report that the model
+    is loaded.
+    """
     service = service_of(request)
     body = await read_json(request)
     if not body.get("prompt"):  # the client wants the model loaded
@@ -316,7 +334,7 @@ def _ns(seconds: float) -> int:
 
 
 async def embed_texts(request: HttpRequest) -> Response:
-    """``POST /api/embed``."""
+    """``POST /api/embed``: a vector for each text in ``input``."""
     service = service_of(request)
     body = await read_json(request)
     given = {"truncate": True, **read_fields(body, {**CUT, "truncate": flag})}
@@ -331,7 +349,7 @@ async def embed_texts(request: HttpRequest) -> Response:
 
 
 async def embed_prompt(request: HttpRequest) -> Response:
-    """``POST /api/embeddings``, the older form: one input."""
+    """``POST /api/embeddings``, the older form: the vector of one ``prompt``."""
     service = service_of(request)
     body = await read_json(request)
     given = read_fields(body, {"truncate": flag})
@@ -343,14 +361,14 @@ async def embed_prompt(request: HttpRequest) -> Response:
 
 
 def _notes(service: Service, body: Mapping[str, Any], embedder: Embedder) -> dict[str, list[str]]:
-    """Return warnings about options that have no effect."""
+    """Return ``{"warnings": [...]}`` about options without effect; {} without any."""
     told = ignored_by_ollama(body, {}, room(service.model))
     told += [embedder.note] if embedder.note else []
     return {"warnings": told} if told else {}
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """Return the served model, as ``/api/tags`` lists it."""
+    """Return the served model's entry in ``/api/tags``."""
     model = service.model
     size = model.gguf.n_bytes
     return entry_of(service.name, model.path, size, service.created, details(service))
@@ -359,7 +377,9 @@ def describe(service: Service) -> dict[str, Any]:
 def entry_of(
     name: str, place: Path | str, n_bytes: int | None, changed_s: float, details: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a model as ``/api/tags`` lists it. ``changed_s``: Unix time."""
+    """Return an entry in ``/api/tags``. ``place``: the model's path, of which the digest is made;
+    ``changed_s``: Unix time of its last change.
+    """
     # Clients need a digest; hashing the whole file would be too slow.
     told = f"{place}:{n_bytes}".encode()
     return {
@@ -373,13 +393,15 @@ def entry_of(
 
 
 def details(service: Service) -> dict[str, Any]:
-    """Return the model's family, size and quantization."""
+    """Return Ollama's ``details`` of the served model: family, number of weights, quantization."""
     card = service.card()
     return details_of(service.model.config.arch.name, card["parameters"], card["format"])
 
 
 def details_of(arch: str, n_parameters: str, format: str) -> dict[str, Any]:
-    """Return a model's family, size and quantization."""
+    """Return Ollama's ``details`` of a model: family, number of weights (as "1.1B"),
+    quantization.
+    """
     return {
         "parent_model": "",
         "format": "gguf",
@@ -391,7 +413,7 @@ def details_of(arch: str, n_parameters: str, format: str) -> dict[str, Any]:
 
 
 async def root(request: HttpRequest) -> Response:
-    """``GET /``: Ollama clients probe it to find out if a server runs."""
+    """``GET /``: "Ollama is running"; Ollama clients probe it to find out if a server runs."""
     return Response(b"Ollama is running", headers={"vary": "Accept"})  # a browser gets the page
 
 
@@ -403,19 +425,19 @@ async def version(request: HttpRequest) -> Response:
 
 
 async def tags(request: HttpRequest) -> Response:
-    """``GET /api/tags``."""
+    """``GET /api/tags``: a list with the served model."""
     return Json({"models": [describe(service_of(request))]})
 
 
 async def running(request: HttpRequest) -> Response:
-    """``GET /api/ps``."""
+    """``GET /api/ps``: a list with the served model, which is always loaded."""
     service = service_of(request)
     own = {"expires_at": NEVER, "size_vram": 0, "context_length": room(service.model)}
     return Json({"models": [{**describe(service), **own}]})
 
 
 async def show(request: HttpRequest) -> Response:
-    """``POST /api/show``: any name means this model."""
+    """``POST /api/show``: facts about the served model, whatever the name in the body."""
     service = service_of(request)
     model = service.model
     arch = model.config.arch.name
@@ -436,14 +458,18 @@ async def show(request: HttpRequest) -> Response:
 
 
 def capabilities(service: Service) -> list[str]:
-    """Return what clients may offer with the model."""
+    """Return Ollama's ``capabilities`` of the served model: features that clients may offer with
+    it.
+    """
     if not service.writes:  # so that clients offer no chat with it
         return ["embedding"]
     return capabilities_of(service.dialect.thought is not None, service.model.modalities)
 
 
 def capabilities_of(thinks: bool, modalities: Collection[str]) -> list[str]:
-    """Return what clients may offer with a model that writes text and reads ``modalities``."""
+    """Return Ollama's ``capabilities`` of a model that writes text. ``thinks``: its template has
+    reasoning; ``modalities``: the kinds of media that it reads.
+    """
     found = {"tools": True, "thinking": thinks}
     for name, kind in (("vision", "image"), ("audio", "audio")):
         found[name] = kind in modalities

@@ -1,5 +1,5 @@
-"""``/v1/rerank``: scores of documents for a query, in the forms of llama.cpp, Jina and Cohere; with
-``texts`` instead of ``documents``, in that of Text Embeddings Inference.
+"""``/v1/rerank``: scores of documents for a query, in the formats of llama.cpp, Jina and Cohere;
+with ``texts`` instead of ``documents``, in that of Text Embeddings Inference.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ FIELDS: Table = {
 
 
 async def rerank(request: HttpRequest) -> Response:
-    """``POST /v1/rerank``."""
+    """``POST /v1/rerank``: the documents' scores for a query, best first."""
     service = service_of(request)
     body = await read_json(request)
     return Json(await result(request, rerank_answer(service, body)))
 
 
 async def cohere_rerank(request: HttpRequest) -> Response:
-    """``POST /v2/rerank``, in the format of Cohere's client."""
+    """``POST /v2/rerank``: the documents' scores for a query, in the format of Cohere's client."""
     service = service_of(request)
     body = await read_json(request)
     body.pop("texts", None)  # Text Embeddings Inference's field
@@ -67,7 +67,9 @@ async def cohere_rerank(request: HttpRequest) -> Response:
 
 
 async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair]) -> list[float]:
-    """Return the score of each pair, and count their tokens."""
+    """Return the reranker's score of each pair of texts, and count their tokens. Batches alternate
+    with steps of the scheduler.
+    """
     scores: list[float] = []
     for batch in reranker.together(pairs):
         began = time.perf_counter()
@@ -77,7 +79,9 @@ async def scores_of(service: Service, reranker: Reranker, pairs: Sequence[Pair])
 
 
 async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
-    """Return the whole response body, best document first. Raises ApiError and TreadleError."""
+    """Return the response body of ``/v1/rerank``, best document first: an object, or for ``texts``
+    a list. Raises ApiError and TreadleError.
+    """
     name = "texts" if "texts" in body else "documents"
     given = read_fields(body, FIELDS)
     documents = _documents(body.get(name), name)
@@ -115,7 +119,9 @@ async def rerank_answer(service: Service, body: dict[str, Any]) -> Any:
 
 
 def _documents(value: Any, name: str) -> list[str]:
-    """Read documents: strings, or objects with a ``text``."""
+    """Return the texts of the documents in field ``name``: strings, or objects with a ``text``.
+    Raises ApiError.
+    """
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_INPUTS:
         raise wrong(name, value, f"1 to {MAX_INPUTS} texts")
     texts = [item.get("text") if isinstance(item, dict) else item for item in value]
@@ -134,7 +140,10 @@ def _read(
     most: int | None,
     per_document: int | None,
 ) -> tuple[Reranker, list[Pair]]:
-    """Tokenize pairs, truncated to ``most`` tokens; documents alone to ``per_document`` tokens."""
+    """Return a reranker, and the token ids of the query with each document. ``most``: tokens to
+    which a pair is truncated; ``per_document``: tokens to which a document is, before. Raises
+    ApiError.
+    """
     try:
         reranker = Reranker(model, lora)
     except UnsupportedError as error:

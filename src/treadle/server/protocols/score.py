@@ -1,6 +1,6 @@
-"""vLLM's ``/score``: how well two texts belong together, of pairs of texts.
+"""vLLM's ``/score``: how similar or relevant two texts are to each other, for pairs of texts.
 
-A reranker scores each pair; of another model's vectors the cosine of their angle is taken.
+A reranker scores each pair; with other models it is the cosine of the angle between their vectors.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ FIELDS: Table = {
 
 
 async def score(request: HttpRequest) -> Response:
-    """``POST /score``: one text and several, or as many as on the other side."""
+    """``POST /score``: scores of pairs: one text with each of several, or two lists of the same
+    length.
+    """
     service = service_of(request)
     body = await read_json(request)
     return Json(await result(request, score_answer(service, body)))
 
 
 async def score_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole response body. Raises ApiError and TreadleError."""
+    """Return the response body of ``/score``. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     first, first_name = _side(body, FIRST)
     second, second_name = _side(body, SECOND)
@@ -90,7 +92,9 @@ async def score_answer(service: Service, body: dict[str, Any]) -> dict[str, Any]
 
 
 def _side(body: Mapping[str, Any], names: Sequence[str]) -> tuple[list[str], str]:
-    """Return the texts of one side, and the name of their field. Raises ApiError."""
+    """Return the texts of one side of the pairs, and the name of their field; ``names``: of fields
+    that may have them. Raises ApiError.
+    """
     name = next((name for name in names if body.get(name) is not None), names[0])
     value = body.get(name)
     texts = [value] if isinstance(value, str) else value
@@ -108,7 +112,9 @@ async def _reranked(
     names: tuple[str, str],
     given: Mapping[str, Any],
 ) -> tuple[list[float], int]:
-    """Return each pair's score, between 0 and 1 unless ``use_activation`` is false."""
+    """Return each pair's score by a reranker, and the number of tokens. Scores are between 0 and 1
+    unless ``use_activation`` is false. ``names``: the two fields, for errors. Raises ApiError.
+    """
     model = service.model
     lora = scales_of(given, model.engine)
     try:
@@ -137,7 +143,9 @@ def _pairs(
     names: tuple[str, str],
     most: int | None,
 ) -> list[Pair]:
-    """Tokenize pairs, truncated to ``most`` tokens."""
+    """Return the token ids of each pair. ``most``: tokens to which a pair is truncated; ``names``:
+    the two fields, for errors. Raises ApiError.
+    """
     pairs = []
     for i, pair in enumerate(zip(*texts, strict=True)):
         for name, text in zip(names, pair, strict=True):
@@ -158,7 +166,7 @@ async def _cosines(
     names: tuple[str, str],
     given: Mapping[str, Any],
 ) -> tuple[list[float], int]:
-    """Return the cosine of the angle between the vectors of each pair."""
+    """Return the cosine of the angle between the vectors of each pair, and the number of tokens."""
     more = {name: given.get(name) for name in ("lora", "control_vectors")}
     embedder = embedder_of(service.model, {"normalize": True, **more})
     most = most_tokens(service.model, given)

@@ -1,4 +1,4 @@
-"""llama.cpp's slots: save, restore and erase a slot's last sequence.
+"""llama.cpp's slots: list them; save, restore and erase a slot's last sequence.
 
 treadle shares cached prefixes between all requests, whatever their slots. So a slot only labels a
 request: none waits for a slot, and one without a free slot has the number -1.
@@ -35,7 +35,9 @@ MOST_BYTES = 240  # of a file name; its temporary file has a longer one
 
 
 async def slots(request: HttpRequest) -> Response:
-    """``GET /slots``: progress without any text. Requests without a slot come last."""
+    """``GET /slots``: state and progress of each slot, without any text; then running requests
+    without a slot.
+    """
     service = service_of(request)
     made = [
         {
@@ -64,7 +66,9 @@ def _progress(each: Any) -> dict[str, int]:
 
 
 async def act(request: HttpRequest) -> Response:
-    """``POST /slots/{id}?action=save|restore|erase``; ``filename`` for save and restore."""
+    """``POST /slots/{id}?action=save|restore|erase``; the body has the ``filename`` to save or
+    restore.
+    """
     service = service_of(request)
     action = request.query_params.get("action")
     acts: dict[str | None, Act] = {"save": _save, "restore": _restore, "erase": _erase}
@@ -90,7 +94,7 @@ def _slot(service: Service, word: str) -> ClientSlot:
 
 
 def _path(service: Service, body: dict[str, Any]) -> Path:
-    """Return the named file within the operator's folder. Raises ApiError."""
+    """Return the path of the body's ``filename``, in the operator's folder. Raises ApiError."""
     folder = service.settings.slot_save_path
     if folder is None:
         raise ApiError(
@@ -122,7 +126,9 @@ def _act(act: Act, model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]
 
 
 def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Save the slot's sequence to a file; pages that were evicted are recomputed."""
+    """Save the slot's sequence, with keys and values, to a file; evicted pages are recomputed.
+    Raises ApiError for an empty slot.
+    """
     began = time.perf_counter()
     ids = slot.ids[: model.n_ctx]  # the last one may not be in the cache
     if not ids:
@@ -146,7 +152,9 @@ def _save(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
-    """Raise ApiError if evicted pages have a picture whose rows are gone, too."""
+    """Raise ApiError if pages to recompute belong to a picture whose rows are no longer in
+    memory.
+    """
     media = model.engine.media
     left = slot.ids[model.engine.cache.known(slot.ids, slot.lora) :]
     if any(entry.rows is None for entry in media.entries_in(left)):
@@ -158,7 +166,7 @@ def _check_media(model: Model, slot: ClientSlot, session: Session) -> None:
 
 
 def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Load a file's sequence into the prefix cache."""
+    """Load the sequence in a file into the prefix cache, as the slot's last one."""
     began = time.perf_counter()
     session = model.load_session(path)
     slot.ids = session.ids
@@ -174,7 +182,7 @@ def _restore(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
 
 
 def _erase(model: Model, slot: ClientSlot, path: Path) -> dict[str, Any]:
-    """Drop the cached pages of the slot's sequence, except those shared with other sequences."""
+    """Drop the cached pages of the slot's sequence, except those that other sequences share."""
     ids = slot.ids
     slot.ids = []
     with model.engine.lock:

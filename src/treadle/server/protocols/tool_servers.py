@@ -1,5 +1,5 @@
 """``/v1/mcp/tools`` and ``/v1/mcp/call``: tools of MCP servers for clients that ask their user
-before each call, as the page does.
+before each call, as treadle's web page does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FIELDS: Table = {"name": text, "arguments": text}
 
 
 async def tools(request: HttpRequest) -> Json:
-    """``GET /v1/mcp/tools``: the servers, and their tools as functions. Without ``--mcp`` there are
-    none.
+    """``GET /v1/mcp/tools``: the MCP servers, and their tools as functions; empty lists without
+    ``--mcp``.
     """
     service = service_of(request)
     if service.toolbox is None:
@@ -35,7 +35,9 @@ async def tools(request: HttpRequest) -> Json:
 
 
 async def call(request: HttpRequest) -> Json:
-    """``POST /v1/mcp/call``: run the tool ``name`` with ``arguments``, a text of JSON."""
+    """``POST /v1/mcp/call``: run the tool ``name`` with ``arguments``, a JSON text, and return its
+    output.
+    """
     service = service_of(request)
     given: dict[str, Any] = read_fields(await read_json(request), FIELDS)
     toolbox = await _started(service)
@@ -47,7 +49,7 @@ async def call(request: HttpRequest) -> Json:
 
 
 async def _started(service: Service) -> Toolbox:
-    """Return the toolbox when its servers have started. Raises ApiError without ``--mcp``."""
+    """Return the toolbox, once its MCP servers have started. Raises ApiError without ``--mcp``."""
     if service.toolbox is None:
         raise ApiError(501, "the server was started without --mcp FILE")
     await asyncio.shield(asyncio.wrap_future(service.toolbox.started()))

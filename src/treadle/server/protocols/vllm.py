@@ -15,12 +15,14 @@ SPECIAL = ("bos", "eos", "unk", "sep", "pad")
 
 
 async def version(request: HttpRequest) -> Response:
-    """``GET /version``: treadle's own."""
+    """``GET /version``: treadle's version."""
     return Json({"version": __version__})
 
 
 async def tokenizer_info(request: HttpRequest) -> Response:
-    """``GET /tokenizer_info``, in the form of a ``tokenizer_config.json``."""
+    """``GET /tokenizer_info``: facts about the tokenizer, in the form of a
+    ``tokenizer_config.json``.
+    """
     service = service_of(request)
     return Json(await service.prepare(_tokenizer_facts, service))
 

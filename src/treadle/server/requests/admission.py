@@ -9,21 +9,21 @@ from treadle.server.http.redaction import without_folders
 
 
 class ModelThread(Protocol):
-    """The thread that runs a model. ``state``: "loading", "ok", or what ended it; ``why``: the
-    error behind the latter.
+    """The thread that runs a model. ``state``: "loading", "ok" or "error"; ``why``: the error's
+    text.
     """
 
     @property
     def state(self) -> str:
-        """See the class."""
+        """One of "loading", "ok", and "error": the model cannot be used (any more)."""
 
     @property
     def why(self) -> str:
-        """See the class."""
+        """The text of the error, "" without one."""
 
 
 def check_usable(engine: ModelThread) -> None:
-    """Raise ApiError if the model is being loaded, or can no longer be used."""
+    """Raise ApiError if the model is still being loaded (503), or cannot be used (500)."""
     if engine.state == "loading":
         raise ApiError(
             503,
@@ -37,6 +37,6 @@ def check_usable(engine: ModelThread) -> None:
 
 
 def check_limit(n_requests: int, limit: int) -> None:
-    """Raise ApiError if the server has ``limit`` requests."""
+    """Raise ApiError (503) if the server's ``n_requests`` have reached its ``limit``."""
     if n_requests >= limit:
         raise busy(f"the server already has {limit} requests, its limit (--max-requests)")

@@ -51,7 +51,9 @@ REASONING = "reasoning_content"  # llama.cpp's value to continue the last messag
 
 
 def _continued(name: str, value: Any) -> bool | str:
-    """Read whether the last message is continued: its content, or its reasoning."""
+    """Read ``continue_final_message``: false, or true or "content" to continue the last message's
+    content, or "reasoning_content" to continue its reasoning.
+    """
     if value in ("content", REASONING):
         return str(value)
     if not isinstance(value, bool):
@@ -82,8 +84,8 @@ MESSAGE: Table = {"function_call": refused("not supported: use tool_calls")}
 def read_conversation(
     body: Mapping[str, Any], service: Service, generation: GenerationRequest
 ) -> None:
-    """Set the prompts, stop strings and answer plan of ``generation``. Raises ApiError and
-    TreadleError.
+    """Render and tokenize the messages of ``body``; set the prompt, stop strings, tools and answer
+    plan of ``generation``. Raises ApiError and TreadleError.
     """
     given = read_fields(body, FIELDS)
     model = service.model
@@ -144,18 +146,24 @@ def _budget(
 
 
 def conversation_prompt(body: Mapping[str, Any], service: Service) -> ChatPrompt:
-    """Render a body's messages with the model's template. Raises ApiError and TemplateError."""
+    """Return a body's messages, rendered with the model's chat template. Raises ApiError and
+    TemplateError.
+    """
     given = read_fields(body, FIELDS)
     return _rendered(given, _conversation(given, service), service)
 
 
 def conversation_text(body: Mapping[str, Any], service: Service) -> str:
-    """Return the text of ``conversation_prompt``, as people may read it."""
+    """Return a body's messages, rendered as a text that people may read. Raises ApiError and
+    TemplateError.
+    """
     return conversation_prompt(body, service).shown
 
 
 def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
-    """Read the messages of a body. Raises ApiError and TemplateError."""
+    """Return the checked messages of a body's fields ``given``. Raises ApiError and
+    TemplateError.
+    """
     if "messages" not in given:
         raise ApiError(400, "messages: required", param="messages")
     model = service.model
@@ -168,7 +176,7 @@ def _conversation(given: Mapping[str, Any], service: Service) -> ChatMessages:
 
 
 def _text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message that ``read_messages`` has made."""
+    """Return the text of a message that ``read_messages`` has returned, without its other parts."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content
@@ -176,7 +184,9 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Service) -> ChatPrompt:
-    """Render a conversation with the model's template. Raises ApiError and TemplateError."""
+    """Return the conversation, rendered with the model's chat template and the variables in
+    ``given``. Raises ApiError and TemplateError.
+    """
     model = service.model
     said = conversation.messages
     prompt = given.get("add_generation_prompt", True)
@@ -209,7 +219,9 @@ def _rendered(given: Mapping[str, Any], conversation: ChatMessages, service: Ser
 
 
 def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[str, Any]:
-    """Return the last message, whose reasoning is continued. Raises ApiError."""
+    """Return the last message if its reasoning can be continued. Raises ApiError if it has content,
+    or if the template has no reasoning.
+    """
     found = chat_messages.ends_with_reasoning(messages)
     if not found or service.dialect.thought is None:
         why = "" if found else ": the last message is not an assistant message with reasoning only"
@@ -223,8 +235,8 @@ def _last_reasoning(messages: list[dict[str, Any]], service: Service) -> dict[st
 
 
 def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[str, Any]:
-    """Return the variables of the answer's format and of the tools' use, for templates that read
-    them.
+    """Return the template variables for the answer's format, its schema and ``tool_choice``, for
+    templates that read them.
     """
     form = given.get("response_format", {})
     own = given.get("json_schema")
@@ -246,7 +258,9 @@ def _format_variables(given: Mapping[str, Any], template: ChatTemplate) -> dict[
 
 
 def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat template's variables of a body."""
+    """Return a body's own variables for the chat template: ``chat_template_kwargs`` and
+    ``reasoning_effort``.
+    """
     variables = dict(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables.setdefault("reasoning_effort", given["reasoning_effort"])
@@ -256,8 +270,8 @@ def _variables(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Convert a body's messages to those that ``read_conversation`` of ``chat.messages`` takes:
-    leading system messages merged into one, contents as strings, or as parts if some are not text.
+    """Return a body's messages in the form that ``chat.messages.read_conversation`` takes: leading
+    system messages merged into one, contents as strings, or as lists of parts if some are not text.
     Raises ApiError.
     """
     if not messages or len(messages) > MAX_MESSAGES:
@@ -291,7 +305,9 @@ def read_messages(messages: list[Any]) -> list[dict[str, Any]]:
 
 
 def content_text(name: str, content: Any) -> str:
-    """Return a message's content as one string. Raises ApiError for parts that are not text."""
+    """Return a message's content as one string. ``name``: its field, for errors. Raises ApiError
+    for parts that are not text.
+    """
     made = content_of(name, content)
     if isinstance(made, str):
         return made
@@ -302,8 +318,9 @@ def content_text(name: str, content: Any) -> str:
 def content_of(
     name: str, content: Any, *, of_tool: bool = False
 ) -> str | list[dict[str, Any] | PlacedPart]:
-    """Return a message's content: a string, or parts if some are pictures or sounds. The result
-    ``of_tool`` may have parts of any type. Raises ApiError for others.
+    """Return a message's content: a string, or a list of parts if some are pictures or sounds.
+    ``name``: its field, for errors. ``of_tool``: of a tool's result, whose parts may have any type.
+    Raises ApiError for other parts.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -329,7 +346,9 @@ def content_of(
 
 
 def unsupported(where: str, kind: Any, name: str) -> ApiError:
-    """Return the error for a part of a type that is not read, in the field ``name``."""
+    """Return the error for the content part at ``where``, of a type ``kind`` that cannot be read,
+    in the field ``name``.
+    """
     return ApiError(
         400,
         f"{where}: content type {kind!r:.40} is not supported: expected text, a picture or a sound",
@@ -339,7 +358,7 @@ def unsupported(where: str, kind: Any, name: str) -> ApiError:
 
 
 def _call(name: str, call: Any) -> dict[str, Any]:
-    """Read a tool call. Raises ApiError."""
+    """Return a checked tool call of a message. Raises ApiError."""
     made = dict(mapping(name, call))
     function = dict(mapping(f"{name}.function", made.get("function")))
     text(f"{name}.function.name", function.get("name"))

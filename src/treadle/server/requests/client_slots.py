@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from treadle.kvcache.prefix_tree import Lora
     from treadle.server.requests.request_stream import OutputStream
 
-NONE = -1  # the slot of a request without one
+NONE = -1  # slot number of a request without a slot
 BLOCK = 256  # tokens that ``alike`` compares at once
 
 
 class ClientSlot:
-    """One slot: the output in it while it runs, and the tokens of the last one."""
+    """One slot: its running output, if any, and the tokens of the last one that has ended."""
 
     def __init__(self, id: int) -> None:
         self.id = id
@@ -25,8 +25,8 @@ class ClientSlot:
 
 
 class ClientSlots:
-    """``n`` slots. A request gets the free slot with the longest common prefix, else the least
-    recently used one.
+    """``n`` numbered slots. An output gets the free slot whose last tokens share the longest prefix
+    with its prompt (at least half of them), else the least recently used; none if no slot is free.
     """
 
     def __init__(self, n: int) -> None:
@@ -43,7 +43,7 @@ class ClientSlots:
         return self._slots[id]
 
     def take(self, output: OutputStream, wanted: int = NONE) -> None:
-        """Assign a free slot: ``wanted`` if that is free."""
+        """Assign a free slot to the output, if there is one: number ``wanted`` if that is free."""
         free = [slot for slot in self._slots if slot.output is None]
         if not free:
             return
@@ -54,8 +54,9 @@ class ClientSlots:
         output.slot = slot.id
 
     def _best(self, free: list[ClientSlot], output: OutputStream) -> ClientSlot:
-        """Return the slot with the longest common prefix; of equals the least recently used. Called
-        for each output of an HTTP request: there may be as many as slots, all with the same prompt.
+        """Return the free slot with the longest common prefix; of equal ones the least recently
+        used. Called for each output of an HTTP request: there may be as many as slots, all with the
+        same prompt.
         """
         ids = output.request.ids
         best, *others = sorted(free, key=lambda slot: slot.used)
@@ -68,7 +69,9 @@ class ClientSlots:
         return best
 
     def leave(self, output: OutputStream) -> None:
-        """Free the slot of an output that is finished or cancelled."""
+        """Free the slot of an output that is finished or cancelled, and keep its tokens in the
+        slot.
+        """
         if output.slot != NONE and self._slots[output.slot].output is output:
             slot = self._slots[output.slot]
             slot.output = None
@@ -77,7 +80,9 @@ class ClientSlots:
 
 
 def alike(a: list[int], b: list[int]) -> int:
-    """Return the length of the common prefix if it is at least half of ``a``, else 0."""
+    """Return the length of the common prefix of ``a`` and ``b`` if it is at least half of ``a``,
+    else 0.
+    """
     n = min(len(a), len(b))
     if a[:n] != b[:n]:  # comparing slices is much faster than comparing items
         at = 0

@@ -1,7 +1,8 @@
-"""The engine thread: it alone steps the scheduler, and notifies the event loop once a step.
+"""The engine thread: it steps the scheduler, and notifies the event loop once a step.
 
 Handlers add requests (``add``) and are woken through their stream's ``wakeup``. Work other than
-generation, such as embeddings, runs as jobs, which alternate with steps.
+generation, such as embeddings, runs as jobs, which alternate with steps. Another thread of the
+program may step the same scheduler for a request of its own (``scheduler/stepping.py``).
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class EngineThread:
 
     ``state`` is "loading" until the plans are compiled, then "ok"; "error" if the model can no
     longer be used, with the reason in ``why``. ``turns`` is entered for every step and job, so that
-    engines of several processes can compute in turns. With ``warms_when_idle`` only the plans of a
-    single text are compiled before "ok", the others while there is no request.
+    engines of several processes can compute in turns. With ``warms_when_idle`` only the first plan
+    (one sequence) is compiled before "ok", the others while there is no request.
     """
 
     def __init__(self, model: Model, stats: ServerStats) -> None:
@@ -74,15 +75,17 @@ class EngineThread:
         self._thread = threading.Thread(target=self._work, name="treadle-engine", daemon=True)
 
     def start(self) -> None:
-        """Compile, then serve. Processes that compile are forked here, in the caller's thread: once
-        the engine thread runs, no fork is safe.
+        """Start the thread: it compiles plans, then serves. Processes that compile are forked here,
+        in the caller's thread: once the engine thread runs, no fork is safe.
         """
         with suppress(Exception):  # the thread meets the same error, and reports it
             self._compiles_ahead = any([plan.compile_ahead() for plan in telling_plans(self.model)])
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End the thread after the current step. Idempotent."""
+        """End the thread after the current step, and wait for it, ``timeout_s`` seconds at most.
+        Idempotent.
+        """
         self._stopping = True
         self._work_event.set()
         if self.state == "loading":
@@ -91,12 +94,12 @@ class EngineThread:
             self._thread.join(timeout_s)
 
     def wake(self) -> None:
-        """Wake the thread: something has changed. Any thread may call this."""
+        """Wake the thread if it waits for work. Any thread may call this."""
         self._work_event.set()
 
     def add(self, outputs: Iterable[OutputStream]) -> None:
-        """Queue these outputs. One that is done before it begins (``max_tokens`` 0) wakes its
-        stream at once.
+        """Queue the outputs in the scheduler. For one that is done already (``max_tokens`` 0) only
+        wake its stream.
         """
         for output in outputs:
             if output.answer.done:
@@ -108,7 +111,7 @@ class EngineThread:
         self._work_event.set()
 
     def drop(self, output: OutputStream) -> None:
-        """Forget an output; cancel it if it is not done."""
+        """Remove an output and free its slot; cancel its request if it is not done. Idempotent."""
         if self.outputs.pop(output.request, None) is None:
             return
         self.slots.leave(output)
@@ -120,7 +123,9 @@ class EngineThread:
         self._work_event.set()
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run ``job`` between two steps. Its future may be cancelled before it begins."""
+        """Run ``job`` in the engine thread, between two steps; return the future of its result. The
+        future may be cancelled before the job begins.
+        """
         future: Future[T] = Future()
         self._jobs.append((job, future))
         self._work_event.set()
@@ -162,8 +167,8 @@ class EngineThread:
             self._jobs.popleft()[1].cancel()
 
     def _warm_next(self, plans: Generator[Callable[[], object], None, None]) -> bool:
-        """Compile the next plan between requests; False if none is left. An error is one of the
-        model.
+        """Compile the next of ``plans``, while there is no request; return False if none is left.
+        An error makes the model unusable.
         """
         try:
             if (compiles := next(plans, None)) is not None:
@@ -176,8 +181,8 @@ class EngineThread:
         return False
 
     def _compile_ahead(self) -> None:
-        """Let other processes compile all plans together, the slowest kernel first. If a single
-        text is served before all are ready, its plan comes first.
+        """Let other processes compile all plans together, the slowest kernel first. With
+        ``warms_when_idle`` the first plan comes before all others.
         """
         for i, plan in enumerate(text_plans(self.model)):
             if not self._stopping:
@@ -185,7 +190,8 @@ class EngineThread:
 
     def _warmings(self) -> Generator[Callable[[], object], None, None]:
         """Yield functions that compile the plans of every batch size, so that no first token waits
-        for a compilation. Those of a single text come first; the tokenizer's tables follow.
+        for a compilation: those of one sequence first, then of larger batches, the tokenizer's
+        tables, and the plans for pictures.
         """
         for plan in text_plans(self.model):
             yield partial(self._make, plan)
@@ -194,7 +200,7 @@ class EngineThread:
             yield partial(self._warm_media, self.model.media)
 
     def _warm_media(self, media: ModelMedia) -> None:
-        """Compile the plans of pictures, and those of prompts with rows of pictures."""
+        """Compile the plans that encode pictures and sounds, and those of prompts with them."""
         media.warm()
         for plan in media_plans(self.model):
             self._make(plan)
@@ -232,7 +238,9 @@ class EngineThread:
         self._tell_progress()
 
     def _tell_progress(self) -> None:
-        """Queue for ``_ring`` the streams that report prompt progress, if that has changed."""
+        """Put streams whose prompt progress has changed, and that report it, into the list for
+        ``_ring``.
+        """
         waiting = [
             output for output in list(self.outputs.values()) if output.stream.generation.progress
         ]
@@ -244,7 +252,9 @@ class EngineThread:
         self._news += moved
 
     def queued_s(self) -> float:
-        """Return the estimated seconds until the prompts of all requests are processed."""
+        """Return the estimated seconds until the prompts of all queued and running requests are
+        processed.
+        """
         outputs = list(self.outputs.values())
         waiting = [output for output in outputs if not output.answer.ids]
         left = sum(output.answer.timings.n_prompt - output.request.n_read for output in waiting)
@@ -255,8 +265,8 @@ class EngineThread:
         return left * self.scheduler.token_s + row_s * sum(entry.n_rows for entry in entries)
 
     def _tell(self, fed: list[Request]) -> None:
-        """Queue for ``_ring`` the streams whose requests (``fed``) got output, and count it. A
-        FileError sets ``state`` to "error".
+        """Count the new output of the requests ``fed``, and put their streams into the list for
+        ``_ring``. A FileError of a request sets ``state`` to "error".
         """
         now = time.perf_counter()
         for request in fed:
@@ -273,7 +283,7 @@ class EngineThread:
             self.stats.note_news(self._dropped.popleft(), now)
 
     def _ring(self) -> None:
-        """Wake the streams with new output: one hand-over for each event loop."""
+        """Wake the streams in the list, with one call into each event loop."""
         streams: dict[RequestStream, None] = {}
         while self._news:  # a thread that steps for its own request may be here too
             with suppress(IndexError):

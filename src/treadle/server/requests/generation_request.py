@@ -113,7 +113,9 @@ _PROMPT: Table = {"prompt_string": text, "multimodal_data": array}
 
 
 def adapters(name: str, value: Any) -> dict[int, float]:
-    """Read ``[{"id", "scale"}]``: adapters' scales by their numbers; those not named are off."""
+    """Read ``[{"id", "scale"}, ...]``: return the scales of LoRA adapters by their numbers; those
+    not named are off. Raises ApiError.
+    """
     result: dict[int, float] = {}
     for entry in array(name, value):
         given = read_fields(mapping(name, entry), _ADAPTER)
@@ -126,12 +128,17 @@ def adapters(name: str, value: Any) -> dict[int, float]:
 
 
 def scales_of(given: Mapping[str, Any], engine: Engine) -> Lora:
-    """Return the scales that a request's fields ``lora`` and ``control_vectors`` give."""
+    """Return the scales of LoRA adapters and control vectors for a request's fields ``lora`` and
+    ``control_vectors``, as pairs of number and scale. A field that is absent means the server's
+    defaults. Raises TreadleError.
+    """
     return adapter_scales(given.get("lora"), given.get("control_vectors"), engine)
 
 
 def strengths(name: str, value: Any) -> dict[str, float]:
-    """Read ``{NAME: STRENGTH}``: control vectors' strengths; those not named are off."""
+    """Read ``{NAME: STRENGTH}``: return the strengths of control vectors by name; those not named
+    are off. Raises ApiError.
+    """
     given = mapping(name, value)
     return {key: _STRENGTH(f"{name}.{key}", own) for key, own in given.items()}
 
@@ -143,7 +150,7 @@ _OTHER_ENGINES = "not supported: use response_format, json_schema, regex or gram
 
 
 def _choices(name: str, value: Any) -> str:
-    """Return a regular expression that matches the given strings."""
+    """Return a regular expression that matches exactly the strings in ``value``."""
     found = texts(name, value)
     if not found:
         raise wrong(name, value, "at least one string")
@@ -203,8 +210,8 @@ COMMON: Table = {
 
 @dataclass
 class GenerationRequest:
-    """One generation request: ``prompts`` of ids, ``n`` outputs of each, and ``settings`` of
-    ``Model.generate``. ``more``: fields that only its protocol reads.
+    """One generation request, which may have many outputs: ``prompts`` of token ids, ``n`` outputs
+    of each, and ``settings`` of ``Model.generate``. ``more``: fields that only its protocol reads.
     """
 
     prompts: list[list[int]]
@@ -232,8 +239,9 @@ class GenerationRequest:
     system_end: int = 0  # number of ids of the system prompt: see ``Request``
 
     def plan(self, model: Model, dialect: TemplateDialect | None = None, prompt: str = "") -> None:
-        """Compile the constraints of answers to ``prompt``; without a ``dialect`` they are plain
-        text. Raises GrammarError.
+        """Compile the output constraints into ``planned``. ``prompt``: the rendered prompt; without
+        a ``dialect`` (the template's marks of reasoning and calls) outputs are plain text. Raises
+        GrammarError.
         """
         with named(self.names):
             self.planned = plan_answer(
@@ -241,7 +249,9 @@ class GenerationRequest:
             )
 
     def _limit(self, ids: list[int], model: Model) -> int | None:
-        """Return the most tokens to generate; a KV cache smaller than the context bounds it."""
+        """Return the most tokens to generate after the prompt ``ids``: ``max_tokens``, bounded by a
+        KV cache that is smaller than the context. None and -1 mean no limit of the request.
+        """
         asked: int | None = self.settings["max_tokens"]
         asked = model.defaults.max_tokens if asked is None else asked
         if room(model) == model.n_ctx:
@@ -250,7 +260,9 @@ class GenerationRequest:
         return most if asked in (None, -1) else min(asked, most)
 
     def requests(self, model: Model) -> list[tuple[Request, int]]:
-        """Return a request for each output, with the index of its prompt. Raises TreadleError."""
+        """Return a scheduler's request for each output, with the index of its prompt. Raises
+        TreadleError; ApiError for a prompt after which no token fits.
+        """
         sampling: Sampling = self.settings["sampling"]
         result = []
         for at, ids in enumerate(self.prompts):
@@ -278,13 +290,17 @@ class GenerationRequest:
 
 
 def _seeded(sampling: Sampling, i: int) -> Sampling:
-    """Give the i-th output of a prompt its own seed, or all would be the same."""
+    """Return the settings with a seed for the i-th output of a prompt: with one seed all would be
+    equal.
+    """
     assert sampling.seed is not None
     return replace(sampling, seed=(sampling.seed + i) % SEEDS)
 
 
 def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> GenerationRequest:
-    """Read all fields but the prompts. Raises ApiError; TreadleError for settings out of range."""
+    """Return the request of a body, with all shared fields but the prompts. ``defaults``: sampling
+    settings of fields that the body lacks. Raises ApiError; TreadleError for settings out of range.
+    """
     body = dict(body)
     names = _structured(body)
     for name, ours in SYNONYMS.items():
@@ -305,7 +321,9 @@ def read_asked(body: Mapping[str, Any], model: Model, defaults: Sampling) -> Gen
 
 
 def _structured(body: dict[str, Any]) -> dict[str, str]:
-    """Move vLLM's constraint fields into ours, in place. Return the client's names by ours."""
+    """Replace vLLM's constraint fields in ``body`` by treadle's (``json_schema``, ``regex``, ...),
+    in place. Return the client's names by treadle's.
+    """
     made = dict[str, Any]()
     names = dict[str, str]()
     own = {"json": "json_schema", "choice": "regex"}
@@ -365,7 +383,9 @@ def _asked(
 
 
 def _ping_s(asked: float | None) -> float | None:
-    """Convert llama.cpp's keep-alive interval: -1 and 0 mean none."""
+    """Return the seconds of silence before a keep-alive: None for the usual; llama.cpp's -1 and 0
+    mean never.
+    """
     return asked if asked is None or asked > 0 else NEVER_S
 
 
@@ -387,7 +407,9 @@ def _sampling(
 
 
 def _bias(value: Any, model: Model) -> dict[int, float]:
-    """Read OpenAI's object or llama.cpp's pairs. A string means each of its tokens; false: -inf."""
+    """Return the logit bias by token id, from OpenAI's object or llama.cpp's pairs. A string means
+    each of its tokens; false means -inf. Raises ApiError.
+    """
     pairs = list(value.items()) if isinstance(value, dict) else array("logit_bias", value)
     result: dict[int, float] = {}
     for pair in pairs:
@@ -410,8 +432,8 @@ def _bias(value: Any, model: Model) -> dict[int, float]:
 
 
 def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -> AnswerOptions:
-    """Read the constraints of answers. ``names``: the client's field names by ours. Raises ApiError
-    if two fields contradict each other.
+    """Return the constraints and reasoning limits of the output. ``names``: the client's field
+    names by treadle's. Raises ApiError if two fields contradict each other.
     """
     keys = ("grammar", "json_schema", "regex")
     found = {key: given[key] for key in keys if given.get(key, "") != ""}
@@ -441,13 +463,15 @@ def _options(given: Mapping[str, Any], names: Mapping[str, str], model: Model) -
 
 
 def two_forms(one: str, other: str) -> ApiError:
-    """Return the error for two fields that both constrain the answer."""
+    """Return the error (400) for two fields that both constrain the answer."""
     why = "each constrains the answer: send only one of them"
     return ApiError(400, f"{one} and {other}: {why}", param=one)
 
 
 def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the grammar, schema or regular expression of a ``response_format``."""
+    """Return a ``response_format`` as ``{"grammar" | "json_schema" | "regex": value}``, {} for
+    plain text. Raises ApiError.
+    """
     kind = form.get("type")
     where = "response_format"
     if kind == "text":
@@ -467,7 +491,9 @@ def _response_format(form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a ``response_format``: its own, or that of its ``json_schema``."""
+    """Return the JSON schema of a ``response_format``: its ``schema``, or that inside its
+    ``json_schema``.
+    """
     if form.get("json_schema") is None:  # Responses has all of it one level up
         return mapping(f"{where}.schema", form.get("schema"))
     inner = mapping(f"{where}.json_schema", form["json_schema"])
@@ -478,7 +504,9 @@ def _inner_schema(where: str, form: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_lenient(form: Mapping[str, Any]) -> bool:
-    """Return whether a ``response_format`` has ``strict: false``: enforce as much as possible."""
+    """Return whether a ``response_format`` has ``strict: false``: parts of the schema that cannot
+    be enforced are then left out.
+    """
     inner = form.get("json_schema")
     return (form if inner is None else inner).get("strict") is False
 
@@ -487,8 +515,8 @@ def _is_lenient(form: Mapping[str, Any]) -> bool:
 
 
 def check_length(ids: list[int], model: Model) -> list[int]:
-    """Return ``ids`` if they fit the context. Raises ApiError for an empty prompt, an invalid
-    token, or too many tokens.
+    """Return ``ids`` if they are a prompt that fits the context. Raises ApiError for an empty or
+    too long prompt, TreadleError for an id that is not in the vocabulary.
     """
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt")
@@ -500,13 +528,15 @@ def check_length(ids: list[int], model: Model) -> list[int]:
 
 
 def room(model: Model) -> int:
-    """Return the most tokens of a sequence: the context's, or all that the KV cache holds."""
+    """Return the most tokens of a sequence, prompt and output: the context, or the KV cache if
+    smaller.
+    """
     return min(model.n_ctx, model.engine.cache.n_tokens)
 
 
 def several(value: Any) -> list[Any]:
-    """Return the prompts of a body. A list of strings or of lists is several prompts; a list with
-    ids in it, alone or mixed with strings, is one. Raises ApiError.
+    """Return the list of prompts in a body's ``prompt``. A list of strings or of lists is several
+    prompts; a list with token ids in it, alone or mixed with strings, is one. Raises ApiError.
     """
     if value is None:
         raise ApiError(400, "prompt: required", param="prompt")
@@ -518,8 +548,9 @@ def several(value: Any) -> list[Any]:
 
 
 def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
-    """Return the ids of a prompt: a string, ids, both mixed, or llama.cpp's object of a
-    ``prompt_string`` and ``multimodal_data``. Raises ApiError.
+    """Return the token ids of one prompt: a string, ids, both mixed, or llama.cpp's object of
+    ``prompt_string`` and ``multimodal_data``. ``name``: its field. Raises ApiError and
+    TreadleError.
     """
     if isinstance(value, dict) and "prompt_string" in value:
         given = {"prompt_string": "", **read_fields(value, _PROMPT, f"{name}.")}
@@ -537,7 +568,9 @@ def read_prompt(value: Any, model: Model, name: str = "prompt") -> list[int]:
 
 
 def item_ids(items: list[int | str], model: Model) -> list[int]:
-    """Return the ids of a prompt of ids and strings. Raises ApiError."""
+    """Return the token ids of a prompt given as a list of ids and strings. Raises ApiError for a
+    string that cannot fit the context.
+    """
     ids: list[int] = []
     for i, item in enumerate(items):
         if isinstance(item, str):
@@ -549,7 +582,7 @@ def item_ids(items: list[int | str], model: Model) -> list[int]:
 
 
 def check_text(said: str, model: Model) -> None:
-    """Raise ApiError for a prompt that cannot fit the context with any vocabulary, before it is
+    """Raise ApiError for a text that cannot fit the context with any vocabulary, before it is
     tokenized, which takes a second for some megabytes. A token of ordinary text has about 4
     characters, one of blanks up to some hundred.
     """
@@ -558,5 +591,5 @@ def check_text(said: str, model: Model) -> None:
 
 
 def most_characters(model: Model) -> int:
-    """Return the longest prompt worth tokenizing, in characters."""
+    """Return the length in characters above which no text fits the context."""
     return 512 * model.n_ctx + 4096

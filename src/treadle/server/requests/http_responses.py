@@ -29,8 +29,8 @@ Render = Callable[[ApiError], bytes]  # formats an error within a stream
 async def whole_json(
     make: Callable[[list[StreamPiece]], Any], pieces: list[StreamPiece]
 ) -> Response:
-    """Return the JSON response that ``make`` builds of a request's outputs. Many log-probabilities
-    take seconds to encode: then another thread does it.
+    """Return ``make(pieces)`` as a JSON response; ``pieces``: one for each output. Many
+    log-probabilities take seconds to encode, which is then done in another thread.
     """
     tops = [piece.output.request.n_top or 0 for piece in pieces]
     n_told = [len(piece.logprobs) + n_echoed(piece) for piece in pieces]
@@ -41,24 +41,30 @@ async def whole_json(
 
 
 def n_echoed(piece: StreamPiece) -> int:
-    """Return how many prompt tokens are returned with their log-probabilities."""
+    """Return how many prompt tokens are returned with their log-probabilities, for ``echo``."""
     measured = piece.output.stream.generation.more.get("measured")
     return len(measured[piece.output.prompt]) if measured else 0
 
 
 def ticking(stream: RequestStream) -> AsyncIterator[StreamPiece | None]:
-    """Iterate over a request's pieces for a stream; None means that a keep-alive is due."""
+    """Iterate over a request's pieces for a streamed response; None means that a keep-alive is
+    due.
+    """
     return stream.pieces(PING_S if stream.generation.ping_s is None else stream.generation.ping_s)
 
 
 async def finished(request: HttpRequest, stream: RequestStream) -> list[StreamPiece]:
-    """Read a request to its end: one piece for each output. Raises ApiError and GoneError."""
+    """Read a request to its end; return one piece for each output. Raises ApiError, and GoneError
+    if the client disconnects.
+    """
     async with watched(request.receive, lambda: stream.give_up(GoneError())):
         return await read_to_end(stream)
 
 
 async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
-    """Return each output of a request as one piece. Raises ApiError and ``give_up``'s error."""
+    """Read a request to its end; return one piece for each output. Raises ApiError, and the error
+    that was passed to ``give_up``.
+    """
     got: dict[OutputStream, list[StreamPiece]] = {output: [] for output in stream.outputs}
     try:
         async for piece in stream.pieces(ping_s=60.0):
@@ -70,24 +76,24 @@ async def read_to_end(stream: RequestStream) -> list[StreamPiece]:
 
 
 class AbortableStream(Protocol):
-    """The part of a request by which a streamed response ends it when the client has left.
-    ``kept``: its answer, if it outlives the connection.
+    """The methods of a request by which a streamed response ends it when the client has left.
+    ``kept``: its kept answer, if that outlives the connection.
     """
 
     kept: KeptStream | None
 
     def give_up(self, why: BaseException) -> None:
-        """Abort the request: the parts raise ``why``."""
+        """Abort the request: its iterator of parts raises ``why``."""
 
     def close(self) -> None:
-        """Cancel what is unfinished."""
+        """Cancel the outputs that are unfinished."""
 
 
 class StreamedResponse(Response):
-    """A streamed response; ``parts`` formats a request's pieces.
+    """A streamed response to a generation request; ``parts`` yields its bytes.
 
-    The headers are sent before the first piece exists. A later error is ``render``ed as the
-    protocol's last part, because the status can no longer change.
+    The headers are sent before the first part exists. A later error is formatted by ``render`` and
+    sent as the last part, because the status can no longer change.
     """
 
     def __init__(
@@ -104,8 +110,8 @@ class StreamedResponse(Response):
         self._render = render
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or the client disconnects. One that is kept is written to its end
-        in any case, and its client is one of its readers.
+        """Send the parts until their end, or until the client disconnects. A kept answer is written
+        to its end in any case; this client is then one of its readers.
         """
         stream = self._stream
         if stream.kept is not None:
@@ -131,8 +137,8 @@ class StreamedResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _write(self, kept: KeptStream, scope: Scope) -> None:
-        """Write all parts to ``kept``, whether or not a client reads them; a server that stops
-        waits for it.
+        """Write all parts to ``kept``, whether or not a client reads them. A server that stops
+        waits for this, because it counts as an open request.
         """
         service = scope["app"].state.service
         service.n_open += 1
@@ -154,7 +160,7 @@ class StreamedResponse(Response):
 
 
 class KeptResponse(Response):
-    """A reader of a kept answer, from a byte ``offset`` on."""
+    """A response that sends a kept answer from byte ``offset`` on."""
 
     def __init__(self, kept: KeptStream, offset: int = 0) -> None:
         super().__init__(None, 200, STREAM_HEADERS, kept.media_type)
@@ -163,7 +169,9 @@ class KeptResponse(Response):
         self._has_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or the client disconnects, which does not end the answer."""
+        """Send the answer until its end, or until the client disconnects, which does not end the
+        answer.
+        """
         await send(self.head)
         try:
             async with watched(receive, self._leave):

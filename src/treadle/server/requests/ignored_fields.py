@@ -1,5 +1,5 @@
 """Fields that clients of other servers send and that have no effect here. An answer's ``warnings``
-name each that was sent, unless its value has no effect anyway.
+name each that was sent, unless its value asks for what happens anyway.
 
 Each field is in one place: in a table of fields that are read (``generation_request.py`` and the
 protocols' files), which may refuse it, or here. ``tests/server/test_known_fields.py`` compares all
@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 
 class IgnoredField(NamedTuple):
-    """The reason why a field has no effect, and its values that need no warning."""
+    """The reason why a field has no effect, and the values that need no warning because they ask
+    for what happens anyway.
+    """
 
     why: str
     harmless: tuple[Any, ...] = ()
@@ -40,7 +42,9 @@ ACCEPTED_OF_VECTORS = ACCEPTED | {
 
 
 def ignored_fields(body: Mapping[str, Any], table: Fields, where: str = "") -> list[str]:
-    """Return a warning for each field of ``body`` in the table. ``where``: a prefix of its name."""
+    """Return a warning for each field of ``body`` that is in ``table`` and whose value is not
+    harmless. ``where``: a prefix of the fields' names.
+    """
     return [
         f"{where}{name}: {row.why}"
         for name, row in table.items()
@@ -49,7 +53,9 @@ def ignored_fields(body: Mapping[str, Any], table: Fields, where: str = "") -> l
 
 
 def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
-    """Return whether the value is harmless. Numbers compare as in JSON; true is not 1."""
+    """Return whether ``value`` is one of the ``harmless`` values. Numbers compare as in JSON; true
+    is not 1.
+    """
     same = (
         isinstance(value, bool) == isinstance(each, bool) and value == each for each in harmless
     )
@@ -57,8 +63,8 @@ def _asks_nothing(value: Any, harmless: tuple[Any, ...]) -> bool:
 
 
 def ignored_by_ollama(body: Mapping[str, Any], table: Fields, n_ctx: int) -> list[str]:
-    """Return warnings for an Ollama body and its ``options``. A ``num_ctx`` up to the server's
-    ``n_ctx`` needs none.
+    """Return warnings for an Ollama body and its ``options``. ``table``: ignored fields of the
+    body. A ``num_ctx`` up to the server's ``n_ctx`` needs no warning.
     """
     told = ignored_fields(body, table)
     options = body.get("options")

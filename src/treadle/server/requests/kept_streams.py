@@ -26,7 +26,9 @@ MAX_ID = 256  # characters
 
 
 class KeptStream:
-    """The bytes of one answer. ``stream``: its request, given up when nobody reads it for long."""
+    """The bytes of one streamed answer, at most the last ``MAX_BYTES``. ``stream``: the request
+    that writes them, cancelled when nobody has read for ``UNREAD_S`` seconds.
+    """
 
     def __init__(self, conversation: str, stream: AbortableStream) -> None:
         self.conversation = conversation
@@ -44,11 +46,11 @@ class KeptStream:
 
     @property
     def total(self) -> int:
-        """The number of bytes so far, dropped ones included."""
+        """Number of bytes written so far, dropped ones included."""
         return self.first + len(self._bytes)
 
     def append(self, part: bytes) -> None:
-        """Add bytes, and drop the oldest if there are too many."""
+        """Add bytes, drop the oldest above ``MAX_BYTES``, and wake the readers."""
         self._bytes += part
         n_over = len(self._bytes) - MAX_BYTES
         if n_over > 0:
@@ -57,25 +59,26 @@ class KeptStream:
         self.wake()
 
     def finish(self) -> None:
-        """Note that the answer is complete."""
+        """Mark the answer as complete, and wake the readers."""
         self.completed = int(time.time())
         self._stop_timer()
         self.wake()
         self.on_done()
 
     def cancel(self) -> None:
-        """Abort the request; its readers come to an end."""
+        """Abort the request, unless its answer is complete; readers then come to an end."""
         if not self.completed:
             self._stream.give_up(GoneError())
 
     def wake(self) -> None:
-        """Let readers look again."""
+        """Wake all readers, which look for new bytes and whether their client has left."""
         self._more.set()
         self._more = asyncio.Event()
 
     async def read(self, offset: int, has_left: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
-        """Yield the bytes from ``offset`` on until the answer is complete, or ``has_left`` is true
-        after ``wake``. Raises ApiError if bytes there have been dropped.
+        """Yield the bytes from ``offset`` on, as they come, until the answer is complete or
+        ``has_left()`` is true after a ``wake``. Raises ApiError if bytes at the offset have been
+        dropped.
         """
         self._n_readers += 1
         self._stop_timer()
@@ -114,15 +117,16 @@ class KeptStream:
 
 
 class KeptStreams:
-    """The kept answers of a server, by the name of the API key and the conversation's id."""
+    """The kept answers of a server, by the name of the API key and the id of the conversation."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], KeptStream] = {}
         self._timers = set[asyncio.TimerHandle]()
 
     def open(self, owner: str, conversation: str, stream: AbortableStream) -> KeptStream:
-        """Keep the answer of ``stream``, in place of the conversation's former one. Raises ApiError
-        if there are too many that are still being written.
+        """Return a new kept stream for the answer of ``stream``, in place of the conversation's
+        former one, which is cancelled. Raises ApiError (503) if ``MOST_KEPT`` are all still being
+        written.
         """
         self.drop(owner, conversation)
         if len(self._kept) >= MOST_KEPT:
@@ -136,11 +140,11 @@ class KeptStreams:
         return kept
 
     def find(self, owner: str, conversation: str) -> KeptStream | None:
-        """Return a conversation's kept answer; None if there is none any more."""
+        """Return a conversation's kept answer; None if it never was, or is no longer, kept."""
         return self._kept.get((owner, conversation))
 
     def of_conversation(self, owner: str, conversation: str) -> list[KeptStream]:
-        """Return the answers with this id, and those with a model's name behind it:
+        """Return the kept answers whose id is ``conversation``, or that followed by a model's name:
         ``ID::MODEL``.
         """
         return [
@@ -156,7 +160,7 @@ class KeptStreams:
             kept.cancel()
 
     def close(self) -> None:
-        """Forget all."""
+        """Forget all answers, without cancelling their requests."""
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
@@ -173,7 +177,9 @@ class KeptStreams:
 
 
 def conversation_id(given: str | None) -> str | None:
-    """Return the id that a header names, or None. Raises ApiError for one that is too long."""
+    """Return the conversation's id from the header ``X-Conversation-Id``, None without it. Raises
+    ApiError for one that is too long.
+    """
     if not given:
         return None
     if len(given) > MAX_ID:

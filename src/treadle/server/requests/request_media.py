@@ -1,4 +1,6 @@
-"""Pictures and sounds of requests: from their addresses, and with errors that are the client's."""
+"""Pictures and sounds of prompts: token ids, contents fetched from addresses, and errors turned
+into those of the client.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ CONTENTS: ContextVar[Mapping[str, bytes] | None] = ContextVar("CONTENTS", defaul
 
 
 class AddressesNeeded(Exception):
-    """A request names http(s) addresses whose contents were not fetched yet. ``places``: by
-    address, where it stands in the request.
+    """A prompt names http(s) addresses whose contents were not fetched yet. ``places``: by address,
+    the field in the request that has it. ``Service.prepare`` fetches them and begins again.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -40,9 +42,9 @@ class AddressesNeeded(Exception):
 def chat_ids(
     prompt: ChatPrompt, model: Model, addresses: AddressPolicy, *, bounded: bool = True
 ) -> list[int]:
-    """Return the token ids of a rendered conversation, its pictures and sounds prepared; see
-    ``Model.prompt_ids``. ``addresses``: which ones are fetched. Raises ApiError, TreadleError, and
-    AddressesNeeded.
+    """Return the token ids of a rendered conversation, its pictures and sounds prepared.
+    ``addresses``: which ones may be fetched. ``bounded``: stop when these alone exceed the context.
+    Raises ApiError, TreadleError, and AddressesNeeded.
     """
     media = model.media
     if prompt.media is None or media is None:
@@ -56,8 +58,8 @@ def chat_ids(
 
 
 def multimodal_ids(prompt: Mapping[str, Any], model: Model, name: str) -> list[int]:
-    """Return the token ids of llama.cpp's prompt of ``prompt_string`` and ``multimodal_data``.
-    ``name``: its place in the body. Raises ApiError and TreadleError.
+    """Return the token ids of llama.cpp's prompt, an object of ``prompt_string`` and
+    ``multimodal_data``. ``name``: its field in the body. Raises ApiError and TreadleError.
     """
     media = _media_of(model, f"{name}.multimodal_data")
     with media_errors(model):
@@ -66,8 +68,8 @@ def multimodal_ids(prompt: Mapping[str, Any], model: Model, name: str) -> list[i
 
 
 def images_ids(prompt: str, images: Any, model: Model) -> list[int]:
-    """Return the token ids of pictures, as Ollama has them, and a raw prompt after them. Raises
-    ApiError and TreadleError.
+    """Return the token ids of Ollama's ``images``, followed by the raw ``prompt``. Raises ApiError
+    and TreadleError.
     """
     media = _media_of(model, "images")
     with media_errors(model):
@@ -93,8 +95,8 @@ def _media_of(model: Model, name: str) -> ModelMedia:
 
 
 def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple[MediaPart, ...]:
-    """Return pictures and sounds with what stands at their addresses in place of these. Raises
-    ApiError if no addresses are fetched, AddressesNeeded if these were not fetched yet.
+    """Return pictures and sounds with addresses replaced by the contents fetched from them. Raises
+    ApiError if the server fetches no addresses, AddressesNeeded if these were not fetched yet.
     """
     places = {part.source: part.place for part in reversed(parts) if isinstance(part.source, str)}
     if not places:
@@ -119,8 +121,9 @@ def with_contents(parts: Sequence[MediaPart], addresses: AddressPolicy) -> tuple
 
 @contextmanager
 def media_errors(model: Model, places: Collection[str] | None = None) -> Iterator[None]:
-    """Turn errors about a client's pictures and sounds into its own (400), with their place as the
-    ``param``. ``places``: of those that are read in the block; None: no other files are read there.
+    """Turn errors about a client's pictures and sounds in the block into ApiError (400), with their
+    place in the body as ``param``. ``places``: of those that the block reads; a FileError about
+    another path is raised unchanged. None: every FileError is the client's.
     """
     try:
         yield
@@ -144,8 +147,8 @@ def media_errors(model: Model, places: Collection[str] | None = None) -> Iterato
 
 
 def check_vocabulary(ids: Sequence[int], model: Model) -> None:
-    """Raise TreadleError if an id that a client sent is not one of the vocabulary: larger ones
-    stand for rows of pictures, perhaps another client's.
+    """Raise TreadleError if an id that a client sent is not in the vocabulary: larger ids stand for
+    rows of pictures, perhaps another client's.
     """
     n_vocab = model.config.n_vocab
     if ids and not (min(ids) >= 0 and max(ids) < n_vocab):
@@ -160,7 +163,7 @@ def n_text(ids: Sequence[int], model: Model) -> int:
 
 
 def prompt_text(ids: Sequence[int], model: Model) -> str:
-    """Return a prompt's text, with llama.cpp's mark for each picture and sound."""
+    """Return a prompt's text, with llama.cpp's marker in place of each picture and sound."""
     media = model.engine.media
     if not media.any_in(ids):
         return model.detokenize(ids)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class MediaProgress(NamedTuple):
     """Progress of a prompt's pictures and sounds: ``encoded`` of ``total``, cached ones included,
-    and the milliseconds of encoding so far, in steps of 100.
+    and ``encoding_ms``, the milliseconds of encoding so far, in steps of 100.
     """
 
     total: int
@@ -39,7 +39,7 @@ class MediaProgress(NamedTuple):
 @dataclass(frozen=True)
 class Progress:
     """Prompt progress: ``processed`` of ``total`` tokens, ``cached`` of them reused. ``place``:
-    position in the queue, 0 once prefill has begun. ``media``: of its pictures and sounds.
+    position in the queue, 0 once prefill has begun. ``media``: progress of its pictures and sounds.
     """
 
     total: int
@@ -49,7 +49,9 @@ class Progress:
     media: MediaProgress | None = None
 
     def as_dict(self, since_s: float) -> dict[str, Any]:
-        """Return llama.cpp's object, with the queue position and pictures."""
+        """Return llama.cpp's object, with the queue position and the media's progress. ``since_s``:
+        arrival of the request, by ``perf_counter``.
+        """
         taken = round(1e3 * (time.perf_counter() - since_s))
         told: dict[str, Any] = {
             "total": self.total,
@@ -65,8 +67,9 @@ class Progress:
 
 @dataclass
 class StreamPiece:
-    """The new output of one request since the last piece. The last one has a ``finish_reason``. If
-    progress is requested, pieces with ``progress`` alone come before the first token.
+    """New text and tokens of one output, since its previous piece. The last piece has a
+    ``finish_reason``. If progress is requested, pieces with ``progress`` alone come before the
+    first token.
     """
 
     output: OutputStream
@@ -79,7 +82,9 @@ class StreamPiece:
     parts: Sequence[tuple[str, int]] = ()  # of ``content``, each with its number of ids
 
     def said(self) -> list[OutputPiece]:
-        """Return its reasoning, content and tool calls. Call it once for each piece, in order."""
+        """Return the piece's reasoning, content and tool calls, by the output's parser. Call it
+        once for each piece, in order.
+        """
         scanner = self.output.scanner
         out = []
         for part, n_ids in self.parts:
@@ -92,7 +97,7 @@ class StreamPiece:
 
     @classmethod
     def joined(cls, pieces: list[StreamPiece]) -> StreamPiece:
-        """Join the pieces of one output."""
+        """Return the pieces of one output as one piece."""
         return cls(
             pieces[-1].output,
             "".join(piece.content for piece in pieces),
@@ -105,7 +110,9 @@ class StreamPiece:
 
 
 class OutputStream:
-    """One output of a request: its choice index, its arrival and first-token times in seconds."""
+    """One output of an HTTP request: its scheduler's request, its index among the choices, its
+    parser, and how much of it was already returned. Times are seconds of ``perf_counter``.
+    """
 
     def __init__(
         self, stream: RequestStream, request: Request, index: int, prompt: int = 0
@@ -136,8 +143,8 @@ class OutputStream:
         self.drafts_counted: tuple[int, int, list[int]] = (0, 0, [])
 
     def scan(self, part: str, n_ids: int, *, last: bool = False) -> list[OutputPiece]:
-        """Feed a ``part`` of ``n_ids`` to the parser, return its certain results, count reasoning
-        ids.
+        """Feed text ``part``, which has ``n_ids`` tokens, to the parser; return the pieces that are
+        certain by now. Counts the tokens of reasoning in ``n_thought``. ``last``: the output ends.
         """
         scanner = self.scanner
         reasons = scanner.in_reasoning
@@ -154,7 +161,9 @@ class OutputStream:
         return out
 
     def take(self) -> StreamPiece | None:
-        """Return the new output, or None. Raises ApiError if the request has failed."""
+        """Return the new output since the last call as a piece, or a piece of progress; None if
+        there is nothing new. Raises ApiError if the request has failed.
+        """
         if self.stream.generation.progress and (moved := self._take_progress()) is not None:
             return moved
         answer = self.answer
@@ -185,7 +194,7 @@ class OutputStream:
         )
 
     def progress(self) -> Progress | None:
-        """Return the prompt's progress; None after the first token, or before anything is known."""
+        """Return the prompt's progress; None after the first token, or before any is known."""
         timings = self.answer.timings
         request = self.request
         media = self._media_progress()
@@ -195,7 +204,9 @@ class OutputStream:
         return found if known and not begun else None
 
     def _media_progress(self) -> MediaProgress | None:
-        """Return the progress of pictures and sounds; None for a prompt without any."""
+        """Return the progress of the prompt's pictures and sounds; None for a prompt without
+        any.
+        """
         if not self._media_ends:
             return None
         n_read = self.request.n_read
@@ -205,8 +216,8 @@ class OutputStream:
         return MediaProgress(len(self._media_ends), n_encoded, encoding_ms)
 
     def _take_progress(self) -> StreamPiece | None:
-        """Return a progress piece if it has changed; at least one before the first token, however
-        fast the prefill was.
+        """Return a piece with the prompt's progress if it has changed, else None. At least one
+        comes before the first token, however fast the prefill was.
         """
         now = self.progress()
         timings = self.answer.timings
@@ -221,7 +232,9 @@ class OutputStream:
 
 
 class Wakeup:
-    """Wakes the one waiting coroutine; a wakeup without a waiter is kept."""
+    """Wakes the one coroutine that waits. A ``ring`` while none waits is kept for the next
+    ``wait``.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -229,14 +242,16 @@ class Wakeup:
         self._waiter: asyncio.Future[bool] | None = None
 
     def ring(self, rung: bool = True) -> None:
-        """Wake the waiter. Call it in the loop's thread."""
+        """Wake the waiting coroutine; ``rung``: what its ``wait`` returns. Call it in the loop's
+        thread.
+        """
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(rung)
         elif rung:
             self._rung = True
 
     async def wait(self, timeout_s: float) -> bool:
-        """Wait for a wakeup; return False on timeout."""
+        """Wait until ``ring`` and return True; return False after ``timeout_s`` seconds."""
         if not self._rung:
             self._waiter = self._loop.create_future()
             timer = self._loop.call_later(timeout_s, self.ring, False)
@@ -250,8 +265,9 @@ class Wakeup:
 
 
 class RequestStream:
-    """The outputs of one HTTP request. ``drop`` cancels a request, ``wake`` tells the engine thread
-    that pieces were taken.
+    """The outputs of one HTTP request, read in the event loop. ``drop`` is called to cancel an
+    output, ``wake`` to tell the engine thread that pieces were taken. ``came_s``: arrival by
+    ``perf_counter``; ``timeout_s`` counts from then.
     """
 
     def __init__(
@@ -282,9 +298,10 @@ class RequestStream:
             self._timer = self.loop.call_later(max(left_s, 0), self.give_up, timed_out(timeout_s))
 
     async def pieces(self, ping_s: float) -> AsyncIterator[StreamPiece | None]:
-        """Yield new pieces of any output; None whenever nothing comes for ``ping_s``.
+        """Yield new pieces of any output; None whenever nothing comes for ``ping_s`` seconds.
 
-        Raises ApiError if an output ends with an error, and the error of ``give_up``.
+        Raises ApiError if an output ends with an error, and the error that was passed to
+        ``give_up``.
         """
         left = list(self.outputs)
         while left:
@@ -310,7 +327,7 @@ class RequestStream:
             self.wakeup.ring()
 
     def close(self) -> None:
-        """Cancel the unfinished outputs: their reader is gone."""
+        """Cancel the unfinished outputs: nobody reads them any more."""
         if self._timer is not None:
             self._timer.cancel()
         self.on_close()

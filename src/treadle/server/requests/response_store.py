@@ -18,8 +18,8 @@ MOST_MEDIA_CHARACTERS = 128 << 20  # of all, where the model reads pictures or s
 
 @dataclass
 class StoredResponse:
-    """One response: its conversation as chat messages (``talk``), all input items including those
-    of earlier responses, and the response object.
+    """One stored response. ``talk``: its conversation as chat messages; ``inputs``: all input
+    items, including those of earlier responses; ``whole``: the response object.
     """
 
     talk: list[Message]
@@ -28,18 +28,18 @@ class StoredResponse:
 
     @property
     def items(self) -> list[Item]:
-        """Return all items of the conversation."""
+        """All items of the conversation: inputs, then output."""
         return [*self.inputs, *self.whole["output"]]
 
     @cached_property
     def n(self) -> int:
-        """Return its size in characters, which counts against ``MOST_CHARACTERS``."""
+        """Size in characters, which counts against ``MOST_CHARACTERS``."""
         return sum(len(str(each)) for each in (*self.talk, *self.inputs, self.whole))
 
 
 class ResponseStore:
-    """The most recent responses by id, and their items by id. The event loop stores them, pool
-    threads look them up.
+    """The most recently used responses by id, and their items by id. The event loop stores them,
+    pool threads look them up.
     """
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS) -> None:
@@ -51,7 +51,9 @@ class ResponseStore:
         self._lock = free_lock()
 
     def keep(self, name: str, kept: StoredResponse) -> None:
-        """Store a response; drop the least recently used ones above the limits."""
+        """Store a response under the id ``name``; drop the least recently used ones above the
+        limits.
+        """
         n = kept.n  # slow for a long one, so computed before the lock
         with self._lock:
             self._responses[name] = kept
@@ -62,7 +64,7 @@ class ResponseStore:
                 self._drop(next(iter(self._responses)))
 
     def get(self, name: str) -> StoredResponse | None:
-        """Return a response if it is still stored."""
+        """Return the response with the id ``name``, None if it is not stored (any more)."""
         with self._lock:
             found = self._responses.get(name)
             if found is not None:
@@ -86,7 +88,7 @@ class ResponseStore:
         return True
 
     def item(self, name: str) -> Item | None:
-        """Return an item of a conversation if a response that has it is still stored."""
+        """Return the item with the id ``name``; None unless a stored response has it."""
         with self._lock:
             if name not in self._of_item:
                 return None

@@ -60,15 +60,15 @@ T = TypeVar("T")
 MAX_WARNED = 64  # different warnings in the log, since clients can cause any number
 PREPARING = 4  # threads that render, tokenize and compile grammars
 FETCHING = 16  # threads that read pictures from their addresses
-FETCHING_REQUESTS = 4  # requests that have these in memory at once
-MAX_FETCHED = MAX_MEDIA_BODY  # bytes of them in one request
+FETCHING_REQUESTS = 4  # requests that have fetched pictures in memory at once
+MAX_FETCHED = MAX_MEDIA_BODY  # bytes of fetched pictures of one request
 MAX_PREPARED = 1 << 30  # bytes of prepared pictures and sounds of all requests
-PREPARING_LARGE = 2  # at most so many of them for large bodies, so that small ones are not blocked
+PREPARING_LARGE = 2  # of PREPARING at most, for large bodies: small ones are not blocked
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The operator's settings."""
+    """The operator's settings of a server, from the command line."""
 
     alias: str | None = None  # the model's name
     api_keys: tuple[str, ...] = ()  # none: everyone on this machine may call
@@ -95,7 +95,9 @@ class ServerSettings:
 
 @dataclass
 class Service:
-    """One served model. ``close`` it to end its threads."""
+    """One served model: its engine thread, threads that prepare requests, API keys, counters and
+    stores. ``close`` ends the threads; the owner closes the model.
+    """
 
     model: Model
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -134,15 +136,19 @@ class Service:
 
     @cached_property
     def dialect(self) -> TemplateDialect:
-        """The template's format of reasoning and tool calls; renders it a few times."""
+        """The chat template's marks of reasoning and tool calls, found by rendering it a few
+        times.
+        """
         return dialect_of(self.model.template)
 
     def card(self) -> dict[str, str]:
-        """Return a description of the model."""
+        """Return a description of the model: its size, format and so on, as texts by name."""
         return card(self.model.path, self.model.engine)
 
     def check_ready(self) -> None:
-        """Raise ApiError if no request can be taken now."""
+        """Raise ApiError if no request can be taken now: the server is stopping, the model is not
+        usable, or there are too many requests.
+        """
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
@@ -153,14 +159,15 @@ class Service:
         check_usable(self.engine)
 
     async def prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """Return ``work(*args)``, computed in the pool, off the event loop. If it needs what stands
-        at addresses, other threads fetch it, and ``work`` begins again.
+        """Return ``work(*args)``, computed in a thread of the pool. If it raises AddressesNeeded,
+        the contents are fetched in other threads, and ``work`` begins again. Raises ApiError if no
+        request can be taken.
         """
         self.check_ready()
         return await self._prepare(work, *args)
 
     async def _prepare(self, work: Callable[..., T], *args: Any) -> T:
-        """Do what ``prepare`` does, for a request that was admitted before."""
+        """Return ``work(*args)`` as ``prepare`` does, for a request that was admitted before."""
         self.check_model()
         self._n_preparing += 1
         work = self._noting(work)
@@ -194,7 +201,9 @@ class Service:
         return await asyncio.wrap_future(job)
 
     async def _fetched(self, places: Mapping[str, str]) -> dict[str, bytes]:
-        """Return the contents of addresses; see ``AddressesNeeded``. Raises ApiError."""
+        """Return the contents of addresses, bytes by address. ``places``: the field of each address
+        in the request. Raises ApiError.
+        """
         loop = asyncio.get_running_loop()
         jobs = [
             loop.run_in_executor(self._fetchers, fetch_media, url, self.addresses, place)
@@ -218,9 +227,9 @@ class Service:
         return contents
 
     async def steps(self, runs: Generator[T | None, None, None]) -> T:
-        """Return the first item of ``runs`` that is not None. Each is computed as a job of the
-        engine thread, so steps of the scheduler run in between. If the client disconnects, no
-        further one is computed.
+        """Return the first item of ``runs`` that is not None. Each item is computed as a job of the
+        engine thread, so the scheduler's steps run in between. After a disconnect no further one is
+        computed.
         """
         try:
             while True:
@@ -232,7 +241,9 @@ class Service:
             raise
 
     def _noting(self, work: Callable[..., T]) -> Callable[..., T]:
-        """Return ``work`` with its warnings written to the log, unless it catches them itself."""
+        """Return a function that calls ``work`` and logs its warnings, each once, unless it catches
+        them.
+        """
 
         def noted(*args: Any) -> T:
             with warnings_to(self.warn_once):
@@ -241,7 +252,9 @@ class Service:
         return noted
 
     async def _in_time(self, came_s: float, within_s: float, work: Awaitable[T]) -> T:
-        """Return the result of ``work``. Raises ApiError if the request's time limit ends first."""
+        """Return the result of ``work``. Raises ApiError (504) if it takes more than ``within_s``
+        seconds after ``came_s``, a time of ``perf_counter``.
+        """
         if within_s == math.inf:
             return await work
         try:
@@ -257,14 +270,14 @@ class Service:
         keeps: bool = True,
         admitted: bool = False,
     ) -> RequestStream:
-        """Call ``start`` for an HTTP request, whose headers may bound its time, and name the
-        conversation for which its answer is kept, unless ``keeps`` is false. ``admitted``: a
-        further answer of a request that runs already: it counts for no limit, and a server that
-        stops lets it end.
+        """Start the generation request of an HTTP request, as ``start`` does, within the time limit
+        in its headers. ``keeps``: keep a streamed answer for the conversation that the headers
+        name. ``admitted``: a further answer of a running request, which counts for no limit, and
+        which a server that stops lets end.
         """
         came_s = request.scope["treadle.came"]
         key = request.scope.get("treadle.key")
-        conversation_id(request.headers.get("x-conversation-id"))  # an error of it comes first
+        conversation_id(request.headers.get("x-conversation-id"))  # refuses an invalid id first
         bounds: dict[str, Any] = {"within_s": seconds_of(request), "came_s": came_s}
         stream = await self.start(read, *args, **bounds, key=key, admitted=admitted)
         request.scope["treadle.stream"] = stream  # for the log
@@ -278,8 +291,8 @@ class Service:
         return stream
 
     def keep(self, request: HttpRequest, stream: AbortableStream) -> KeptStream | None:
-        """Keep the answer of ``stream`` for the conversation that the request names, if it does.
-        Raises ApiError if too many are kept.
+        """Return a kept stream for the answer of ``stream`` if the request's headers name a
+        conversation, else None. Raises ApiError if too many are kept.
         """
         conversation = conversation_id(request.headers.get("x-conversation-id"))
         if conversation is None:
@@ -300,10 +313,10 @@ class Service:
         key: int | None = None,
         admitted: bool = False,
     ) -> RequestStream:
-        """Read a generation request, ``read(service, *args)``, and start it. ``came_s``: its
-        arrival by ``perf_counter``; ``within_s`` counts from then. ``key``: the API key's index for
-        fair sharing, if there are several. ``admitted``: see ``begin``. Raises ApiError and
-        TreadleError.
+        """Call ``read(service, *args)`` in the pool, and start the generation request that it
+        returns. ``came_s``: arrival by ``perf_counter``; ``within_s``: seconds from then. ``key``:
+        number of the API key for fair sharing, if there are several. ``admitted``: see ``begin``.
+        Raises ApiError and TreadleError.
         """
 
         if not self.writes:  # refused before a stream begins
@@ -361,28 +374,32 @@ class Service:
         return stream
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError if a key may not use the model."""
+        """Raise ApiError (403) if the key may not use the model."""
         key.check(self.name)
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
-        """Count tokens that were read for vectors or scores, and the time of it."""
+        """Count tokens that were processed for vectors or scores, the seconds this took, and charge
+        the key.
+        """
         self.stats.note_embedded(n_tokens, seconds)
         charge_tokens.get()(n_tokens)
 
     def warn(self, message: str) -> None:
-        """Log a warning."""
+        """Write a warning to the log."""
         if self.settings.log:
             log(level="warning", message=message)
 
     def warn_once(self, message: str) -> None:
-        """Log a warning about ignored or unsupported fields; each once."""
+        """Log a warning about ignored or unsupported fields, unless the same was logged before."""
         if not self.settings.log or message in self._warned or len(self._warned) >= MAX_WARNED:
             return
         self._warned.add(message)
         log(level="warning", message=message)
 
     def check_room(self, n: int) -> None:
-        """Raise ApiError if ``n`` more outputs are too many."""
+        """Raise ApiError if ``n`` more outputs are too many, or if too many seconds of prefill are
+        queued.
+        """
         self.check_ready()
         if len(self.engine.outputs) + n > self.settings.max_requests:
             raise busy(
@@ -398,8 +415,8 @@ class Service:
             )
 
     def _check_prepared(self, n_bytes: int) -> None:
-        """Raise ApiError if prepared pictures of so many bytes more are too many. Those of one
-        request alone are always accepted.
+        """Raise ApiError (503) if the prepared pictures of all requests, with ``n_bytes`` more,
+        exceed ``MAX_PREPARED``. Those of a single request are always accepted.
         """
         held = sum(stream.n_prepared for stream in self.streams)
         if n_bytes and held and held + n_bytes > MAX_PREPARED:
@@ -411,7 +428,7 @@ class Service:
             each.give_up(busy("the server is stopping"))
 
     def close(self) -> None:
-        """End the threads; the owner closes the model."""
+        """End the threads. The owner closes the model."""
         self.engine.stop()
         self.kept_streams.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -419,7 +436,9 @@ class Service:
 
 
 def n_computed(stream: RequestStream) -> int:
-    """Return how many tokens a request has read, except those found in the cache, and written."""
+    """Return how many tokens were computed for a request: prompts without their cached part, and
+    output.
+    """
     total = 0
     for output in stream.outputs:
         timings = output.answer.timings
@@ -429,6 +448,6 @@ def n_computed(stream: RequestStream) -> int:
 
 
 def service_of(request: HttpRequest) -> Service:
-    """Return the service of an HTTP request."""
+    """Return the Service that answers an HTTP request."""
     service: Service = request.app.state.service
     return service

@@ -14,7 +14,7 @@ EDGES_TOKENS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.
 
 
 class Histogram:
-    """Counts of values up to each edge, and the values' sum."""
+    """Counts of values by upper ``edges``, and the sum of all values."""
 
     def __init__(self, edges: tuple[float, ...] = EDGES_S) -> None:
         self.edges, self.counts = edges, [0] * (len(edges) + 1)
@@ -27,15 +27,18 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[str, float]]:
-        """Return Prometheus' form: the cumulative count up to each edge."""
+        """The counts in Prometheus' form: for each edge, as text, how many values are at most
+        that.
+        """
         edges = [*map(str, self.edges), "+Inf"]
         return [*zip(edges, map(float, accumulate(self.counts)), strict=True)]
 
 
 class ServerStats:
-    """Counters since the start: ``n_`` are counts, ``_s`` seconds.
+    """Counters since the start of the server: names with ``n_`` are counts, with ``_s`` seconds.
 
-    The engine thread alone writes numbers of steps and tokens, the event loop's thread the others.
+    The engine thread alone writes those of steps and generation; the event loop's thread writes
+    ``n_cancelled``, ``n_embedded`` and ``embed_s``.
     """
 
     def __init__(self) -> None:
@@ -55,7 +58,9 @@ class ServerStats:
         self.step_tokens = Histogram(EDGES_TOKENS)
 
     def note_step(self, n_fed: int, n_tokens: int, seconds: float) -> None:
-        """Count one scheduler step: it ran ``n_tokens`` and gave ``n_fed`` requests a token."""
+        """Count one scheduler step, which ran ``n_tokens`` and gave ``n_fed`` requests new
+        output.
+        """
         if n_tokens:
             self.step_tokens.note(n_tokens)
         self.n_steps += 1
@@ -63,12 +68,14 @@ class ServerStats:
         self.step_s += seconds
 
     def note_embedded(self, n_tokens: int, seconds: float) -> None:
-        """Count tokens processed for embeddings or scores."""
+        """Count tokens that were processed for embeddings or scores, and their seconds."""
         self.n_embedded += n_tokens
         self.embed_s += seconds
 
     def note_news(self, output: OutputStream, now: float) -> None:
-        """Count a request's new events: its prompt with its first id, ids as they come, its end."""
+        """Count what is new of an output at time ``now``: its prompt when its first token comes,
+        tokens as they come, its end.
+        """
         answer = output.answer
         t = output.answer.timings
         done = output.answer.done
@@ -105,7 +112,7 @@ class ServerStats:
             self.ended[reason or "error"] += 1
 
     def _note_drafts(self, output: OutputStream) -> None:
-        """Count the new drafts of a request."""
+        """Count the draft tokens of an output that were verified since the last call."""
         t = output.answer.timings
         (n_drafts, n_drafted, at) = output.drafts_counted
         if t.n_drafts == n_drafts:

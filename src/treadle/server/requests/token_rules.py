@@ -22,7 +22,7 @@ MAX_MIN = 2**31 - 1
 
 
 def token_ids(name: str, value: Any) -> list[int]:
-    """Read a list of token ids."""
+    """Return a list of token ids. Raises ApiError for other values."""
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise wrong(name, value, "token ids")
     return value
@@ -45,9 +45,9 @@ FIELDS: Table = {
 
 @dataclass(frozen=True)
 class TokenRules:
-    """Rules for the tokens of an output. ``allowed``: the only tokens; ``bad``: forbidden token
-    sequences; ``n_least``: tokens before one of ``ends`` may come; ``stop``: end tokens that the
-    caller named.
+    """Rules for the tokens of an output. ``allowed``: the only tokens that may come; ``bad``:
+    forbidden token sequences; ``n_least``: number of tokens before one of ``ends`` may come;
+    ``stop``: end tokens that the caller named.
     """
 
     allowed: tuple[int, ...] | None = None
@@ -57,7 +57,9 @@ class TokenRules:
     stop: frozenset[int] = frozenset()
 
     def applied(self, sampling: Sampling, n_prompt: int) -> Sampling:
-        """Return sampling settings that apply the rules after ``n_prompt`` prompt tokens."""
+        """Return sampling settings with a custom sampler that applies the rules; ``n_prompt``:
+        tokens of the prompt, to which they do not apply.
+        """
         if self.allowed is None and not self.bad and not self.n_least:
             return sampling
         custom = sampling.custom or ()
@@ -69,8 +71,8 @@ class TokenRules:
         return replace(sampling, custom=(rule, *others))
 
     def mask(self, logits: np.ndarray, written: list[int]) -> np.ndarray:
-        """Set forbidden next tokens of ``logits`` to -inf, in place; ``written``: the tokens so
-        far.
+        """Set forbidden next tokens to -inf in ``logits``, f32 ``[n_vocab]``, in place, and return
+        it. ``written``: ids of the output so far.
         """
         if self.allowed is not None:
             kept = logits[list(self.allowed)]
@@ -85,7 +87,7 @@ class TokenRules:
 
 
 def read_rules(body: Any, model: Model) -> TokenRules:
-    """Read the rules of a body. Raises ApiError and TreadleError."""
+    """Return the token rules of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     for name in ("allowed_token_ids", "stop_token_ids"):
         ids = given.get(name, [])
@@ -108,7 +110,9 @@ def read_rules(body: Any, model: Model) -> TokenRules:
 
 
 def _runs(words: Iterable[str], model: Model) -> Iterable[tuple[int, ...]]:
-    """Yield the tokens of each word, at the beginning of a text and after a blank."""
+    """Yield the token ids of each word, as it is at the beginning of a text, and as it is after a
+    blank.
+    """
     for word in words:
         for spelt in (word, f" {word.lstrip()}"):
             if ids := model.tokenize(spelt, bos=False, special=False):

@@ -21,9 +21,9 @@ ELSEWHERE = ("server_url", "connector_id", "authorization", "headers", "tunnel_i
 
 @dataclass(frozen=True)
 class RequestedServers:
-    """The tools of MCP servers in one request. ``tools`` by their name for the model; the client
-    allows each call of those in ``asking``, the server runs the others. ``labels`` are in the
-    order of the request.
+    """The tools of MCP servers in one request. ``tools``: by their names for the model. ``asking``:
+    names whose calls the client must approve; the server runs the others by itself. ``labels``: the
+    servers, in the order of the request.
     """
 
     toolbox: Toolbox
@@ -32,15 +32,17 @@ class RequestedServers:
     labels: tuple[str, ...]
 
     def is_free(self, names: Iterable[str]) -> bool:
-        """Return whether the server may run all these calls by itself."""
+        """Return whether the server may run calls of all these functions by itself."""
         return all(name in self.tools and name not in self.asking for name in names)
 
     def without_entries(self, tools: list[Any]) -> list[Any]:
-        """Return a request's other tools."""
+        """Return those of a request's ``tools`` that are not entries for MCP servers."""
         return [each for each in tools if not is_entry(each)]
 
     def listing(self, label: str) -> list[dict[str, Any]]:
-        """Return the offered tools of one server, as ``mcp_list_tools`` has them."""
+        """Return the offered tools of the server ``label``, as items of type ``mcp_list_tools``
+        have them.
+        """
         return [
             {
                 "name": each.tool,
@@ -54,13 +56,13 @@ class RequestedServers:
 
 
 def is_entry(tool: Any) -> bool:
-    """Return whether a tool of a request stands for a server's tools."""
+    """Return whether an element of a request's ``tools`` stands for the tools of an MCP server."""
     return isinstance(tool, dict) and tool.get("type") == KIND
 
 
 async def requested_servers(service: Service, body: Mapping[str, Any]) -> RequestedServers | None:
-    """Return the servers' tools that a body asks for; None if it asks for none, or the server was
-    started without ``--mcp``. Waits until the servers have started. Raises ApiError.
+    """Return the MCP servers' tools that a body asks for; None if it asks for none, or the server
+    was started without ``--mcp``. Waits until the MCP servers have started. Raises ApiError.
     """
     toolbox = service.toolbox
     tools = body.get("tools")
@@ -84,7 +86,9 @@ async def requested_servers(service: Service, body: Mapping[str, Any]) -> Reques
 
 
 def _label(where: str, entry: Mapping[str, Any], toolbox: Toolbox) -> str:
-    """Return the name of an entry's server. Raises ApiError."""
+    """Return the name of the MCP server that ``entry`` stands for. ``where``: its place in the
+    body. Raises ApiError for an unknown or failed server.
+    """
     for key in ELSEWHERE:
         if entry.get(key) is not None:
             message = f"{where}.{key}: not supported: servers are those of the file of --mcp"
@@ -100,7 +104,9 @@ def _label(where: str, entry: Mapping[str, Any], toolbox: Toolbox) -> str:
 
 
 def _allowed(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> list[ServerTool]:
-    """Return the tools that ``allowed_tools`` names, all without it. Raises ApiError."""
+    """Return those of the server's ``tools`` that the entry's ``allowed_tools`` names; all without
+    it. Raises ApiError for unknown names.
+    """
     given = entry.get("allowed_tools")
     if given is None:
         return tools
@@ -113,8 +119,8 @@ def _allowed(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> l
 
 
 def _asking(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> set[str]:
-    """Return the names of tools whose calls the client allows, by ``require_approval``: all but
-    those that are named as never. Raises ApiError.
+    """Return the names of tools whose calls the client must approve, by the entry's
+    ``require_approval``: all, none, or all but those under ``never``. Raises ApiError.
     """
     name = f"{where}.require_approval"
     given = entry.get("require_approval", "always")
@@ -126,7 +132,7 @@ def _asking(where: str, entry: Mapping[str, Any], tools: list[ServerTool]) -> se
 
 
 def _names(where: str, given: Any) -> set[str]:
-    """Read names of tools: a list, or an object with ``tool_names``. Raises ApiError."""
+    """Return names of tools from a list, or from an object with ``tool_names``. Raises ApiError."""
     if isinstance(given, dict):
         given = mapping(where, given).get("tool_names") or []
     return {text(where, name) for name in array(where, given)}

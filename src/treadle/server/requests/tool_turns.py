@@ -24,8 +24,9 @@ Read = Callable[["Service", dict[str, Any]], "GenerationRequest"]
 
 
 class ToolTurns:
-    """The streams of one HTTP request, one at a time. For its response it is one stream:
-    ``give_up`` and ``close`` end what runs now, be it an answer or a call.
+    """The answers to one HTTP request, one stream after the other; the server runs tool calls
+    between them. For its response it is one stream: ``give_up`` and ``close`` end the answer or the
+    calls that run now.
     """
 
     def __init__(
@@ -47,11 +48,15 @@ class ToolTurns:
 
     @property
     def is_last(self) -> bool:
-        """Whether the current answer is the last that the bounds allow: it cannot call."""
+        """Whether the current answer is the last that the operator's bounds allow; it cannot call
+        tools.
+        """
         return self.n_answers >= self.servers.toolbox.bounds.rounds
 
     async def begin(self, body: dict[str, Any]) -> RequestStream:
-        """Begin the next answer. Raises ApiError, and what ended the request."""
+        """Begin the next answer, to ``body``, and return its stream. Raises ApiError, and the error
+        that was passed to ``give_up``.
+        """
         self._check()
         self.close()
         self.n_answers += 1
@@ -68,7 +73,7 @@ class ToolTurns:
                 self.close()
                 raise
         self.stream.ids |= self.ids
-        if self._why is not None:  # meanwhile
+        if self._why is not None:  # ended while the answer was being started
             self.stream.give_up(self._why)
         return self.stream
 
@@ -77,8 +82,8 @@ class ToolTurns:
             raise self._why
 
     async def call(self, calls: Sequence[ToolCall]) -> AsyncIterator[list[ToolOutput] | None]:
-        """Run calls at once. Yield None each second, and last the results in the order of the
-        calls. Raises what ended the request.
+        """Run tool calls concurrently. Yield None each second, and at the end the results, in the
+        order of ``calls``. Raises the error that was passed to ``give_up``.
         """
         toolbox = self.servers.toolbox
         running = [asyncio.wrap_future(toolbox.submit(call.name, call.arguments)) for call in calls]
@@ -100,25 +105,27 @@ class ToolTurns:
                 each.cancel()
 
     def give_up(self, why: BaseException) -> None:
-        """End the request, whatever it does now."""
+        """End the request, during an answer or a call; its iterators raise ``why``."""
         self._why = self._why or why
         self._left.set()
         if self._has_stream:
             self.stream.give_up(why)
 
     def close(self) -> None:
-        """Cancel the unfinished answer."""
+        """Cancel the current answer if it is unfinished."""
         if self._has_stream:
             self.stream.close()
 
     def add_usage(self, used: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the token counts of an answer, and return those of all."""
+        """Add the token counts of an answer, and return the sums of all answers."""
         self.usage = added(self.usage, used)
         return self.usage
 
 
 def added(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Add counts, those of inner objects too; other values are the second's."""
+    """Return the sums of counts by key, also within inner objects; other values are those of
+    ``second``.
+    """
     total = dict(first)
     for key, value in second.items():
         before = first.get(key)

@@ -18,7 +18,8 @@ MAX_TOOLS = 512
 @dataclass(frozen=True)
 class RequestTools:
     """Tools in OpenAI's chat format, all shown to the model. ``allowed``: names that it may call;
-    ``forced``: names of which it must call one.
+    ``forced``: names of which it must call one (empty: none); ``parallel``: several calls in an
+    answer.
     """
 
     functions: tuple[dict[str, Any], ...] = ()
@@ -28,12 +29,12 @@ class RequestTools:
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Return the argument schemas of the allowed tools, by name."""
+        """The JSON schemas of the allowed tools' arguments, by name."""
         return {function["name"]: function.get("parameters") or {} for function in self._callable()}
 
     @property
     def strict(self) -> frozenset[str]:
-        """Return the names of allowed tools whose schemas must be enforced completely."""
+        """Names of the allowed tools whose schemas must be enforced completely."""
         own = self._callable()
         return frozenset(function["name"] for function in own if function.get("strict"))
 
@@ -43,7 +44,9 @@ class RequestTools:
 
 
 def read_tools(given: Mapping[str, Any]) -> RequestTools:
-    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls``. Raises ApiError."""
+    """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls`` from a body's fields. With choice
+    "none" the result has no tools. Raises ApiError.
+    """
     choice = given.get("tool_choice", "auto")
     tools = given.get("tools", [])
     if not tools:
@@ -64,7 +67,7 @@ def read_tools(given: Mapping[str, Any]) -> RequestTools:
 
 
 def few(name: str, value: Any) -> list[Any]:
-    """Read an array of at most ``MAX_TOOLS`` items."""
+    """Return an array of at most ``MAX_TOOLS`` items. Raises ApiError for other values."""
     found = array(name, value)
     if len(found) > MAX_TOOLS:
         raise ApiError(400, f"{name}: {len(found)} items, at most {MAX_TOOLS}", param=name)
@@ -91,7 +94,9 @@ def _function(name: str, tool: Any) -> dict[str, Any]:
 def _allowed(
     choice: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of allowed tools, and of those of which one must be called."""
+    """Read a ``tool_choice`` of type ``allowed_tools``: return the names that may be called, and
+    those of which one must be called. ``names``: of all tools.
+    """
     where = "tool_choice.allowed_tools"
     given = mapping(where, choice.get("allowed_tools", choice))  # Responses has it one level up
     mode = one_of("auto", "required")(f"{where}.mode", given.get("mode"))
@@ -105,7 +110,7 @@ def _allowed(
 
 
 def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Return the name of the chosen function."""
+    """Return the function's name in ``choice``. Raises ApiError unless it is one of ``names``."""
     name = mapping("tool_choice", choice.get("function", choice)).get("name")
     if isinstance(name, str) and name in names:
         return name
@@ -113,7 +118,9 @@ def _chosen(choice: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _forced(choice: Any, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of which one must be called; none for "auto"."""
+    """Return the names of which one must be called, () for "auto". ``names``: of all tools. Raises
+    ApiError.
+    """
     if choice == "auto":
         return ()
     if choice == "required":

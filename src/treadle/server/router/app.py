@@ -1,4 +1,6 @@
-"""The router's application: routes of all protocols, each to an engine or to its own answer."""
+"""The router's ASGI application: every path of the one-model server, forwarded to an engine or
+answered by the router itself.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ OWN: dict[tuple[str, str], Endpoint] = {
 
 
 def handler(method: str, path: str) -> Endpoint:
-    """Return what answers a path of the one-model server."""
+    """Return the router's handler for a path that the one-model server has: its own, a look-up
+    among the engines, or forwarding.
+    """
     if (method, path) in OWN:
         return OWN[method, path]
     if "{id}" in path and path.startswith("/v1/responses/"):
@@ -57,7 +61,9 @@ def handler(method: str, path: str) -> Endpoint:
 
 
 def build_router_app(service: RouterService) -> Starlette:
-    """Build the ASGI application of a router."""
+    """Build the ASGI application of a router; its paths are those of the one-model server and
+    ``OWN``.
+    """
     page = static.page_routes() if service.settings.page else []
     known = {
         (method, path)

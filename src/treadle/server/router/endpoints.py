@@ -1,4 +1,4 @@
-"""Endpoints that the router answers itself: lists of models, loads, unloads, the library, its
+"""Endpoints that the router answers itself: lists of models, loads, unloads, the library, its own
 state.
 """
 
@@ -40,7 +40,7 @@ OFF = ("0", "false", "off", "no")
 
 
 class RouterStream(Response):
-    """A streamed response of the router itself."""
+    """A streamed response that the router makes itself; ``parts`` yields its bytes."""
 
     def __init__(self, parts: AsyncIterator[bytes], media_type: str) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -67,7 +67,7 @@ class RouterStream(Response):
 
 
 async def forward(request: HttpRequest) -> Forwarding:
-    """Any call with a model."""
+    """Forward a call to the engine of the model that it names, which is loaded if need be."""
     service = service_of(request)
     call = await read_call(request, service.bodies)
     model = await service.find(call.name)
@@ -76,8 +76,8 @@ async def forward(request: HttpRequest) -> Forwarding:
 
 
 async def generate(request: HttpRequest) -> Any:
-    """``POST /api/chat`` and ``/api/generate``: without a text they load the model, or unload it
-    with a ``keep_alive`` of 0.
+    """``POST /api/chat`` and ``/api/generate``: forward the call. Without a prompt or messages it
+    only loads the model, or with ``keep_alive`` 0 unloads it, which the router answers itself.
     """
     service = service_of(request)
     call = await read_call(request, service.bodies)
@@ -90,8 +90,8 @@ async def generate(request: HttpRequest) -> Any:
 
 
 async def look_up(request: HttpRequest) -> Any:
-    """A call about something that one of the engines has, such as a stored response: the first
-    engine that knows it answers.
+    """Answer a call about something that only one engine has, such as a stored response: by the
+    engine of the model that the call names, else by the first loaded engine that knows it.
     """
     service = service_of(request)
     call = await read_call(request, service.bodies)
@@ -116,7 +116,7 @@ async def look_up(request: HttpRequest) -> Any:
 
 
 async def slots(request: HttpRequest) -> Any:
-    """``GET /slots``: of ``model``; [] if it is not loaded."""
+    """``GET /slots``: the slots of the engine of ``model``; [] if that is not loaded."""
     service = service_of(request)
     call = await read_call(request, service.bodies)
     model = await service.find(call.name)
@@ -126,7 +126,9 @@ async def slots(request: HttpRequest) -> Any:
 
 
 async def props(request: HttpRequest) -> Any:
-    """``GET /props``: of ``model``, loaded unless ``autoload=false``; else the router's."""
+    """``GET /props``: those of the engine of ``model``, which is loaded unless ``autoload=false``;
+    without ``model`` the router's own.
+    """
     service = service_of(request)
     call = await read_call(request, service.bodies)
     if call.name:
@@ -158,7 +160,9 @@ async def props(request: HttpRequest) -> Any:
 
 
 async def metrics(request: HttpRequest) -> Any:
-    """``GET /metrics``: of all loaded models, or of ``model`` alone."""
+    """``GET /metrics``: the router's own and those of all loaded engines; with ``model`` of that
+    alone.
+    """
     service = service_of(request)
     if not service.settings.metrics:
         raise ApiError(501, "start the server with --metrics", code="not_enabled")
@@ -189,7 +193,7 @@ async def metrics(request: HttpRequest) -> Any:
 
 
 async def health(request: HttpRequest) -> Response:
-    """``GET /health``: of the router, which serves whatever its engines do."""
+    """``GET /health``: 200 unless the router is stopping, whatever state its engines are in."""
     if service_of(request).draining:
         raise busy("the server is stopping")
     return Json({"status": "ok"})
@@ -199,13 +203,15 @@ async def health(request: HttpRequest) -> Response:
 
 
 async def cards(service: RouterService) -> list[ModelCard]:
-    """Return the cards of all models."""
+    """Return the cards of all models that the request's API key may use."""
     models = await service.listed()
     return await asyncio.to_thread(lambda: [read_card(model) for model in models])
 
 
 async def models(request: HttpRequest) -> Response:
-    """``GET /v1/models``, which is llama.cpp's ``/models`` too; ``reload=1`` reads the folders."""
+    """``GET /v1/models``, which is llama.cpp's ``/models`` too: a list of all models, loaded or
+    not; ``reload=1`` reads the folders first.
+    """
     service = service_of(request)
     if request.query_params.get("reload", "").lower() in ON:
         await service.refresh()
@@ -219,7 +225,7 @@ async def models(request: HttpRequest) -> Response:
 
 
 async def one_model(request: HttpRequest) -> Response:
-    """``GET /v1/models/NAME``; an empty name gives the list."""
+    """``GET /v1/models/NAME``: one model of the list; an empty name gives the list."""
     service = service_of(request)
     name = request.path_params["name"]
     if not name:
@@ -237,7 +243,9 @@ async def card_of(service: RouterService, name: str | None) -> ModelCard:
 
 
 async def tags(request: HttpRequest) -> Response:
-    """``GET /api/tags``."""
+    """``GET /api/tags``: all models, and further names that clients gave them, as Ollama lists
+    them.
+    """
     service = service_of(request)
     found = await cards(service)
     copies = service.models.copies()
@@ -253,7 +261,7 @@ async def tags(request: HttpRequest) -> Response:
 
 
 async def running(request: HttpRequest) -> Response:
-    """``GET /api/ps``."""
+    """``GET /api/ps``: the loaded models, as Ollama lists them."""
     service = service_of(request)
     listed = {model.name for model in await service.listed()}
     models = [engine.model for engine in service.pool.engines()]
@@ -263,7 +271,7 @@ async def running(request: HttpRequest) -> Response:
 
 
 async def show(request: HttpRequest) -> Response:
-    """``POST /api/show``: from the model's header, without loading it."""
+    """``POST /api/show``: facts about a model from its file's header, without loading it."""
     service = service_of(request)
     body = await read_json(request)
     card = await card_of(service, name_in(body))
@@ -273,7 +281,7 @@ async def show(request: HttpRequest) -> Response:
 
 
 def name_in(body: Mapping[str, Any]) -> str:
-    """Return the model that a body of Ollama's names. Raises ApiError."""
+    """Return the model's name in a body of Ollama's: ``model`` or ``name``. Raises ApiError."""
     name = text("model", body.get("model") or body.get("name") or "")
     if not name:
         raise ApiError(400, "model: required", param="model")
@@ -284,8 +292,8 @@ def name_in(body: Mapping[str, Any]) -> str:
 
 
 async def load(request: HttpRequest) -> Response:
-    """``POST /models/load``: begins to load a model; ``/models/sse`` and ``/models`` tell when it
-    is loaded.
+    """``POST /models/load``: begin to load a model, and answer at once; ``/models/sse`` and
+    ``/models`` tell when it is loaded.
     """
     service = service_of(request)
     model = await service.find(name_in(await read_json(request)))
@@ -294,7 +302,9 @@ async def load(request: HttpRequest) -> Response:
 
 
 async def unload(request: HttpRequest) -> Response:
-    """``POST /models/unload``: unloads a model after its running calls, or cancels its load."""
+    """``POST /models/unload``: unload a model after its running calls, or cancel its load; answer
+    at once.
+    """
     service = service_of(request)
     model = await service.find(name_in(await read_json(request)))
     service.pool.run(service.pool.unload(model))
@@ -302,7 +312,7 @@ async def unload(request: HttpRequest) -> Response:
 
 
 async def model_events(request: HttpRequest) -> Response:
-    """``GET /models/sse``: changes of all models' states, as they happen."""
+    """``GET /models/sse``: a stream of events for changes of the models' states, as they happen."""
     service = service_of(request)
     queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -328,7 +338,9 @@ async def model_events(request: HttpRequest) -> Response:
 
 
 def check_library(service: RouterService) -> None:
-    """Raise ApiError unless clients may change this machine's models."""
+    """Raise ApiError (403) unless the server was started with ``--library``, so that clients may
+    download and remove models.
+    """
     if not service.own.library:
         raise ApiError(
             403,
@@ -338,7 +350,7 @@ def check_library(service: RouterService) -> None:
 
 
 async def pull(request: HttpRequest) -> Response:
-    """``POST /api/pull``: downloads a model; streams the progress unless ``stream`` is false."""
+    """``POST /api/pull``: download a model; streams the progress unless ``stream`` is false."""
     service = service_of(request)
     check_library(service)
     body = await read_json(request)
@@ -370,7 +382,7 @@ async def pull(request: HttpRequest) -> Response:
 
 
 async def start_download(request: HttpRequest) -> Response:
-    """``POST /models``: downloads a model in the background; ``/models/sse`` has the progress."""
+    """``POST /models``: download a model in the background; ``/models/sse`` has the progress."""
     service = service_of(request)
     check_library(service)
     name = name_in(await read_json(request))
@@ -393,7 +405,9 @@ async def start_download(request: HttpRequest) -> Response:
 
 
 async def delete(request: HttpRequest) -> Response:
-    """``DELETE /api/delete``: removes a downloaded model, or a further name."""
+    """``DELETE /api/delete``: remove a downloaded model, or a further name that a client gave
+    one.
+    """
     service = service_of(request)
     check_library(service)
     await remove(service, name_in(await read_json(request)))
@@ -401,7 +415,7 @@ async def delete(request: HttpRequest) -> Response:
 
 
 async def delete_model(request: HttpRequest) -> Response:
-    """``DELETE /models?model=``, as ``/api/delete``."""
+    """``DELETE /models?model=NAME``, llama.cpp's: remove a downloaded model, or a further name."""
     service = service_of(request)
     check_library(service)
     await remove(service, name_in(dict(request.query_params)))
@@ -409,7 +423,9 @@ async def delete_model(request: HttpRequest) -> Response:
 
 
 async def remove(service: RouterService, name: str) -> None:
-    """Remove a further name, or a downloaded model with its engine. Raises ApiError."""
+    """Remove a further name that a client gave a model, or unload and remove a downloaded model.
+    Raises ApiError for models that were not downloaded.
+    """
     copies = service.models.copies
     model = service.models.get(name)
     if model is not None:
@@ -434,7 +450,7 @@ async def remove(service: RouterService, name: str) -> None:
 
 
 async def copy(request: HttpRequest) -> Response:
-    """``POST /api/copy``: gives a model a further name; no file is copied."""
+    """``POST /api/copy``: give a model a further name; no file is copied."""
     service = service_of(request)
     check_library(service)
     body = await read_json(request)

@@ -1,8 +1,8 @@
 """An engine process: the ordinary server of one model, at a socket that only the router knows.
 
 It reports on a pipe, as lines of JSON: ``progress`` of the load, ``ready`` with the address and the
-memory, or ``failed`` with the reason. Its other pipe carries nothing: its end is that of the
-router, and so of the engine.
+memory, or ``failed`` with the reason. A second pipe carries nothing: it closes when the router
+ends, and then the engine ends too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class EngineOrder:
     """The model and the settings that an engine is to serve.
 
     name: of the model. ref, args: as of ``ServedModel``. socket: path of the UNIX socket to listen
-    on, "" for a port of this machine. keys: secrets, one for each API key of the router, so that
-    its keys share the engine fairly. kv_bytes: bound of the KV cache where the options name none.
-    turns: folder of the locks by which engines take turns, "" for none.
+    on, "" for a TCP port of this machine. keys: secrets, one for each API key of the router, so
+    that its keys share the engine fairly. kv_bytes: bound of the KV cache where the options name
+    none. turns: folder of the locks by which engines take turns, "" for none.
     """
 
     name: str
@@ -51,18 +51,20 @@ class EngineOrder:
     turns: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the order as a JSON object."""
         return asdict(self)
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> EngineOrder:
-        """Return the order of a JSON object."""
+        """Return the order that ``as_json`` has made a JSON object of."""
         lists = {name: tuple(value[name]) for name in ("args", "keys")}
         return cls(**{**value, **lists})
 
 
 class ReportPipe:
-    """The pipe to the router. Called as a progress callback: ``pipe(stage, done, total)``."""
+    """The engine's end of the pipe to the router; ``number``: its file descriptor. It is also a
+    progress callback: ``pipe(stage, done, total)``.
+    """
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -71,7 +73,9 @@ class ReportPipe:
         self._lock = threading.Lock()
 
     def send(self, **report: Any) -> None:
-        """Write one report. The end of the router ends the engine elsewhere."""
+        """Write one report as a line of JSON. A closed pipe is ignored: ``end_with_router`` ends
+        the process.
+        """
         line = json.dumps(report).encode() + b"\n"
         with self._lock:
             try:
@@ -81,7 +85,9 @@ class ReportPipe:
                 pass
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        """Report the progress of the load."""
+        """Report ``done`` of ``total`` of a stage of the load; the same stage at most once each
+        ``REPORT_S`` seconds.
+        """
         now = time.monotonic()
         if stage == self._stage and now - self._told_s < REPORT_S:
             return
@@ -91,7 +97,9 @@ class ReportPipe:
 
 
 def end_with_router(number: int) -> None:
-    """End this process when the pipe ``number`` is closed at its other end, in a thread."""
+    """Start a thread that ends this process when the router ends: when the pipe with file
+    descriptor ``number`` is closed at its other end.
+    """
 
     def wait() -> None:
         while True:
@@ -112,7 +120,7 @@ def end_with_router(number: int) -> None:
 def serve_engine(
     model: Model, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
-    """Serve ``model`` for the router until SIGTERM. Raises TreadleError."""
+    """Serve ``model`` to the router until SIGTERM, as ``order`` says. Raises TreadleError."""
     from treadle.server.requests.service import Service
     from treadle.server.router.engine_app import build_engine_app
 
@@ -128,7 +136,7 @@ def serve_engine(
 def serve_speech_engine(
     recognizer: SpeechRecognizer, settings: ServerSettings, order: EngineOrder, report: ReportPipe
 ) -> None:
-    """Serve a speech model for the router, as ``serve_engine`` does."""
+    """Serve a speech model to the router until SIGTERM, as ``order`` says. Raises TreadleError."""
     from treadle.server.router.engine_app import build_speech_engine_app
     from treadle.server.speech.speech_service import SpeechService
 
@@ -149,7 +157,9 @@ def _run_engine(
     order: EngineOrder,
     report: ReportPipe,
 ) -> None:
-    """Serve a service at the order's socket, and report its ``facts`` once it can."""
+    """Serve ``service`` at the order's socket until SIGTERM; report its address and ``facts``
+    (sizes) once it is ready. ``build`` makes its ASGI application.
+    """
     from treadle.server.http.listeners import UNIX, Listeners
     from treadle.server.router.engine_turns import EngineTurns
     from treadle.server.serve import SWITCH_S, ServerProcess

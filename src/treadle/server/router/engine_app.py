@@ -1,4 +1,6 @@
-"""The application of an engine: that of the one-model server, and what its router asks."""
+"""The ASGI application of an engine: that of the one-model server, and one path more for its
+router.
+"""
 
 from __future__ import annotations
 
@@ -20,23 +22,25 @@ if TYPE_CHECKING:
 
 
 def build_engine_app(service: Service) -> Starlette:
-    """Build the ASGI application of an engine."""
+    """Build the ASGI application of an engine with a text model."""
     return with_charges(build_app(service))
 
 
 def build_speech_engine_app(service: SpeechService) -> Starlette:
-    """Build the ASGI application of a speech model's engine."""
+    """Build the ASGI application of an engine with a speech model."""
     from treadle.server.speech.speech_app import build_speech_app
 
     return with_charges(build_speech_app(service))
 
 
 def with_charges(app: Starlette) -> Starlette:
-    """Add to an application what only its router asks."""
+    """Add the path ``CHARGES``, which only the router asks for, to an application."""
     app.router.routes.insert(0, Route(CHARGES, charges, methods=["GET"]))
     return app
 
 
 async def charges(request: HttpRequest) -> Json:
-    """The tokens that were computed for each key since the last time."""
+    """``GET`` of ``CHARGES``: numbers of tokens computed since the last call, by name of the API
+    key.
+    """
     return Json(service_of(request).charges.take())

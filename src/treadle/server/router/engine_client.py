@@ -1,4 +1,6 @@
-"""HTTP to an engine: one connection for each call, so that its end is the client's leaving."""
+"""HTTP to an engine: one connection for each call. Closing it cancels the call in the engine, like
+a client that leaves.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class EngineGoneError(Exception):
-    """The engine's process has ended, before its answer was whole. ``reached``: after the call had
-    a connection to it.
+    """The engine's process ended before its response was complete. ``reached``: it had accepted the
+    connection of the call.
     """
 
     def __init__(self, reached: bool = True) -> None:
@@ -24,8 +26,8 @@ class EngineGoneError(Exception):
 
 
 class EngineResponse:
-    """The response of an engine: status, headers, and its body's parts. ``close`` it; before the
-    end of the body that cancels the call in the engine.
+    """The response of an engine: status, headers, and its body's parts. Call ``close`` at the end;
+    before the end of the body that cancels the call in the engine.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class EngineResponse:
         self.headers: list[tuple[bytes, bytes]] = []
 
     async def read_head(self) -> None:
-        """Read status and headers. Raises EngineGoneError."""
+        """Read status and headers into the attributes. Raises EngineGoneError."""
         event = await self._next()
         while isinstance(event, h11.InformationalResponse):
             event = await self._next()
@@ -48,7 +50,7 @@ class EngineResponse:
         self.headers = [(bytes(name), bytes(value)) for name, value in event.headers]
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """Yield the body as it comes. Raises EngineGoneError."""
+        """Yield the bytes of the body as they come. Raises EngineGoneError."""
         while True:
             event = await self._next()
             if isinstance(event, h11.Data):
@@ -59,7 +61,7 @@ class EngineResponse:
                 raise EngineGoneError
 
     async def body(self) -> bytes:
-        """Return the whole body. Raises EngineGoneError."""
+        """Read the body to its end and return it. Raises EngineGoneError."""
         return b"".join([part async for part in self.parts()])
 
     async def _next(self) -> object:
@@ -73,7 +75,7 @@ class EngineResponse:
                 raise EngineGoneError from None
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; idempotent."""
         with suppress(OSError, RuntimeError):
             self._writer.transport.abort()
 
@@ -81,7 +83,9 @@ class EngineResponse:
 async def call_engine(
     address: str | int, method: str, target: bytes, headers: Headers, body: bytes
 ) -> EngineResponse:
-    """Send a request to an engine and return the begun response. Raises EngineGoneError."""
+    """Send a request to an engine and return its response once the headers are there. ``address``:
+    path of its UNIX socket, or its port; ``target``: path and query. Raises EngineGoneError.
+    """
     try:
         if isinstance(address, int):
             reader, writer = await asyncio.open_connection("127.0.0.1", address, limit=PART)
@@ -97,7 +101,7 @@ async def call_engine(
         head = connection.send(h11.Request(method=method, target=target, headers=given))
         data = connection.send(h11.Data(data=body)) if body else b""
         end = connection.send(h11.EndOfMessage())
-        with suppress(ConnectionError):  # it may have answered and closed before it read everything
+        with suppress(ConnectionError):  # the engine may close before it has read all
             writer.write((head or b"") + (data or b"") + (end or b""))
             await writer.drain()
         await response.read_head()

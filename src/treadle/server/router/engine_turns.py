@@ -16,13 +16,15 @@ from pathlib import Path
 from treadle.system import SYSTEM
 
 POLL_S = 0.0003
-MOST_S = 2.0  # then it computes without the turn: an engine may hang on a disk that is gone
+MOST_S = 2.0  # wait for the turn, then compute without it: its holder may hang on a lost disk
 NEXT = "next"
 TURN = "turn"
 
 
 class EngineTurns:
-    """Context manager of a step: waits for the turn in ``folder``, at most MOST_S."""
+    """Context manager around a step of an engine. At its start it waits for the turn, a file lock
+    in ``folder``; after MOST_S seconds the step runs without the turn.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -44,7 +46,9 @@ class EngineTurns:
             self._held = None
 
     def _take(self, name: str, end: float) -> int | None:
-        """Return the descriptor of a lock that is held until it is closed; None without one."""
+        """Return the descriptor of the locked file ``name``, which holds the lock until it is
+        closed; None if it is not free before ``end``, or if locks do not work here.
+        """
         try:
             fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | SYSTEM.BINARY, 0o600)
         except OSError:  # the router's folder is gone

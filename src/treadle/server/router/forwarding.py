@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
     from treadle.server.router.service import RouterService
 
-# Headers of one connection, and those that the engine gets from the router.
+# Request headers that are not forwarded: of the connection, or set anew by the router.
 NOT_SENT = {b"host", b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer"}
 NOT_SENT |= {b"upgrade", b"expect", b"content-length", b"authorization", b"x-api-key", b"origin"}
 NOT_SENT |= {b"x-request-id", b"x-request-timeout", b"cookie", b"proxy-authorization"}
 NOT_SENT |= {OWNER_HEADER.encode(), ASKED_HEADER.encode()}
 NOT_RETURNED = {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"x-request-id"}
-ENDING_S = 1.0  # between the end of an engine's connections and that of its process
-FIELDS = ("stream", "keep_alive")  # of a body, that the router follows
+ENDING_S = 1.0  # most seconds from an engine's closed connection to its process's end
+FIELDS = ("stream", "keep_alive")  # fields of a body that the router itself obeys
 OLLAMA_STREAMS = ("/api/chat", "/api/generate")
 MULTIPART_MODEL = re.compile(
     rb'content-disposition:[^\r\n]*\bname="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,500})\r\n',
@@ -59,7 +59,7 @@ MULTIPART_MODEL = re.compile(
 
 @dataclass(eq=False)
 class ModelCall:
-    """A request, as far as the router must know it.
+    """A client's request, as far as the router must know it: path, body, and the model's name.
 
     ``body`` is dropped when the engine has it: a text may be written for minutes.
     """
@@ -77,7 +77,7 @@ class ModelCall:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the response is a stream."""
+        """Whether the response is a stream; Ollama's chats and generations are by default."""
         streams = self.fields.get("stream")
         if self.own_path in OLLAMA_STREAMS:
             return streams is None or streams is True
@@ -85,11 +85,11 @@ class ModelCall:
 
     @property
     def is_ollamas(self) -> bool:
-        """Whether the response has the form of Ollama."""
+        """Whether the path is one of Ollama's, and so the response in Ollama's form."""
         return self.own_path.startswith("/api/")
 
     def empty_answer(self, model: str) -> dict[str, Any]:
-        """Return the beginning of Ollama's answer, without a text."""
+        """Return the first fields of Ollama's response for ``model``, with an empty text."""
         empty: dict[str, Any] = {"response": ""}
         if self.own_path == "/api/chat":
             empty = {"message": {"role": "assistant", "content": ""}}
@@ -97,13 +97,15 @@ class ModelCall:
 
 
 def target_of(scope: Scope) -> bytes:
-    """Return the path of a request as the client wrote it, with its query."""
+    """Return path and query of a request, as the client wrote them."""
     path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     return path + b"?" + scope["query_string"] if scope.get("query_string") else path
 
 
 async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
-    """Read a request's body and the model that it names. Raises ApiError and GoneError."""
+    """Read a request's body, and find the model that the body or the query names. Raises ApiError
+    and GoneError.
+    """
     query = parse_qs(request.url.query)
     named = query.get("model", [None])[0]
     if request.method in ("GET", "DELETE", "HEAD"):
@@ -130,11 +132,11 @@ async def read_call(request: HttpRequest, bodies: Bodies) -> ModelCall:
 
 
 class Forwarding:
-    """Forwards one call to the engine of a model, as an ASGI application. A stream that outlives
-    its connection goes on if the client leaves, so that its engine stays loaded.
+    """ASGI application that forwards one call to the engine of a model. A stream that outlives its
+    connection goes on if the client leaves, so that its engine stays loaded.
 
-    ``keep_s``: seconds that the engine stays loaded afterwards, None for the usual. ``key``: index
-    of the client's API key.
+    ``acquire``: returns the engine, loaded if need be. ``keep_s``: seconds that the engine stays
+    loaded afterwards; None for the usual.
     """
 
     def __init__(
@@ -148,12 +150,14 @@ class Forwarding:
         self.call = call
         self.acquire = acquire
         self.keep_s = keep_s
-        self._begun = False  # a stream
-        self._started = False  # any response
+        self._begun = False  # whether a stream has begun
+        self._started = False  # whether any response has begun
         self._last = b"\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer the call."""
+        """Forward the call and send the response. If the client leaves, the call is cancelled,
+        unless its stream is kept.
+        """
         task = asyncio.current_task()
         assert task is not None
         kept = self._kept(scope)
@@ -199,14 +203,18 @@ class Forwarding:
             reached()
 
     def _kept(self, scope: Scope) -> tuple[str, str] | None:
-        """Return the key's name and the conversation of a stream that outlives its connection."""
+        """Return the key's name and the conversation's id for a stream that outlives its
+        connection; None for other calls.
+        """
         if scope["method"] != "POST" or not self.call.is_streamed:
             return None
         given = dict(scope["headers"]).get(b"x-conversation-id", b"").decode("latin-1")
         return (scope.get("treadle.owner", ""), given) if given else None
 
     async def _answer(self, scope: Scope, send: Send, reached: Callable[[], object]) -> None:
-        """Answer the call; ``reached`` is called once the engine has it."""
+        """Forward the call, to another engine if one had ended before; ``reached`` is called once
+        an engine has it. An error becomes the end of a stream that has begun.
+        """
         try:
             while not await self._answered(scope, send, reached):
                 pass
@@ -218,8 +226,8 @@ class Forwarding:
             await self._end_with(error, send)
 
     async def _answered(self, scope: Scope, send: Send, reached: Callable[[], object]) -> bool:
-        """Answer by the engine; False if that had ended before the call, so that another is to be
-        loaded.
+        """Forward the call to an engine and send its response; return False if the engine had ended
+        before it got the call, so that another is to be loaded. Raises ApiError if it ended later.
         """
         engine = await self._loaded(send)
         try:
@@ -251,7 +259,7 @@ class Forwarding:
         )
 
     async def _loaded(self, send: Send) -> LoadedEngine:
-        """Return the engine, once it is loaded; a streamed call gets keep-alives meanwhile."""
+        """Return the engine, once it is loaded; a streamed call is sent keep-alives meanwhile."""
         waiting = asyncio.ensure_future(self.acquire())
         try:
             while self.call.is_streamed:
@@ -289,7 +297,9 @@ class Forwarding:
         return response
 
     def _time_left(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return the client's time limit, less what the load has taken."""
+        """Return the ``X-Request-Timeout`` header for the engine: the client's seconds, less those
+        since the call came; no header without a limit.
+        """
         said = next((v for n, v in scope["headers"] if n == b"x-request-timeout"), None)
         if said is None:
             return []
@@ -300,8 +310,8 @@ class Forwarding:
         return [(b"x-request-timeout", f"{left:.3f}".encode())]
 
     def _body_for_engine(self) -> bytes:
-        """Return the body, without a ``keep_alive`` that would unload: the router has followed it,
-        and the engine would warn that it cannot.
+        """Return the body for the engine, without a ``keep_alive`` of 0: the router itself unloads
+        the model, and the engine would warn that it cannot.
         """
         if self.keep_s == 0 and "keep_alive" in self.call.fields:
             given = json.loads(self.call.body.removeprefix(codecs.BOM_UTF8))
@@ -346,13 +356,15 @@ class Forwarding:
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
     def _ping(self) -> bytes:
-        """Return a keep-alive of the call's protocol."""
+        """Return a keep-alive in the form of the call's protocol."""
         if self.call.is_ollamas:
             return encode({**self.call.empty_answer(self.call.name or ""), "done": False}) + b"\n"
         return PING  # Anthropic's own event may not come before message_start
 
     async def _end_with(self, error: ApiError, send: Send) -> None:
-        """End a stream with an error."""
+        """Send an error as the last part of a stream that has begun, in the form of the call's
+        protocol.
+        """
         cut = b"" if self._last == b"\n" else b"\n" if self.call.is_ollamas else b"\n\n"
         part = cut + error_part(self.call, error)
         await send({"type": "http.response.body", "body": part, "more_body": True})
@@ -360,7 +372,7 @@ class Forwarding:
 
 
 def stopped() -> ApiError:
-    """Return the error of a call whose stream was stopped before its engine had it."""
+    """Return the error for a call whose stream was stopped before an engine had the call."""
     return ApiError(
         400,
         "the request was cancelled: its stream was stopped while the model was being loaded",
@@ -369,7 +381,7 @@ def stopped() -> ApiError:
 
 
 def error_part(call: ModelCall, error: ApiError) -> bytes:
-    """Return an error as the last part of a stream of the call's protocol."""
+    """Return an error as the last part of a stream, in the form of the call's protocol."""
     if call.is_ollamas:
         return encode(ollama.error_dict(error)) + b"\n"
     if call.own_path.startswith("/messages"):
@@ -381,7 +393,7 @@ def error_part(call: ModelCall, error: ApiError) -> bytes:
 
 
 def returned_error(status: int, body: bytes) -> ApiError:
-    """Return the error in an engine's response, whatever protocol it is in."""
+    """Return an engine's error response as ApiError; its ``body`` may be in any protocol's form."""
     try:
         value = json.loads(body)
     except ValueError:

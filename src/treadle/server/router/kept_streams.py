@@ -1,4 +1,6 @@
-"""Streams that outlive their connection, of a router: each is kept by the engine that writes it."""
+"""``/v1/stream`` of a router: streams that outlive their connection are kept by the engines that
+write them.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ LOOK_UP = b"/v1/streams/lookup"
 
 
 async def resume(request: HttpRequest) -> Any:
-    """``GET /v1/stream``: from the engine that keeps it."""
+    """``GET /v1/stream``: the conversation's bytes, from the engine that keeps its stream. Raises
+    ApiError if none does.
+    """
     service = service_of(request)
     id = id_of(request)
     asked = json.dumps({"conversation_ids": [id]}).encode()
@@ -43,7 +47,9 @@ async def resume(request: HttpRequest) -> Any:
 
 
 async def look_up(request: HttpRequest) -> Response:
-    """``POST /v1/streams/lookup``: of all engines."""
+    """``POST /v1/streams/lookup``: the states of the conversations' kept streams, of all
+    engines.
+    """
     service = service_of(request)
     body = json.dumps(await read_json(request)).encode()
     found: list[Any] = []
@@ -53,7 +59,9 @@ async def look_up(request: HttpRequest) -> Response:
 
 
 async def stop(request: HttpRequest) -> Response:
-    """``DELETE /v1/stream``: whichever engine has it."""
+    """``DELETE /v1/stream``: stop the conversation's stream, in whichever engine it is, or while
+    the model is being loaded.
+    """
     service = service_of(request)
     loading = (request.scope.get("treadle.owner", ""), id_of(request))
     if loading in service.loading_streams:
@@ -72,8 +80,8 @@ async def _ask(
     method: str,
     body: bytes = b"",
 ) -> Any:
-    """Return the JSON of an engine's answer; None if it has ended, or answers nothing. Raises
-    ApiError for a request that it refuses.
+    """Return an engine's response to a call, as a JSON value; None if the engine has ended, or for
+    an empty response. Raises ApiError if the engine refuses the call.
     """
     owner = request.scope.get("treadle.owner", "")
     found = await service.ask(engine, target, method, body, owner)

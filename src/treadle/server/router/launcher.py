@@ -23,55 +23,61 @@ LINE = 1 << 20  # bytes of a report
 
 
 class EngineProcess:
-    """One engine's process. Its ``reports`` end with ``{"exit": code}``."""
+    """The process of one engine. ``reports``: a queue of what it reports; the last is ``{"exit":
+    code}``.
+    """
 
     def __init__(self) -> None:
         self.reports: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def end(self, code: int) -> None:
-        """Note that the process has ended."""
+        """Record that the process has ended, with exit ``code``."""
         if not self.ended.done():
             self.ended.set_result(code)
             self.reports.put_nowait({"exit": code})
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended."""
+        """Send signal ``number`` to the process, unless it has ended."""
         raise NotImplementedError
 
     def terminate(self) -> None:
-        """Let it end its work and then end."""
+        """Send SIGTERM: the engine ends in order."""
         self.signal(int(signal.SIGTERM))
 
     def kill(self) -> None:
-        """End it now."""
+        """Send SIGKILL (where there is none, SIGTERM): the engine ends at once."""
         self.signal(int(getattr(signal, "SIGKILL", signal.SIGTERM)))
 
     async def wait(self) -> int:
-        """Return its exit code, once it has ended."""
+        """Wait for the end of the process, and return its exit code."""
         return await asyncio.shield(self.ended)
 
 
 class EngineLauncher(Protocol):
-    """Starts engines."""
+    """Starts engine processes."""
 
     async def prepare(self) -> None:
-        """Begin what makes the first start quick."""
+        """Do in advance what makes the first start quick."""
 
     async def start(self, order: EngineOrder) -> EngineProcess:
-        """Start an engine. Raises OSError."""
+        """Start an engine process for ``order``. Raises OSError."""
 
     async def close(self) -> None:
-        """End every engine that is left."""
+        """End all engines that still run."""
 
 
 def launcher() -> EngineLauncher:
-    """Return the launcher for this system."""
+    """Return the launcher for this system: ForkLauncher where it can fork, else
+    NewProcessLauncher.
+    """
     return ForkLauncher() if SYSTEM.FORKS else NewProcessLauncher()
 
 
 def environment() -> dict[str, str]:
-    """Return the variables of an engine: numpy's threads would poll on cores that ours need."""
+    """Return the environment variables for an engine: numpy has one thread, because more would poll
+    on cores that treadle's threads need.
+    """
     path = os.pathsep.join(import_path())
     return {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
 
@@ -80,7 +86,9 @@ def environment() -> dict[str, str]:
 
 
 class ForkedEngine(EngineProcess):
-    """An engine that the warm process has forked."""
+    """An engine that the warm process has forked; ``number``: by which the warm process knows
+    it.
+    """
 
     def __init__(self, parent: ForkLauncher, number: int) -> None:
         super().__init__()
@@ -88,14 +96,16 @@ class ForkedEngine(EngineProcess):
         self._number = number
 
     def signal(self, number: int) -> None:
-        """Send a signal through the warm process, which knows whether the number is still its."""
+        """Send a signal through the warm process, which knows whether the engine's process still
+        exists.
+        """
         if not self.ended.done():
             self._parent.command({"child": self._number, "signal": number})
 
 
 class ForkLauncher:
-    """The warm process. If it was killed, its engines ended with it, and the next start makes a new
-    one.
+    """Starts a warm process, which has imported everything, and lets it fork engines. If the warm
+    process was killed, its engines ended with it, and the next start makes a new one.
     """
 
     def __init__(self, module: str = "treadle.cli.engine_process") -> None:
@@ -108,11 +118,11 @@ class ForkLauncher:
 
     @property
     def pid(self) -> int | None:
-        """The number of the warm process."""
+        """Process id of the warm process; None if it does not run."""
         return self._process.pid if self._process else None
 
     async def prepare(self) -> None:
-        """Start the warm process."""
+        """Start the warm process, unless it runs."""
         async with self._starting:
             if self._process is not None:
                 return
@@ -130,7 +140,7 @@ class ForkLauncher:
             self._reading = asyncio.ensure_future(self._read(self._process))
 
     async def start(self, order: EngineOrder) -> EngineProcess:
-        """Fork an engine."""
+        """Let the warm process fork an engine for ``order``."""
         await self.prepare()
         self._number += 1
         engine = ForkedEngine(self, self._number)
@@ -139,7 +149,9 @@ class ForkLauncher:
         return engine
 
     def command(self, line: Mapping[str, Any]) -> None:
-        """Send a command; a warm process that is gone has no engines either."""
+        """Send the warm process a command, as a line of JSON. If it is gone this does nothing: its
+        engines are gone too.
+        """
         if self._process is not None and self._process.stdin is not None:
             with suppress(ConnectionError, RuntimeError):
                 self._process.stdin.write(json.dumps(line).encode() + b"\n")
@@ -157,7 +169,7 @@ class ForkLauncher:
                     engine.end(told["exit"])
                 else:
                     engine.reports.put_nowait(told["report"])
-        except ValueError:  # half a line of one that was killed
+        except ValueError:  # half a line: the warm process was killed
             pass
         finally:
             self._process = None
@@ -168,7 +180,7 @@ class ForkLauncher:
             await process.wait()
 
     async def close(self) -> None:
-        """End the warm process, and so its engines."""
+        """End the warm process, and so its engines; kill it after 5 seconds."""
         process = self._process
         if process is None:
             return
@@ -187,14 +199,14 @@ class ForkLauncher:
 
 
 class NewEngine(EngineProcess):
-    """An engine in a new Python."""
+    """An engine in a newly started Python process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         super().__init__()
         self.process = process
 
     def signal(self, number: int) -> None:
-        """Send a signal."""
+        """Send signal ``number`` to the process, unless it has ended."""
         with suppress(ProcessLookupError):
             self.process.send_signal(number)
 
@@ -208,10 +220,10 @@ class NewProcessLauncher:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def prepare(self) -> None:
-        """Do nothing: nothing can be done before an engine is known."""
+        """Do nothing: there is no warm process."""
 
     async def start(self, order: EngineOrder) -> EngineProcess:
-        """Start an engine."""
+        """Start a Python process, and send it the order on its standard input."""
         process = await asyncio.create_subprocess_exec(
             interpreter(),
             "-m",
@@ -244,7 +256,7 @@ class NewProcessLauncher:
             engine.end(code)
 
     async def close(self) -> None:
-        """End every engine."""
+        """Kill all engines, and wait for their ends."""
         for engine in list(self.engines):
             engine.kill()
         if self._readers:

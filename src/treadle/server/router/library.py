@@ -28,7 +28,9 @@ REPORT_S = 0.2
 
 @dataclass(frozen=True)
 class DownloadProgress:
-    """Progress of a download: the file, and its bytes; the last one has ``path``."""
+    """Progress of a download: ``done`` of ``total`` bytes of ``file``. The last one has only
+    ``path``, of the model.
+    """
 
     file: str = ""
     done: int = 0
@@ -37,11 +39,13 @@ class DownloadProgress:
 
 
 class DownloadCancelledError(Exception):
-    """The client that asked for a download has left."""
+    """Raised inside a download to stop it, because the client that asked for it has left."""
 
 
 def hub_name(name: str) -> str:
-    """Return a client's name of a model as ``hf:``. Raises ApiError for one without an owner."""
+    """Return a client's name of a model in the form ``hf:OWNER/REPO...``. Raises ApiError for one
+    without an owner.
+    """
     rest = name.removesuffix(LATEST)
     for website in WEBSITES:
         rest = rest.removeprefix(website)
@@ -56,8 +60,8 @@ def hub_name(name: str) -> str:
 
 
 async def download(ref: str) -> AsyncIterator[DownloadProgress]:
-    """Download a model, and yield the progress. Raises TreadleError. If the iterator is closed, the
-    download stops; what has arrived is kept.
+    """Download the model ``ref`` (``hf:...``), and yield the progress. Raises TreadleError. If the
+    iterator is closed, the download stops; what has arrived is kept.
     """
     from treadle.hub import download as fetch
 
@@ -100,8 +104,8 @@ async def download(ref: str) -> AsyncIterator[DownloadProgress]:
 
 
 def remove_model(model: ServedModel) -> int:
-    """Remove a downloaded model from this machine; return the bytes freed. Raises TreadleError if a
-    program uses it.
+    """Remove a downloaded model from this machine; return the bytes freed. Raises ApiError if it is
+    not there, TreadleError if a program uses it.
     """
     from treadle.catalog.removal import check_unused, plan_removal, remove
     from treadle.catalog.stored import find_stored
@@ -116,7 +120,7 @@ def remove_model(model: ServedModel) -> int:
 
 
 class CopiedNames:
-    """Further names of models that clients made, in a file of treadle's cache."""
+    """Further names that clients gave models, kept in a JSON file in treadle's cache folder."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = folder() / COPIES if path is None else path
@@ -133,11 +137,13 @@ class CopiedNames:
         return {name: of for name, of in value.items() if isinstance(of, str)}
 
     def __call__(self) -> Mapping[str, str]:
-        """Return the original names by the further ones."""
+        """Return the models' own names by their further names."""
         return self.names
 
     def add(self, name: str, original: str) -> None:
-        """Keep a further name. Raises ApiError for one that is not usable."""
+        """Store ``name`` as a further name of the model ``original``. Raises ApiError for an
+        unusable name, TreadleError if the file cannot be written.
+        """
         if not name or len(name) > MOST_NAME or not name.isprintable() or name.startswith("/"):
             raise ApiError(400, "destination: expected a name", param="destination")
         if len(self.names) >= MOST_COPIES:
@@ -146,7 +152,7 @@ class CopiedNames:
         self._write()
 
     def remove(self, name: str) -> bool:
-        """Forget a further name; return whether there was one."""
+        """Remove a further name; return whether there was one."""
         if self.names.pop(name, None) is None:
             return False
         self._write()

@@ -24,7 +24,9 @@ from treadle.server.router.served_model import ServedModel
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model's file and its facts; None where it is not on this machine yet."""
+    """A model's entry in lists: its file (``stored``, None if it is not on this machine yet) and
+    the facts from its header.
+    """
 
     model: ServedModel
     stored: StoredModel | None
@@ -32,34 +34,34 @@ class ModelCard:
 
     @property
     def n_bytes(self) -> int | None:
-        """Bytes of the weights and the projector."""
+        """Bytes of the weights and the projector; None if the model is not on this machine."""
         return None if self.stored is None else self.facts.stored_bytes(self.stored)
 
     @property
     def writes(self) -> bool:
-        """Whether it writes text."""
+        """Whether the model generates text."""
         return self.facts.kind == TEXT
 
     @property
     def input_modalities(self) -> list[str]:
-        """Kinds of input: text, image, audio."""
+        """Kinds of input: "text", "image", "audio"."""
         others = sorted(self.facts.modalities)
         return others if self.facts.kind == SPEECH_TEXT else ["text", *others]
 
     @property
     def output_modalities(self) -> list[str]:
-        """Kinds of output: text, or embeddings."""
+        """Kinds of output: "text" or "embeddings"."""
         return ["text"] if self.facts.kind in (TEXT, SPEECH_TEXT) else ["embeddings"]
 
     @property
     def context(self) -> int | None:
-        """Most tokens of a request, before the model is loaded; None if unknown."""
+        """Most tokens of a sequence, known before the model is loaded; None if unknown."""
         known = (self.model.cache.context or self.facts.n_context, self.model.cache.n_tokens)
         return min(filter(None, known), default=None)
 
 
 def read_card(model: ServedModel) -> ModelCard:
-    """Return the card of a model. Its header is read once; the facts are kept in a file."""
+    """Return the card of a model. Its header is read only once; the facts are kept in a file."""
     path = model.path()
     if path is None:
         return ModelCard(model, None, ModelFacts())
@@ -68,8 +70,8 @@ def read_card(model: ServedModel) -> ModelCard:
 
 
 def status_of(pool: EnginePool, model: ServedModel) -> dict[str, Any]:
-    """Return llama.cpp's ``status``, with ``progress`` of a load and the ``error`` of the last one
-    that failed.
+    """Return llama.cpp's ``status`` of a model, with ``progress`` of a running load, or the
+    ``error`` of a failed one.
     """
     state = pool.state(model)
     slot = pool.slots.get(model.name)
@@ -86,13 +88,17 @@ def status_of(pool: EnginePool, model: ServedModel) -> dict[str, Any]:
 
 
 def without_folder(arg: str) -> str:
-    """Return an argument whose value, if it is a path, has no folders: these stay private."""
+    """Return a command-line argument in which an absolute path is shortened to its name: folders
+    stay private.
+    """
     name, equals, value = arg.partition("=")
     return f"{name}{equals}{PurePath(value).name}" if os.path.isabs(value) else arg
 
 
 def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
-    """Return OpenAI's object, with llama.cpp's ``meta`` and ``status``."""
+    """Return OpenAI's object of a model, with llama.cpp's ``meta`` and ``status``. ``created``:
+    Unix time.
+    """
     model = card.model
     engine = pool.engine(model)
     slot = pool.slots.get(model.name)
@@ -128,17 +134,19 @@ def describe(card: ModelCard, pool: EnginePool, created: int) -> dict[str, Any]:
 
 
 def finite(seconds: float | None) -> float | None:
-    """Return seconds as JSON has them: None for never."""
+    """Return seconds for JSON: None for infinity, which JSON lacks."""
     return None if seconds is None or math.isinf(seconds) else seconds
 
 
 def describe_for_anthropic(card: ModelCard, created: int) -> dict[str, Any]:
-    """Return Anthropic's object."""
+    """Return Anthropic's object of a model. ``created``: Unix time."""
     return anthropic_model(card.model.name, created, card.context)
 
 
 def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
-    """Return the entry of ``/api/tags``. ``name``: an alias in place of the model's own."""
+    """Return a model's entry in ``/api/tags``. ``name``: an alias to show in place of the model's
+    name.
+    """
     stored = card.stored
     changed = time.time()
     if stored is not None:
@@ -149,13 +157,13 @@ def describe_for_ollama(card: ModelCard, name: str = "") -> dict[str, Any]:
 
 
 def details(card: ModelCard) -> dict[str, Any]:
-    """Return a model's family, size and quantization."""
+    """Return Ollama's ``details`` of a model: family, number of weights, quantization."""
     facts = card.facts
     return ollama.details_of(facts.architecture, n_weights(facts.n_parameters), facts.format)
 
 
 def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
-    """Return the entry of ``/api/ps`` of a loaded model."""
+    """Return a loaded model's entry in ``/api/ps``."""
     engine = pool.engine(card.model)
     expires = None if engine is None else engine.expires
     slot = pool.slots.get(card.model.name)
@@ -170,7 +178,7 @@ def running_for_ollama(card: ModelCard, pool: EnginePool) -> dict[str, Any]:
 
 
 def show_for_ollama(card: ModelCard) -> dict[str, Any]:
-    """Return the answer of ``/api/show``, from the model's header."""
+    """Return the response of ``/api/show`` for a model, from its file's header."""
     arch = card.facts.architecture
     metadata = header_of(card)
     context = min(card.context or USUAL_CONTEXT, card.facts.n_context or USUAL_CONTEXT)
@@ -193,7 +201,7 @@ def show_for_ollama(card: ModelCard) -> dict[str, Any]:
 
 
 def header_of(card: ModelCard) -> Mapping[str, Any]:
-    """Return a model's metadata; {} if it cannot be read."""
+    """Return the metadata in a model's file; {} if it cannot be read."""
     from treadle.convert.open import open_model
     from treadle.errors import TreadleError
 
@@ -207,7 +215,9 @@ def header_of(card: ModelCard) -> Mapping[str, Any]:
 
 
 def capabilities(card: ModelCard, template: str) -> list[str]:
-    """Return what clients may offer with a model."""
+    """Return Ollama's ``capabilities``, features that clients may offer with a model. ``template``:
+    its chat template.
+    """
     from treadle.chat.template.template import ChatTemplate
     from treadle.chat.tools import dialect_of
     from treadle.errors import TreadleError
@@ -217,6 +227,6 @@ def capabilities(card: ModelCard, template: str) -> list[str]:
     if not card.writes:
         return ["embedding"]
     thinks = False
-    with suppress(TreadleError):  # of a template that cannot be rendered
+    with suppress(TreadleError):  # a template that cannot be rendered
         thinks = bool(template) and dialect_of(ChatTemplate(template)).thought is not None
     return ollama.capabilities_of(thinks, card.facts.modalities)

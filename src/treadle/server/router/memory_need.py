@@ -12,16 +12,16 @@ from treadle.hub.resume import size_of
 from treadle.models.config import USUAL_CONTEXT
 from treadle.server.router.served_model import MemoryRequest, ServedModel, kv_share
 
-SHARED_BYTES = 256 << 20  # of a default KV cache, at least so many if it has a use for them
-MOST_SHARE = 4  # of all memory, a default KV cache takes at most one part of so many
-LEAST_BYTES = 1 << 20  # of any KV cache
+SHARED_BYTES = 256 << 20  # a default KV cache may have these even if they are more than its share
+MOST_SHARE = 4  # a default KV cache may have 1 / MOST_SHARE of the memory of all engines
+LEAST_BYTES = 1 << 20  # lower bound of any KV cache
 LEAST_TOKENS = 512  # of a default KV cache; a model without room for them does not fit
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes of an engine: of the weights and the projector, of its KV cache, and of the program
-    itself. ``least_cache_bytes``: of the smallest KV cache with which it is loaded.
+    """Bytes of memory of an engine: weights and projector, KV cache, and the program itself.
+    ``least_cache_bytes``: of the smallest KV cache with which the model is loaded.
     """
 
     weights: int
@@ -31,16 +31,18 @@ class MemoryNeed:
 
     @property
     def n_bytes(self) -> int:
-        """All bytes."""
+        """Bytes of all together."""
         return self.weights + self.cache_bytes + self.program
 
     @property
     def least(self) -> int:
-        """All bytes, with the smallest KV cache."""
+        """Bytes of all together with the smallest KV cache."""
         return self.weights + self.least_cache_bytes + self.program
 
     def within(self, n_bytes: int) -> MemoryNeed:
-        """Return the need with as large a KV cache as fits into ``n_bytes``."""
+        """Return the need with the KV cache reduced so that all fits into ``n_bytes``, but not
+        below the smallest.
+        """
         room = n_bytes - self.weights - self.program
         cache = max(self.least_cache_bytes, min(self.cache_bytes, room))
         return MemoryNeed(self.weights, cache, self.least_cache_bytes, self.program)
@@ -49,7 +51,9 @@ class MemoryNeed:
 def memory_need(
     stored: StoredModel, facts: ModelFacts, cache: MemoryRequest, most: int | None
 ) -> MemoryNeed:
-    """Return the need of a model's engine. ``most``: bytes of memory for all engines."""
+    """Return the memory need of a model's engine. ``cache``: what its options ask for; ``most``:
+    bytes for all engines together, which bound a default KV cache; None for no bound.
+    """
     weights = facts.stored_bytes(stored) + sum(size_of(Path(file)) for file in cache.files)
     size = cache_size(facts, kv_share(cache.kv))
     if cache.n_bytes is not None:
@@ -66,9 +70,9 @@ def memory_need(
 
 
 def cache_size(facts: ModelFacts, share: float) -> Callable[[int, int], int]:
-    """Return a function from the number of texts and of their tokens together to the bytes of the
-    KV cache. Each text has some whatever its length: states, windows. ``share``: bytes of the type
-    of keys and values, of those in 16 bits.
+    """Return a function (number of sequences, number of their tokens together) -> bytes of the KV
+    cache. Each sequence has some bytes whatever its length: states, windows. ``share``: size of the
+    type of keys and values, relative to 16 bits.
     """
     usual = max(1, min(USUAL_CONTEXT, facts.n_context or USUAL_CONTEXT))
     per_token = facts.kv_bytes / usual
@@ -81,8 +85,8 @@ def cache_size(facts: ModelFacts, share: float) -> Callable[[int, int], int]:
 
 
 def need_of(model: ServedModel, most: int | None) -> MemoryNeed | None:
-    """Return the need of a model that is on this machine and can be read, else None. Reads its
-    header once.
+    """Return the memory need of a model; None if it is not on this machine or cannot be read.
+    ``most``: bytes for all engines together.
     """
     path = model.path()
     if path is None:

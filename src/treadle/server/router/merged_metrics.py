@@ -16,15 +16,15 @@ STATES = {"unloaded": 0, "sleeping": 1, "downloading": 2, "loading": 3, "loaded"
 
 @dataclass(eq=False)
 class MetricFamily:
-    """Lines of one metric: its comments, and the samples of all engines."""
+    """One metric of all engines: its comment lines by kind (HELP, TYPE), and its sample lines."""
 
     comments: dict[str, str]
     samples: list[str]
 
 
 def merge(texts: Mapping[str, str]) -> str:
-    """Return one exposition of those by model: a metric's comments once, and its samples with the
-    label ``model``.
+    """Return one text of metrics from ``texts``, an engine's text by model: a metric's comments
+    once, and its samples with the label ``model``.
     """
     families: dict[str, MetricFamily] = {}
     for model, text in texts.items():
@@ -47,18 +47,18 @@ def merge(texts: Mapping[str, str]) -> str:
 
 
 def labelled(name: str, labels: str, model: str, value: str) -> str:
-    """Return a sample line with a model's label."""
+    """Return a sample line with the label ``model`` added. ``labels``: the other ones, as text."""
     more = f",{labels}" if labels else ""
     return f'{name}{{model="{escaped(model)}"{more}}} {value}'
 
 
 def escaped(text: str) -> str:
-    """Escape a label's value."""
+    """Return a label's value, escaped as Prometheus requires."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def router_metrics(pool: EnginePool, models: Iterable[ServedModel]) -> str:
-    """Return the router's own metrics."""
+    """Return the router's own metrics of ``models`` as Prometheus' text."""
     rows: list[tuple[str, str, str, dict[str, float]]] = []
     known = list(models)
     slots = {model.name: pool.slots.get(model.name) for model in known}

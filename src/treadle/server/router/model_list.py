@@ -1,7 +1,7 @@
 """The models that the router offers: of the command line, presets, folders and the library.
 
-A name is unique among all. The folder and the library are read again when they have changed, and
-when a client asks for the list, at most once a second.
+A name is unique among all. The folders and the library are read again every few seconds, and when a
+client lists the models or names an unknown one, then at most once a second.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Scan = Callable[[], Iterable[ServedModel]]
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options that engines get: of the command line, which win, of the presets for all models, and
-    of the presets by name of a model that is found elsewhere.
+    """Options for engines. ``args`` and ``cache``: those of the command line (which win) and of
+    presets for all models; ``settings``: of presets without a MODEL, by name of a model that is
+    found in a folder or the library.
     """
 
     args: tuple[str, ...] = ()
@@ -38,7 +39,9 @@ class EngineOptions:
     )  # of presets without a MODEL, by their names
 
     def applied(self, name: str, ref: str, source: str) -> ServedModel:
-        """Return the model of a folder or the library, with the settings of its preset."""
+        """Return a model that was found in a folder or the library, with the settings of its
+        preset. ``ref``: its path; ``source``: where it was found, for messages.
+        """
         own = self.settings.get(name)
         if own is None:
             own = ServedModel(name, ref, self.args, cache=self.cache)
@@ -46,10 +49,10 @@ class EngineOptions:
 
 
 class ModelList:
-    """All models, by name. ``fixed`` are those of the command line and of presets; ``scans`` find
-    more. ``aliases``: further names, by name; those that clients made.
+    """All models, by name. ``fixed``: those of the command line and of presets; each of ``scans``
+    finds more. ``aliases``: returns further names that clients gave models, name to model's name.
 
-    Raises TreadleError for two fixed models of one name.
+    Raises TreadleError if two fixed models have one name.
     """
 
     def __init__(
@@ -72,16 +75,18 @@ class ModelList:
 
     @property
     def models(self) -> list[ServedModel]:
-        """The models, in their order; copies after the others."""
+        """The models in their order: fixed ones, then those found."""
         return list(self._models.values())
 
     @property
     def is_stale(self) -> bool:
-        """Whether folders have not been read for a while."""
+        """Whether folders were not read for a second."""
         return bool(self.scans) and time.monotonic() - self._scanned > RESCAN_S
 
     def refresh(self) -> list[str]:
-        """Read the folders again; return the names that are gone or mean another file."""
+        """Read the folders and the library again; return the names of models that are gone, or
+        whose file is another one.
+        """
         old = self._models
         found = {model.name: model for model in self.fixed}
         paths = {str(model.path()) for model in self.fixed}
@@ -114,8 +119,8 @@ class ModelList:
                 log(level="warning", message=message)
 
     def default(self) -> ServedModel:
-        """Return the model of a call that names none: the first pinned one, else the first. Raises
-        ApiError if there is none.
+        """Return the model for a call that names none: the first pinned one, else the first. Raises
+        ApiError if there are no models.
         """
         models = self.models
         for model in models:
@@ -128,8 +133,9 @@ class ModelList:
     def find(
         self, name: str | None, shown: Callable[[ServedModel], bool] = lambda model: True
     ) -> ServedModel:
-        """Return the model that a name means: its own or an alias, in any case, else one that it
-        fits alone, of those that may be ``shown``. Raises ApiError with their names.
+        """Return the model with this name or alias, in any letter case; else the only one whose
+        name contains the parts of ``name``, among those that ``shown`` accepts. No name:
+        ``default``. Raises ApiError with the available names.
         """
         if not name:
             return self.default()
@@ -150,7 +156,9 @@ class ModelList:
         )
 
     def get(self, name: str) -> ServedModel | None:
-        """Return the model of a whole name or alias, in any case; None without one."""
+        """Return the model with exactly this name or alias, in any letter case; None without
+        one.
+        """
         if name in self._models:
             return self._models[name]
         plain = name.lower().removesuffix(LATEST)
@@ -161,7 +169,9 @@ class ModelList:
 
 
 def stamp_of(path: Path) -> tuple[int, int] | None:
-    """Return time and size of a file, None if it cannot be read."""
+    """Return a file's time of change (ns) and size (bytes), by which a replaced file is noticed;
+    None if it cannot be read.
+    """
     try:
         info = path.stat()
     except OSError:
@@ -175,7 +185,7 @@ def names(model: ServedModel) -> tuple[str, ...]:
 
 
 def check_names(models: Iterable[ServedModel]) -> None:
-    """Raise TreadleError if two models have one name."""
+    """Raise TreadleError if two models share a name or alias."""
     seen: dict[str, ServedModel] = {}
     for model in models:
         for name in names(model):
@@ -187,12 +197,14 @@ def check_names(models: Iterable[ServedModel]) -> None:
 
 
 def where(model: ServedModel) -> str:
-    """Return where a model was named, and its file."""
+    """Return, for messages, where a model was named, and its file."""
     return f"{model.source} ({model.ref})" if model.source else model.ref
 
 
 def scan_folder(folder: Path, options: EngineOptions) -> Scan:
-    """Return a function that finds the models of a folder. Raises FileError if there is none."""
+    """Return a function that lists the models in a folder. Raises FileError if the folder does not
+    exist.
+    """
     if not folder.is_dir():
         raise FileError("no such folder", path=str(folder), expected="a folder of models")
 
@@ -212,7 +224,7 @@ def scan_folder(folder: Path, options: EngineOptions) -> Scan:
 
 
 def scan_library(options: EngineOptions) -> Scan:
-    """Return a function that finds the downloaded models."""
+    """Return a function that lists the downloaded models of this machine."""
 
     def scan() -> list[ServedModel]:
         from treadle.catalog.names import name_models
@@ -229,8 +241,8 @@ def scan_library(options: EngineOptions) -> Scan:
 
 
 def file_stem(model: StoredModel) -> str:
-    """Return the name of a model's file without its ending, of a shard without its number, and of a
-    file of CTranslate2 that of its folder.
+    """Return the name for a model, from its file: without the ending, without a shard's number; for
+    a file of CTranslate2 the name of its folder.
     """
     from treadle.files.splits import CTRANSLATE2, SHARD
 

@@ -44,8 +44,11 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """memory: bytes for all engines together, None for no bound. idle_s: seconds without a call
-    after which an engine is unloaded. n_keys: API keys of the router. most_loaded: engines at once.
+    """Settings of an EnginePool.
+
+    memory: bytes for all engines together, None for no bound. idle_s: seconds without a call after
+    which an engine is unloaded. n_keys: number of API keys of the router. most_loaded: engines at
+    once, None for no bound.
     """
 
     memory: int | None = None
@@ -57,7 +60,7 @@ class PoolSettings:
 
 @dataclass(eq=False)
 class LoadedEngine:
-    """An engine that serves."""
+    """An engine that answers calls, or did before it began to stop."""
 
     model: ServedModel
     process: EngineProcess
@@ -75,18 +78,20 @@ class LoadedEngine:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The ``facts`` that clients may know."""
+        """The sizes in ``facts`` that clients may know."""
         return {name: self.facts[name] for name in TOLD if name in self.facts}
 
     @property
     def draining(self) -> bool:
-        """Whether it gets no new calls."""
+        """Whether the engine gets no new calls, because it is to be unloaded."""
         return self.retiring or self.n_claims > 0
 
 
 @dataclass(eq=False)
 class ModelLoad:
-    """A load under way, with the calls that wait for it."""
+    """A load under way, shared by the calls that wait for it. ``done`` of ``total``: progress of
+    ``stage``.
+    """
 
     task: asyncio.Task[LoadedEngine] | None = None
     n_waiting: int = 0
@@ -98,11 +103,13 @@ class ModelLoad:
 
     @property
     def progress(self) -> float | None:
-        """Share of the stage that is done, 0 to 1; None if unknown."""
+        """Done share of the present stage, 0 to 1; None if unknown."""
         return self.done / self.total if self.total else None
 
     def cancel(self) -> None:
-        """Cancel it, once: a further cancellation would not let it wait for its engine's end."""
+        """Cancel the load, once: a second cancellation would keep it from waiting for its engine's
+        end.
+        """
         if self.task is not None and not self.cancelling:
             self.cancelling = True
             self.task.cancel()
@@ -110,7 +117,7 @@ class ModelLoad:
 
 @dataclass(eq=False)
 class ModelSlot:
-    """State of one model: its engine, its load, its last error."""
+    """State of one model in the pool: its engine, its load, its last error."""
 
     model: ServedModel
     engine: LoadedEngine | None = None
@@ -126,7 +133,9 @@ class ModelSlot:
 
 
 class EnginePool:
-    """The engines of a router. ``close`` it at the end."""
+    """The engines of a router: loads, unloads, and the memory of all. ``needs``: estimates a
+    model's memory. Call ``close`` at the end.
+    """
 
     def __init__(
         self, launcher: EngineLauncher, settings: PoolSettings, needs: Needs = need_of
@@ -146,7 +155,9 @@ class EnginePool:
     # -- state --------------------------------------------------------------------------------
 
     def slot(self, model: ServedModel) -> ModelSlot:
-        """Return the slot of a model. Changed options count from its next load on."""
+        """Return the slot of a model, a new one if need be. Changed options take effect at the next
+        load.
+        """
         slot = self.slots.get(model.name)
         if slot is None:
             slot = self.slots[model.name] = ModelSlot(model)
@@ -154,7 +165,9 @@ class EnginePool:
         return slot
 
     def state(self, model: ServedModel) -> str:
-        """Return "unloaded", "downloading", "loading", "loaded" or "sleeping"."""
+        """Return a model's state: "unloaded", "downloading", "loading", "loaded", or "sleeping"
+        (unloaded because it was idle).
+        """
         slot = self.slots.get(model.name)
         if slot is None:
             return UNLOADED
@@ -165,7 +178,7 @@ class EnginePool:
         return SLEEPING if slot.sleeping else UNLOADED
 
     def engine(self, model: ServedModel) -> LoadedEngine | None:
-        """Return the engine that serves a model now, else None."""
+        """Return the engine that serves a model now, None if there is none."""
         slot = self.slots.get(model.name)
         found = slot.engine if slot else None
         return None if found is None or found.stopping else found
@@ -181,16 +194,16 @@ class EnginePool:
 
     @property
     def used(self) -> int:
-        """Bytes of memory that engines have, or may take."""
+        """Bytes of memory reserved for all engines."""
         return sum(slot.reserved for slot in self.slots.values())
 
     @property
     def n_running(self) -> int:
-        """Calls that engines answer now."""
+        """Number of calls that engines answer now."""
         return sum(slot.engine.n_running for slot in self.slots.values() if slot.engine)
 
     def publish(self, model: str, event: str, data: Any = None) -> None:
-        """Tell the listeners of ``/models/sse``."""
+        """Send an event about ``model`` to all listeners of ``/models/sse``."""
         told: Event = {"model": model, "event": event}
         if data is not None:
             told["data"] = data
@@ -200,8 +213,9 @@ class EnginePool:
     # -- calls --------------------------------------------------------------------------------
 
     async def acquire(self, model: ServedModel) -> LoadedEngine:
-        """Return the model's engine for one call, loaded if need be; ``release`` it. Raises
-        ApiError if it cannot be loaded. A call that is cancelled leaves the load to the others.
+        """Return the model's engine for one call, loaded if need be; call ``release`` after the
+        call. Raises ApiError if it cannot be loaded. A load is cancelled when all calls that wait
+        for it are.
         """
         slot = self.slot(model)
         engine = slot.engine
@@ -229,14 +243,16 @@ class EnginePool:
         return bool(task and task.done() and not task.cancelled() and task.exception() is None)
 
     def release(self, engine: LoadedEngine, keep_s: float | None = None) -> None:
-        """End a call. ``keep_s``: seconds that the engine stays loaded without another one; None
-        for as long as before.
+        """End a call to an engine. ``keep_s``: seconds that the engine stays loaded without a
+        further call; None for as many as before.
         """
         engine.n_running -= 1
         self.keep(engine, keep_s)
 
     def keep(self, engine: LoadedEngine, keep_s: float | None = None) -> None:
-        """Set how long an engine stays loaded, from now on."""
+        """Set how many seconds (``keep_s``) an engine stays loaded without a call, and count from
+        now.
+        """
         if keep_s is not None:
             engine.idle_s = math.inf if engine.model.pinned else keep_s
         engine.used_s = asyncio.get_running_loop().time()
@@ -245,7 +261,7 @@ class EnginePool:
             self._wake()
 
     async def load(self, model: ServedModel) -> None:
-        """Load a model, without a call. Raises ApiError."""
+        """Load a model without a call, and wait until it is loaded. Raises ApiError."""
         slot = self.slot(model)
         if slot.engine is not None and not (slot.engine.stopping or slot.engine.retiring):
             return
@@ -255,7 +271,7 @@ class EnginePool:
         await asyncio.shield(load.task)
 
     async def unload(self, model: ServedModel) -> None:
-        """Unload a model, or cancel its load; running calls may end first."""
+        """Unload a model after its running calls, or cancel its load; wait until it is done."""
         slot = self.slots.get(model.name)
         if slot is None:
             return
@@ -269,7 +285,7 @@ class EnginePool:
             await self._retire(slot, slot.engine)
 
     async def forget(self, name: str) -> None:
-        """Unload a model that is no longer listed, and drop what is known of it."""
+        """Unload the model ``name``, which is no longer listed, and drop its slot."""
         slot = self.slots.get(name)
         if slot is not None:
             await self.unload(slot.model)
@@ -277,8 +293,8 @@ class EnginePool:
                 self.slots.pop(name, None)
 
     def replace(self, model: ServedModel) -> None:
-        """Take note that a model's file is another one: an engine of the old one is retired, also
-        one that is being loaded, once it has answered the calls that wait for it.
+        """Retire the engine of a model whose file has been replaced; ``model``: with the new file.
+        An engine that is being loaded is retired once it has answered the calls that wait for it.
         """
         slot = self.slots.get(model.name)
         if slot is not None:
@@ -287,7 +303,9 @@ class EnginePool:
                 self.retire(slot.engine)
 
     def retire(self, engine: LoadedEngine) -> None:
-        """Unload an engine that can no longer be used, once its calls have ended."""
+        """Give an engine no new calls, and unload it in the background once its calls have
+        ended.
+        """
         slot = self.slots.get(engine.model.name)
         if slot is not None and slot.engine is engine and not engine.retiring:
             engine.retiring = True
@@ -299,7 +317,7 @@ class EnginePool:
             await self._stop(slot, UNLOADED)
 
     def run(self, work: Awaitable[Any]) -> asyncio.Task[Any]:
-        """Run work in the background, until ``close``."""
+        """Run ``work`` as a task in the background, until ``close``; its errors are ignored."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -307,7 +325,7 @@ class EnginePool:
         return task
 
     async def close(self) -> None:
-        """End every engine."""
+        """Cancel all loads and background tasks, and end every engine."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
@@ -324,7 +342,9 @@ class EnginePool:
     # -- loads --------------------------------------------------------------------------------
 
     def _begin(self, slot: ModelSlot) -> ModelLoad:
-        """Return the load under way, or a new one."""
+        """Return the slot's load under way, or begin a new one. Raises ApiError if the pool is
+        closed.
+        """
         if self._closed:
             raise busy("the server is stopping")
         if slot.load is None or slot.load.cancelling:
@@ -337,8 +357,8 @@ class EnginePool:
     async def _load(
         self, slot: ModelSlot, load: ModelLoad, before: asyncio.Task[LoadedEngine] | None
     ) -> LoadedEngine:
-        """Make room, start an engine, and count the calls that wait. Raises ApiError. ``before``: a
-        load that was cancelled, whose end comes first.
+        """Make room, start an engine, and hand it to the calls that wait. ``before``: a cancelled
+        load of the model, whose end is waited for. Raises ApiError.
         """
         began = time.monotonic()
         model = slot.model
@@ -378,8 +398,8 @@ class EnginePool:
         return engine
 
     async def _ended(self, slot: ModelSlot) -> LoadedEngine | None:
-        """Wait for the end of a slot's engine that gets no new calls. Return it if it is to serve
-        on, because its memory was not needed after all.
+        """Wait until the slot's engine, which gets no new calls, has ended, and return None; or
+        return it if it serves on, because its memory was not needed after all.
         """
         while (engine := slot.engine) is not None:
             if slot.stop is not None:
@@ -399,8 +419,8 @@ class EnginePool:
         return engine
 
     async def _reserve(self, slot: ModelSlot, engine: LoadedEngine) -> None:
-        """Reserve the memory that a new engine has reported, and make room for it. Raises
-        ApiError; the engine is ended then.
+        """Reserve the memory that a new engine has reported, and make room for it. Raises ApiError
+        if there is none; the engine is killed then.
         """
         facts = engine.facts
         n_cache = facts.get("cache_bytes", 0)
@@ -428,8 +448,8 @@ class EnginePool:
         self._wake()
 
     def _fitted(self, model: ServedModel, need: MemoryNeed | None) -> MemoryNeed | None:
-        """Return the need, with a smaller KV cache if that makes it fit. Raises ApiError if the
-        model does not fit at all.
+        """Return the need with a KV cache small enough for the bound of memory. Raises ApiError
+        (507) if the model does not fit even with the smallest.
         """
         most = self.settings.memory
         if need is None or most is None:
@@ -445,9 +465,9 @@ class EnginePool:
         return need.within(most)
 
     async def _make_room(self, slot: ModelSlot, need: MemoryNeed | None) -> MemoryNeed | None:
-        """Unload others until ``need`` fits, the least recently used first; return it, with a
-        smaller KV cache if pinned models leave only room for one. Raises ApiError if they leave too
-        little.
+        """Unload other models until ``need`` fits, the least recently used first; return the need,
+        with a smaller KV cache if pinned models leave only room for that. Raises ApiError (507) if
+        pinned models leave too little.
         """
         if need and self.settings.memory is not None:
             pinned = sum(s.reserved for s in self._others(slot) if s.model.pinned)
@@ -493,8 +513,8 @@ class EnginePool:
         return room and (most is None or n_loaded < most)
 
     def _victims(self, slot: ModelSlot, wanted: int) -> list[ModelSlot]:
-        """Return the slots to unload so that ``wanted`` bytes fit: idle ones first, of those the
-        least recently used first.
+        """Return the slots to unload so that ``wanted`` bytes fit: those without calls first, and
+        of these the least recently used. Pinned models are never chosen.
         """
         found = [
             other
@@ -516,7 +536,9 @@ class EnginePool:
     async def _start(
         self, slot: ModelSlot, load: ModelLoad, need: MemoryNeed | None
     ) -> LoadedEngine:
-        """Start an engine and wait until it serves. Raises ApiError."""
+        """Start an engine with ``need``, pass its progress to ``load``, and return it once it
+        serves. Raises ApiError.
+        """
         model = slot.model
         self._n_sockets += 1
         keys = tuple(secrets.token_urlsafe(24) for _ in range(max(1, self.settings.n_keys)))
@@ -570,7 +592,9 @@ class EnginePool:
         return NO_SOCKETS if is_long or not hasattr(socket, "AF_UNIX") else path
 
     async def _watch(self, slot: ModelSlot, engine: LoadedEngine) -> None:
-        """Note an engine's end that nobody asked for."""
+        """Wait for the end of an engine's process, and record a crash if the end was not
+        ordered.
+        """
         code = await engine.process.wait()
         if engine.stopping:
             return
@@ -591,19 +615,23 @@ class EnginePool:
     # -- unloads ------------------------------------------------------------------------------
 
     async def _drain(self, engine: LoadedEngine) -> None:
-        """Give an engine no new calls, and wait for the running ones."""
+        """Mark an engine as retiring, so that it gets no new calls, and wait until its calls have
+        ended.
+        """
         engine.retiring = True
         async with self._changed:
             await self._changed.wait_for(lambda: not engine.n_running or engine.stopping)
 
     async def _stop(self, slot: ModelSlot, state: str) -> None:
-        """End the engine of a slot, which has no calls. A stop under way is waited for."""
+        """End the slot's engine, which has no calls, and wait for its end. ``state``: of the model
+        afterwards.
+        """
         self._begin_stop(slot, state)
         if slot.stop is not None:
             await asyncio.shield(slot.stop)
 
     def _begin_stop(self, slot: ModelSlot, state: str) -> None:
-        """Begin to end the engine of a slot: from now on it gets no calls."""
+        """Begin to end the slot's engine, in the background; it gets no calls from now on."""
         if slot.stop is None and slot.engine is not None:
             slot.engine.stopping = True
             slot.stop = asyncio.ensure_future(self._end(slot, slot.engine, state))
@@ -626,7 +654,7 @@ class EnginePool:
         self._wake()
 
     def _watch_idle(self, engine: LoadedEngine) -> None:
-        """Unload an engine after its idle time; at once, if that is 0."""
+        """Start the timer that unloads an engine after ``idle_s`` seconds without a call."""
         _stop_timer(engine)
         if engine.idle_s == math.inf:
             return
@@ -646,7 +674,7 @@ class EnginePool:
         return engine
 
     def _wake(self) -> None:
-        """Wake the loads that wait for room."""
+        """Wake the loads that wait for room or for an engine's end."""
 
         async def wake() -> None:
             async with self._changed:
@@ -656,7 +684,9 @@ class EnginePool:
 
 
 async def _waited(task: asyncio.Task[Any]) -> None:
-    """Wait for the end of a task, even if the one that waits is cancelled."""
+    """Wait for the end of ``task``. If the waiting task is cancelled meanwhile, the cancellation is
+    raised only after that end.
+    """
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -672,7 +702,7 @@ def _stop_timer(engine: LoadedEngine) -> None:
 
 
 def loading_event(load: ModelLoad) -> dict[str, Any]:
-    """Return the data of a status event while a model is loaded."""
+    """Return the data of a ``model_status`` event about a load under way."""
     if load.stage.startswith("download"):
         file = load.stage.partition(" ")[2] or load.stage
         return {"status": DOWNLOADING, "progress": {file: {"done": load.done, "total": load.total}}}
@@ -681,20 +711,22 @@ def loading_event(load: ModelLoad) -> dict[str, Any]:
 
 
 def load_error(name: str, why: str, code: int) -> ApiError:
-    """Return the error for calls that waited for a load that failed."""
+    """Return the error for calls that waited for a failed load. ``why``: the engine's reason, ""
+    without one; ``code``: its exit code.
+    """
     said = without_folders(why) if why else ending(code)
     return ApiError(500, f"{name} cannot be loaded: {said}", code="model_load_failed")
 
 
 def failed(name: str, error: Exception) -> ApiError:
-    """Return the error for a load that an exception ended."""
+    """Return the error for calls whose load ended with an exception."""
     return ApiError(
         500, f"{name} cannot be loaded: {without_folders(str(error))}", code="model_load_failed"
     )
 
 
 def ending(code: int) -> str:
-    """Return how an engine ended, in words."""
+    """Return in words how an engine ended. ``code``: exit code; negative: number of the signal."""
     import signal
 
     if code >= 0:

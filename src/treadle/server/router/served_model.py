@@ -7,7 +7,7 @@ from typing import Any
 
 from treadle.base.fast_dataclass import dataclass
 
-KV_BYTES = {  # of f16's
+KV_BYTES = {  # size of a KV cache relative to f16
     "f16": 1.0,
     "bf16": 1.0,
     "f32": 2.0,
@@ -20,16 +20,18 @@ KV_BYTES = {  # of f16's
 
 
 def kv_share(kv: str | None) -> float:
-    """Return the bytes of a KV cache of this type, or of two (KEYS-VALUES), as a share of f16's."""
+    """Return the size of a KV cache of type ``kv``, or of two types KEYS-VALUES, relative to
+    f16.
+    """
     keys, _, values = (kv or "f16").partition("-")
     return (KV_BYTES.get(keys, 1.0) + KV_BYTES.get(values or keys, 1.0)) / 2
 
 
 @dataclass(frozen=True)
 class MemoryRequest:
-    """The memory that options ask for. Of the KV cache: bytes, or sequences of a context, or tokens
-    of all sequences together; ``kv`` is the type of keys and values. ``files``: of a draft model,
-    of adapters and of control vectors.
+    """The memory that a model's options ask for. Its KV cache has a bound in bytes (``n_bytes``),
+    or ``n_sequences`` of ``context`` tokens, or ``n_tokens`` of all sequences together; ``kv`` is
+    the type of keys and values. ``files``: of a draft model, adapters and control vectors.
     """
 
     kv: str | None = None
@@ -41,8 +43,8 @@ class MemoryRequest:
 
     @classmethod
     def of(cls, loading: dict[str, Any]) -> MemoryRequest:
-        """Return the request in settings of ``treadle.load``. The default bound of the cache's
-        bytes is not one: the router has its own.
+        """Return the request in ``loading``, keyword arguments of ``treadle.load``. Where
+        ``kv_tokens`` is given, the default bound in bytes is dropped: the router has its own.
         """
         n_tokens = loading.get("kv_tokens")
         named = *(loading.get("lora") or ()), *(loading.get("control_vectors") or ())
@@ -59,14 +61,14 @@ class MemoryRequest:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model by its name.
+    """A model that the router may load.
 
-    ref: MODEL as ``treadle serve`` takes it: a path, ``hf:`` or a short name.
-    args: options of ``treadle serve`` for its engine, without those of the server's door.
-    pinned: it stays loaded. idle_s: seconds without a call after which it is unloaded; None for the
-    router's own, infinity for never. source: where it was named, for messages; from_library:
-    clients may remove it. stamp: time and size of a file that was found in a folder, so that
-    another one of its name is noticed.
+    name, aliases: by which clients call it. ref: MODEL as ``treadle serve`` takes it: a path,
+    ``hf:`` or a short name. args: options of ``treadle serve`` for its engine, without those about
+    clients (addresses, keys). pinned: it stays loaded. idle_s: seconds without a call after which
+    it is unloaded; None for the router's own, infinity for never. source: where it was named, for
+    messages; from_library: clients may remove it. stamp: time and size of a file that was found in
+    a folder, so that another one of its name is noticed.
     """
 
     name: str
@@ -81,7 +83,9 @@ class ServedModel:
     stamp: tuple[int, int] | None = None
 
     def path(self) -> Path | None:
-        """Return its file or folder; None if it is not on this machine, or not clearly."""
+        """Return the model's file or folder; None if it is not on this machine, or if several
+        fit.
+        """
         from treadle.catalog.names import find_named
         from treadle.errors import TreadleError
         from treadle.files.splits import first_shard, is_hf, model_inside
@@ -103,7 +107,9 @@ class ServedModel:
 
 
 def hub_path(ref: str) -> Path | None:
-    """Return the downloaded model that ``hf:`` names; None if there is none, or several."""
+    """Return the path of the downloaded model that ``ref`` (``hf:...``) names; None if there is
+    none, or if several fit.
+    """
     from treadle.catalog.stored import find_stored
     from treadle.hub import parse
 

@@ -1,4 +1,4 @@
-"""State shared by the router's handlers: the models, their engines, the settings of the door."""
+"""State shared by the router's handlers: the models, their engines, API keys and settings."""
 
 from __future__ import annotations
 
@@ -36,15 +36,17 @@ if TYPE_CHECKING:
     from treadle.server.requests.service import ServerSettings
     from treadle.server.router.served_model import ServedModel
 
-FOLLOW_S = 5.0  # between two looks at the folders
+FOLLOW_S = 5.0  # seconds between two readings of the folders
 DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", re.ASCII)
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
 class RouterSettings:
-    """memory, idle_s: as of ``PoolSettings``. library: whether clients may download, remove and
-    copy models. autoload: whether a call loads its model.
+    """Settings of the router besides ``ServerSettings``.
+
+    memory, idle_s, most_loaded: as of ``PoolSettings``. library: whether clients may download,
+    remove and copy models. autoload: whether a call loads its model.
     """
 
     memory: int | None = None
@@ -55,7 +57,7 @@ class RouterSettings:
 
 
 class EngineAnswer(NamedTuple):
-    """A whole answer of an engine to the router itself."""
+    """The whole response of an engine to a request of the router itself."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -63,25 +65,27 @@ class EngineAnswer(NamedTuple):
 
 
 class EngineOfNone:
-    """The part of an engine thread that the server's process asks for; the router has none."""
+    """Stands in for an ``EngineThread`` in the server's process: the router itself computes
+    nothing.
+    """
 
     def __init__(self, service: RouterService) -> None:
         self._service = service
         self.warmed: Future[None] = Future()
 
     def start(self) -> None:
-        """Begin to serve: the warm process is started, and pinned models are loaded."""
+        """Start the router's background work: the warm process, loads of pinned models."""
         self._service.begin()
         self.warmed.set_result(None)
 
     @property
     def outputs(self) -> range:
-        """As many items as calls are running."""
+        """A range as long as the number of running calls, which the server's process counts."""
         return range(self._service.pool.n_running)
 
 
 class RouterService:
-    """The router. ``close`` it to end its engines."""
+    """The state of a router. ``end`` ends its engines."""
 
     def __init__(
         self,
@@ -104,15 +108,17 @@ class RouterService:
         self.fingerprint = f"treadle-{__version__}"
         self.bodies = Bodies(MAX_MEDIA_BODY)
         self.engine = EngineOfNone(self)
-        # Streams that outlive their connection, until their engine has them: by the key's name and
-        # the conversation's id, what cancels them.
+        # Functions that cancel streams which outlive their connection, while their model is loaded:
+        # by the key's name and the conversation's id.
         self.loading_streams: dict[tuple[str, str], Callable[[ApiError], None]] = {}
         self.draining = False
         self.n_open = 0
         self._scanning = asyncio.Lock()
 
     def begin(self) -> None:
-        """Start what runs besides calls."""
+        """Start the warm process, load the pinned models, and read the folders every ``FOLLOW_S``
+        seconds.
+        """
         self.pool.run(self.pool.launcher.prepare())
         for model in self.models.models:
             if model.pinned:
@@ -127,8 +133,8 @@ class RouterService:
                 await self.refresh()
 
     async def refresh(self) -> None:
-        """Read the folders again; engines of models that are gone are unloaded, and those of files
-        that were replaced get no new calls.
+        """Read the folders again. Engines of models that are gone are unloaded; engines whose
+        model's file was replaced get no new calls.
         """
         async with self._scanning:
             gone = await asyncio.to_thread(self.models.refresh)
@@ -142,14 +148,16 @@ class RouterService:
             self.pool.publish("*", "models_reload")
 
     async def listed(self) -> list[ServedModel]:
-        """Return the models, as the folders are now."""
+        """Return the models that the request's API key may use; reads the folders if that was over
+        a second ago.
+        """
         if self.models.is_stale:
             await self.refresh()
         return [model for model in self.models.models if is_allowed(model)]
 
     async def find(self, name: str | None) -> ServedModel:
-        """Return the model of a call. A name that is unknown may be that of a new file. Raises
-        ApiError.
+        """Return the model that a call names, None for the default one. For an unknown name the
+        folders are read again. Raises ApiError (404), or if the key may not use the model (403).
         """
         if name and self.models.get(name) is None and self.models.is_stale:
             await self.refresh()
@@ -158,22 +166,26 @@ class RouterService:
         return model
 
     def check_key(self, key: ApiKey) -> None:
-        """Allow the request: ``find`` checks the model that it names."""
+        """Do nothing: ``find`` checks whether the key may use the model that the request names."""
 
     def warn(self, message: str) -> None:
-        """Log a warning."""
+        """Write a warning to the log."""
         if self.settings.log:
             log(level="warning", message=message)
 
     async def charge(self, engine: LoadedEngine) -> None:
-        """Count the tokens that an engine has computed since the last time, for their keys."""
+        """Fetch the numbers of tokens that an engine has computed since the last time, and charge
+        them to the API keys.
+        """
         found = await self.ask(engine, CHARGES.encode())
         charges = json.loads(found.body) if found is not None and found.status == 200 else None
         if isinstance(charges, dict):
             self.keys.charge_by_name(charges)
 
     async def acquire(self, model: ServedModel) -> LoadedEngine:
-        """Return the engine for one call. Raises ApiError."""
+        """Return the model's engine for one call, loaded if need be and allowed. Raises
+        ApiError.
+        """
         if self.draining:
             raise busy("the server is stopping")
         if not self.own.autoload and self.pool.engine(model) is None:
@@ -194,8 +206,9 @@ class RouterService:
         body: bytes = b"",
         owner: str = "",
     ) -> EngineAnswer | None:
-        """Return the answer of an engine to a request of the router itself, in the name of a key's
-        ``owner``; None if the engine has ended.
+        """Send a request of the router itself to an engine and return the response; None if the
+        engine has ended. ``target``: path and query; ``owner``: name of the API key on whose
+        behalf.
         """
         headers = [
             (b"host", b"localhost"),
@@ -215,8 +228,8 @@ class RouterService:
         return EngineAnswer(response.status, dict(response.headers), whole)
 
     def check_engine(self, engine: LoadedEngine) -> None:
-        """Look, in the background, whether an engine that gave an internal error can go on. One
-        whose model's file has shrunk cannot.
+        """Ask in the background for the health of an engine that gave an internal error, and retire
+        it if its model can no longer be used, such as one whose file has shrunk.
         """
 
         async def check() -> None:
@@ -229,12 +242,14 @@ class RouterService:
         self.pool.run(check())
 
     def stop_streams(self) -> None:
-        """End the engines at the end of the server; calls that still run end with an error."""
+        """Send SIGTERM to all engines, at the end of the server; calls that still run end with an
+        error.
+        """
         for engine in self.pool.engines():
             engine.process.terminate()
 
     def close(self) -> None:
-        """Do nothing: ``end`` needs the event loop."""
+        """Do nothing: engines are ended by ``end``, which needs the event loop."""
 
     async def end(self) -> None:
         """End every engine."""
@@ -242,27 +257,27 @@ class RouterService:
 
 
 def is_allowed(model: ServedModel) -> bool:
-    """Return whether the key of the present request may use a model."""
+    """Return whether the API key of the current request may use the model."""
     key = current_key.get()
     return key is None or key.may_use(model.name, *model.aliases)
 
 
 def check_allowed(model: ServedModel) -> None:
-    """Raise ApiError unless the key of the present request may use a model."""
+    """Raise ApiError (403) unless the API key of the current request may use the model."""
     key = current_key.get()
     if key is not None:
         key.check(model.name, *model.aliases)
 
 
 def service_of(request: HttpRequest) -> RouterService:
-    """Return the router's service of an HTTP request."""
+    """Return the RouterService that answers an HTTP request."""
     service: RouterService = request.app.state.service
     return service
 
 
 def keep_seconds(value: Any) -> float | None:
-    """Return the seconds of Ollama's ``keep_alive``: a number of seconds or a duration such as
-    "5m"; negative ones mean forever. None without one. Raises ApiError.
+    """Return the seconds in Ollama's ``keep_alive``: a number, or a duration such as "5m"; negative
+    ones are infinite. None for null and "". Raises ApiError.
     """
     if value is None or value == "":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from importlib import import_module
 
-# Modules that any load needs; with those that they import.
+# Modules that the load of any model imports.
 PRELOADED = (
     "treadle.cli.commands.serve",
     "treadle.server.serve",
@@ -40,8 +40,8 @@ PRELOADED = (
 
 
 def preload() -> None:
-    """Import what engines need, and let their garbage collections leave it alone: a collection
-    would write to every object, and so copy its page.
+    """Import the modules that engines need, and exclude all present objects from garbage
+    collection: a collection in a forked engine would write to each, and so copy its page.
     """
     for name in PRELOADED:
         import_module(name)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def build_speech_app(service: SpeechService) -> Starlette:
-    """Build the ASGI application of one service. Paths of models that write text are refused by a
-    message that names the right one.
+    """Build the ASGI application of a speech model's server. Paths of models that write text are
+    refused with a message that names the right path.
     """
     routes: list[Route] = []
     for (method, path), handler in OWN.items():
@@ -34,7 +34,7 @@ def build_speech_app(service: SpeechService) -> Starlette:
 
 
 async def refuse(request: HttpRequest) -> Response:
-    """Refuse a path of another kind of model."""
+    """Refuse (400) a path that only models that write text have."""
     name = service_of(request).name
     raise ApiError(
         400,
@@ -46,32 +46,34 @@ async def refuse(request: HttpRequest) -> Response:
 
 
 async def root(request: HttpRequest) -> Response:
-    """``GET /``: for people, and for clients that look whether a server runs."""
+    """``GET /``: a line of text, for people and for clients that check whether a server runs."""
     name = service_of(request).name
     return Response(f"treadle transcribes with {name}: POST /v1/audio/transcriptions\n".encode())
 
 
 async def health(request: HttpRequest) -> Response:
-    """``GET /health``."""
+    """``GET /health``: 200 if the model is loaded and usable, else 503 or 500."""
     service = service_of(request)
     service.check_model()
     return Json({"status": "ok"})
 
 
 async def models(request: HttpRequest) -> Response:
-    """``GET /v1/models``."""
+    """``GET /v1/models``: a list with the one speech model."""
     return Json({"object": "list", "data": [describe(service_of(request))]})
 
 
 async def one_model(request: HttpRequest) -> Response:
-    """``GET /v1/models/NAME``: any name means this model; an empty one gives the list."""
+    """``GET /v1/models/NAME``: the served model, whatever the name; an empty name gives the
+    list.
+    """
     if not request.path_params["name"]:
         return await models(request)
     return Json(describe(service_of(request)))
 
 
 def describe(service: SpeechService) -> dict[str, Any]:
-    """Return OpenAI's object, with what the model does."""
+    """Return OpenAI's model object, with languages, tasks and sizes in ``meta``."""
     recognizer = service.recognizer
     config = recognizer.model.config
     gguf = recognizer.model.gguf
@@ -96,7 +98,7 @@ def describe(service: SpeechService) -> dict[str, Any]:
 
 
 async def metrics(request: HttpRequest) -> Response:
-    """``GET /metrics``: counts of transcriptions."""
+    """``GET /metrics``: transcriptions done and running, and seconds of sound, for Prometheus."""
     service = service_of(request)
     if not service.settings.metrics:
         raise ApiError(501, "start the server with --metrics", code="not_enabled")

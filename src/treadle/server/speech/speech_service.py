@@ -27,7 +27,9 @@ SOUND_SECONDS = 24 * 3600
 
 @dataclass
 class SpeechService:
-    """One served speech model. ``close`` it to end its thread; the owner closes the model."""
+    """One served speech model, its thread and counters. ``close`` ends the thread; the owner closes
+    the model.
+    """
 
     recognizer: SpeechRecognizer
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -52,7 +54,9 @@ class SpeechService:
         self.seconds_done = 0.0  # of sound
 
     def check_ready(self) -> None:
-        """Raise ApiError if no request can be taken now."""
+        """Raise ApiError if no request can be taken now: the server is stopping, the model is not
+        usable, or there are too many requests.
+        """
         if self.draining:
             raise busy("the server is stopping")
         self.check_model()
@@ -63,16 +67,16 @@ class SpeechService:
         check_usable(self.engine)
 
     def check_key(self, key: ApiKey) -> None:
-        """Raise ApiError if a key may not use the model."""
+        """Raise ApiError (403) if the key may not use the model."""
         key.check(self.name)
 
     def note_ended(self, job: SpeechJob) -> None:
-        """Count a transcription."""
+        """Count a transcription that has ended, and its seconds of sound."""
         self.n_requests += 1
         self.seconds_done += job.transcription.seconds_done
 
     def warn(self, message: str) -> None:
-        """Log a warning."""
+        """Write a warning to the log."""
         if self.settings.log:
             log(level="warning", message=message)
 

@@ -1,4 +1,4 @@
-"""The thread that transcribes for all requests: their windows take turns."""
+"""The thread that transcribes for all requests, one window of sound of each in turn."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 class SpeechJob:
-    """One request's transcription. ``segments`` grows; ``news`` is set in the event loop when there
-    is something new. ``error``: what ended it; ``ended``: whether nothing more comes.
+    """One request's transcription. ``segments`` grows; the event ``news`` is set in the handler's
+    event loop for each change. ``error``: why it ended early; ``ended``: nothing more comes.
     """
 
     def __init__(self, transcription: Transcription) -> None:
@@ -34,14 +34,15 @@ class SpeechJob:
         self.is_cancelled = False
 
     def tell(self) -> None:
-        """Wake the handler; any thread may call this."""
+        """Set ``news`` in the handler's event loop; any thread may call this."""
         with suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.news.set)
 
 
 class SpeechThread:
-    """Transcribes from ``start`` to ``stop``. ``state``, ``why``, ``warmed``, ``turns`` and
-    ``warms_when_idle`` as of an ``EngineThread``; ``outputs``: the jobs that run.
+    """Transcribes between ``start`` and ``stop``. ``state``, ``why``, ``warmed`` and ``turns`` as
+    of an ``EngineThread``; ``warms_when_idle`` has no effect; ``outputs``: the jobs that are not
+    done.
     """
 
     def __init__(self, model: SpeechModel) -> None:
@@ -59,18 +60,20 @@ class SpeechThread:
         self._thread = threading.Thread(target=self._run, name="treadle-speech", daemon=True)
 
     def start(self) -> None:
-        """Compile kernels, then serve."""
+        """Start the thread: it compiles all kernels, then transcribes."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """End the thread after the current window. Idempotent."""
+        """End the thread after its current window, and wait for it, ``timeout_s`` seconds at most.
+        Idempotent.
+        """
         self._stopping = True
         self._work.set()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def add(self, transcription: Transcription) -> SpeechJob:
-        """Begin a transcription, in the event loop of its handler."""
+        """Queue a transcription and return its job. Call it in the handler's event loop."""
         job = SpeechJob(transcription)
         self.outputs.add(job)
         self._queue.append(job)
@@ -78,7 +81,7 @@ class SpeechThread:
         return job
 
     def drop(self, job: SpeechJob) -> None:
-        """Forget a job, which ends after its current window."""
+        """Forget a job; if it is not done, it is cancelled after its current window."""
         job.is_cancelled = True
         self.outputs.discard(job)
         self._work.set()
@@ -107,7 +110,7 @@ class SpeechThread:
             self._end(job, TreadleError("the server is stopping"))
 
     def _step(self, job: SpeechJob) -> bool:
-        """Decide a window; return whether there may be another."""
+        """Transcribe one window of the job's sound; return whether there may be another."""
         if job.is_cancelled:
             job.transcription.close()
             return False

@@ -37,7 +37,9 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class TranscriptionRequest:
-    """A request. format: of the answer. words, segments: whether a ``verbose_json`` has them."""
+    """The request of a form. sound: bytes of the file. format: of the answer. words, segments:
+    whether a ``verbose_json`` has them.
+    """
 
     sound: memoryview
     settings: TranscribeSettings
@@ -48,7 +50,9 @@ class TranscriptionRequest:
 
 
 def read_request(parts: Sequence[FormPart], task: str) -> TranscriptionRequest:
-    """Read a form. Raises ApiError for missing, unknown and wrong fields."""
+    """Read the parts of a form. ``task``: "transcribe" or "translate". Raises ApiError for missing,
+    invalid and unsupported fields.
+    """
     sound: memoryview | None = None
     texts: dict[str, list[str]] = {}
     for part in parts:
@@ -124,8 +128,8 @@ def _request(
 
 
 def check_language(settings: TranscribeSettings, config: SpeechConfig) -> None:
-    """Raise ApiError for a language that a model does not know, and for a translation by one of
-    English alone.
+    """Raise ApiError for a language that the model does not know, and for a translation by a model
+    that knows English alone.
     """
     from treadle.errors import TreadleError
     from treadle.speech.languages import language_code
@@ -145,7 +149,9 @@ def _last(texts: Mapping[str, Sequence[str]], name: str) -> str:
 
 
 def _items(given: str) -> list[str]:
-    """Return the items of a list in one field: JSON, or a single item."""
+    """Return the items of a form field that holds a list: a JSON array of strings, or a single
+    item.
+    """
     if given.startswith("["):
         try:
             found = json.loads(given)
@@ -194,7 +200,9 @@ def _whole(name: str, given: str) -> int:
 
 
 def _chunks(given: str) -> bool:
-    """Return whether OpenAI's ``chunking_strategy`` asks for parts cut at pauses."""
+    """Return True for OpenAI's ``chunking_strategy`` that cuts the sound at pauses: "auto", or type
+    "server_vad". Raises ApiError for all others.
+    """
     kind: Any = given
     if given.startswith("{"):
         try:

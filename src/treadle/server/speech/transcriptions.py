@@ -52,7 +52,7 @@ async def translations(request: HttpRequest) -> Response:
 
 
 def service_of(request: HttpRequest) -> SpeechService:
-    """Return the service of an HTTP request."""
+    """Return the SpeechService that answers an HTTP request."""
     service: SpeechService = request.app.state.service
     return service
 
@@ -89,13 +89,13 @@ def _opened(service: SpeechService, asked: TranscriptionRequest) -> Any:
 
 
 def _wrong_sound(error: TreadleError) -> ApiError:
-    """Return the error of a sound that cannot be read: the client's."""
+    """Return the client's error (400) for a sound that cannot be read."""
     return ApiError(400, str(error), param=PLACE)
 
 
 class JobStream:
-    """A job's segments as they come. It ends by an error if the client leaves, or at ``end``, a
-    time of ``perf_counter``.
+    """The segments of a job as they come. Raises an error if the client leaves, or when the ``end``
+    (a time of ``perf_counter``) of its limit, ``within_s`` seconds, has come.
     """
 
     def __init__(self, service: SpeechService, job: SpeechJob, end: float, within_s: float) -> None:
@@ -107,19 +107,19 @@ class JobStream:
 
     @property
     def transcription(self) -> Any:
-        """The transcription."""
+        """The job's ``Transcription``."""
         return self._job.transcription
 
     def give_up(self, why: BaseException) -> None:
-        """End it: the iteration raises ``why``."""
+        """Cancel the job: the iteration raises ``why``."""
         self._job.error = self._job.error or why
         self._job.ended = True
         self._service.engine.drop(self._job)
         self._job.news.set()
 
     async def segments(self, ping_s: float = math.inf) -> AsyncIterator[TranscriptSegment | None]:
-        """Yield segments; None after ``ping_s`` seconds without one. Raises ApiError, GoneError and
-        TreadleError.
+        """Yield segments; None after each ``ping_s`` seconds without one. Raises ApiError (also at
+        the time limit), GoneError and TreadleError.
         """
         job = self._job
         n = 0
@@ -168,8 +168,8 @@ def _whole(transcript: Transcript, asked: TranscriptionRequest) -> Response:
 
 
 class StreamedTranscript(Response):
-    """A transcript as server-sent events: ``transcript.text.delta`` for each segment, with
-    ``verbose_json`` ``transcript.text.segment`` too, and ``transcript.text.done``.
+    """A transcript as server-sent events: ``transcript.text.delta`` for each segment (with format
+    ``verbose_json`` also ``transcript.text.segment``), and ``transcript.text.done`` at the end.
     """
 
     def __init__(self, stream: JobStream, asked: TranscriptionRequest) -> None:
@@ -178,7 +178,9 @@ class StreamedTranscript(Response):
         self._asked = asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it until it ends or the client disconnects."""
+        """Send events until the end, or until the client disconnects; an error becomes the last
+        event.
+        """
         await send(self.head)
 
         async def part(data: bytes) -> None:

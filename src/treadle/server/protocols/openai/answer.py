@@ -1,4 +1,6 @@
-"""Parts shared by OpenAI's and llama.cpp's responses: object heads, token counts, timings."""
+"""Parts of OpenAI's responses that others use too: first fields, token counts, finish reasons,
+error events, legacy log-probabilities.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def head(service: Service, kind: str, name: str) -> dict[str, Any]:
-    """Return the first fields of every OpenAI response."""
+    """Return the first fields of an OpenAI response. ``kind``: its ``object``, such as
+    "chat.completion"; ``name``: its id.
+    """
     return {
         "id": name,
         "object": kind,
@@ -35,7 +39,9 @@ def head(service: Service, kind: str, name: str) -> dict[str, Any]:
 def counter(
     read: Callable[[Service, dict[str, Any]], GenerationRequest],
 ) -> Callable[[HttpRequest], Awaitable[Json]]:
-    """Return an endpoint that counts the prompt tokens of a body, as ``read`` makes them."""
+    """Return an endpoint that counts the prompt tokens of the generation request that
+    ``read(service, body)`` returns, and generates nothing.
+    """
 
     async def input_tokens(request: HttpRequest) -> Json:
         service = service_of(request)
@@ -48,13 +54,15 @@ def counter(
 
 
 def finish_reason(reason: str | None) -> str | None:
-    """Return OpenAI's finish reason; a full context counts as "length"."""
+    """Return OpenAI's finish reason: "length" also for a full context; others, and None,
+    unchanged.
+    """
     return "length" if reason == "context" else reason
 
 
 def usage(stream: RequestStream) -> dict[str, Any]:
     """Return a finished request's token counts, and its pictures and sounds. Each prompt counts
-    once, whatever its ``n``.
+    once, however many outputs (``n``) it has.
     """
     first = {output.prompt: output for output in reversed(stream.outputs)}
     n_prompt = sum(output.answer.timings.n_prompt for output in first.values())
@@ -74,13 +82,13 @@ def usage(stream: RequestStream) -> dict[str, Any]:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return the last event of a stream that ends with an error."""
+    """Return an error as the last event of a stream."""
     return event(error.as_dict())
 
 
 def legacy_logprobs(entries: Iterable[TokenLogprob], offsets: list[int]) -> dict[str, Any]:
-    """Return log-probabilities in the form of ``/v1/completions``. ``offsets``: the character of
-    the output at which each token begins.
+    """Return log-probabilities in the form of ``/v1/completions``. ``offsets``: for each entry, the
+    index of the character of the output at which its token begins.
     """
     tokens: list[str] = []
     result: dict[str, list[Any]] = {

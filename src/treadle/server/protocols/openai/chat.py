@@ -1,4 +1,6 @@
-"""OpenAI's ``/v1/chat/completions``."""
+"""OpenAI's ``/v1/chat/completions``: from a body to a generation request, and from output to
+answers.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ FIELDS: Table = {
 
 
 def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
     generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -102,8 +104,8 @@ def read_chat(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
-    """Return the number of alternatives to each token; None for no log-probabilities. Raises
-    ApiError.
+    """Return how many alternatives to each token the answer is to have; None: no log-probabilities
+    at all. Raises ApiError.
     """
     given = read_fields(body, LOGPROBS)
     n_top: int = given.get("top_logprobs", 0)
@@ -115,7 +117,7 @@ def read_logprobs(body: Mapping[str, Any], model: Model) -> int | None:
 
 
 async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) -> Response:
-    """Answer ``POST /v1/chat/completions``."""
+    """Return the response to ``POST /v1/chat/completions``, whole or as a stream."""
     stream = await service.begin(request, read_chat, body)
     id = _new_id()
     stream.ids.add(id)
@@ -128,7 +130,9 @@ async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) 
 def chat_answer(
     service: Service, stream: RequestStream, pieces: list[StreamPiece], *, id: str | None = None
 ) -> dict[str, Any]:
-    """Return the whole response body; ``pieces`` has one piece for each output."""
+    """Return the response body of a finished request; ``pieces``: one for each output. ``id``: of
+    the answer, a new one by default.
+    """
     return answer_of(service, stream, pieces, [piece.said() for piece in pieces], id or _new_id())
 
 
@@ -139,7 +143,9 @@ def answer_of(
     said: list[list[OutputPiece]],
     id: str,
 ) -> dict[str, Any]:
-    """Return the whole response body of parsed outputs."""
+    """Return the response body of a finished request, whose outputs are parsed already: ``said``
+    has the parsed parts of each of ``pieces``.
+    """
     told = zip(pieces, (kept(stream, parts) for parts in said), strict=True)
     choices = [
         choice_of(piece, {"message": message_of(ParsedOutput.of(parts))}) for piece, parts in told
@@ -155,7 +161,7 @@ def answer_of(
 
 
 def kept(stream: RequestStream, parts: list[OutputPiece]) -> list[OutputPiece]:
-    """Drop reasoning parts if vLLM's ``include_reasoning`` is false."""
+    """Return the parts without reasoning if vLLM's ``include_reasoning`` is false, else all."""
     wanted = stream.generation.more["reasoning"]
     return parts if wanted else [part for part in parts if part.kind != "reasoning"]
 
@@ -165,7 +171,9 @@ def _new_id() -> str:
 
 
 def choice_of(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice: its message or delta, log-probabilities and finish reason."""
+    """Return a choice of an answer or a chunk: log-probabilities, finish reason, and ``said``, its
+    ``message`` or ``delta``.
+    """
     result: dict[str, Any] = {"index": piece.output.index, **said}
     if piece.output.request.n_top is not None:
         result["logprobs"] = {"content": [entry.as_dict() for entry in piece.logprobs]}
@@ -177,8 +185,8 @@ def choice_of(piece: StreamPiece, said: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIterator[bytes]:
-    """Yield the roles at once, before any token exists; then deltas, each output's end, and token
-    usage if requested.
+    """Yield the events of a stream: a role for each output at once, before any token exists; then
+    deltas, each output's end, and token counts if requested.
     """
     more = stream.generation.more
     shared = head(service, "chat.completion.chunk", id)
@@ -208,7 +216,9 @@ async def _chunks(service: Service, stream: RequestStream, id: str) -> AsyncIter
 
 
 def _parts(piece: StreamPiece) -> list[tuple[StreamPiece, dict[str, Any]]]:
-    """Split a piece into chunks with their deltas; the last chunk of an output has no delta."""
+    """Return a piece of output as chunks, each with its delta; the last chunk of an output has an
+    empty delta.
+    """
     deltas = [delta_of(part) for part in kept(piece.output.stream, piece.said())]
     end = piece.finish_reason is not None
     if piece.logprobs and not deltas and not end:  # of text that is held back

@@ -1,7 +1,8 @@
-"""``/v1/chat/completions`` with tools of MCP servers, which the server runs between answers.
+"""The endpoint ``/v1/chat/completions``. If a request has tools of MCP servers, the server runs
+their calls, and lets the model answer again.
 
-A call that the client must allow, or that stands beside a call of the client's own functions, is
-handed to the client like any other; ``/v1/mcp/call`` runs it.
+Calls that the client must approve, and calls in one answer with calls of the client's own
+functions, are returned to the client like any other; ``/v1/mcp/call`` runs the former.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 async def chat_completions(request: HttpRequest) -> Response:
-    """``POST /v1/chat/completions``."""
+    """``POST /v1/chat/completions``, with or without tools of MCP servers."""
     service = service_of(request)
     body = await read_json(request)
     servers = await requested_servers(service, body)
@@ -59,7 +60,9 @@ async def chat_completions(request: HttpRequest) -> Response:
 
 
 class ChatTurns(ToolTurns):
-    """Answers of chat: ``added`` are the messages of calls and results so far."""
+    """The answers to one chat request with tools of MCP servers. ``added``: messages of the calls
+    and results so far.
+    """
 
     def __init__(
         self,
@@ -75,12 +78,16 @@ class ChatTurns(ToolTurns):
         self._body = body
 
     def runs(self, piece: StreamPiece, told: ParsedOutput) -> bool:
-        """Return whether the server runs the calls of an answer, and goes on."""
+        """Return whether the server runs all calls of an answer, so that the model answers again.
+        ``piece``: the last of the answer, ``told``: its parsed output.
+        """
         names = [call.name for call in told.calls]
         return bool(names) and piece.finish_reason == "stop" and self.servers.is_free(names)
 
     async def go_on(self, told: ParsedOutput, outputs: list[ToolOutput]) -> None:
-        """Begin the next answer, behind the calls of the last one and their results."""
+        """Begin the next answer, to the conversation with the calls of the last answer and their
+        results.
+        """
         self.add_usage(usage(self.stream))
         self.added.append(message_of(told))
         for call, output in zip(told.calls, outputs, strict=True):
@@ -94,11 +101,13 @@ class ChatTurns(ToolTurns):
 
     @property
     def more(self) -> dict[str, Any]:
-        """The messages of calls, for the client's history."""
+        """The field ``mcp_messages``: messages of calls and results, for the client's history; {}
+        without any.
+        """
         return {"mcp_messages": self.added} if self.added else {}
 
     async def answer(self) -> dict[str, Any]:
-        """Return the whole response body."""
+        """Run answers and calls until the last answer, and return its response body."""
         while True:
             (piece,) = await read_to_end(self.stream)
             parts = piece.said()
@@ -113,7 +122,9 @@ class ChatTurns(ToolTurns):
         return {**made, "usage": self.add_usage(made["usage"]), **self.more}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the events of a stream: of all answers, and of each call and its result."""
+        """Yield the events of a stream: text of all answers, and an event before and after each
+        call.
+        """
         shared = head(self.service, "chat.completion.chunk", self.id)
 
         def chunk(delta: dict[str, Any], **more: Any) -> bytes:
@@ -166,8 +177,8 @@ class ChatTurns(ToolTurns):
     def _deltas(
         self, piece: StreamPiece, texts: list[OutputPiece], held: list[OutputPiece]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the choices of a piece's texts, and add its parts to ``texts``, or to ``held``
-        those of calls: whose they are is clear at the end of the answer.
+        """Yield a choice for each part of text in ``piece``. Text parts are added to ``texts``,
+        parts of calls to ``held``: only at the end of the answer is it clear who runs the calls.
         """
         said = piece.said()
         piece = replace(piece, finish_reason=None)
@@ -181,7 +192,7 @@ class ChatTurns(ToolTurns):
                 piece = replace(piece, logprobs=[])  # sent once
 
     def _shown(self, call: ToolCall) -> dict[str, Any]:
-        """Return a call as a stream tells it before it runs."""
+        """Return the ``mcp_call`` that a stream shows before the call runs."""
         tool = self.servers.tools[call.name]
         own = {"id": call.id, "server_label": tool.server, "name": tool.tool}
         return {**own, "arguments": call.arguments}

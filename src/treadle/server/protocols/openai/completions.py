@@ -71,7 +71,7 @@ FIELDS: Table = {
 
 
 def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body. Raises ApiError and TreadleError."""
     model = service.model
     given = read_fields(body, FIELDS)
     generation = read_asked({"n": given.get("n_cmpl"), **body}, model, service.defaults)
@@ -111,8 +111,8 @@ def read_completion(service: Service, body: dict[str, Any]) -> GenerationRequest
 
 
 def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
-    """Return the ids of a body's prompts; with a ``suffix``, fill-in-the-middle prompts. Raises
-    ApiError.
+    """Return the token ids of each of a body's prompts; with a ``suffix``, of fill-in-the-middle
+    prompts. Raises ApiError.
     """
     prompts = several(body.get("prompt"))
     suffix = read_fields(body, FIELDS).get("suffix")
@@ -133,7 +133,7 @@ def read_prompts(body: Mapping[str, Any], model: Model) -> list[list[int]]:
 
 
 async def completions(request: HttpRequest) -> Response:
-    """``POST /v1/completions``."""
+    """``POST /v1/completions``: continue one or several raw prompts, whole or as a stream."""
     service = service_of(request)
     body = await read_json(request)
     stream = await service.begin(request, read_completion, body)
@@ -147,7 +147,7 @@ async def completions(request: HttpRequest) -> Response:
 def completion_answer(
     service: Service, stream: RequestStream, pieces: list[StreamPiece]
 ) -> dict[str, Any]:
-    """Return the whole response body; ``pieces`` has one piece for each output."""
+    """Return the response body of a finished request; ``pieces``: one for each output."""
     return {
         **_head(service),
         "choices": [_choice(stream, piece) for piece in pieces],
@@ -163,7 +163,9 @@ def _head(service: Service) -> dict[str, Any]:
 
 
 def _choice(stream: RequestStream, piece: StreamPiece, *, first: bool = True) -> dict[str, Any]:
-    """Return a choice of an answer or a chunk; ``first``: of its output, which has the echo."""
+    """Return a choice of an answer or a chunk. ``first``: the first of its output, which begins
+    with the echoed prompt if requested.
+    """
     more = stream.generation.more
     output = piece.output
     said = piece.content

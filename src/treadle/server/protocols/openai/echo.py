@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 async def measure_prompts(service: Service, stream: RequestStream) -> None:
-    """Compute the prompts' log-probabilities into ``generation.more["measured"]`` if requested."""
+    """Compute the log-probabilities of the prompts' tokens, if ``echo`` and ``logprobs`` are
+    requested, and store them in ``generation.more["measured"]``, a list for each prompt.
+    """
     more = stream.generation.more
     n_top = stream.generation.settings.get("logprobs")
     if more["echo"] is None or n_top is None:
@@ -33,8 +35,8 @@ async def measure_prompts(service: Service, stream: RequestStream) -> None:
 
 
 async def _measured(service: Service, ids: list[int], n_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of each prompt token; NaN for the first. Scheduler steps run
-    between its batches.
+    """Return the log-probability of each prompt token, with ``n_top`` alternatives; NaN for the
+    first. Steps of the scheduler run between batches of the prompt.
     """
     model = service.model
     submit = service.engine.submit

@@ -1,4 +1,6 @@
-"""llama.cpp's ``/v1/chat/completions/control``: ends the reasoning of an answer that is written."""
+"""llama.cpp's ``/v1/chat/completions/control``: ends the reasoning of an answer that is being
+written.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ FIELDS: Table = {"id": text, "action": one_of("reasoning_end")}
 
 
 async def control(request: HttpRequest) -> Response:
-    """``POST /v1/chat/completions/control``: ``id`` of the answer or of its HTTP request, and
-    ``action``, which is "reasoning_end". Answers of any protocol can be named. A call that changes
-    nothing is no error: ``success`` is false, and ``message`` has the reason.
+    """``POST /v1/chat/completions/control``: ``id`` of the answer or of its HTTP request, and the
+    ``action`` "reasoning_end". Answers of any protocol can be named. If nothing changes,
+    ``success`` is false, and ``message`` has the reason.
     """
     service = service_of(request)
     given = read_fields(await read_json(request), FIELDS)
@@ -34,8 +36,8 @@ async def control(request: HttpRequest) -> Response:
 
 
 def find_stream(service: Service, id: str, key: int | None) -> RequestStream | None:
-    """Return the request whose answer is being written under this id; with several API keys, only
-    one of the same ``key``.
+    """Return the running request that clients know by this id, None if there is none. With several
+    API keys it must have the same number ``key``.
     """
     return next(
         (
@@ -48,7 +50,9 @@ def find_stream(service: Service, id: str, key: int | None) -> RequestStream | N
 
 
 def end_reasoning(stream: RequestStream) -> str | None:
-    """End the reasoning of all outputs of a request; return the reason if none of them changes."""
+    """End the reasoning of all outputs of a request. Return None, or the reason why no output
+    changes.
+    """
     found = [output.request.sampler.constraint for output in stream.outputs]
     guides = [each for each in found if isinstance(each, ConstrainedDecoder)]
     ended = [guide.end_reasoning() for guide in guides]

@@ -1,4 +1,4 @@
-"""Items of OpenAI's ``/v1/responses`` as chat messages."""
+"""Items of OpenAI's ``/v1/responses``, converted to chat messages."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ RESULTS = ("function_call_output", "custom_tool_call_output")
 
 
 def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
-    """Convert ``input``, a string or items, to items that each have a ``type`` and an ``id``.
-    References are replaced by their items. Raises ApiError.
+    """Return ``input``, a string or items, as items that each have a ``type`` and an ``id``;
+    references are replaced by the stored items. Raises ApiError.
     """
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
@@ -65,7 +65,7 @@ def given_items(value: Any, responses: ResponseStore) -> list[dict[str, Any]]:
 
 
 def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert items of an ``input`` to chat messages. Raises ApiError."""
+    """Return items of an ``input`` as chat messages, one or more for each. Raises ApiError."""
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         where = f"input[{i}]"
@@ -98,13 +98,15 @@ def read_items(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _content(name: str, content: Any, *, of_tool: bool = False) -> Any:
-    """Return a checked content. Its pictures know their place in this item, for errors."""
+    """Return a checked content. Its pictures and sounds become placed parts, which know their field
+    ``name`` for errors. ``of_tool``: of a tool's result. Raises ApiError.
+    """
     made = content_of(name, content, of_tool=of_tool)
     return content if isinstance(made, str) else made
 
 
 def listed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as ``input_items`` lists it: a message's content becomes parts."""
+    """Return an item as ``/input_items`` lists it: a message's content is a list of parts."""
     said = item.get("content")
     if item["type"] == "message" and isinstance(said, str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -114,12 +116,12 @@ def listed(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def new_id(kind: str) -> str:
-    """Return a new id for an item of this type."""
+    """Return a new random id for an item of the type ``kind``."""
     return f"{PREFIXES.get(kind, 'item')}_{secrets.token_hex(24)}"
 
 
 def gone(where: str, name: str, code: str) -> ApiError:
-    """Return the error for an id in ``where`` that is not stored."""
+    """Return the error (400) for an id in the field ``where`` of which nothing is stored."""
     return ApiError(
         400,
         f"{where}: no stored item or response {name[:80]!r} (it may have expired): send the "
@@ -130,19 +132,21 @@ def gone(where: str, name: str, code: str) -> ApiError:
 
 
 def reasoning_message(thought: str) -> dict[str, Any]:
-    """Return reasoning as a chat message without other content."""
+    """Return reasoning as an assistant's chat message without content."""
     return {"role": "assistant", "content": None, "reasoning_content": thought}
 
 
 def sealed(thought: str) -> str:
-    """Return ``encrypted_content`` of reasoning, which Codex sends back instead of the text. It is
-    not encrypted, because the same item has the plain text.
+    """Return ``encrypted_content`` for reasoning, which Codex sends back instead of the text. It is
+    base64 and not encrypted, because the same item has the plain text.
     """
     return SEAL + base64.b64encode(thought.encode("utf-8", "replace")).decode()
 
 
 def unsealed(value: Any) -> str:
-    """Return the reasoning in treadle's ``encrypted_content``; "" for that of other servers."""
+    """Return the reasoning in an ``encrypted_content`` that treadle made; "" for that of other
+    servers.
+    """
     if not isinstance(value, str) or not value.startswith(SEAL):
         return ""
     try:
@@ -152,7 +156,9 @@ def unsealed(value: Any) -> str:
 
 
 def server_call(where: str, item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a call of an MCP server's tool, and its result, as chat messages. Raises ApiError."""
+    """Return an item of type ``mcp_call`` as two chat messages: the call and its result. ``where``:
+    its place in the body. Raises ApiError.
+    """
     label = text(f"{where}.server_label", item.get("server_label"))
     name = public_name(label, text(f"{where}.name", item.get("name")))
     output = item.get("output")
@@ -162,12 +168,12 @@ def server_call(where: str, item: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def tool_error(text: str) -> dict[str, Any]:
-    """Return the error of a call as an item has it."""
+    """Return the ``error`` of an item of type ``mcp_call`` whose tool failed with ``text``."""
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": text}]}
 
 
 def error_text(error: Any) -> str:
-    """Return the text of an item's error, of whatever kind."""
+    """Return the text of an item's ``error``, which may be a string, an object or None."""
     if isinstance(error, str) or error is None:
         return error or ""
     parts = error.get("content") if isinstance(error, dict) else None
@@ -179,15 +185,15 @@ def error_text(error: Any) -> str:
 
 
 def calling(id: Any, name: Any, arguments: Any) -> dict[str, Any]:
-    """Return a tool call as a chat message."""
+    """Return a tool call as an assistant's chat message."""
     call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def in_turns(messages: list[dict[str, Any]], *, goes_on: bool = False) -> list[dict[str, Any]]:
-    """Merge items into assistant turns: tool calls into the assistant message before them,
+    """Merge chat messages into assistant turns: tool calls into the assistant message before them,
     reasoning into the one after it. Templates expect one turn, and some raise on a second.
-    Reasoning at the end is left out, unless it ``goes_on``.
+    Reasoning at the end is left out, unless ``goes_on``: the model is to continue it.
     """
     result: list[dict[str, Any]] = []
     thought: dict[str, Any] = {}  # not yet merged into a message

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _limit(name: str, value: str) -> int:
-    """Read ``limit``; query parameters are strings."""
+    """Read the query parameter ``limit``, a text, as an integer from 1 to 100."""
     number = value.isascii() and value.isdecimal() and len(value) < 10
     return whole(1, 100)(name, int(value) if number else value)
 
@@ -26,15 +26,15 @@ PAGE: Table = {"order": one_of("asc", "desc"), "limit": _limit, "after": text}
 
 
 async def show(request: HttpRequest) -> Response:
-    """``GET /v1/responses/ID``."""
+    """``GET /v1/responses/ID``: a stored response."""
     if request.query_params.get("stream", "false") != "false":
         raise ApiError(400, "stream: a stored response cannot be streamed again", param="stream")
     return Json(_kept(request).whole)
 
 
 async def input_items(request: HttpRequest) -> Response:
-    """``GET /v1/responses/ID/input_items``: a page of its input items, including those of earlier
-    responses.
+    """``GET /v1/responses/ID/input_items``: a page of a response's input items, including those of
+    the responses that it continues.
     """
     items = _kept(request).inputs
     given = read_fields(request.query_params, PAGE)
@@ -58,7 +58,7 @@ async def input_items(request: HttpRequest) -> Response:
 
 
 async def delete(request: HttpRequest) -> Response:
-    """``DELETE /v1/responses/ID``."""
+    """``DELETE /v1/responses/ID``: remove a stored response."""
     name = request.path_params["id"]
     if not service_of(request).responses.drop(name):
         raise _unknown(name)
@@ -66,7 +66,9 @@ async def delete(request: HttpRequest) -> Response:
 
 
 async def cancel(request: HttpRequest) -> Response:
-    """``POST /v1/responses/ID/cancel``: refused, because no response runs in the background."""
+    """``POST /v1/responses/ID/cancel``: refused (400; 404 for an unknown id), because no response
+    runs in the background.
+    """
     _kept(request)
     raise ApiError(400, "only background responses can be cancelled, and treadle has none")
 
@@ -80,7 +82,7 @@ def _kept(request: HttpRequest) -> StoredResponse:
 
 
 def _unknown(name: str) -> ApiError:
-    """Return the 404 error: only the latest responses are stored, in memory, unless ``store`` is
-    false.
+    """Return the 404 error for an id that is not stored. Only the latest responses are, in memory,
+    and none with ``store: false``.
     """
     return ApiError(404, f"no stored response {name[:80]!r} (it may have expired)")

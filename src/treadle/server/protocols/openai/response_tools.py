@@ -1,4 +1,4 @@
-"""Tools of OpenAI's ``/v1/responses`` as chat functions, and ``tool_choice``."""
+"""Tools of OpenAI's ``/v1/responses`` as chat functions, and ``tool_choice`` in chat's form."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ FUNCTION = ("name", "description", "parameters", "strict")
 
 @dataclass(frozen=True)
 class ClientTool:
-    """The client's name of a function. Arguments of a ``custom`` tool are one string. ``server``:
-    the MCP server whose tool it is; the client ``asks`` its user before each call.
+    """A function as its client knows it: its name and namespace. ``custom``: its arguments are one
+    string. ``server``: the MCP server whose tool it is; ``asks``: the client approves each of its
+    calls.
     """
 
     name: str
@@ -29,8 +30,9 @@ class ClientTool:
 
 @dataclass
 class OfferedTools:
-    """The tools of a request: ``functions`` in chat format, ``known`` client names by ours, and
-    ``left_out`` types that only OpenAI serves. Clients send those to every server.
+    """The tools of a request. ``functions``: in chat format; ``known``: the client's tool by the
+    function's name; ``left_out``: types that only OpenAI serves, which clients send to every
+    server; ``unenforced``: warnings.
     """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -44,7 +46,7 @@ class OfferedTools:
         return (*map(unserved, self.left_out), *self.unenforced)
 
     def add(self, tool: Any, namespace: str | None = None) -> None:
-        """Add one tool, or all of a namespace. Raises ApiError."""
+        """Add one tool, or all tools of a namespace. Raises ApiError."""
         kind = text("tools.type", mapping("tools", tool).get("type"))
         if len(self.functions) + len(self.left_out) > MAX_TOOLS:
             raise ApiError(400, f"tools: more than {MAX_TOOLS}", param="tools")
@@ -68,8 +70,8 @@ class OfferedTools:
         self.functions.append({"type": "function", "function": {**own, "name": name}})
 
     def _custom(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a custom tool as a function of one string. Only a regex can be enforced within a
-        JSON string.
+        """Return a custom tool as a function with one string argument. Of its grammars only a regex
+        can be enforced within a JSON string.
         """
         form = mapping("tools.format", tool.get("format") or {"type": "text"})
         schema: dict[str, Any] = {"type": "string"}
@@ -85,7 +87,9 @@ class OfferedTools:
         return {**tool, "parameters": {**parameters, "additionalProperties": False}}
 
     def named(self, choice: Mapping[str, Any]) -> Iterator[str]:
-        """Yield our names of the functions that a part of ``tool_choice`` means."""
+        """Yield the function names that ``choice``, a tool in ``tool_choice``, means: one, or a
+        namespace.
+        """
         name = choice.get("name")
         namespace = choice.get("namespace")
         if choice.get("type") == "namespace":
@@ -99,7 +103,7 @@ class OfferedTools:
 
 
 def read_response_tools(tools: list[Any]) -> OfferedTools:
-    """Read the tools of a body. Raises ApiError."""
+    """Return a body's tools as chat functions. Raises ApiError."""
     offered = OfferedTools()
     for tool in tools:
         offered.add(tool)
@@ -107,7 +111,9 @@ def read_response_tools(tools: list[Any]) -> OfferedTools:
 
 
 def chat_choice(choice: Any, offered: OfferedTools) -> Any:
-    """Convert ``tool_choice`` to chat's form. Raises ApiError if it needs an omitted tool."""
+    """Return ``tool_choice`` in chat's form. Raises ApiError if it demands a tool that is left
+    out.
+    """
     if choice == "required" and not offered.functions and offered.left_out:
         raise _unserved_choice(offered.left_out[0])
     if not isinstance(choice, dict):
@@ -122,7 +128,9 @@ def chat_choice(choice: Any, offered: OfferedTools) -> Any:
 
 
 def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any] | str:
-    """Convert ``allowed_tools``, without the tools that are left out."""
+    """Return a ``tool_choice`` of type ``allowed_tools`` in chat's form, without tools that are
+    left out.
+    """
     tools: list[Any] = []
     for tool in few("tool_choice.tools", choice.get("tools")):
         if mapping("tool_choice.tools", tool).get("type") in offered.left_out:
@@ -136,13 +144,15 @@ def _allowed(choice: Mapping[str, Any], offered: OfferedTools) -> dict[str, Any]
 
 
 def flat_name(namespace: Any, name: Any) -> Any:
-    """Return the function name for the model, which includes the namespace."""
+    """Return the function's name for the model: ``NAMESPACE__NAME``, or ``name`` without a
+    namespace.
+    """
     both = isinstance(namespace, str) and isinstance(name, str) and namespace
     return f"{namespace.rstrip('_')}__{name}" if both else name
 
 
 def unserved(kind: str) -> str:
-    """Return the warning about a tool that is left out."""
+    """Return the warning about a tool of type ``kind``, which is left out."""
     return f"tools: type {kind!r:.40} is not supported: the tool is left out"
 
 

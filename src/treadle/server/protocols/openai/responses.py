@@ -1,5 +1,6 @@
-"""OpenAI's ``/v1/responses``. Clients reassemble streams by ``sequence_number`` of events,
-``output_index`` of items and ``content_index`` of parts.
+"""OpenAI's ``/v1/responses``: from a body to a generation request, and from output to response
+objects and events. Clients reassemble streams by ``sequence_number`` of events, ``output_index`` of
+items and ``content_index`` of parts.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ NAMES = {
 
 @named(NAMES)
 def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
-    """Read the generation request of a body. Raises ApiError and TreadleError."""
+    """Return the generation request of a body. Raises ApiError and TreadleError."""
     given = read_fields(body, FIELDS)
     form = given.get("text", {}).get("format")
     own: dict[str, Any] = {"response_format": form, "n": None, "stop": None, "max_tokens": None}
@@ -134,7 +135,7 @@ def read_response(service: Service, body: dict[str, Any]) -> GenerationRequest:
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Return warnings about fields that have no effect."""
+    """Return warnings about fields of ``body`` without effect. ``given``: its fields as read."""
     told = ignored_fields(body, ignored.RESPONSES)
     streamed = body.get("stream_options") or {}
     told += ignored_fields(streamed, ignored.STREAMED, "stream_options.")
@@ -145,7 +146,9 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None:
-    """Return the response that this one continues, if ``previous_response_id`` is given."""
+    """Return the stored response of ``previous_response_id``, None without this field. Raises
+    ApiError if it is not stored.
+    """
     name = given.get("previous_response_id")
     if name is None:
         return None
@@ -156,8 +159,8 @@ def _before(service: Service, given: Mapping[str, Any]) -> StoredResponse | None
 
 
 class OutputItem:
-    """One output item: a message, reasoning or a tool call. ``known``: the client's name of the
-    function. ``more``: protocol fields of the request, see ``read_response``.
+    """One output item: a message, reasoning or a tool call. ``known``: the called function, as its
+    client knows it. ``more``: of the generation request, see ``read_response``.
     """
 
     def __init__(self, part: OutputPiece, more: Mapping[str, Any]) -> None:
@@ -178,7 +181,7 @@ class OutputItem:
         self.error: str | None = None
 
     def part(self, text: str | None = None) -> dict[str, Any]:
-        """Return the one part of its content, with ``text`` instead of its own if given."""
+        """Return the item's one content part, with ``text`` instead of the item's own if given."""
         said = self.text if text is None else text
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": said}
@@ -186,7 +189,7 @@ class OutputItem:
         return {"type": "output_text", "text": said, "annotations": [], "logprobs": logprobs}
 
     def as_dict(self, status: str, *, begins: bool = False) -> dict[str, Any]:
-        """Return the item's object; if it ``begins``, without content."""
+        """Return the item's JSON object. ``begins``: the item is announced, without content yet."""
         head = {"id": self.id, "status": status, "type": self.type}
         if self.call is not None and self.known.server is not None:
             own = {"server_label": self.known.server, "name": self.known.name}
@@ -213,14 +216,16 @@ class OutputItem:
 
     @property
     def said(self) -> str:
-        """The arguments of a call; for a custom tool its string, "" until that is complete."""
+        """Arguments of a call. For a custom tool the string in them, "" until they are complete."""
         if not self.known.custom:
             return self.text
         found = arguments_of(self.text).get("input", "")
         return found if isinstance(found, str) else ""
 
     def messages(self) -> list[dict[str, Any]]:
-        """Return the item as chat messages; a call that the client has yet to allow is none."""
+        """Return the item as chat messages: one; two for a call that the server has run; none for a
+        call that the client has yet to approve.
+        """
         if self.call is not None:
             called = calling(self.call.id, self.call.name, self.text)
             if self.known.server is None:
@@ -234,7 +239,7 @@ class OutputItem:
 
 
 class ResponseObject:
-    """One response object: its ids, and the body fields that it repeats."""
+    """The response object of one request: its id, and the body fields that it repeats."""
 
     def __init__(self, service: Service, stream: RequestStream, body: Mapping[str, Any]) -> None:
         self.service = service
@@ -261,22 +266,26 @@ class ResponseObject:
         }
 
     def total(self, used: dict[str, Any]) -> dict[str, Any]:
-        """Return the token counts of the whole response; ``used``: those of the last answer."""
+        """Return the token counts of the whole response; ``used``: those of the last answer, which
+        here is the only one.
+        """
         return used
 
     def begun(self) -> dict[str, Any]:
-        """Return the object without any output."""
+        """Return the object with status "in_progress" and no output."""
         none: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": None}
         return {**self._shared, "status": "in_progress", **none}
 
     def failed(self, error: ApiError, items: Sequence[OutputItem]) -> dict[str, Any]:
-        """Return the object of a response that ends with an error, with its output so far."""
+        """Return the object with status "failed", the error, and the output so far."""
         output = [*self.earlier, *(item.as_dict("incomplete") for item in items)]
         why = {"code": "server_error", "message": error.message}
         return {**self.begun(), "status": "failed", "error": why, "output": output}
 
     def ended(self, piece: StreamPiece, items: Sequence[OutputItem]) -> dict[str, Any]:
-        """Return the finished object, and store it unless ``store`` is false."""
+        """Return the object of the finished response, and store it unless ``store`` is false.
+        ``piece``: the last of the output, ``items``: of the last answer.
+        """
         more = self.stream.generation.more
         used = self.total(usage(self.stream))
         media: dict[str, Any] = {key: used[key] for key in ("images", "sounds") if key in used}
@@ -304,12 +313,14 @@ class ResponseObject:
 
 
 def status_of(piece: StreamPiece) -> str:
-    """Return the status of a response whose last piece this is."""
+    """Return the status of a response that ends with ``piece``: "completed", or "incomplete" at a
+    limit.
+    """
     return "completed" if piece.finish_reason == "stop" else "incomplete"
 
 
 async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) -> Response:
-    """Answer ``POST /v1/responses``."""
+    """Return the response to ``POST /v1/responses``, whole or as a stream."""
     stream = await service.begin(request, read_response, body)
     reply = ResponseObject(service, stream, body)
     stream.ids.add(reply.id)
@@ -321,7 +332,7 @@ async def respond(request: HttpRequest, service: Service, body: dict[str, Any]) 
 
 
 def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
-    """Return the items of a whole answer."""
+    """Return the output items of an answer; ``piece``: the whole output of ``stream``."""
     items: list[OutputItem] = []
     for part in piece.said():
         if part.kind == "arguments":
@@ -335,7 +346,9 @@ def items_of(stream: RequestStream, piece: StreamPiece) -> list[OutputItem]:
 
 
 class ResponseEvents:
-    """Numbered events of one streamed response."""
+    """The events of one streamed response, numbered in order. ``items``: those of the current
+    answer, of which the last may be open.
+    """
 
     def __init__(self, reply: ResponseObject) -> None:
         self.reply = reply
@@ -345,12 +358,12 @@ class ResponseEvents:
         self.last: StreamPiece | None = None  # of the answer
 
     def event(self, kind: str, **values: Any) -> bytes:
-        """Return the next event."""
+        """Return the next event, of type ``kind``, with its number."""
         self._n += 1
         return event({"type": kind, "sequence_number": self._n - 1, **values}, kind)
 
     def index(self, item: OutputItem) -> int:
-        """Return the place of an item in the output."""
+        """Return the index of an item in the whole output (``output_index``)."""
         return len(self.reply.earlier) + self.items.index(item)
 
     @property
@@ -361,7 +374,9 @@ class ResponseEvents:
         return {"item_id": item.id, "output_index": at, **inner}
 
     def said(self, part: OutputPiece) -> bytes:
-        """Return events for a part of the output: of the open item, or of a new one."""
+        """Return the events for a part of the output, which belongs to the open item or begins a
+        new one.
+        """
         out = b""
         if part.call is not None:
             return self.closed("completed") + self._opened(part)
@@ -385,7 +400,7 @@ class ResponseEvents:
         return out + self.event("response.output_text.delta", **place)
 
     def _take_logprobs(self) -> list[dict[str, Any]]:
-        """Move pending log-probabilities to the open content item, and return them."""
+        """Move the log-probabilities not yet sent to the open item, and return them."""
         taken = self.logprobs
         self.logprobs = []
         self.items[-1].logprobs += taken
@@ -406,7 +421,9 @@ class ResponseEvents:
         return out
 
     def closed(self, status: str) -> bytes:
-        """Return the end events of the open item, or nothing."""
+        """Return the events that end the open item; b"" if there is none. ``status``: of the
+        item.
+        """
         if not self.items:
             return b""
         item = self.items[-1]
@@ -430,26 +447,30 @@ class ResponseEvents:
                 told["logprobs"] = item.logprobs
             out = self.event(f"response.{kind}.done", **told)
             out += self.event("response.content_part.done", **place, part=item.part())
-        if item.type == "mcp_call":  # its end comes behind its result
+        if item.type == "mcp_call":  # its last events follow its result
             return out
         at = self.index(item)
         shown = item.as_dict(status)
         return out + self.event("response.output_item.done", output_index=at, item=shown)
 
     def begun(self) -> bytes:
-        """Return the first events."""
+        """Return the first events of the stream: ``response.created`` and
+        ``response.in_progress``.
+        """
         whole = self.reply.begun()
         created = self.event("response.created", response=whole)
         return created + self.event("response.in_progress", response=whole)
 
     def ended(self, piece: StreamPiece) -> bytes:
-        """Return the last event; ``piece``: the last of the answer."""
+        """Return the last event of the stream; ``piece``: the last of the answer."""
         whole = self.reply.ended(piece, self.items)
         spent = whole["timings"]
         return self.event(f"response.{status_of(piece)}", response=whole, timings=spent)
 
     def failed(self, error: ApiError) -> bytes:
-        """Return the last events after an error. Clients read one or the other."""
+        """Return the last events after an error, ``error`` and ``response.failed``: clients read
+        one or the other.
+        """
         own = {"code": error.code or error.type, "message": error.message, "param": error.param}
         whole = self.reply.failed(error, self.items)
         return self.event("error", **own) + self.event("response.failed", response=whole)
@@ -464,7 +485,7 @@ async def _events(told: ResponseEvents) -> AsyncIterator[bytes]:
 
 
 async def answer_events(told: ResponseEvents) -> AsyncIterator[bytes]:
-    """Yield the events of one answer's items; ``told.last`` is then its last piece."""
+    """Yield the events of one answer's items; afterwards ``told.last`` is its last piece."""
     reply = told.reply
     async for piece in ticking(reply.stream):
         if piece is None:

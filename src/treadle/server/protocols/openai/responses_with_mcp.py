@@ -1,8 +1,8 @@
-"""``/v1/responses`` with tools of MCP servers: items of the types ``mcp_list_tools``, ``mcp_call``
-and ``mcp_approval_request``.
+"""The endpoint ``/v1/responses``, with tools of MCP servers: items of the types ``mcp_list_tools``,
+``mcp_call`` and ``mcp_approval_request``.
 
-A call that needs no approval runs here, and the model goes on behind its result; one that does ends
-the response, and runs when the client's next request has its ``mcp_approval_response``.
+A call that needs no approval runs here, and the model continues after its result. One that needs it
+ends the response, and runs when the client's next request has its ``mcp_approval_response``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 async def responses(request: HttpRequest) -> Response:
-    """``POST /v1/responses``."""
+    """``POST /v1/responses``, with or without tools of MCP servers."""
     service = service_of(request)
     body = await read_json(request)
     servers = await requested_servers(service, body)
@@ -53,19 +53,19 @@ async def responses(request: HttpRequest) -> Response:
 
 
 class ServersResponse(plain.ResponseObject):
-    """A response of several answers, whose token counts are added."""
+    """A response object made of several answers, whose token counts are added up."""
 
     def __init__(self, turns: ResponseTurns, body: dict[str, Any]) -> None:
         super().__init__(turns.service, turns.stream, body)
         self._turns = turns
 
     def total(self, used: dict[str, Any]) -> dict[str, Any]:
-        """Return the token counts of all answers."""
+        """Return the token counts of all answers; ``used``: those of the last."""
         return self._turns.add_usage(used)
 
 
 class ResponseTurns(ToolTurns):
-    """Answers to one request of ``/v1/responses``."""
+    """The answers to one request of ``/v1/responses`` with tools of MCP servers."""
 
     def __init__(
         self,
@@ -83,11 +83,13 @@ class ResponseTurns(ToolTurns):
         choice = body.get("tool_choice")
         if isinstance(choice, dict) and choice.get("type") == "mcp":
             self._body["tool_choice"] = self._chosen(choice)
-        self._inputs: list[dict[str, Any]] = []  # of the client, stored with the response
+        self._inputs: list[dict[str, Any]] = []  # the client's, stored with the response
         self.reply: ServersResponse
 
     def _chosen(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a choice of a server, or of one of its tools, as a choice of functions."""
+        """Return a ``tool_choice`` of an MCP server, or of one of its tools, as a choice of
+        functions. Raises ApiError.
+        """
         label = choice.get("server_label")
         name = choice.get("name")
         names = [
@@ -102,8 +104,8 @@ class ResponseTurns(ToolTurns):
         return {"type": "allowed_tools", "mode": "required", "tools": functions}
 
     async def first(self) -> None:
-        """Run the calls that the client has allowed, and begin the first answer. Raises ApiError
-        before any call if the server takes no request now.
+        """Run the calls that the client has approved, and begin the first answer. Raises ApiError
+        before any call if the server cannot take a request now.
         """
         self.service.check_ready()
         listed = [] if self._was_listed() else [self._listing(label) for label in self._labels()]
@@ -122,7 +124,7 @@ class ResponseTurns(ToolTurns):
         return self.servers.labels
 
     def _was_listed(self) -> bool:
-        """Return whether the conversation has the lists of tools already."""
+        """Return whether the conversation already has an item ``mcp_list_tools``."""
         before = self._body.get("previous_response_id")
         found = self.service.responses.get(before) if isinstance(before, str) else None
         given = self._body.get("input")
@@ -142,7 +144,9 @@ class ResponseTurns(ToolTurns):
         }
 
     async def _begin(self, added: list[dict[str, Any]]) -> RequestStream:
-        """Begin an answer to the input and these output items."""
+        """Add the output items ``added`` to the input, and begin an answer to it; return its
+        stream.
+        """
         if added:
             said = self._body.get("input")
             if isinstance(said, str):
@@ -151,7 +155,9 @@ class ResponseTurns(ToolTurns):
         return await self.begin(self._body)
 
     def _mark(self) -> None:
-        """Tell the current answer which functions are tools of servers."""
+        """Set in the current answer's request which functions are tools of MCP servers, and the
+        input items to store.
+        """
         more = self.stream.generation.more
         more["inputs"] = self._inputs
         more["known"] |= {
@@ -162,8 +168,8 @@ class ResponseTurns(ToolTurns):
     # -- approvals ------------------------------------------------------------------------------
 
     async def _approved(self) -> list[dict[str, Any]]:
-        """Run the calls that the input allows; return them as items, and those that it refuses.
-        Raises ApiError.
+        """Remove the ``mcp_approval_response`` items from the input. Run the approved calls; return
+        them and the refused ones as items ``mcp_call``. Raises ApiError.
         """
         given = self._body.get("input")
         if not isinstance(given, list):
@@ -177,7 +183,9 @@ class ResponseTurns(ToolTurns):
         return list(await asyncio.gather(*(self._approve(each, rest) for each in answers)))
 
     async def _approve(self, answer: dict[str, Any], items: list[Any]) -> dict[str, Any]:
-        """Run one call, or refuse it."""
+        """Return the item ``mcp_call`` for one approval response ``answer``: with the result of the
+        call, or refused. ``items``: the other input items. Raises ApiError.
+        """
         where = "input.approval_request_id"
         name = text(where, answer.get("approval_request_id"))
         allowed = flag("input.approve", answer.get("approve"))
@@ -218,18 +226,20 @@ class ResponseTurns(ToolTurns):
     # -- answers --------------------------------------------------------------------------------
 
     def _running(self, piece: StreamPiece, items: list[OutputItem]) -> list[OutputItem]:
-        """Return the calls of an answer that run now."""
+        """Return those items of a finished answer that are calls for the server to run now."""
         if piece.finish_reason != "stop":
             return []
         return [item for item in items if item.type == "mcp_call"]
 
     def _goes_on(self, items: list[OutputItem], running: list[OutputItem]) -> bool:
-        """Return whether the model goes on: it does not where the client has to act."""
+        """Return whether the model answers again: if all calls in ``items`` are ``running`` here,
+        so that the client has none to answer.
+        """
         calls = [item for item in items if item.call is not None]
         return bool(running) and len(calls) == len(running)
 
     async def _run(self, items: list[OutputItem]) -> AsyncIterator[None]:
-        """Run calls, and set their results. Yields each second."""
+        """Run the calls in ``items``, and set their results. Yields each second meanwhile."""
         calls = [item.call._replace(arguments=item.text) for item in items if item.call]
         async for found in self.call(calls):
             if found is None:
@@ -240,7 +250,7 @@ class ResponseTurns(ToolTurns):
                 item.error = output.text if output.is_error else None
 
     async def _next(self, items: list[OutputItem]) -> None:
-        """Begin the next answer, behind the items of the last one."""
+        """Begin the next answer, after the items of the last one."""
         self.add_usage(usage(self.stream))
         done = [item.as_dict("completed") for item in items]
         self.reply.earlier += done
@@ -251,7 +261,7 @@ class ResponseTurns(ToolTurns):
         self._mark()
 
     async def answer(self) -> dict[str, Any]:
-        """Return the whole response object."""
+        """Run answers and calls until the last answer, and return the response object."""
         while True:
             (piece,) = await read_to_end(self.stream)
             items = plain.items_of(self.stream, piece)
@@ -264,7 +274,7 @@ class ResponseTurns(ToolTurns):
             await self._next(items)
 
     async def events(self, told: ResponseEvents) -> AsyncIterator[bytes]:
-        """Yield the events of all answers and calls."""
+        """Yield the events of a stream, of all answers and calls; ``told`` numbers them."""
         yield told.begun()
         for at, whole in enumerate(self.reply.earlier):
             yield told.event("response.output_item.added", output_index=at, item=whole)
@@ -292,7 +302,9 @@ class ResponseTurns(ToolTurns):
             told.items = []
 
     def _called(self, told: ResponseEvents, item: OutputItem, status: str) -> bytes:
-        """Return the last events of a call."""
+        """Return the events that end an item ``mcp_call``. ``status``: of the answer that it is
+        in.
+        """
         place = {"item_id": item.id, "output_index": told.index(item)}
         kind = "completed" if item.output is not None else "failed"
         out = told.event(f"response.mcp_call.{kind}", **place)
