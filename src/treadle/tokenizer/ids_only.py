@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from treadle.errors import UnsupportedError
 from treadle.tokenizer.tokenizer import Tokenizer
@@ -11,33 +12,56 @@ from treadle.tokenizer.vocab import NONE
 if TYPE_CHECKING:
     from treadle.files.gguf import GGUF
 
+T = TypeVar("T")
+
 
 def has_vocabulary(gguf: GGUF) -> bool:
     """Return whether a file states that it has a vocabulary, of any kind."""
     return gguf.metadata.get("tokenizer.ggml.model", NONE[0]) not in NONE
 
 
+REFUSAL = "the model has no vocabulary: pass token ids instead of text"
+
+
 class NoVocabulary(Tokenizer):
     """Tokenizer of a model without a vocabulary, for requests of ids: no token has text, and
-    ``encode_plain`` raises UnsupportedError. Methods that look at pieces (``encode``, ``piece``) do
-    not work.
+    methods that need ids for a text raise UnsupportedError.
     """
 
     of_text = None
 
     def __init__(self, n_vocab: int) -> None:
-        self.n_vocab, self.eog = n_vocab, frozenset()
+        self.n_vocab = n_vocab
+        self.eog = frozenset()
         self.bos = self.eos = self.eot = self.unk = self.pad = self.sep = None
         self.add_bos = self.add_eos = self.add_sep = False
 
     def encode_plain(self, text: str, *, start: bool) -> list[int]:
-        raise UnsupportedError("the model has no vocabulary: pass token ids instead of text")
+        raise UnsupportedError(REFUSAL)
+
+    def encode(self, text: str, *, bos: bool | None = None, special: bool = False) -> list[int]:
+        raise UnsupportedError(REFUSAL)
+
+    def encode_prompt_pieces(self, pieces: Sequence[tuple[str, bool] | T]) -> list[int | T]:
+        raise UnsupportedError(REFUSAL)
+
+    def cut(self, text: str) -> list[str | int]:
+        raise UnsupportedError(REFUSAL)
+
+    def token_id(self, piece: str) -> int | None:
+        return None
+
+    def piece(self, token: int) -> str:
+        return ""
 
     def _bytes_of(self, token: int, raw: bytes) -> bytes:
         return b""
 
     def token_bytes(self, token: int) -> bytes:
         return b""
+
+    def all_token_bytes(self) -> list[bytes]:
+        return [b""] * self.n_vocab
 
     def is_control(self, token: int) -> bool:
         return False

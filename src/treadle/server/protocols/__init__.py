@@ -17,7 +17,7 @@
     slot_actions.py         llama.cpp's slots: list, save, restore, erase
     kept_stream_actions.py  llama.cpp's streams that outlive their connection
     tool_servers.py         tools of MCP servers, for clients that call them
-    server_facts.py         vLLM's version and tokenizer information
+    vllm.py                 vLLM's version and tokenizer information
     metrics.py              ``/metrics`` for Prometheus
     answer_fields.py        fields that responses of several protocols share
 """

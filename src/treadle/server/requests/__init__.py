@@ -13,7 +13,7 @@
     engine_thread.py       the thread that steps the scheduler
     client_slots.py        llama.cpp's numbered slots
     request_stream.py      the output of one HTTP request, in the event loop
-    responses.py           ASGI responses: whole as JSON, or streamed
+    http_responses.py      ASGI responses: whole as JSON, or streamed
     kept_streams.py        streamed answers that outlive their connection
     response_store.py      the latest ``/v1/responses``, in memory
     tool_servers.py        tools of MCP servers that a request asks for

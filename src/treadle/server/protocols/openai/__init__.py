@@ -3,12 +3,12 @@
 ::
 
     chat.py              chat completions: bodies and answers
-    chat_servers.py      the endpoint of chat completions, with tools of MCP servers
+    chat_with_mcp.py     the endpoint of chat completions, with tools of MCP servers
     completions.py       legacy completions of raw prompts
     echo.py              log-probabilities of prompts, for completions
-    control.py           llama.cpp's end of a running answer's reasoning
+    end_reasoning.py     llama.cpp's end of a running answer's reasoning
     responses.py         ``/v1/responses``: bodies, response objects and events
-    response_servers.py  the endpoint of responses, with tools of MCP servers
+    responses_with_mcp.py  the endpoint of responses, with tools of MCP servers
     response_items.py    items of responses as chat messages
     response_tools.py    tools of responses as chat functions
     response_lookup.py   stored responses by id
