@@ -66,8 +66,8 @@ def open_legacy(path: Path, tokenizer: Path | None = None) -> Source:
 
 
 def _vocabulary(file: Legacy) -> dict[str, Any]:
-    """Return the vocabulary's keys. GGML files have no scores, and all have LLaMA's vocabulary: its
-    scores count down from the first merged piece.
+    """Return the vocabulary's keys. GGML files have no scores, but all have LLaMA's vocabulary,
+    whose scores count down from 0 at the first merged piece.
     """
     scores = file.scores
     if scores is None:

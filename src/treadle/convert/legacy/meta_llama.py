@@ -58,7 +58,9 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def read_vocabulary(path: Path, *, scaled: bool) -> dict[str, Any]:
-    """Return keys of a sentencepiece model or of Llama 3's list; ``scaled``: Llama 3.1 or later."""
+    """Return the ``tokenizer.ggml.*`` keys of a sentencepiece model or of Llama 3's list of ranks;
+    ``scaled``: the special tokens are those of Llama 3.1 and later.
+    """
     if is_tiktoken(read_head(path, 256, "a tokenizer")):
         return read_tiktoken(path, LLAMA31 if scaled else LLAMA3)
     return read_spm_keys(path)
@@ -112,7 +114,9 @@ class _Model:
         return self.params.number("rope_theta", 10000.0, lo=1.001, hi=1e12)
 
     def _context(self, eps: float, theta: float) -> int:
-        """Return the trained context length. No file gives it: other settings tell the release."""
+        """Return the trained context length in tokens. Unless ``max_seq_len`` gives it, it is
+        deduced from settings that identify the release, with a note for the user.
+        """
         if self.params.get("max_seq_len") is not None:
             return self.params.integer("max_seq_len", hi=POSITION_MAX)
         if self.params.flag("use_scaled_rope", False):

@@ -41,8 +41,10 @@ def by_module(pairs: Mapping[str, ExpertPair]) -> dict[str, dict[int, ExpertPair
 
 
 def stack(pairs: Mapping[int, ExpertPair], n_expert: int) -> ExpertPair:
-    """Stack pairs to one for the whole matrix; if factors differ, they go into B. Raises FileError
-    for an expert that the model lacks, and for experts of different shapes.
+    """Stack the pairs of single experts to one pair, A [E, rank, k] and B [E, m, rank], zeros for
+    experts without one; if factors differ, they go into B.
+
+    Raises FileError for an expert that the model lacks, and for experts of different shapes.
     """
     first = pairs[min(pairs)]
     factors = {pair.factor for pair in pairs.values()}

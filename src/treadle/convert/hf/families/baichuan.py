@@ -14,7 +14,7 @@ from treadle.files.keys import MetadataReader
 
 
 def _third(rows: Rows, i: int) -> Rows:
-    """Return queries, keys or values of a matrix that concatenates them."""
+    """Return the i-th third of the rows of a fused qkv matrix: 0 queries, 1 keys, 2 values."""
     n = rows.shape[0] // 3
     if rows.shape[0] != 3 * n:
         raise ValueError("three matrices of one size")
@@ -22,7 +22,7 @@ def _third(rows: Rows, i: int) -> Rows:
 
 
 def _unit_rows(rows: Rows) -> Rows:
-    """Normalise rows to length 1, as torch's normalize does."""
+    """Normalise each row to length 1, as ``torch.nn.functional.normalize`` does."""
     length = np.sqrt(np.square(rows, dtype=np.float64).sum(-1, keepdims=True))
     return np.asarray(rows / np.maximum(length, 1e-12), np.float32)
 
