@@ -42,8 +42,8 @@ HEAD_BYTES = 4 * (1 + len(HEAD) + 2)
 
 
 def is_whisper_ggml(head: bytes) -> bool:
-    """Return whether a file with this beginning is whisper.cpp's: llama's files have the same
-    magic, and no mel filters.
+    """Return whether ``head``, a file's first bytes, is whisper.cpp's. llama's old files have the
+    same magic, but no mel filters.
     """
     if len(head) < HEAD_BYTES or not head.startswith(MAGIC):
         return False
@@ -121,7 +121,7 @@ def _name_of(theirs: str) -> str:
 
 
 def open_ggml_whisper(path: Path) -> WhisperFile:
-    """Open a file in place. Raises FileError for a damaged one, UnsupportedError for tensor types
+    """Open a file in place. Raises FileError for a damaged file, UnsupportedError for tensor types
     that ggml has dropped.
     """
     file = GgmlWhisper(path)
@@ -147,7 +147,9 @@ def _merges(tokens: Sequence[bytes]) -> list[str]:
 
 
 def _check(file: GgmlWhisper, keys: dict[str, object]) -> None:
-    """Raise FileError for a head that contradicts the tensors."""
+    """Raise FileError if a size in the file's header contradicts the tensors, from which ``keys``
+    come.
+    """
     for name, key in {
         "n_vocab": "vocab_size",
         "n_audio_ctx": "encoder.context_length",

@@ -38,5 +38,5 @@ def special_names(n_vocab: int) -> list[str]:
 
 
 def timestamp_name(i: int) -> str:
-    """Return the name of the token of the time ``i`` x 0.02 s."""
+    """Return the name of the ``i``-th timestamp token, of the time ``i`` x 0.02 s."""
     return f"<|{i * 0.02:.2f}|>"

@@ -1,5 +1,4 @@
-"""Family rows of drafters that read hidden states of their target model: EAGLE 3, DFlash, DSpark.
-"""
+"""Family rows of drafters that read hidden states of a target model: EAGLE 3, DFlash, DSpark."""
 
 from __future__ import annotations
 
