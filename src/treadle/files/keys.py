@@ -13,11 +13,12 @@ POSITION_MAX = 1 << 31  # tokens
 
 
 class MetadataReader:
-    """Metadata values of one GGUF or JSON file; errors name the file and the full key.
+    """Typed access to the metadata of one GGUF or JSON file. Errors name the file and the full key.
 
-    ``prefix`` is prepended to each key in errors. A key that is absent or None (JSON's null) takes
-    its value from ``defaults``, else from the call's ``default``. ``missing`` is the error text if
-    there is no value at all. Raises FileError.
+    A key that is absent or None (JSON's null) takes its value from ``defaults``, else from the
+    call's ``default``. If there is none either, or the value has another type or is out of range,
+    FileError is raised; ``missing`` is its text for no value. ``prefix`` is prepended to keys in
+    errors only.
     """
 
     def __init__(
@@ -35,23 +36,27 @@ class MetadataReader:
         self.missing = missing
 
     def error(self, key: str, found: str, expected: str | None = None) -> FileError:
-        """Return a FileError about a key."""
+        """Return a FileError about ``key``; ``found`` and ``expected`` are clauses for the
+        message.
+        """
         return FileError(found, path=self.path, where=self.prefix + key, expected=expected)
 
     def fail(self, key: str, found: str, expected: str | None = None) -> NoReturn:
-        """Raise a FileError about a key."""
+        """Raise the FileError that ``error`` returns."""
         raise self.error(key, found, expected)
 
     def refuse(self, key: str, why: str) -> NoReturn:
-        """Raise UnsupportedError about a key."""
+        """Raise UnsupportedError about ``key``: its value is valid, but not supported, because of
+        ``why``.
+        """
         raise UnsupportedError(f"{self.path}: {self.prefix}{key}: {why}")
 
     def has(self, key: str) -> bool:
-        """Return whether the file itself has the key (defaults do not count)."""
+        """Return whether the file itself has the key, even as null; defaults do not count."""
         return key in self.values
 
     def get(self, key: str) -> Any:
-        """Return the value, of any type; None if there is none."""
+        """Return the value or its default, of any type; None if there is neither."""
         value = self.values.get(key)
         return self.defaults.get(key) if value is None else value
 
