@@ -38,7 +38,9 @@ MAX_DIMS = 8
 
 
 class StorageType(NamedTuple):
-    """An element type of storages: bytes per element, and the ggml type number (-1 if none)."""
+    """An element type of torch's storages: bytes per element, and the ggml type number (-1 if
+    none).
+    """
 
     n_bytes: int
     ggml_type: int

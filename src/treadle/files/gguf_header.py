@@ -53,7 +53,9 @@ class _Info(NamedTuple):
 
 
 class Header(FileReader):
-    """Metadata and tensors of one mapped file. Raises FileError or UnsupportedError."""
+    """Metadata and tensors of one mapped GGUF file. Raises FileError for a damaged file,
+    UnsupportedError for other versions and formats.
+    """
 
     word = 8  # bytes of a count, a length or a dimension
     min_kv = 13  # bytes of the smallest metadata entry

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 THINKER = "thinker_config"
-WITH_THINKER = frozenset({"qwen3_asr"})  # whose first folders have their parts within it
+WITH_THINKER = frozenset({"qwen3_asr"})  # their first folders have all parts in it
 
 
 def without_thinker(config: Mapping[str, Any]) -> Mapping[str, Any]:

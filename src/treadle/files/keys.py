@@ -63,29 +63,33 @@ class MetadataReader:
     def integer(
         self, key: str, default: int | None = None, *, lo: int = 1, hi: int = SIZE_MAX
     ) -> int:
-        """Return an integer from ``lo`` to ``hi``."""
+        """Return the integer ``key``. Raises FileError unless it is from ``lo`` to ``hi``."""
         value: int = self._read(key, default, int, f"an integer from {lo} to {hi}", lo, hi)
         return value
 
     def number(
         self, key: str, default: float | None = None, *, lo: float, hi: float = 1e12
     ) -> float:
-        """Return a number from ``lo`` to ``hi``."""
+        """Return the number ``key`` as a float. Raises FileError unless it is from ``lo`` to
+        ``hi``.
+        """
         expected = f"a number from {lo:g} to {hi:g}"
         return float(self._read(key, default, (int, float), expected, lo, hi))
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean."""
+        """Return the boolean ``key``. Raises FileError for other types."""
         value: bool = self._read(key, default, bool, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """Return a string."""
+        """Return the string ``key``. Raises FileError for other types."""
         value: str = self._read(key, default, str, "a string")
         return value
 
     def within(self, key: str) -> MetadataReader | None:
-        """Return a reader of the nested object ``key``; None if it is absent."""
+        """Return a reader of the nested object ``key``, without defaults; None if it is absent or
+        null.
+        """
         if self.get(key) is None:
             return None
         value = self._read(key, None, dict, "an object")

@@ -59,7 +59,7 @@ NEWER = (ATTN_NORM, FFN_NORM, NORM, EMBD, *ATTENTION, *FFN)
 
 @dataclass(frozen=True, eq=False)
 class Llama2cTensor(TensorData):
-    """One tensor: int8 codes with a scale per ``group`` weights, or f32."""
+    """One tensor: f32, or int8 codes with an f32 scale per ``group`` weights."""
 
     name: str  # GGUF name
     shape: tuple[int, ...]

@@ -69,7 +69,7 @@ class MappedFile(mmap.mmap):
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self._begin + len(self)
 
     @property
@@ -104,7 +104,9 @@ class MappedFile(mmap.mmap):
             raise self._error()
 
     def _is_changed(self) -> bool:
-        """Return whether the file was written to. A new file under the same name does not count."""
+        """Return whether the file was written to since mapping. A new file under the same path does
+        not count.
+        """
         try:
             found = _state(os.stat(self.path))
         except OSError:  # the name is gone, but the pages stay valid
@@ -165,7 +167,7 @@ class MappedFile(mmap.mmap):
 
 
 class Mappings:
-    """The mapped files of one model."""
+    """The mapped files of one model, checked and closed together."""
 
     def __init__(self, files: Iterable[MappedFile]) -> None:
         self.files = list(files)

@@ -87,7 +87,7 @@ class _Machine:
         self.stack = []
 
     def to_mark(self) -> list[Any]:
-        """Pop the last mark and return all items above it."""
+        """Remove the last mark and all items above it from the stack, and return these."""
         items = self.stack
         self.stack = self.below.pop()
         return items
