@@ -1,4 +1,6 @@
-"""Opens a model for the engine: a GGUF file, or a Hugging Face directory in place."""
+"""Opens a model for the engine: a GGUF file, or a Hugging Face directory or Whisper model
+in place.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,6 @@ def _open_speech(path: str | os.PathLike[str]) -> GGUF | None:
 
     try:
         is_speech = is_whisper(path)
-    except (TreadleError, OSError):  # the other opener has told it
+    except (TreadleError, OSError):  # the caller raises its own error
         return None
     return open_whisper(path) if is_speech else None

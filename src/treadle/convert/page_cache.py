@@ -40,7 +40,7 @@ class PageCache:
                     self._files[path] = _CachedPages(path)
 
     def expect(self, ranges: Iterable[TensorData]) -> None:
-        """Announce the ranges to be read next, so that the system may prefetch them."""
+        """Tell the kernel which ranges will be read next, so that it may prefetch them."""
         for part in ranges:
             if part.path in self._files:
                 _advise(part.path, [(part.offset, part.n_bytes)], SYSTEM.fetch_pages)
@@ -82,7 +82,7 @@ def before_opening(path: Path) -> PageCache:
     try:
         beside = sorted(p for p in folder.iterdir() if path.is_dir() or p.suffix == path.suffix)
     except OSError:
-        beside = []  # opening it will say why
+        beside = []  # opening the checkpoint reports it
     files = (p for p in beside[:MAX_FILES] if p.is_file())
     return PageCache(p for p in files if p.stat().st_size >= SMALL)
 

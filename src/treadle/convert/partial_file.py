@@ -32,7 +32,9 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class PartFile:
-    """One file of the output, open for writing and locked against another conversion."""
+    """One file of the output, ``n_bytes`` long, open for writing and locked against other
+    conversions.
+    """
 
     def __init__(self, target: Path, n_bytes: int) -> None:
         self.target = target

@@ -235,7 +235,9 @@ def _check_rows(source: Source, wanted: Format | None) -> None:
 
 
 def nearest_format(wanted: Format, widths: Iterable[int]) -> Format:
-    """Return the format nearest in bits per weight whose blocks divide rows of all these widths."""
+    """Return the format nearest to ``wanted`` in bits per weight whose blocks divide rows of all
+    these widths.
+    """
     rows = list(widths)
 
     def bits(fmt: Format) -> float:
@@ -295,7 +297,9 @@ def _types(entries: list[OutputTensor]) -> dict[str, Any]:
 
 
 def set_key(metadata: dict[str, Any], text: str) -> None:
-    """Apply ``KEY=VALUE`` to GGUF metadata; the value keeps the type of the existing key."""
+    """Set a metadata key as ``KEY=VALUE`` says. An existing key keeps its type: UnsupportedError if
+    the value does not fit.
+    """
     key, equals, word = text.partition("=")
     if not equals or not key:
         raise UnsupportedError(f"--set {text!r:.80}: not KEY=VALUE")

@@ -51,7 +51,7 @@ class HfConfig:
     tied: bool
     factors: dict[str, npt.NDArray[np.float32]]
     packing: Quantization | None  # MLX's
-    nested: bool = False  # the text part of a model of text and images
+    nested: bool = False  # the text part of a multimodal model
     scores: bool = False  # has a head that scores pairs of texts
     n_skipped: int = 0  # unused rows before the first learned position
     rules: Sequence[DerivationRule] = ()  # for tensors that GGUF stores differently

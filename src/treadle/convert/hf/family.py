@@ -105,5 +105,5 @@ class Family:
     in_layers: Callable[[MetadataReader, str], str] | None = None
 
     def word(self, key: str) -> str:
-        """Return this family's name of Llama's ``key``."""
+        """Return this family's name of the key that Llama calls ``key``."""
         return self.words.get(key, key)

@@ -427,7 +427,7 @@ def _notes(tensors: Iterable[MappedTensor]) -> list[str]:
 
 
 def _unpacked_notes(tensors: Iterable[SafeTensor]) -> list[str]:
-    """Return notes on quantised weights whose numbers fit no GGUF block format."""
+    """Return notes for the user on quantised weights whose numbers fit no GGUF block format."""
     found = [each for each in tensors if isinstance(each, DequantizedTensor)]
     kinds = {(each.sources[0].dtype, each.dtype) for each in found if each.dtype in MULTIPLIED_OUT}
     return [

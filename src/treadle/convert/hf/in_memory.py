@@ -1,4 +1,4 @@
-"""A folder's derived tensors, assembled in memory for running in place."""
+"""Derived tensors of a folder that is run in place, assembled in memory."""
 
 from __future__ import annotations
 

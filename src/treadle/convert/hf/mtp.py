@@ -59,7 +59,7 @@ _APART: Names = {
 
 
 def name_further(tensors: Mapping[str, SafeTensor], hyper: HfConfig) -> dict[str, MappedTensor]:
-    """Map ``tensors``, all of MTP layers, to GGUF's names, layer by layer.
+    """Return the MTP layers' ``tensors`` under GGUF's names, ordered by layer.
 
     Raises UnsupportedError for an unsupported architecture or layout, FileError for an unknown
     tensor.

@@ -38,7 +38,7 @@ def read_pooling(folder: Path, config: Mapping[str, Any], hyper: HfConfig) -> di
     arch = hyper.family.arch
     if hyper.scores:
         result = {f"{arch}.pooling_type": RANK}
-        if "cls.norm" in hyper.family.score_names.values():  # the others have one method
+        if "cls.norm" in hyper.family.score_names.values():  # other heads have one method
             how = config.get("classifier_pooling", "cls")
             if how not in ("cls", "mean"):
                 raise UnsupportedError(f"{folder}: classifier_pooling is {how!r:.60}")

@@ -275,7 +275,7 @@ def check_named(
         _check(name, shape, weights, hyper, found, f" ({', '.join(row.shape)})")
         order[name] = layer_of(name)[0], i
     for name, named in found.items():
-        if name.startswith(SCORING) or name in DENSE:  # behind the states
+        if name.startswith(SCORING) or name in DENSE:  # applied after the last states
             order[name] = -1, len(order)
         elif name.endswith(FACTOR) and (at := order.get(name.removesuffix(FACTOR) + ".weight")):
             order[name] = *at, 1
@@ -328,7 +328,7 @@ def _gguf_name(tensor: SafeTensor, hyper: HfConfig) -> str:
     match = NAME.fullmatch(tensor.name)
     names = _names(hyper)
     layer = match["layer"] if match else None
-    # A model with both has names of its own for either; an encoder's layers are its only ones.
+    # An encoder with a decoder has names with the side; an encoder alone has them without.
     side = match["side"] if match and ARCHS[hyper.family.arch].encoder else None
     stem = names.get(f"{side}.{match['stem']}" if side else match["stem"]) if match else None
     if match is None or stem is None or (layer is not None and int(layer) >= _n_layers(hyper)):
@@ -399,7 +399,9 @@ def _check(
 
 
 def _hf_name(name: str, hyper: HfConfig, found: Mapping[str, MappedTensor]) -> str:
-    """Return transformers' name of GGUF's ``name``, as this checkpoint spells it."""
+    """Return the checkpoint's name of GGUF's tensor ``name``, in the style of the tensors
+    ``found``, for messages.
+    """
     layer, rest = layer_of(name)
     stem, _, kind = rest.rpartition(".")
     names = [hf for hf, gguf in _names(hyper).items() if gguf == stem]

@@ -28,8 +28,8 @@ HALF_MAX = float(np.finfo(np.float16).max)
 
 
 def open_llama2c(path: Path, tokenizer: Path | None = None) -> Source:
-    """Open a checkpoint with the given tokenizer, or the one next to it. Raises FileError,
-    UnsupportedError.
+    """Open a checkpoint as a source, with the given tokenizer file or the one next to it. Raises
+    FileError, UnsupportedError.
     """
     model = Llama2c(path)
     n = model.sizes

@@ -269,7 +269,9 @@ def _mark(tensors: Mapping[str, Tensor], alpha: object) -> bytes:
 
 
 def _checked(adapter: Adapter, gguf: GGUF, config: Config) -> Adapter:
-    """Return the adapter mapped to the model's matrices, and checked against them."""
+    """Return the adapter mapped to the model's matrices, and checked against them. Raises
+    FileError, UnsupportedError.
+    """
     result = as_model_has(adapter, gguf, config, partial(_check_shapes, adapter))
     for name, low in result.ranks.items():
         _check(result, name, low, gguf)

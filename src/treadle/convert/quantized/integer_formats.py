@@ -140,8 +140,8 @@ class GptqLayout:
 
 
 def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) -> None:
-    """Unpack GPTQ's words along K [K * bits / 32, M], with ``qzeros`` [G, M * bits / 32],
-    ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
+    """Unpack GPTQ's int32 words along K, [K * bits / 32, M], into ``found[name]``, with ``qzeros``
+    [G, M * bits / 32], ``scales`` [G, M], and optionally each weight's group, ``g_idx`` [K].
     """
     module = name.removesuffix("weight")
     g_idx = f"{module}g_idx"
@@ -177,7 +177,9 @@ def read_columns(found: Found, name: str, tensor: SafeTensor, said: GptqLayout) 
 
 
 def read_awq(found: Found, name: str, tensor: SafeTensor) -> None:
-    """Unpack AWQ's words along M [K, M / 8], with ``qzeros`` [G, M / 8] and ``scales`` [G, M]."""
+    """Unpack AWQ's int32 words along M, [K, M / 8], into ``found[name]``, with ``qzeros`` [G, M /
+    8] and ``scales`` [G, M].
+    """
     module = name.removesuffix("weight")
     zero = take(found, tensor, f"{module}qzeros", [INT32])
     scale = take(found, tensor, f"{module}scales")
@@ -217,7 +219,9 @@ def _scales_a_row(scale: SafeTensor, m: int) -> int:
 
 
 def _order(order: SafeTensor | None, k: int, group: int, n_scales: int) -> Array | None:
-    """Return each weight's group, int64 [K]; None if the groups are contiguous and whole."""
+    """Return the scale group of each weight in a row, int64 [K], from ``g_idx`` if there is one;
+    None if groups are contiguous and whole. Raises FileError for invalid groups.
+    """
     in_turn = np.arange(k) // group
     if order is None:
         return None if k % group == 0 else in_turn

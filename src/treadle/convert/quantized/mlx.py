@@ -59,7 +59,9 @@ class Quantization:
     modules: Mapping[str, Any]  # modules with their own settings, or left unquantised (false)
 
     def mode(self, module: str) -> str:
-        """Return a module's mode. Raises UnsupportedError for an unknown one."""
+        """Return a module's mode ("affine", "mxfp4" ..). Raises UnsupportedError for an unknown
+        one.
+        """
         own = self.keys.within(module) if isinstance(self.modules.get(module), Mapping) else None
         keys = own or self.keys
         mode = keys.text("mode", AFFINE)
@@ -96,7 +98,9 @@ def find_quantization(config: MetadataReader) -> Quantization | None:
 
 @dataclass(frozen=True)
 class PackedModule:
-    """The three tensors of a module, checked against each other."""
+    """The three tensors of a packed module, checked against each other. ``shape`` is that of the
+    weights.
+    """
 
     weight: SafeTensor
     scales: SafeTensor
@@ -117,7 +121,7 @@ class PackedModule:
 
     @property
     def n_bytes(self) -> int:
-        """Return the bytes of all three tensors."""
+        """Return the size of all three tensors in bytes."""
         return sum(tensor.n_bytes for tensor in self.arrays)
 
 

@@ -66,8 +66,8 @@ def to_bytes(values: F32Array, dtype: str) -> Array:
 
 
 def from_float8(codes: Array, scales: F32Array, block: tuple[int, int], dtype: str) -> Array:
-    """Multiply codes, uint8 [.., M, K], by scales [.., R, C] of blocks [m, k]; BF16, uint8 [.., M,
-    2 K].
+    """Return 8-bit float codes, uint8 [.., M, K], times scales [.., R, C] of blocks [m, k], as
+    BF16, uint8 [.., M, 2 K].
     """
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     (m, k), (n_rows, n_columns) = block, codes.shape[-2:]

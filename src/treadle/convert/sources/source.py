@@ -134,7 +134,9 @@ class SourceTensor:
         return FileError(what, path=path, where=where, expected=expected)
 
     def as_f32(self) -> SourceTensor:
-        """Return the tensor in F32, the type of vectors in GGUF that every reader expects."""
+        """Return the tensor in F32, the type of vectors in GGUF that every reader expects. Raises
+        UnsupportedError if treadle cannot decode its format.
+        """
         fmt = FORMATS.get(self.ggml_type)
         if fmt is None:
             name = self.kind.name

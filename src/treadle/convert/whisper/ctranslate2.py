@@ -74,7 +74,9 @@ def is_ctranslate2(head: bytes) -> bool:
 
 
 class Ct2File(FileReader):
-    """One file: its variables by name, aliases included."""
+    """One file: its arrays (``Ct2Variable``) by name, aliases included. Raises FileError if
+    damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a model of CTranslate2")

@@ -21,7 +21,7 @@ from treadle.tokenizer.vocab import BEFORE, TokenType
 
 SUPPRESS = f"{ARCH}.suppress_tokens"
 BEGIN_SUPPRESS = f"{ARCH}.begin_suppress_tokens"
-ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # layer and head of each, one behind the other
+ALIGNMENT_HEADS = f"{ARCH}.alignment_heads"  # (layer, head) pairs, flat
 TOKENS = "tokenizer.ggml.tokens"
 TYPES = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
@@ -82,7 +82,7 @@ class WhisperFile(GGUF):
 
 
 def maps_of(files: Sequence[MappedFile]) -> Mappings:
-    """Return the mappings of files."""
+    """Return the mappings of a model's files, to check and close together."""
     return Mappings(files)
 
 
@@ -205,10 +205,11 @@ def _with_timestamps(tokens: list[bytes]) -> list[bytes]:
 
 
 def non_speech(tokens: Sequence[bytes], n_text: int) -> list[int]:
-    """Return the ids that OpenAI's program never writes: symbols of notation, music and noise.
-    ``tokens``: the text tokens' bytes; ``n_text``: their number, which is the id of the end.
+    """Return the ids that OpenAI's program never generates by default: symbols of notation, music
+    and noise. Files of Hugging Face list the same ids.
 
-    Files of Hugging Face list the same ids.
+    ``tokens``: the text tokens' bytes by id; ``n_text``: their number, which is the id of
+    ``<|endoftext|>``.
     """
     ids = {raw: i for i, raw in enumerate(tokens)}
     found = {ids.get(text.encode(), -1) for text in _INSIDE_WORDS}

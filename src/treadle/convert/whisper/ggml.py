@@ -52,7 +52,7 @@ def is_whisper_ggml(head: bytes) -> bool:
 
 
 class GgmlWhisper(FileReader):
-    """One file: ``sizes``, ``tokens``, and tensors under treadle's names."""
+    """One file: ``sizes`` from its header, ``tokens`` by id, and tensors by treadle's names."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "a file of whisper.cpp")
@@ -112,7 +112,9 @@ class GgmlWhisper(FileReader):
 
 
 def _name_of(theirs: str) -> str:
-    """Return treadle's name of a tensor; "" for an unknown one."""
+    """Return treadle's name of the tensor that whisper.cpp calls ``theirs``; "" for an
+    unknown one.
+    """
     if theirs.endswith(".positional_embedding"):
         return f"{GGML.name_of(theirs)}.weight"
     stem, _, suffix = theirs.rpartition(".")

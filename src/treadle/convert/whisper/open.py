@@ -44,8 +44,8 @@ def is_whisper(path: str | os.PathLike[str]) -> bool:
 
 
 def open_whisper(path: str | os.PathLike[str]) -> GGUF:
-    """Open a model in place. Raises FileError for damaged files, UnsupportedError for a model that
-    is not Whisper.
+    """Open a Whisper model of any format, GGUF included, in place. Raises FileError for damaged
+    files, UnsupportedError for a model that is not Whisper.
     """
     given = Path(os.path.expanduser(path))
     if is_hf(given):

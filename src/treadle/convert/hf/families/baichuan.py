@@ -28,8 +28,8 @@ def _unit_rows(rows: Rows) -> Rows:
 
 
 def _packed(keys: MetadataReader) -> Sequence[DerivationRule]:
-    """Return rules for Baichuan's fused qkv; Baichuan 2 normalises the rows of its output
-    matrix.
+    """Return rules that split Baichuan's fused qkv; for Baichuan 2 also one that normalises the
+    rows of its output matrix.
     """
     gives = {f"self_attn.{x}_proj.weight": partial(_third, i=i) for i, x in enumerate("qkv")}
     rules = [DerivationRule(("self_attn.W_pack.weight",), gives, side="B")]

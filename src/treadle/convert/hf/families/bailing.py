@@ -1,5 +1,5 @@
-"""Family rows of Ling and Ring (Bailing), and of Sarvam. One ``model_type`` stands for both
-versions of Ling; transformers lacks both, and their code comes with the checkpoints.
+"""Family rows of Ling and Ring (Bailing). One ``model_type`` stands for both versions of Ling;
+transformers lacks both, and their code comes with the checkpoints.
 """
 
 from __future__ import annotations

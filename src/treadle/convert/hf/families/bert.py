@@ -240,7 +240,7 @@ _JINA3_FAMILY = replace(
     names=_JINA3,
     only={"is_decoder": False},
 )
-# The folder that Jina published; its task adapters are left out.
+# Jina's published folder; its task adapters are opened apart, as LoRA adapters.
 _JINA_TASKS = replace(
     _JINA3_FAMILY,
     words={**_JINA3_FAMILY.words, "rope_theta": "rotary_emb_base"},

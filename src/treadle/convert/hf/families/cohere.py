@@ -86,7 +86,7 @@ def _expert_windows(keys: MetadataReader, n_layer: int) -> Windowed:
 # -- Compass: RoPE by kinds of layers, of halves of a head ----------------------------------------
 
 _KINDS = ("full_attention", "sliding_attention")
-_MROPE = ("mrope_section", "mrope_interleaved")  # of pictures' positions, equal for text
+_MROPE = ("mrope_section", "mrope_interleaved")  # M-RoPE's; a text token's positions are equal
 _POOLINGS = {"mean": 1, "bos": 2, "eos": 3}  # llama.cpp's numbers
 
 

@@ -24,7 +24,7 @@ from treadle.models.graphs.latent import KEY, KV_RANK, VALUE
 
 _GLM = DEEPSEEK_FAMILIES["glm_moe_dsa"]
 _WIDE = "full_attention"
-_INDEXED = "indexed_attention"  # transformers' word for the same
+_INDEXED = "indexed_attention"  # transformers' word for _WIDE
 _NARROW = "sliding_attention"
 _SWA = "swa_"
 _OWN = {  # sizes of layers with a window, by the others' keys: transformers' defaults
@@ -83,7 +83,7 @@ def _local_sizes(keys: MetadataReader, listed: Any, kinds: Sequence[str]) -> dic
     key = "per_layer_config"
     if not isinstance(listed, dict) or not all(isinstance(x, dict) for x in listed.values()):
         keys.fail(key, f"is {listed!r:.60}", "sizes by layer")
-    by_layer = {str(i).lstrip("0") or "0": sizes for i, sizes in listed.items()}  # "02"
+    by_layer = {str(i).lstrip("0") or "0": sizes for i, sizes in listed.items()}  # "02" too
     each = [by_layer.get(str(i), {}) for i in range(len(kinds))]
     local = [sizes for sizes, kind in zip(each, kinds, strict=True) if kind == _NARROW]
     others = [sizes for sizes, kind in zip(each, kinds, strict=True) if kind != _NARROW]

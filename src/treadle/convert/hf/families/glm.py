@@ -120,7 +120,7 @@ GLM_FAMILIES: dict[str, Family] = {
     ),
 }
 
-# -- text parts of models of pictures -------------------------------------------------------------
+# -- text parts of multimodal models ---------------------------------------------------------------
 
 # RoPE pairs are adjacent in a head, and rows keep their order: a GGUF file of these is a text
 # model. llama.cpp's converter reorders the rows, so that its M-RoPE can rotate halves.

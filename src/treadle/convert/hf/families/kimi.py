@@ -95,7 +95,7 @@ def _attends(keys: MetadataReader, inner: MetadataReader, n_layer: int) -> list[
 
 
 def decay_of_heads(rows: Rows) -> Rows:
-    """Return the decay rates as [1, heads, 1]."""
+    """Return the decay rates -exp(A_log) as [1, heads, 1]."""
     return decay(rows).reshape(1, -1, 1)
 
 

@@ -120,10 +120,10 @@ OUTER: Mapping[str, TextPart] = {
     "granite4_vision": TextPart("text_config", "granite4_vision_text"),
     "hyperclovax_vision_v2": TextPart("text_config", "hyperclovax", tied=True),
 }
-# Models whose folders may have the other parts alone, and the key that names the text model.
+# Models whose folders may lack the text part, and the key that names the text model.
 TEXT_APART: Mapping[str, str] = {"ultravox": "text_model_id"}
-TEXT_WEIGHTS = "language_model."  # beginning of the names of those in such a folder
-# transformers' defaults for keys that such a part omits, by its ``model_type``.
+TEXT_WEIGHTS = "language_model."  # beginning of its tensors' names, if a folder has it
+# transformers' defaults for keys that a text part omits, by its ``model_type``.
 SIZES: Mapping[str, Mapping[str, int]] = {
     kind: {
         "hidden_size": 4096,

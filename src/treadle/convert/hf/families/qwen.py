@@ -270,7 +270,7 @@ QWEN_FAMILIES: dict[str, Family] = {
     ),
 }
 
-# -- text parts of models of pictures -------------------------------------------------------------
+# -- text parts of multimodal models ---------------------------------------------------------------
 
 
 def _deepstack(whole: MetadataReader) -> dict[str, Any]:
@@ -384,7 +384,7 @@ QWEN_FAMILIES |= {
         more=sections(24, 20, 20),
         beside=_deepstack,
     ),
-    # Files of Qwen3-ASR are those of a Qwen3-VL whose pictures add nothing behind layers.
+    # A GGUF file of Qwen3-ASR is one of Qwen3-VL without DeepStack layers.
     "qwen3_asr_text": replace(
         QWEN_FAMILIES["qwen3"],
         arch="qwen3vl",

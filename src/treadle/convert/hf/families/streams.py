@@ -18,7 +18,9 @@ STREAM_NAMES: Names = {
 
 
 def manifold_keys(keys: MetadataReader) -> dict[str, Any]:
-    """Return the keys of manifold-constrained hyper-connections."""
+    """Return the keys of manifold-constrained hyper-connections: the number of streams, the rounds
+    of Sinkhorn normalisation, and its epsilon.
+    """
     return {
         N_STREAMS: keys.integer("hc_mult"),
         ROUNDS: keys.integer("hc_sinkhorn_iters"),

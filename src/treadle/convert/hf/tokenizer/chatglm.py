@@ -1,4 +1,4 @@
-"""ChatGLM's vocabularies, whose code comes with the folder.
+"""ChatGLM's vocabularies, which in transformers are read by code in the folder.
 
 ChatGLM 3 has a sentencepiece model, GLM-4-9B a list of ranks. The code, not the file, names two
 tokens that go before each text.

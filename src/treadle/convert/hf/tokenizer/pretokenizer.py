@@ -70,7 +70,9 @@ def _canonical(cuts: Cuts) -> Cuts:
 
 
 def puts_space(node: Any) -> bool:
-    """Whether a pre-tokenizer accepted by ``find_pre`` puts a space before a text."""
+    """Whether a tokenizer.json's pre-tokenizer, one that ``find_pre`` accepts, puts a space before
+    a text.
+    """
     while isinstance(node, dict) and node.get("type") == "Sequence" and node.get("pretokenizers"):
         node = node["pretokenizers"][0]
     kind = node.get("type") if isinstance(node, dict) else None

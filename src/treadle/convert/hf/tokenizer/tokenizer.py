@@ -307,7 +307,7 @@ def _from_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
 
 
 def _with_merges(spec: dict[str, Any], path: Path, n_vocab: int) -> Pieces:
-    """Convert Gemma 4's vocabulary, with its merges unchanged."""
+    """Convert a sentencepiece vocabulary that keeps its merges unchanged in GGUF (Gemma 4)."""
     texts, merges = _vocabulary(spec, path, n_vocab)
     if _space_rule(spec, path) != "never":
         raise UnsupportedError(
@@ -430,7 +430,8 @@ def _vocabulary(
 
 
 def _pairs(merges: list[Any], vocab: dict[str, int], path: Path) -> list[tuple[str, str]]:
-    """Return merges, spelt "left right" or as lists of two, as pairs of pieces that make a piece.
+    """Return merges, "left right" or lists of two, as pairs of pieces. Raises FileError unless both
+    halves and the result are pieces.
 
     All are checked at once, since there are hundreds of thousands; the loop only finds the first
     wrong one.
