@@ -1,4 +1,5 @@
-"""How llama.cpp, and programs built on it, read a written file differently than treadle.
+"""Differences between the readings of a written file by llama.cpp (and programs built on it) and
+by treadle.
 
 GGUF has more keys than any one program reads. This module states what llama.cpp's sources of 2026
 do with the architectures that treadle supports: each row of ROWS checks one thing and describes the

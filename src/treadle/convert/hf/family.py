@@ -18,7 +18,7 @@ GELU_TANH = "gelu_pytorch_tanh"  # transformers' name of GGUF's gelu
 
 @dataclass(frozen=True)
 class Family:
-    """How one ``model_type`` of transformers differs from Llama.
+    """One ``model_type`` of transformers: its differences from Llama.
 
     defaults: transformers' own, for keys that config.json may omit. A key that only few families
         have must be listed here to be read, with None if it has no default.

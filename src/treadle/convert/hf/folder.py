@@ -396,9 +396,9 @@ def _without_mtp_heads(checkpoint: HfFolder) -> str:
 
 
 def _mtp_alone(checkpoint: HfFolder) -> str:
-    """Remove all layers but the MTP layers, as llama.cpp's converter does with ``--mtp``; the
-    embeddings and the output stay. Return "": there is no note. Raises UnsupportedError if there
-    are none.
+    """Remove all layers but the MTP layers, as llama.cpp's converter does with ``--mtp``;
+    embeddings, output and its norm stay. Return "": there is no note. Raises UnsupportedError if
+    there are none.
     """
     n_layer = checkpoint.hyper.n_layer
     found: dict[str, MappedTensor] = {}
