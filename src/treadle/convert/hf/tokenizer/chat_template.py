@@ -15,11 +15,13 @@ _MAX_TEMPLATE = 4 << 20  # bytes; the longest known one has 30,000
 
 
 def read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return ``tokenizer.chat_template``, and ``tokenizer.chat_template.NAME`` for further ones; {}
-    if there are none.
+    """Return ``tokenizer.chat_template``, and for further templates
+    ``tokenizer.chat_template.NAME`` and the list of names ``tokenizer.chat_templates``; {} without
+    any.
 
-    ``settings`` is tokenizer_config.json. As in transformers, chat_template.jinja takes precedence
-    over it, and it over chat_template.json. Raises FileError.
+    ``settings`` is tokenizer_config.json. As in transformers, chat_template.jinja and
+    additional_chat_templates/NAME.jinja take precedence over it, and it over chat_template.json.
+    Raises FileError.
     """
     found: dict[str, str] = {}
     processor = folder / "chat_template.json"
